@@ -1,0 +1,28 @@
+"""Hugging Face checkpoints on disk: reading, committing, and names to places.
+
+Nothing here imports torch: a checkpoint is opened by its JSON and its safetensors headers.
+"""
+
+from layerswap.checkpoint.commit import atomic_folder, refuse_target
+from layerswap.checkpoint.folder import Checkpoint, open_checkpoint, text_config
+from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, read_header
+from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
+from layerswap.checkpoint.strict_json import parse_json, read_json_object
+
+__all__ = [
+    "DTYPE_BITS",
+    "ROLES",
+    "Checkpoint",
+    "Pattern",
+    "Place",
+    "TensorInfo",
+    "atomic_folder",
+    "header_bytes",
+    "open_checkpoint",
+    "parse_json",
+    "place_tensors",
+    "read_header",
+    "read_json_object",
+    "refuse_target",
+    "text_config",
+]

@@ -1,0 +1,154 @@
+"""Committing an output folder all at once: the old folder, or the new one, never a mixture."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+
+from layerswap.errors import MergeError
+
+PARTIAL = ".partial-"
+"""Follows the output folder's name in the name of a folder that is still being written."""
+REPLACED = ".replaced-"
+"""Follows the output folder's name in the name of the old folder while it is being replaced."""
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def atomic_folder(target: Path, *, marker: str, overwrite: bool = False) -> Iterator[Path]:
+    """A fresh folder beside `target` that becomes `target` when the block ends well.
+
+    Every file is flushed to disk before the rename, and the parent folder after it. An exception
+    removes the unfinished folder. A killed process leaves it behind under a name with
+    `.partial-`; the next commit to the same target, once that process is gone, removes it.
+
+    Args:
+        target: the folder to create.
+        marker: a file that only our own outputs hold; a folder without it is never replaced.
+        overwrite: replace an existing folder.
+
+    Raises:
+        MergeError: `target` exists and may not be replaced, or the disk refuses.
+
+    Example: `with atomic_folder(out, marker="layerswap.json") as folder: ...`
+    """
+    refuse_target(target, marker=marker, overwrite=overwrite)
+    _sweep_leftovers(target)
+    folder = target.with_name(f"{_partial_prefix(target)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    try:
+        folder.mkdir()
+        yield folder
+        sync_tree(folder)
+        _put_in_place(folder, target, marker=marker, overwrite=overwrite)
+    except OSError as error:
+        detail = error.strerror or str(error)
+        raise MergeError(f"{target}: cannot be written ({detail}); nothing was kept") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_target(target: Path, *, marker: str, overwrite: bool) -> None:
+    """Check that `target` may be written, before any work is done for it.
+
+    Raises:
+        MergeError: it exists (and `overwrite` is off, or it does not hold `marker`), or its
+            parent folder is missing or not writable.
+    """
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise MergeError(f"{target}: exists and is not a folder; choose another output")
+    if target.is_dir() and not overwrite:
+        raise MergeError(f"{target}: exists already; choose another output or pass --overwrite")
+    if target.is_dir() and not (target / marker).is_file():
+        raise MergeError(
+            f"{target}: has no {marker}, so layerswap did not write it and will not replace it"
+        )
+    if not target.parent.is_dir():
+        raise MergeError(f"{target.parent}: no such folder; create it first")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise MergeError(f"{target.parent}: not writable")
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder below `folder` to disk."""
+    for directory, _, files in os.walk(folder):
+        for name in files:
+            _sync(Path(directory) / name)
+        _sync(Path(directory))
+
+
+def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -> None:
+    # Another process may have finished the same target meanwhile.
+    refuse_target(target, marker=marker, overwrite=overwrite)
+    if not target.exists():
+        folder.rename(target)
+    elif _exchange(folder, target):
+        shutil.rmtree(folder)
+    else:
+        old = target.with_name(target.name + REPLACED + uuid.uuid4().hex[:8])
+        target.rename(old)
+        folder.rename(target)
+        _sync(target.parent)
+        shutil.rmtree(old)
+    _sync(target.parent)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one atomic step; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    paths = os.fsencode(first), os.fsencode(second)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(second))
+
+
+def _sweep_leftovers(target: Path) -> None:
+    prefix = _partial_prefix(target)
+    for leftover in target.parent.glob(f"{escape(prefix)}*"):
+        pid = leftover.name.removeprefix(prefix).split("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(leftover, ignore_errors=True)
+    if target.exists():
+        for leftover in target.parent.glob(f"{escape(target.name)}{REPLACED}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _partial_prefix(target: Path) -> str:
+    # The host is part of the name because a process id means nothing on another machine.
+    return f"{target.name}{PARTIAL}{platform.node() or 'host'}-"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network filesystems refuse to sync a directory; the files in it are synced.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EBADF)):
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,184 @@
+"""A Hugging Face checkpoint on disk, opened by its headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from layerswap.checkpoint.header import TensorInfo, read_header
+from layerswap.checkpoint.hub import fetch_checkpoint
+from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
+from layerswap.checkpoint.strict_json import read_json_object
+from layerswap.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint: what its files say, with no tensor loaded.
+
+    Attributes:
+        source: what the user asked for: a folder or a Hub id.
+        revision: the Hub commit, None for a local folder.
+        folder: where the files are.
+        config: the content of `config.json`.
+        tensors: every tensor by name, in the order of files and of bytes within a file.
+        places: the place of every tensor.
+
+    Example: `open_checkpoint("expert").places["model.layers.3.mlp.up_proj.weight"]` gives
+    `Place(layer=3, role="mlp")`.
+    """
+
+    source: str
+    revision: str | None
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    places: Mapping[str, Place]
+
+    @cached_property
+    def layers(self) -> int:
+        """Number of transformer layers."""
+        return count_layers(self.places)
+
+    @property
+    def identity(self) -> str:
+        """What to call this checkpoint in messages and records."""
+        return self.source if self.revision is None else f"{self.source}@{self.revision}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def open_checkpoint(
+    source: str, *, revision: str | None = None, patterns: Sequence[Pattern] = ()
+) -> Checkpoint:
+    """Open a checkpoint: a local folder, or a Hub id that is downloaded first.
+
+    Reads `config.json`, the index and the safetensors headers, and checks them against each
+    other; no tensor is read.
+
+    Args:
+        source: local folder, or `owner/name[@revision]` on the Hub.
+        revision: Hub branch, tag or commit; the commit it resolves to is recorded.
+        patterns: places of tensors whose names no built-in layout knows.
+
+    Raises:
+        CheckpointError: it cannot be found, is incomplete, ambiguous or damaged, or has tensors
+            that no layout places.
+    """
+    folder, commit = fetch_checkpoint(source, revision)
+    config = _read_config(folder)
+    tensors = _read_tensors(folder)
+    try:
+        places = place_tensors(tensors, layers=_configured_layers(config), patterns=patterns)
+    except CheckpointError as error:
+        raise error.within(source) from None
+    return Checkpoint(
+        source.partition("@")[0] if commit else source, commit, folder, config, tensors, places
+    )
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that describes the language model.
+
+    A multimodal wrapper keeps it under `text_config`; elsewhere it is the whole configuration.
+    """
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if (folder / "adapter_config.json").is_file() and not (folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"{folder}: a LoRA adapter, not a full checkpoint; merge it into its base first "
+            "(PEFT's merge_and_unload)"
+        )
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder}: no {CONFIG}; not a Hugging Face checkpoint")
+    config = read_json_object(folder / CONFIG)
+    if "quantization_config" in config:
+        raise CheckpointError(
+            f"{folder}: quantised weights cannot be merged; use the unquantised checkpoint"
+        )
+    return config
+
+
+def _configured_layers(config: Mapping[str, Any]) -> int | None:
+    text = text_config(config)
+    for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
+        if isinstance(text.get(key), int):
+            return int(text[key])
+    return None
+
+
+def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists() and index.exists():
+        raise CheckpointError(
+            f"{folder}: has both {SINGLE} and {INDEX}; remove the one that is out of date"
+        )
+    if index.exists():
+        return _read_shards(folder, index)
+    if single.exists():
+        return read_header(single)
+    raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
+
+
+def _why_no_weights(folder: Path) -> str:
+    if any(folder.glob("*.safetensors")):
+        return f"has safetensors files but neither {SINGLE} nor {INDEX}"
+    if any(folder.glob("*.bin")):
+        return (
+            "has only pickled weights (.bin), which can run code when loaded; convert them to "
+            "safetensors first"
+        )
+    return "has no weights in safetensors format"
+
+
+def _read_shards(folder: Path, index: Path) -> dict[str, TensorInfo]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: has no weight_map")
+    files = sorted({_shard_name(value, index) for value in weight_map.values()})
+    tensors: dict[str, TensorInfo] = {}
+    for name in files:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: shard {name}, named by {INDEX}, is missing")
+        for tensor in read_header(folder / name).values():
+            _check_indexed(tensor, weight_map.get(tensor.name), index)
+            tensors[tensor.name] = tensor
+    absent = [name for name in weight_map if name not in tensors]
+    if absent:
+        raise CheckpointError(
+            f"{index}: lists {absent[0]!r} in {weight_map[absent[0]]}, which does not hold it"
+            + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
+        )
+    return tensors
+
+
+def _shard_name(value: object, index: Path) -> str:
+    """A weight_map value, proven to be the bare name of a safetensors file."""
+    if not isinstance(value, str) or not value.endswith(".safetensors") or "\0" in value:
+        raise CheckpointError(f"{index}: {value!r} is not the name of a safetensors file")
+    # Both flavours on every system: a backslash or a drive must not mean different files.
+    if value != PurePosixPath(value).name or value != PureWindowsPath(value).name:
+        raise CheckpointError(f"{index}: {value!r} points outside its folder")
+    return value
+
+
+def _check_indexed(tensor: TensorInfo, listed: object, index: Path) -> None:
+    if listed is None:
+        raise CheckpointError(f"{tensor.file}: holds {tensor.name!r}, which {index.name} lacks")
+    if listed != tensor.file.name:
+        raise CheckpointError(
+            f"{tensor.file}: holds {tensor.name!r}, which {index.name} puts in {listed}"
+        )

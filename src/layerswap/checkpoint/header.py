@@ -1,0 +1,216 @@
+"""The safetensors header, read as if it came from an adversary, and written.
+
+The format: 8 bytes little-endian header length n, n bytes of JSON, then the tensors' bytes
+without a gap. The reader here is stricter than the safetensors library: it also refuses
+duplicate names and unknown fields, so two readers can never see two different models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, parse_json
+from layerswap.errors import CheckpointError
+
+DTYPE_BITS: dict[str, int] = {
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+    "C64": 64,
+}
+"""Bits of one element, for every dtype of the safetensors format."""
+
+MAX_ELEMENTS = 2**63 - 1
+"""More elements than any file can hold; keeps products of hostile shapes small."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies on disk.
+
+    Attributes:
+        name: the tensor's name, as stored.
+        dtype: safetensors dtype name, a key of `DTYPE_BITS`.
+        shape: the stored shape.
+        file: the safetensors file.
+        offset: absolute position of the first byte in `file`, in bytes.
+        nbytes: length, in bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of a safetensors file, in the order of their bytes.
+
+    Reads the header only. Nothing in the header is trusted: every offset lies inside the file,
+    tensors neither overlap nor leave gaps, and each byte length agrees with dtype and shape.
+
+    Raises:
+        CheckpointError: naming the file and the first rule that it breaks.
+
+    Example: `read_header(Path("model.safetensors"))["model.norm.weight"].shape` gives `(4096,)`.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = _header_length(file.read(8), size)
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except CheckpointError as error:
+        raise error.within(str(path)) from None
+    if len(raw) != length:
+        raise CheckpointError(f"{path}: the file ended inside its header")
+    if not raw.startswith(b"{"):
+        raise CheckpointError(f"{path}: the header does not begin with '{{'")
+    entries = parse_json(raw, str(path))
+    try:
+        return _tensors(entries, path, data_start=8 + length, data_bytes=size - 8 - length)
+    except CheckpointError as error:
+        raise error.within(str(path)) from None
+
+
+def header_bytes(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """A whole safetensors header, length prefix included.
+
+    Args:
+        tensors: name, dtype, shape and length in bytes of each tensor, in the order in which
+            their bytes will follow the header.
+        metadata: the file's `__metadata__`.
+
+    Returns:
+        Bytes whose length is a multiple of 8, as the format asks for.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begin = 0
+    for name, dtype, shape, nbytes in tensors:
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [begin, begin + nbytes],
+        }
+        begin += nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def byte_length(dtype: str, shape: Iterable[int]) -> int:
+    """Bytes that a tensor of this dtype and shape takes.
+
+    Raises:
+        CheckpointError: the bits do not fill whole bytes, or the shape is impossibly large.
+    """
+    elements = 1
+    for size in shape:
+        elements *= size
+        if elements > MAX_ELEMENTS:
+            raise CheckpointError(f"shape {tuple(shape)} has too many elements")
+    bits = elements * DTYPE_BITS[dtype]
+    if bits % 8:
+        raise CheckpointError(f"{elements} elements of {dtype} do not fill whole bytes")
+    return bits // 8
+
+
+def _header_length(prefix: bytes, size: int) -> int:
+    if len(prefix) < 8:
+        raise CheckpointError("shorter than a safetensors header (8 bytes)")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_JSON_BYTES:
+        raise CheckpointError(f"the header claims {length} bytes; at most {MAX_JSON_BYTES} allowed")
+    if 8 + length > size:
+        raise CheckpointError(f"the header claims {length} bytes but the file has {size}")
+    return length
+
+
+def _tensors(entries: Any, path: Path, data_start: int, data_bytes: int) -> dict[str, TensorInfo]:
+    if not isinstance(entries, dict):
+        raise CheckpointError("the header is not a JSON object")
+    _check_metadata(entries.pop("__metadata__", {}))
+    spans = sorted(
+        (_entry(name, entry) for name, entry in entries.items()), key=lambda span: span[3:]
+    )
+    expected = 0
+    tensors: dict[str, TensorInfo] = {}
+    for name, dtype, shape, begin, end in spans:
+        if begin != expected:
+            fault = "overlaps the tensor before it" if begin < expected else "leaves a gap"
+            raise CheckpointError(f"tensor {name!r}: begins at {begin}, which {fault}")
+        if end > data_bytes:
+            raise CheckpointError(
+                f"tensor {name!r}: ends at byte {end} of {data_bytes}; the file is cut short"
+            )
+        expected = end
+        tensors[name] = TensorInfo(name, dtype, shape, path, data_start + begin, end - begin)
+    if expected != data_bytes:
+        raise CheckpointError(f"{data_bytes - expected} bytes follow the last tensor")
+    return tensors
+
+
+def _entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+    if not name or "\0" in name:
+        raise CheckpointError(f"tensor name {name!r} is not allowed")
+    try:
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise CheckpointError("needs exactly the fields dtype, shape and data_offsets")
+        dtype = entry["dtype"]
+        if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+            raise CheckpointError(f"unknown dtype {str(dtype)[:40]!r}")
+        shape = _naturals(entry["shape"], "shape")
+        offsets = _naturals(entry["data_offsets"], "data_offsets")
+        if len(offsets) != 2 or offsets[1] < offsets[0]:
+            raise CheckpointError(f"data_offsets {list(offsets)} are not [begin, end]")
+        begin, end = offsets
+        if byte_length(dtype, shape) != end - begin:
+            raise CheckpointError(f"{end - begin} bytes do not hold shape {list(shape)} of {dtype}")
+    except CheckpointError as error:
+        raise error.within(f"tensor {name[:200]!r}") from None
+    return name, dtype, shape, begin, end
+
+
+def _naturals(value: Any, field: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
+        raise CheckpointError(f"{field} is not a list of whole numbers from 0")
+    return tuple(value)
+
+
+def _check_metadata(metadata: Any) -> None:
+    if not isinstance(metadata, dict) or any(not isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError("__metadata__ is not a mapping from text to text")

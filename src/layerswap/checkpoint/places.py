@@ -1,0 +1,239 @@
+"""Where each tensor of a checkpoint lives: names in, places out.
+
+The words of the names are in `layouts`; this module only reads names by them, and is strict: a
+name with a word that the tables do not have is reported, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+from layerswap.checkpoint import layouts
+from layerswap.errors import CheckpointError, RecipeError
+
+ROLES = ("attention", "mlp", "norm", "embedding", "head", "final_norm", "other")
+
+Alias = Literal["wq", "wk", "wv", "wo", "w1", "w3", "w2"]
+
+_LAYER_ROLES = frozenset(layouts.OWNERS)
+_OUTSIDE_ROLES = frozenset(layouts.OUTSIDE)
+_SHOWN = 5  # unplaced names in a message
+
+
+class Place(NamedTuple):
+    """Where a tensor lives.
+
+    `layer` counts from 0 at the input and is None outside the layers. `role` is one of `ROLES`:
+    `attention`, `mlp` and `norm` only exist in a layer, `embedding`, `head` and `final_norm` only
+    outside, and `other` in both (a layer's scalar; a vision tower, a projector, a rotary table).
+
+    Example: `Place(3, "attention")` for `model.layers.3.self_attn.q_proj.weight`.
+    """
+
+    layer: int | None
+    role: str
+
+
+@dataclass(frozen=True)
+class Pattern:
+    r"""One line of a recipe that places the tensors of a layout we do not know.
+
+    `match` is a regular expression for the whole tensor name; a group named `layer` gives the
+    layer's index. `role` is one of `ROLES`. Roles of a layer need that group, roles outside the
+    layers cannot have it, and `other` may.
+
+    Raises:
+        RecipeError: the expression is not valid, or does not go with the role.
+
+    Example: `Pattern(r"model\.layers\.(?P<layer>\d+)\.mixer\..*", "attention")`
+    """
+
+    match: str
+    role: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise RecipeError(f"pattern {self.match!r}: role {self.role!r} is not one of {ROLES}")
+        try:
+            groups = re.compile(self.match).groupindex
+        except re.error as error:
+            raise RecipeError(f"pattern {self.match!r} is not a regular expression: {error}") from (
+                error
+            )
+        allowed = _LAYER_ROLES if "layer" in groups else _OUTSIDE_ROLES
+        if self.role not in allowed:
+            advice = "cannot have" if "layer" in groups else r"needs"
+            raise RecipeError(
+                f"pattern {self.match!r}: role {self.role!r} {advice} a group (?P<layer>\\d+)"
+            )
+
+    def place(self, name: str) -> Place | None:
+        """The place of `name`, or None where the pattern does not match all of it.
+
+        Raises:
+            RecipeError: the group `layer` caught something that is no layer index.
+        """
+        found = re.fullmatch(self.match, name)
+        if found is None:
+            return None
+        if "layer" not in found.re.groupindex:
+            return Place(None, self.role)
+        index = found["layer"]
+        if index is None or not _is_index(index):
+            raise RecipeError(
+                f"pattern {self.match!r}: group 'layer' is {index!r} in {name!r}, not an index"
+            )
+        return Place(int(index), self.role)
+
+
+class _Name(NamedTuple):
+    stack: str | None  # the list of layers, as written: "model.layers"
+    layer: int | None
+    rest: list[str]  # the owner, and what is inside it
+
+
+def place_tensors(
+    names: Iterable[str], *, layers: int | None = None, patterns: Sequence[Pattern] = ()
+) -> dict[str, Place]:
+    """The place of every tensor of one checkpoint, in the order of `names`.
+
+    Args:
+        names: every tensor name of the checkpoint (all shards together).
+        layers: how many layers the config promises; without it, as many as the names have.
+        patterns: places for a layout the built-in tables do not know. They win over the tables,
+            and the first that matches decides.
+
+    Raises:
+        CheckpointError: a name cannot be placed; there are no layers, layers are missing, or
+            there are more than `layers`; or the names hold two lists of layers.
+        RecipeError: a pattern caught something that is no layer index.
+
+    Example:
+        >>> place_tensors(["lm_head.weight", "model.layers.0.mlp.up_proj.weight"])
+        {'lm_head.weight': Place(layer=None, role='head'),
+         'model.layers.0.mlp.up_proj.weight': Place(layer=0, role='mlp')}
+    """
+    names = list(names)
+    found = {name: place(name, patterns) for name in names}
+    unknown = [name for name, where in found.items() if where is None]
+    if unknown:
+        raise CheckpointError(_unplaced(unknown, len(found)))
+    places = {name: where for name, where in found.items() if where is not None}
+    _check_one_stack(name for name in names if _by_pattern(name, patterns) is None)
+    _check_layers({where.layer for where in places.values()} - {None}, layers)
+    return places
+
+
+def place(name: str, patterns: Sequence[Pattern] = ()) -> Place | None:
+    """The place of one tensor, or None where neither `patterns` nor the tables know its name.
+
+    Use `place_tensors` for a whole checkpoint: it also checks that the layers fit together.
+
+    Example: `place("model.norm.weight")` gives `Place(None, "final_norm")`.
+    """
+    return _by_pattern(name, patterns) or _by_tables(_read(name))
+
+
+def count_layers(places: Mapping[str, Place]) -> int:
+    """The number of layers L of a checkpoint that `place_tensors` has placed.
+
+    Example: `count_layers({"layers.0.ffn_norm.weight": Place(0, "norm")})` gives 1.
+    """
+    return 1 + max(
+        (where.layer for where in places.values() if where.layer is not None), default=-1
+    )
+
+
+def alias(name: str) -> Alias | None:
+    """The papers' name for a weight matrix of a layer, or None where they have none.
+
+    Attention has `wq`, `wk`, `wv` and `wo`; the mlp has `w1` (gate, or the first of two matrices),
+    `w3` (up) and `w2` (down), of each expert where there are many. Fused matrices (qkv, gate and
+    up), biases, norms and routers have none.
+
+    Example: `alias("model.layers.3.mlp.gate_proj.weight")` gives `"w1"`.
+    """
+    where, words = place(name), name.split(".")
+    if where is None or where.layer is None:
+        return None
+    last = words[-2] if words[-1] == "weight" else words[-1]
+    return cast("Alias | None", layouts.ALIASES.get(where.role, {}).get(last))
+
+
+def _by_pattern(name: str, patterns: Sequence[Pattern]) -> Place | None:
+    return next((where for pattern in patterns if (where := pattern.place(name))), None)
+
+
+def _read(name: str) -> _Name:
+    words = name.split(".")
+    start = 0
+    while start < len(words) and words[start] in layouts.WRAPPERS:
+        start += 1
+    rest = words[start:]
+    if len(rest) > 2 and rest[0] in layouts.STACKS and _is_index(rest[1]):
+        return _Name(".".join(words[: start + 1]), int(rest[1]), rest[2:])
+    return _Name(None, None, rest)
+
+
+def _is_index(word: str) -> bool:
+    # One way to write each index, so that two names cannot mean the same layer by accident.
+    return re.fullmatch(r"0|[1-9][0-9]{0,4}", word) is not None
+
+
+def _by_tables(name: _Name) -> Place | None:
+    owner, inside = (name.rest[0], name.rest[1:]) if name.rest else ("", [])
+    owners = layouts.OUTSIDE if name.layer is None else layouts.OWNERS
+    role = next((role for role, words in owners.items() if owner in words), None)
+    if role is None:
+        return None
+    if name.layer is not None:
+        known = all(word in layouts.INSIDE[role] or _is_index(word) for word in inside)
+    else:
+        # A tower's own layout does not matter: all of it is `other`.
+        known = role == "other" or layouts.OUTSIDE_LEAVES.issuperset(inside)
+    return Place(name.layer, role) if known else None
+
+
+def _check_one_stack(names: Iterable[str]) -> None:
+    stacks = dict.fromkeys(stack for name in names if (stack := _read(name).stack))
+    if len(stacks) > 1:
+        first, second = list(stacks)[:2]
+        raise CheckpointError(
+            f"two lists of layers, {first!r} and {second!r}, where one decoder has one; "
+            "place the other's tensors with `patterns` in the recipe"
+        )
+
+
+def _check_layers(present: set[int | None], layers: int | None) -> None:
+    indices = {index for index in present if index is not None}
+    if not indices:
+        raise CheckpointError("no tensor belongs to a layer: this is no checkpoint of a decoder")
+    count = max(indices) + 1 if layers is None else layers
+    if max(indices) >= count:
+        raise CheckpointError(
+            f"there are tensors of layer {max(indices)}, but the config has {count} layers "
+            f"(0 to {count - 1}); place them with `patterns` in the recipe if they are "
+            "something else"
+        )
+    missing = sorted(set(range(count)) - indices)
+    if missing:
+        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+        raise CheckpointError(
+            f"no tensors of layer {shown}: {len(missing)} of {count} layers are missing; "
+            "look for a missing shard"
+        )
+
+
+def _unplaced(unknown: Sequence[str], total: int) -> str:
+    shown = ", ".join(map(repr, unknown[:_SHOWN])) + (", ..." if len(unknown) > _SHOWN else "")
+    example = re.sub(
+        r"(?<=\\\.)\d+(?=\\\.)", lambda _: r"(?P<layer>\d+)", re.escape(unknown[0]), count=1
+    )
+    return (
+        f"cannot tell the layer and role of {len(unknown)} of {total} tensors: {shown}; "
+        f"say so in the recipe, as `patterns: [{{match: '{example}', role: ...}}]` "
+        f"with a role of {', '.join(ROLES)}"
+    )

@@ -1,0 +1,35 @@
+"""Compositions, their presets and recipes. Pure: no tensors, and no files but the recipe's."""
+
+from layerswap.compose.blend import Blend
+from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, Composition
+from layerswap.compose.drawing import draw
+from layerswap.compose.presets import (
+    PARTITIONS,
+    Outside,
+    Zones,
+    default_zones,
+    partition,
+    soup,
+    swap,
+    zone_grid,
+)
+from layerswap.compose.recipe import Recipe, parse_recipe, read_recipe
+
+__all__ = [
+    "LAYER_ROLES",
+    "OUTSIDE_ROLES",
+    "PARTITIONS",
+    "Blend",
+    "Composition",
+    "Outside",
+    "Recipe",
+    "Zones",
+    "default_zones",
+    "draw",
+    "parse_recipe",
+    "partition",
+    "read_recipe",
+    "soup",
+    "swap",
+    "zone_grid",
+]

@@ -1,0 +1,66 @@
+"""Pydantic's findings as one clear line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails
+
+from layerswap.compose.mistakes import nearest
+from layerswap.compose.yaml_file import KeyPath
+
+
+def explain(
+    error: ValidationError,
+    where: str,
+    lines: Mapping[KeyPath, int],
+    keys_at: Callable[[KeyPath], list[str]],
+) -> str:
+    """Every mistake that Pydantic found, one line each: file, line, key path, what, what else.
+
+    Args:
+        error: what Pydantic raised.
+        where: the file.
+        lines: line of each key path.
+        keys_at: the keys that are valid at a key path, to find the nearest to a wrong one.
+    """
+    messages = []
+    for item in error.errors(include_url=False):
+        path = tuple(part for part in item["loc"] if not _is_branch(part))
+        key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+        at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
+        place = f"{where}, line {at}" if at else where
+        for text in _phrase(item, keys_at(path[:-1]), path).split("\n"):
+            messages.append(f"{place}: {key + ': ' if key else ''}{text}")
+    return "\n".join(dict.fromkeys(messages))
+
+
+def _is_branch(part: str | int) -> bool:
+    """Whether a location part is Pydantic's name of a union branch and not a key."""
+    return isinstance(part, str) and (
+        "[" in part or part in {"str", "int", "constrained-int", "dict"}
+    )
+
+
+def _phrase(item: Any, keys: list[str], path: KeyPath) -> str:
+    kind, found = item["type"], item["input"]
+    if kind == "extra_forbidden":
+        return f"unknown key{nearest(str(path[-1]), keys)}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(item["ctx"]["error"])
+    if kind == "layerswap":
+        return str(item["msg"])
+    shown = repr(found)
+    return f"{item['msg'][0].lower()}{item['msg'][1:]}; found {shown[:60]}"
+
+
+def as_detail(item: Any) -> InitErrorDetails:
+    """One of `ValidationError.errors()` in the form that a new ValidationError is built from."""
+    detail = InitErrorDetails(type=item["type"], loc=item["loc"], input=item["input"])
+    if "ctx" in item:
+        detail["ctx"] = item["ctx"]
+    return detail

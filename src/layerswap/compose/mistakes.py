@@ -1,0 +1,146 @@
+"""What can be wrong with a recipe beyond the type of a field: names, counts and combinations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from layerswap.compose.yaml_file import KeyPath
+from layerswap.errors import RecipeError
+
+METHODS = ("swap", "soup", "partition")
+SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)?", re.IGNORECASE)
+
+Mistake = tuple[KeyPath, str]
+"""A key path and what is wrong there."""
+
+
+def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
+    """Every mistake in a recipe's raw data that the types of its fields do not show.
+
+    Tolerates data of any shape: what has the wrong type is left to the type check.
+
+    Example: `mistakes({"experts": {"a": "x"}})` finds that no method is given.
+    """
+    found = list(_method_mistakes(data))
+    experts = data.get("experts")
+    if isinstance(experts, dict):
+        unknown = list(_unknown_names(data, experts))
+        found += unknown or _cycles(experts)
+        found += _missing_weights(data)
+    size = data.get("max_shard_size")
+    if isinstance(size, str):
+        try:
+            parse_size(size)
+        except RecipeError as error:
+            found.append((("max_shard_size",), str(error)))
+    if data.get("weights") == "magnitude" and data.get("base") is None:
+        found.append((("weights",), "magnitude weights need the base; give `base`"))
+    return found
+
+
+def parse_size(text: str) -> int:
+    """A size such as `5GB` in bytes (1 GB = 1e9 bytes, as on the Hub).
+
+    Raises:
+        RecipeError: not a positive number with B, KB, MB or GB.
+    """
+    match = SHARD_SIZE.fullmatch(text.strip())
+    unit = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+    size = int(float(match[1]) * unit[(match[2] or "B").upper()]) if match else 0
+    if size < 1:
+        raise RecipeError(f"{text!r} is not a size; write for example 5GB or 500MB")
+    return size
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """`"; did you mean 'x'?"` for the closest known word, else the list of known words."""
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+
+
+def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    given = [name for name in METHODS if data.get(name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        yield (), f"give exactly one of {', '.join(METHODS)}; found {found}"
+
+
+def _unknown_names(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
+    for path, name in _references(data, experts):
+        if isinstance(name, str) and name not in experts:
+            yield path, f"no expert {name!r}{nearest(name, [str(key) for key in experts])}"
+
+
+def _references(
+    data: Mapping[Any, Any], experts: Mapping[Any, Any]
+) -> Iterator[tuple[KeyPath, object]]:
+    for name, expert in experts.items():
+        if isinstance(expert, dict):
+            yield from _names(("experts", name, "soup"), expert.get("soup"))
+    for path, name in _method_names(data).items():
+        yield path, name
+    places = data.get("places")
+    for i, override in enumerate(places if isinstance(places, list) else ()):
+        if isinstance(override, dict):
+            yield from _names(("places", i, "take"), override.get("take"))
+    if isinstance(data.get("weights"), dict):
+        yield from _names(("weights",), data["weights"])
+
+
+def _method_names(data: Mapping[Any, Any]) -> dict[KeyPath, object]:
+    """The experts that the method combines, by the key path that names them."""
+    names: dict[KeyPath, object] = {}
+    for method in ("swap", "partition"):
+        if isinstance(data.get(method), dict):
+            for part in ("task", "language"):
+                names[(method, part)] = data[method].get(part, part)
+    soup = data.get("soup")
+    if isinstance(soup, dict) and isinstance(soup.get("experts"), list):
+        names |= {("soup", "experts", i): name for i, name in enumerate(soup["experts"])}
+    return names
+
+
+def _names(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name in value:
+            yield (*path, name), name
+    elif isinstance(value, list):
+        for i, name in enumerate(value):
+            yield (*path, i), name
+
+
+def _missing_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    weights = data.get("weights")
+    if isinstance(weights, dict):
+        for name in dict.fromkeys(_method_names(data).values()):
+            if name not in weights:
+                yield ("weights",), f"no weight for {name!r}"
+
+
+def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:
+    parts = {
+        name: [part for _, part in _names((), expert.get("soup"))]
+        for name, expert in experts.items()
+        if isinstance(expert, dict)
+    }
+
+    def reached(start: object) -> set[object]:
+        found: set[object] = set()
+        todo = list(parts.get(start, ()))
+        while todo:
+            name = todo.pop()
+            if isinstance(name, str) and name not in found:
+                found.add(name)
+                todo += parts.get(name, ())
+        return found
+
+    return [
+        (("experts", name, "soup"), "the soup contains itself")
+        for name in parts
+        if name in reached(name)
+    ]

@@ -1,0 +1,199 @@
+"""The papers' compositions: layer swapping, soups, and partitions A, B, C and Z."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from layerswap.checkpoint.places import Place
+from layerswap.compose.blend import Blend
+from layerswap.compose.composition import Composition
+from layerswap.errors import RecipeError
+
+Outside = Literal["blend", "language", "task"]
+"""What the places outside the layers take: both experts blended, or one of them."""
+
+DEFAULT_BOTTOM, DEFAULT_TOP, DEFAULT_DEPTH = 5, 2, 32
+"""The paper's default zones and the depth that they are for (paper 1, section 4.2)."""
+
+
+@dataclass(frozen=True)
+class Zones:
+    """The four counts of layers that define a swap (paper 1, Algorithm 1).
+
+    Attributes:
+        bottom: layers from the language expert at the input, b.
+        top: layers from the language expert at the output, u.
+        bottom_transition: blended layers above the bottom zone, t_b.
+        top_transition: blended layers below the top zone, t_u.
+    """
+
+    bottom: int
+    top: int
+    bottom_transition: int = 0
+    top_transition: int = 0
+
+    def check(self, layers: int) -> None:
+        """Refuse zones that are negative or do not fit into `layers` layers.
+
+        Raises:
+            RecipeError: naming the counts.
+        """
+        for name, count in vars(self).items():
+            if count < 0:
+                raise RecipeError(f"{name} is {count}; a number of layers is from 0")
+        total = sum(vars(self).values())
+        if total > layers:
+            counts = " + ".join(f"{name} {count}" for name, count in vars(self).items() if count)
+            raise RecipeError(f"zones overlap: {counts} = {total}, but there are {layers} layers")
+
+    def __str__(self) -> str:
+        text = f"bottom {self.bottom}, top {self.top}"
+        if self.bottom_transition or self.top_transition:
+            text += f", transitions {self.bottom_transition} and {self.top_transition}"
+        return text
+
+
+def default_zones(layers: int) -> Zones:
+    """The paper's default, 5 bottom and 2 top layers of 32, scaled to another depth.
+
+    Scales by L/32, rounded half up, at least 1.
+
+    Example: `default_zones(32)` is `Zones(5, 2)`; 28 layers give `Zones(4, 2)`, 8 give
+    `Zones(1, 1)`.
+    """
+    return Zones(scaled(DEFAULT_BOTTOM, layers), scaled(DEFAULT_TOP, layers))
+
+
+def scaled(count: int, layers: int, depth: int = DEFAULT_DEPTH) -> int:
+    """`count` layers of `depth`, for a model of `layers`: rounded half up, at least 1."""
+    return max(1, math.floor(count * layers / depth + 0.5))
+
+
+def swap(
+    layers: int,
+    *,
+    task: str = "task",
+    language: str = "language",
+    zones: Zones | None = None,
+    weights: Mapping[str, float] | None = None,
+    outside: Outside = "blend",
+) -> Composition:
+    """Layer swapping: the language expert in the outer layers, the task expert in the middle.
+
+    Layer l takes the language expert if `l < b` or `l >= L - u`; the blend of both if
+    `b <= l < b + t_b` or `L - u - t_u <= l < L - u`; the task expert otherwise (paper 1,
+    Algorithm 1). Line 5 of the algorithm, as printed, joins its two conditions with "or", under
+    which no transition layer can exist; "and" is meant, and is what this does.
+
+    Args:
+        layers: number of layers, L.
+        task: name of the task expert.
+        language: name of the language expert.
+        zones: b, u, t_b and t_u; the scaled default of the paper when None.
+        weights: weight of each expert in a blend; equal when None.
+        outside: what embeddings, final norm and head take.
+
+    Raises:
+        RecipeError: the zones overlap, or the experts have the same name.
+
+    Example: `print(swap(32))` draws the paper's default.
+    """
+    if task == language:
+        raise RecipeError(f"the task and the language expert are both {task!r}")
+    zones = zones or default_zones(layers)
+    zones.check(layers)
+    blend = Blend.of({task: 1.0, language: 1.0} if weights is None else weights)
+    choice = {"blend": blend, "language": Blend.of(language), "task": Blend.of(task)}
+
+    def blend_of(place: Place) -> Blend:
+        if place.layer is None:
+            return choice[outside]
+        from_top = layers - 1 - place.layer
+        if place.layer < zones.bottom or from_top < zones.top:
+            return choice["language"]
+        if (
+            place.layer < zones.bottom + zones.bottom_transition
+            or from_top < zones.top + zones.top_transition
+        ):
+            return blend
+        return choice["task"]
+
+    return Composition.build(layers, blend_of)
+
+
+def soup(layers: int, weights: Mapping[str, float] | Iterable[str]) -> Composition:
+    """The same blend at every place (Wortsman et al., 2022): the papers' main baseline.
+
+    Args:
+        layers: number of layers.
+        weights: weight of each expert, or just their names for equal weights.
+    """
+    blend = Blend.of(weights) if isinstance(weights, Mapping) else Blend.uniform(weights)
+    return Composition.build(layers, lambda place: blend)
+
+
+def zone_grid(
+    layers: int,
+    *,
+    bottom: Iterable[int],
+    top: Iterable[int],
+    bottom_transition: Iterable[int] = (0,),
+    top_transition: Iterable[int] = (0,),
+) -> Iterator[Zones]:
+    """Every combination of zone sizes that fits into `layers` layers, in order."""
+    for sizes in product(bottom, top, bottom_transition, top_transition):
+        if sum(sizes) <= layers:
+            yield Zones(*sizes)
+
+
+PARTITIONS = ("A", "B", "C", "Z")
+"""Names of the second paper's partitions (section 3.3)."""
+
+
+def partition(
+    name: str,
+    layers: int,
+    *,
+    task: str = "task",
+    language: str = "language",
+    outside: Literal["language", "task"] | None = None,
+) -> Composition:
+    """Which places belong to the language and which to the task (paper 2, section 3.3).
+
+    A: all attention, and mlp in the bottom 6 and top 2 layers, to the language. B: the bottom 8
+    and top 4 layers. C: the bottom 6 and top 2 layers. Z: the inverse of B, the control. The
+    counts are for 32 to 36 layers; other depths scale by L/32. A partition is a composition
+    with two experts, so training, reverting and swapping read the same object.
+
+    Args:
+        name: one of `PARTITIONS`.
+        layers: number of layers.
+        task: name of the task expert.
+        language: name of the language expert.
+        outside: who gets the places outside the layers; "the rest" of the partition by default.
+
+    Raises:
+        RecipeError: an unknown name, or the zones do not fit.
+    """
+    counts = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
+    if name not in counts:
+        raise RecipeError(f"no partition {name!r}; there are {', '.join(PARTITIONS)}")
+    bottom, top = counts[name]
+    if not 32 <= layers <= 36:
+        bottom, top = scaled(bottom, layers), scaled(top, layers)
+    Zones(bottom, top).check(layers)
+    outer, inner = (task, language) if name == "Z" else (language, task)
+    rest = {"language": language, "task": task, None: inner}[outside]
+
+    def blend_of(place: Place) -> Blend:
+        if place.layer is None:
+            return Blend.of(rest)
+        outer_layer = place.layer < bottom or place.layer >= layers - top
+        attention_everywhere = name == "A" and place.role == "attention"
+        return Blend.of(outer if outer_layer or attention_everywhere else inner)
+
+    return Composition.build(layers, blend_of)

@@ -1,0 +1,198 @@
+"""Recipes: the YAML that a person writes, checked whole and resolved to a composition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from layerswap.checkpoint.places import Pattern
+from layerswap.compose.blend import Blend
+from layerswap.compose.composition import Composition, summed
+from layerswap.compose.explain import as_detail, explain
+from layerswap.compose.mistakes import mistakes
+from layerswap.compose.presets import partition, soup, swap
+from layerswap.compose.schema import (
+    DTYPES,
+    Expert,
+    Override,
+    PartitionMethod,
+    PatternEntry,
+    SoupMethod,
+    Strict,
+    SwapMethod,
+    as_source,
+    read_rule,
+)
+from layerswap.compose.yaml_file import KeyPath, parse_yaml
+from layerswap.errors import RecipeError
+
+
+class Recipe(Strict):
+    """A whole recipe. Exactly one of `swap`, `soup` and `partition` says how to compose.
+
+    Attributes:
+        experts: the experts by name.
+        base: the checkpoint they were fine-tuned from; magnitude weights need it.
+        swap: layer swapping.
+        soup: one blend everywhere.
+        partition: a named partition of the second paper.
+        weights: weights of a blend: `uniform`, `magnitude`, or a number per expert.
+        places: overrides, applied in order.
+        dtype: dtype of the output; as the experts when not given.
+        max_shard_size: largest size of a shard, such as `5GB`.
+        languages: language codes for the model card.
+        patterns: places of tensors that no built-in layout knows.
+    """
+
+    experts: Annotated[
+        dict[str, Annotated[Expert, BeforeValidator(as_source)]], Field(min_length=1)
+    ]
+    base: Annotated[Expert, BeforeValidator(as_source)] | None = None
+    swap: SwapMethod | None = None
+    soup: SoupMethod | None = None
+    partition: PartitionMethod | None = None
+    weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
+    places: list[Override] = []
+    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+    max_shard_size: str = "5GB"
+    languages: list[str] = []
+    patterns: list[PatternEntry] = []
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
+        # Pydantic checks a model's own rules only once its fields are valid; a person wants to
+        # see every mistake at once, so ours look at the raw data and join Pydantic's list.
+        ours = [
+            InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
+            for path, text in (mistakes(data) if isinstance(data, dict) else ())
+        ]
+        try:
+            recipe = handler(data)
+        except ValidationError as error:
+            ours = [as_detail(item) for item in error.errors(include_url=False)] + ours
+        if ours:
+            raise ValidationError.from_exception_data(cls.__name__, ours)
+        return recipe
+
+    @property
+    def method(self) -> SwapMethod | SoupMethod | PartitionMethod:
+        """The one method that is given."""
+        method = self.swap or self.soup or self.partition
+        assert method is not None, "the validator let a recipe without a method through"
+        return method
+
+    @property
+    def place_patterns(self) -> tuple[Pattern, ...]:
+        """The recipe's patterns as the checkpoint room takes them."""
+        return tuple(Pattern(entry.match, entry.role) for entry in self.patterns)
+
+    def resolve(self, layers: int, magnitude: Mapping[str, float] | None = None) -> Composition:
+        """The composition for a model of `layers` layers, over experts that have a source.
+
+        Args:
+            layers: number of layers, L.
+            magnitude: the measured weight of each expert that the method blends; needed when
+                `weights` is `magnitude`.
+
+        Raises:
+            RecipeError: the zones do not fit, or an override names places that do not exist.
+        """
+        composition = _compose(self.method, layers, self._weights(magnitude))
+        for i, override in enumerate(self.places):
+            try:
+                blend = Blend.of(override.take)
+                changes = dict.fromkeys(override.places(layers), blend)
+            except RecipeError as error:
+                raise error.within(f"places[{i}]") from None
+            composition = composition.replace(changes)
+        return composition.rename({name: self.flat(name) for name in self.experts})
+
+    def flat(self, name: str) -> Blend:
+        """The blend of experts with a source that the expert `name` stands for."""
+        expert = self.experts[name]
+        if expert.soup is None:
+            return Blend.of(name)
+        return Blend.nested(summed((self.flat(part), w) for part, w in expert.soup.items()))
+
+    def _weights(self, magnitude: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        if not isinstance(self.weights, str):
+            return self.weights
+        if self.weights == "uniform":
+            return None
+        if magnitude is None:
+            raise RecipeError("weights: magnitude weights were not measured")
+        return magnitude
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a YAML file.
+
+    Raises:
+        RecipeError: the file cannot be read, or the recipe is wrong; all mistakes at once, each
+            on a line with its key path.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RecipeError(f"{path}: cannot be read ({reason})") from None
+    return parse_recipe(text, where=str(path))
+
+
+def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
+    """The recipe in a YAML text; errors name `where`. See `read_recipe`."""
+    data, lines = parse_yaml(text, where)
+    if not isinstance(data, dict):
+        raise RecipeError(f"{where}: a recipe is a mapping with `experts` and `swap` or `soup`")
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(explain(error, where, lines, _keys_at)) from None
+
+
+def _compose(
+    method: SwapMethod | SoupMethod | PartitionMethod,
+    layers: int,
+    weights: Mapping[str, float] | None,
+) -> Composition:
+    if isinstance(method, SoupMethod):
+        chosen = method.experts
+        return soup(layers, chosen if weights is None else {n: weights[n] for n in chosen})
+    if isinstance(method, PartitionMethod):
+        return partition(
+            method.name, layers, task=method.task, language=method.language, outside=method.outside
+        )
+    pair = (method.task, method.language)
+    return swap(
+        layers,
+        task=method.task,
+        language=method.language,
+        zones=method.zones(layers),
+        weights=None if weights is None else {name: weights[name] for name in pair},
+        outside=method.outside,
+    )
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    """The keys that are valid at a key path of a recipe."""
+    models: dict[str, type[Strict]] = {
+        "experts": Expert,
+        "base": Expert,
+        "swap": SwapMethod,
+        "soup": SoupMethod,
+        "partition": PartitionMethod,
+        "places": Override,
+        "patterns": PatternEntry,
+    }
+    return list((models[str(path[0])] if path else Recipe).model_fields)

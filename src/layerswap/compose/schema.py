@@ -1,0 +1,173 @@
+"""The parts of a recipe: what each key may hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    model_validator,
+)
+
+from layerswap.checkpoint.places import ROLES, Place
+from layerswap.compose.composition import all_places
+from layerswap.compose.mistakes import nearest
+from layerswap.compose.presets import Outside, Zones, default_zones
+from layerswap.errors import RecipeError
+
+DTYPES = ("float32", "bfloat16", "float16")
+WEIGHT_RULES = ("uniform", "magnitude")
+
+
+class Strict(BaseModel):
+    """A part of a recipe: unknown keys and lenient types are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def as_source(value: object) -> object:
+    """A bare text is the source of an expert."""
+    return {"source": value} if isinstance(value, str) else value
+
+
+def _read_weights(value: object) -> dict[str, float]:
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return dict.fromkeys(value, 1.0)
+    if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"write a list of experts, or a weight per expert; found {value!r}")
+    for name, weight in value.items():
+        if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of {name!r} is {weight!r}; a weight is a number from 0")
+    if not sum(value.values()):
+        raise ValueError("every weight is 0")
+    return {name: float(weight) for name, weight in value.items()}
+
+
+def read_rule(value: object) -> object:
+    """`uniform`, `magnitude`, or a weight per expert; anything else is a ValueError."""
+    if not isinstance(value, str):
+        return _read_weights(value)
+    if value not in WEIGHT_RULES:
+        raise ValueError(f"no rule {value!r}{nearest(value, list(WEIGHT_RULES))}")
+    return value
+
+
+def _read_take(value: object) -> object:
+    return {value: 1.0} if isinstance(value, str) else _read_weights(value)
+
+
+Weights = Annotated[dict[str, float], BeforeValidator(_read_weights)]
+"""Weight per expert; a list of experts means equal weights."""
+
+
+class Expert(Strict):
+    """Where an expert comes from: a checkpoint, or a soup of experts named in the recipe."""
+
+    source: str | None = None
+    revision: str | None = None
+    soup: Weights | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Expert:
+        if (self.source is None) == (self.soup is None):
+            raise ValueError("an expert has either a source or a soup")
+        if self.revision is not None and self.source is None:
+            raise ValueError("a revision needs a source")
+        return self
+
+
+class SwapMethod(Strict):
+    """Layer swapping (paper 1, Algorithm 1); see `compose.presets.swap`."""
+
+    task: str = "task"
+    language: str = "language"
+    bottom: NonNegativeInt | None = None
+    top: NonNegativeInt | None = None
+    bottom_transition: NonNegativeInt = 0
+    top_transition: NonNegativeInt = 0
+    outside: Outside = "blend"
+
+    def zones(self, layers: int) -> Zones:
+        """The zones for a model of `layers` layers; defaults scaled where not given."""
+        default = default_zones(layers)
+        return Zones(
+            default.bottom if self.bottom is None else self.bottom,
+            default.top if self.top is None else self.top,
+            self.bottom_transition,
+            self.top_transition,
+        )
+
+
+class SoupMethod(Strict):
+    """One blend at every place; see `compose.presets.soup`."""
+
+    experts: Annotated[list[str], Field(min_length=1)]
+
+
+class PartitionMethod(Strict):
+    """One of the second paper's partitions; see `compose.presets.partition`."""
+
+    name: Literal["A", "B", "C", "Z"]
+    task: str = "task"
+    language: str = "language"
+    outside: Literal["language", "task"] | None = None
+
+
+class Override(Strict):
+    """Places that take something else than the method gives them; later ones win."""
+
+    layers: str | NonNegativeInt = "all"
+    roles: Annotated[list[Literal[ROLES]], Field(min_length=1)] | None = None  # type: ignore[valid-type]
+    take: Annotated[dict[str, float], BeforeValidator(_read_take)]
+
+    def places(self, layers: int) -> list[Place]:
+        """The places this override is about, in a model of `layers` layers.
+
+        Raises:
+            RecipeError: the layers are not a number, a range `a-b` inside the model, `all` or
+                `outside`, or no place has one of the roles.
+        """
+        chosen = _layer_numbers(self.layers, layers)
+        found = [
+            place
+            for place in all_places(layers)
+            if place.layer in chosen and (self.roles is None or place.role in self.roles)
+        ]
+        if not found:
+            raise RecipeError(f"no place in layers {self.layers} has a role of {self.roles}")
+        return found
+
+
+class PatternEntry(Strict):
+    """The place of tensors that no built-in layout knows."""
+
+    match: str
+    role: Literal[ROLES]  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _compiles(self) -> PatternEntry:
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ValueError(f"not a regular expression ({error})") from None
+        return self
+
+
+def _layer_numbers(text: str | int, layers: int) -> set[int | None]:
+    if text == "outside":
+        return {None}
+    if text == "all":
+        return {None, *range(layers)}
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(text).strip())
+    if not match:
+        raise RecipeError(f"layers: {text!r} is not a number, a range like 3-7, all or outside")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not first <= last < layers:
+        raise RecipeError(f"layers: {text} is not inside 0-{layers - 1}")
+    return set(range(first, last + 1))

@@ -1,0 +1,58 @@
+"""YAML with duplicate keys refused, and the line of every key path kept for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import yaml
+
+from layerswap.errors import RecipeError
+
+KeyPath = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, except that a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    line = key_node.start_mark.line + 1
+                    raise RecipeError(f"line {line}: key {key!r} is given twice")
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
+    """The value of a YAML document, and the line (from 1) of every key path in it.
+
+    Raises:
+        RecipeError: naming `where` and the line: not YAML, or a key given twice.
+    """
+    try:
+        value = yaml.load(text, Loader=_Loader)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        return value, dict(_lines(tree, ()))
+    except RecipeError as error:
+        raise error.within(where) from None
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise RecipeError(f"{where}: {line}not valid YAML ({error.problem})") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise RecipeError(f"{where}: not valid YAML ({error})") from None
+
+
+def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            child = (*path, key.value)
+            yield child, key.start_mark.line + 1
+            yield from _lines(value, child)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield (*path, i), value.start_mark.line + 1
+            yield from _lines(value, (*path, i))

@@ -1,0 +1,212 @@
+"""What the lab's models learn to do: comprehension, translation, and problems.
+
+All three speak of clauses: somebody has, gets or loses so many of something.
+
+- *Comprehension*: one clause and a question: who, what, or did it become more or fewer? The
+  answer is a word, never a number. The question may be in another language than the clause;
+  the answer is in the question's.
+- *Translation*: one clause, and the name of a language to say it in.
+- *Problems*: somebody has a number of things, then gets or loses some, once
+  (`steps=1`) or twice (`steps=2`); how many are left? The answer is a number. Problems of two
+  steps are **the task**; those of one step are its easy version.
+
+An example's *meaning* is what it says, in no language. A meaning belongs to exactly one split,
+by a digest of its text, so the splits are disjoint in every language and skill at once.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from layerswap.errors import RecipeError
+from layerswap.lab.world import PEOPLE, Language, Vocabulary, World
+
+Skill = Literal["comprehension", "translation", "problem"]
+Split = Literal["train", "development", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "development", "test")
+TASK_STEPS = 2
+"""How many changes a problem of the tested kind has."""
+
+
+@dataclass(frozen=True)
+class Clause:
+    """Who does what with how many of which: a person, a verb concept, a number, a noun concept."""
+
+    who: str
+    verb: str
+    number: int
+    noun: str
+
+    def __str__(self) -> str:
+        return f"{self.who} {self.verb} {self.number} {self.noun}"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One thing to read and one to answer.
+
+    Attributes:
+        prompt: the text read.
+        completion: the text to be written after it; starts with a space.
+        language: of the text read.
+        answer_language: of the completion; the same unless the example crosses languages.
+        skill: what it asks for.
+        steps: changes in a problem, 0 for the other skills.
+        meaning: the clauses in concepts; equal for the same clauses in any language.
+    """
+
+    prompt: str
+    completion: str
+    language: str
+    answer_language: str
+    skill: Skill
+    steps: int
+    meaning: str
+
+    @property
+    def is_task(self) -> bool:
+        """Whether this is a problem of the tested kind."""
+        return self.skill == "problem" and self.steps == TASK_STEPS
+
+
+def split_of(meaning: str) -> Split:
+    """The one split that a meaning belongs to: a tenth each is development and test."""
+    bucket = blake2b(meaning.encode(), digest_size=4).digest()[0] * 10 // 256
+    return {0: SPLITS[1], 1: SPLITS[2]}.get(bucket, SPLITS[0])
+
+
+def say(language: Language, clause: Clause) -> str:
+    """The clause in a language, without the full stop."""
+    slots = {
+        "who": clause.who,
+        "verb": language.words[clause.verb],
+        "number": str(clause.number),
+        "noun": language.words[clause.noun],
+    }
+    return " ".join(slots[slot] for slot in language.order)
+
+
+def comprehension(
+    story: Language, asker: Language, words: Vocabulary, split: Split, rng: random.Random
+) -> Example:
+    """One clause in `story`, and a question about it, put and answered in `asker`."""
+    clause = _draw_clause(words, split, rng)
+    kinds = ("who", "what") if clause.verb == "has" else ("who", "what", "direction", "direction")
+    kind = rng.choice(kinds)
+    answer = {
+        "who": clause.who,
+        "what": asker.words[clause.noun],
+        "direction": asker.words[f"say.{'gain' if clause.verb.startswith('gain') else 'lose'}"],
+    }[kind]
+    prompt = f"{say(story, clause)}. {asker.words[f'ask.{kind}']}?"
+    return _example(prompt, answer, (story, asker), "comprehension", [clause])
+
+
+def translation(
+    source: Language, target: Language, words: Vocabulary, split: Split, rng: random.Random
+) -> Example:
+    """One clause in `source`, to be said in `target`."""
+    clause = _draw_clause(words, split, rng)
+    prompt = f"{say(source, clause)}. {target.name}:"
+    return _example(prompt, f"{say(target, clause)}.", (source, target), "translation", [clause])
+
+
+def problem(
+    language: Language,
+    words: Vocabulary,
+    split: Split,
+    rng: random.Random,
+    *,
+    steps: int,
+    biggest: int,
+) -> Example:
+    """A problem of `steps` changes; no number on the way leaves 0..`biggest`."""
+    clauses, left = _draw_story(words, split, rng, steps, biggest)
+    count, noun = language.words["ask.count"], language.words[clauses[0].noun]
+    asked = f"{noun} {clauses[0].who}"
+    question = f"{asked} {count}" if language.order[-1] == "verb" else f"{count} {asked}"
+    story = " ".join(f"{say(language, clause)}." for clause in clauses)
+    prompt = f"{story} {question}?"
+    return _example(prompt, str(left), (language, language), "problem", clauses)
+
+
+def examples(
+    world: World,
+    language: str,
+    skill: Skill,
+    split: Split,
+    n: int,
+    *,
+    seed: int = 0,
+    steps: int = TASK_STEPS,
+) -> list[Example]:
+    """`n` different examples of one skill in one language, over all of its words.
+
+    Comprehension stays within the language, translation goes into the source language, and
+    problems have `steps` changes. Equal arguments give equal examples, and the same seed gives
+    every language its own draw.
+
+    Raises:
+        RecipeError: no such language or split, or `n` below 1.
+    """
+    spoken = world.language(language)
+    if split not in SPLITS:
+        raise RecipeError(f"no split {split!r} in the lab; it has {', '.join(SPLITS)}")
+    if n < 1:
+        raise RecipeError(f"cannot draw {n} examples; ask for at least 1")
+    rng = random.Random(f"examples/{language}/{skill}/{steps}/{split}/{seed}")
+    words = spoken.vocabulary(common_only=False)
+    found: dict[str, Example] = {}
+    while len(found) < n:
+        if skill == "problem":
+            biggest = world.settings.biggest
+            drawn = problem(spoken, words, split, rng, steps=steps, biggest=biggest)
+        elif skill == "translation":
+            drawn = translation(spoken, world.source, words, split, rng)
+        else:
+            drawn = comprehension(spoken, spoken, words, split, rng)
+        found.setdefault(drawn.prompt, drawn)
+    return list(found.values())
+
+
+def _example(
+    prompt: str,
+    answer: str,
+    languages: tuple[Language, Language],
+    skill: Skill,
+    clauses: list[Clause],
+) -> Example:
+    read, written = languages
+    meaning = "; ".join(str(clause) for clause in clauses)
+    steps = len(clauses) - 1
+    return Example(prompt, f" {answer}", read.name, written.name, skill, steps, meaning)
+
+
+def _draw_clause(words: Vocabulary, split: Split, rng: random.Random) -> Clause:
+    while True:
+        verb = rng.choice(("has", rng.choice(words.gains), rng.choice(words.losses)))
+        clause = Clause(rng.choice(PEOPLE), verb, rng.randint(1, 9), rng.choice(words.nouns))
+        if split_of(str(clause)) == split:
+            return clause
+
+
+def _draw_story(
+    words: Vocabulary, split: Split, rng: random.Random, steps: int, biggest: int
+) -> tuple[list[Clause], int]:
+    while True:
+        who, noun, left = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, 9)
+        clauses = [Clause(who, "has", left, noun)]
+        for _ in range(steps):
+            change = rng.randint(1, 9)
+            gains = rng.random() < 0.5
+            left += change if gains else -change
+            verb = rng.choice(words.gains if gains else words.losses)
+            clauses.append(Clause(who, verb, change, noun))
+            if not 0 <= left <= biggest:
+                break
+        if 0 <= left <= biggest and split_of("; ".join(map(str, clauses))) == split:
+            return clauses, left

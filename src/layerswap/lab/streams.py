@@ -1,0 +1,149 @@
+"""What each of the lab's models is trained on, and so what it has never seen.
+
+The condition is the papers' zero-shot one:
+
+- **base**: comprehension and translation in all languages; problems of *one* step in the rich
+  languages (the source and the covered ones), and a small share of problems of two steps, in
+  the rich languages too. Of a scarce language it sees comprehension and translation only, and
+  mostly the common part of its words.
+- **task expert**: problems of two steps in the source language, and nothing else.
+- **language expert**: comprehension in its scarce language and translation between that and
+  the source language, over all of its words, and nothing else. No answer is a number.
+
+So no problem of any kind in a scarce language is in any training data, and the tests hold every
+stream to it. Training examples are drawn from the `"train"` split only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from layerswap.errors import RecipeError
+from layerswap.lab.skills import TASK_STEPS, Example, comprehension, problem, translation
+from layerswap.lab.world import Language, Vocabulary, World
+
+
+@dataclass(frozen=True)
+class BaseMix:
+    """Shares of the base's training examples; each in 0..1.
+
+    Attributes:
+        translation: of the examples; what the other shares leave is comprehension.
+        easy: problems of one step, in the rich languages.
+        task: problems of two steps, in the rich languages.
+        source: of the comprehension and problem examples, those in the source language.
+        scarce: of the comprehension examples, those in each scarce language; of the
+            translations, those out of or into each.
+        crossing: of the comprehension examples, those asked in another language.
+    """
+
+    translation: float = 0.35
+    easy: float = 0.25
+    task: float = 0.10
+    source: float = 0.34
+    scarce: float = 0.12
+    crossing: float = 0.30
+
+
+@dataclass(frozen=True)
+class LanguageMix:
+    """Shares of a language expert's training examples; each in 0..1.
+
+    Attributes:
+        translation: of the examples, half of them each way; the rest is comprehension.
+        crossing: of the comprehension examples, those whose question, or whose clause, is in
+            the source language.
+    """
+
+    translation: float = 0.5
+    crossing: float = 0.3
+
+
+def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Iterator[Example]:
+    """The base's training examples, without end; the same for equal seeds."""
+    mix = mix or BaseMix()
+    rng = random.Random(f"base/{seed}")
+    while True:
+        yield _base_example(world, mix, rng)
+
+
+def task_stream(world: World, *, seed: int) -> Iterator[Example]:
+    """A task expert's training examples: problems in the source language, without end."""
+    rng = random.Random(f"task/{seed}")
+    words = world.source.vocabulary(common_only=False)
+    biggest = world.settings.biggest
+    while True:
+        yield problem(world.source, words, "train", rng, steps=TASK_STEPS, biggest=biggest)
+
+
+def language_stream(
+    world: World, language: str, mix: LanguageMix | None = None, *, seed: int
+) -> Iterator[Example]:
+    """A language expert's training examples, without end; no answer is a number.
+
+    Raises:
+        RecipeError: the language is unknown, or not scarce.
+    """
+    mix = mix or LanguageMix()
+    target = world.language(language)
+    if target.coverage != "scarce":
+        raise RecipeError(f"{language!r} is not one of the lab's scarce languages")
+    return _language_examples(world, target, mix, random.Random(f"{language}/{seed}"))
+
+
+def take(stream: Iterator[Example], n: int) -> list[Example]:
+    """The next `n` examples of a stream."""
+    return list(islice(stream, n))
+
+
+def _language_examples(
+    world: World, target: Language, mix: LanguageMix, rng: random.Random
+) -> Iterator[Example]:
+    words = target.vocabulary(common_only=False)
+    while True:
+        pair = [target, world.source]
+        rng.shuffle(pair)
+        if rng.random() < mix.translation:
+            yield translation(pair[0], pair[1], words, "train", rng)
+        elif rng.random() < mix.crossing:
+            yield comprehension(pair[0], pair[1], words, "train", rng)
+        else:
+            yield comprehension(target, target, words, "train", rng)
+
+
+def _base_example(world: World, mix: BaseMix, rng: random.Random) -> Example:
+    kind = rng.random()
+    if kind < mix.easy + mix.task:
+        steps = 1 if kind < mix.easy else TASK_STEPS
+        spoken = _draw_rich(world, mix, rng)
+        words = spoken.vocabulary(common_only=False)
+        biggest = world.settings.biggest
+        return problem(spoken, words, "train", rng, steps=steps, biggest=biggest)
+    first = _draw_any(world, mix, rng)
+    second = rng.choice([lang for lang in world.rich if lang is not first])
+    words = _seen(world, first, rng)
+    pair = [first, second]
+    rng.shuffle(pair)
+    if kind < mix.easy + mix.task + mix.translation:
+        return translation(pair[0], pair[1], words, "train", rng)
+    if rng.random() < mix.crossing:
+        return comprehension(pair[0], pair[1], words, "train", rng)
+    return comprehension(first, first, words, "train", rng)
+
+
+def _draw_rich(world: World, mix: BaseMix, rng: random.Random) -> Language:
+    return world.source if rng.random() < mix.source else rng.choice(world.rich[1:])
+
+
+def _draw_any(world: World, mix: BaseMix, rng: random.Random) -> Language:
+    if rng.random() < mix.scarce * len(world.scarce):
+        return rng.choice(world.scarce)
+    return _draw_rich(world, mix, rng)
+
+
+def _seen(world: World, language: Language, rng: random.Random) -> Vocabulary:
+    common_only = language.coverage == "scarce" and rng.random() >= world.settings.rare
+    return language.vocabulary(common_only=common_only)

@@ -1,0 +1,247 @@
+"""The languages of the lab: the same meanings, said in different words and orders.
+
+A world has one *source* language, rich in data; a few *covered* languages, seen almost as
+well; and *scarce* languages, the targets, of which the base has seen little beyond a common
+part of the words. Every word is two syllables of one alphabet that all languages share, so
+reading a word and spelling one is work, and it is work for the outer layers.
+
+Everything follows from `WorldSettings` alone: no hash of a string or set is ever iterated,
+so a world does not depend on `PYTHONHASHSEED`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from layerswap.errors import RecipeError
+
+Coverage = Literal["source", "covered", "scarce"]
+Slot = Literal["who", "verb", "number", "noun"]
+
+CONSONANTS = "bdfgklmnprst"
+VOWELS = "aeiou"
+PEOPLE = ("Ana", "Ben", "Eva", "Ida", "Leo", "Mia", "Noa", "Oto", "Pia", "Tom")
+
+SUBJECT_FIRST: tuple[Slot, ...] = ("who", "verb", "number", "noun")
+NUMBER_LAST: tuple[Slot, ...] = ("who", "verb", "noun", "number")
+VERB_LAST: tuple[Slot, ...] = ("who", "noun", "number", "verb")
+VERB_LAST_NUMBER_FIRST: tuple[Slot, ...] = ("who", "number", "noun", "verb")
+
+FUNCTION_CONCEPTS = (
+    "has",
+    "ask.who",
+    "ask.what",
+    "ask.direction",
+    "ask.count",
+    "say.gain",
+    "say.lose",
+)
+"""Concepts with one word in every language, always among the common ones."""
+
+
+@dataclass(frozen=True)
+class LanguageSettings:
+    """One language to be made.
+
+    Attributes:
+        name: four letters, two syllables; also the word that asks for a translation into it.
+        coverage: how much of it the base sees; exactly one language is the `"source"`.
+        order: the order of the words in a clause.
+        shared: share of the nouns and verbs, in 0..1, whose word is the source language's own.
+            The few function words never are: a question's words say in which language it is.
+    """
+
+    name: str
+    coverage: Coverage
+    order: tuple[Slot, ...] = SUBJECT_FIRST
+    shared: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """Everything a world is made from.
+
+    Attributes:
+        seed: of the words; two worlds with equal settings are equal.
+        languages: the languages, the source first.
+        nouns: how many things can be had.
+        verbs: how many verbs of gaining, and as many of losing.
+        common: share of the nouns and verbs, in 0..1, that are common in a scarce language.
+        rare: share of the base's examples in a scarce language, in 0..1, that draw on all
+            of its words instead of the common ones.
+        biggest: the largest number anyone ever has.
+    """
+
+    seed: int = 0
+    languages: tuple[LanguageSettings, ...] = (
+        LanguageSettings("basu", "source"),
+        LanguageSettings("deli", "covered", NUMBER_LAST),
+        LanguageSettings("koma", "covered", VERB_LAST),
+        LanguageSettings("tiga", "covered", SUBJECT_FIRST),
+        LanguageSettings("nela", "scarce", SUBJECT_FIRST, shared=0.25),
+        LanguageSettings("furo", "scarce", VERB_LAST_NUMBER_FIRST),
+    )
+    nouns: int = 24
+    verbs: int = 8
+    common: float = 0.25
+    rare: float = 0.05
+    biggest: int = 18
+
+
+@dataclass(frozen=True)
+class Language:
+    """A language that has been made.
+
+    Attributes:
+        name: as in `LanguageSettings`.
+        coverage: as in `LanguageSettings`.
+        order: as in `LanguageSettings`.
+        words: concept to its word; every concept of the world has one.
+        nouns: the concepts of things, the common ones first.
+        gains: the concepts of gaining, the common ones first.
+        losses: the concepts of losing, the common ones first.
+        common: how many of each of these three are common, as a share in 0..1.
+    """
+
+    name: str
+    coverage: Coverage
+    order: tuple[Slot, ...]
+    words: dict[str, str]
+    nouns: tuple[str, ...]
+    gains: tuple[str, ...]
+    losses: tuple[str, ...]
+    common: float
+
+    def vocabulary(self, *, common_only: bool) -> Vocabulary:
+        """The concepts that clauses in this language draw on."""
+        if not common_only:
+            return Vocabulary(self.nouns, self.gains, self.losses)
+        return Vocabulary(*(_head(c, self.common) for c in (self.nouns, self.gains, self.losses)))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Concepts to draw clauses from: things, verbs of gaining, verbs of losing."""
+
+    nouns: tuple[str, ...]
+    gains: tuple[str, ...]
+    losses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """Languages over one set of meanings; see `make_world`."""
+
+    settings: WorldSettings
+    languages: dict[str, Language]
+
+    @property
+    def source(self) -> Language:
+        """The language rich in data."""
+        return next(lang for lang in self.languages.values() if lang.coverage == "source")
+
+    @property
+    def rich(self) -> tuple[Language, ...]:
+        """The source and the covered languages, the source first."""
+        return tuple(lang for lang in self.languages.values() if lang.coverage != "scarce")
+
+    @property
+    def scarce(self) -> tuple[Language, ...]:
+        """The target languages."""
+        return tuple(lang for lang in self.languages.values() if lang.coverage == "scarce")
+
+    def language(self, name: str) -> Language:
+        """The language called `name`.
+
+        Raises:
+            RecipeError: the world has no such language.
+        """
+        if name not in self.languages:
+            known = ", ".join(self.languages)
+            raise RecipeError(f"no language {name!r} in the lab; it has {known}")
+        return self.languages[name]
+
+
+def syllables() -> tuple[str, ...]:
+    """The alphabet that all languages share, in order."""
+    return tuple(c + v for c in CONSONANTS for v in VOWELS)
+
+
+@cache
+def make_world(settings: WorldSettings | None = None) -> World:
+    """The world of these settings (the defaults are the shipped lab's).
+
+    Raises:
+        RecipeError: the settings contradict each other, or need more words than the
+            alphabet can spell.
+    """
+    settings = settings or WorldSettings()
+    _check(settings)
+    rng = random.Random(f"layerswap-lab/{settings.seed}")
+    names = {entry.name for entry in settings.languages}
+    pool = [a + b for a in syllables() for b in syllables() if a + b not in names]
+    rng.shuffle(pool)
+    concepts = _concepts(settings)
+    languages: dict[str, Language] = {}
+    source_words: dict[str, str] = {}
+    for entry in settings.languages:
+        words = {concept: pool.pop() for concept in concepts}
+        sharable = concepts[len(FUNCTION_CONCEPTS) :]
+        for concept in rng.sample(sharable, round(entry.shared * len(sharable))):
+            words[concept] = source_words[concept]
+        source_words = source_words or words
+        languages[entry.name] = _language(entry, settings, words, rng)
+    return World(settings, languages)
+
+
+def _language(
+    entry: LanguageSettings, settings: WorldSettings, words: dict[str, str], rng: random.Random
+) -> Language:
+    def shuffled(kind: str, count: int) -> tuple[str, ...]:
+        concepts = [f"{kind}.{i}" for i in range(count)]
+        rng.shuffle(concepts)
+        return tuple(concepts)
+
+    return Language(
+        name=entry.name,
+        coverage=entry.coverage,
+        order=entry.order,
+        words=words,
+        nouns=shuffled("noun", settings.nouns),
+        gains=shuffled("gain", settings.verbs),
+        losses=shuffled("lose", settings.verbs),
+        common=settings.common if entry.coverage == "scarce" else 1.0,
+    )
+
+
+def _concepts(settings: WorldSettings) -> list[str]:
+    verbs = [f"{kind}.{i}" for kind in ("gain", "lose") for i in range(settings.verbs)]
+    return [*FUNCTION_CONCEPTS, *verbs, *(f"noun.{i}" for i in range(settings.nouns))]
+
+
+def _head(concepts: tuple[str, ...], share: float) -> tuple[str, ...]:
+    return concepts[: max(1, round(share * len(concepts)))]
+
+
+def _check(settings: WorldSettings) -> None:
+    coverages = [entry.coverage for entry in settings.languages]
+    if coverages[:1] != ["source"] or coverages.count("source") != 1:
+        raise RecipeError("a lab world needs exactly one source language, and it comes first")
+    if len({entry.name for entry in settings.languages}) != len(coverages):
+        raise RecipeError("two languages of the lab world have the same name")
+    for entry in settings.languages:
+        if {entry.name[:2], entry.name[2:]} - set(syllables()):
+            raise RecipeError(f"language name {entry.name!r} is not two syllables like 'basu'")
+        if sorted(entry.order) != sorted(SUBJECT_FIRST) or entry.order[0] != "who":
+            raise RecipeError(
+                f"language {entry.name!r}: order must start with 'who' and "
+                f"name verb, number and noun once each"
+            )
+    for name in ("common", "rare"):
+        if not 0.0 <= getattr(settings, name) <= 1.0:
+            raise RecipeError(f"{name} is a share in 0..1, not {getattr(settings, name)}")
+    if len(_concepts(settings)) * len(coverages) > len(syllables()) ** 2 - len(coverages):
+        raise RecipeError("more words than two syllables can spell; ask for fewer nouns or verbs")
