@@ -8,15 +8,23 @@ filled with a number of its own before it is saved, and the number found on disk
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 
 from layerswap.checkpoint import layouts
 from layerswap.checkpoint.places import (
@@ -137,7 +145,7 @@ class Family(NamedTuple):
     model_type: str
     config: dict[str, Any]
     linear: str | None = None
-    outside: dict[str, str] = {}  # noqa: RUF012  # never written
+    outside: dict[str, str] = {}  # never written
 
 
 def _wrapped(model_type: str, text: dict, vision: dict, **more: Any) -> Family:
@@ -149,17 +157,17 @@ PLAIN = (
     "cohere2 phi3 phi olmo olmo2 olmo3 gpt_neox starcoder2 glm glm4 granite smollm3 stablelm "
     "nemotron exaone4 apertus ernie4_5 seed_oss helium arcee hunyuan_v1_dense bitnet persimmon "
     "jais2 nanochat cwm hyperclovax diffllama doge"
-).split()
+)
 EXPERTS = (
     "mixtral qwen2_moe qwen3_moe olmoe granitemoe gpt_oss phimoe minimax_m2 flex_olmo mellum "
     "cohere2_moe exaone_moe afmoe"
-).split()
+)
 SIGLIP = VISION | {"model_type": "siglip_vision_model"}
 CLIP = VISION | {"model_type": "clip_vision_model"}
 GEMMA_OTHER = {"per_layer_model_projection": "other", "per_layer_projection_norm": "other"}
 FAMILIES: dict[str, Family] = {
-    **{name: Family(name, TEXT) for name in PLAIN},
-    **{name: Family(name, MOE) for name in EXPERTS},
+    **{name: Family(name, TEXT) for name in PLAIN.split()},
+    **{name: Family(name, MOE) for name in EXPERTS.split()},
     "llama-biases": Family("llama", TEXT | {"attention_bias": True, "mlp_bias": True}),
     "llama-tied": Family("llama", TEXT | {"tie_word_embeddings": True}),
     "cohere-qk-norm": Family("cohere", TEXT | {"use_qk_norm": True}),
@@ -211,7 +219,8 @@ FAMILIES: dict[str, Family] = {
         "xglm", FAIRSEQ | {"d_model": 32, "num_layers": LAYERS, "attention_heads": 4}, "mlp"
     ),
     "biogpt": Family("biogpt", TEXT, "mlp"),
-    "opt": Family("opt", OPT, "mlp"),
+    # OPT registers its final norm before its layers.
+    "opt": Family("opt", OPT, "mlp", {"final_layer_norm": "final_norm"}),
     "opt-350m": Family(
         "opt",
         OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False},
@@ -248,6 +257,12 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": _wrapped("qwen2_5_vl", TEXT, QWEN_VISION),
     "qwen3_vl": _wrapped("qwen3_vl", TEXT, QWEN_VISION | {"deepstack_visual_indexes": [1]}),
     "qwen3_5": _wrapped("qwen3_5", TEXT | LINEAR, QWEN_VISION),
+    "gemma4": _wrapped(
+        "gemma4",
+        GEMMA_4,
+        VISION | {"num_key_value_heads": 4, "head_dim": 8},
+        audio_config=None,
+    )._replace(linear="other", outside=GEMMA_OTHER),
     "llama4": _wrapped("llama4", LLAMA_4, LLAMA_4_VISION),
 }
 
@@ -322,6 +337,8 @@ class Built(NamedTuple):
 @functools.cache
 def _build(name: str) -> Built:
     family = FAMILIES[name]
+    if family.model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {family.model_type}")
     config = AutoConfig.for_model(family.model_type, **family.config)
     auto = AutoModelForImageTextToText if "text_config" in family.config else AutoModelForCausalLM
     torch.set_num_threads(1)
@@ -353,3 +370,352 @@ def test_every_tensor_of_a_family_has_the_place_of_its_module(name):
     assert {key: disk[key] for key in disk if disk[key] not in built.disk[key]} == {}
     assert count_layers(memory) == count_layers(disk) == LAYERS
     assert {"attention", "mlp", "embedding"} <= {where.role for where in disk.values()}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama", "opt", "gpt_neox", "biogpt", "mixtral"])
+def test_a_checkpoint_of_the_base_model_alone_has_no_prefix(name):
+    built = _build(name)
+    prefix = _prefix(built.disk)
+    bare = {key.removeprefix(prefix): where for key, where in built.disk.items()}
+    assert prefix
+    assert bare.keys() != built.disk.keys()
+    places = place_tensors(bare)
+    assert all(places[key] in bare[key] for key in bare)
+
+
+def _prefix(names: Any) -> str:
+    return next(key for key in names if "layer" in key or ".h." in key).split(".")[0] + "."
+
+
+# ---------------------------------------------------------------- names found on disk
+
+ATTENTION, MLP, NORM = Place(0, "attention"), Place(0, "mlp"), Place(0, "norm")
+EMBEDDING, HEAD = Place(None, "embedding"), Place(None, "head")
+FINAL_NORM, OTHER = Place(None, "final_norm"), Place(None, "other")
+
+META = {
+    "tok_embeddings.weight": EMBEDDING,
+    "layers.0.attention.wq.weight": ATTENTION,
+    "layers.0.attention.wk.weight": ATTENTION,
+    "layers.0.attention.wv.weight": ATTENTION,
+    "layers.0.attention.wo.weight": ATTENTION,
+    "layers.0.feed_forward.w1.weight": MLP,
+    "layers.0.feed_forward.w2.weight": MLP,
+    "layers.0.feed_forward.w3.weight": MLP,
+    "layers.0.attention_norm.weight": NORM,
+    "layers.0.ffn_norm.weight": NORM,
+    "norm.weight": FINAL_NORM,
+    "output.weight": HEAD,
+    "rope.freqs": OTHER,
+}
+GEMMA_3_V4 = {
+    "language_model.model.embed_tokens.weight": EMBEDDING,
+    "language_model.model.layers.0.self_attn.q_norm.weight": ATTENTION,
+    "language_model.model.layers.0.mlp.down_proj.weight": MLP,
+    "language_model.model.layers.0.pre_feedforward_layernorm.weight": NORM,
+    "language_model.model.norm.weight": FINAL_NORM,
+    "multi_modal_projector.mm_input_projection_weight": OTHER,
+    "multi_modal_projector.mm_soft_emb_norm.weight": OTHER,
+    "vision_tower.vision_model.embeddings.patch_embedding.weight": OTHER,
+    "vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight": OTHER,
+    "vision_tower.vision_model.encoder.layers.3.layer_norm1.bias": OTHER,
+    "vision_tower.vision_model.post_layernorm.weight": OTHER,
+}
+GEMMA_3_IN_MEMORY = {
+    "model.language_model.layers.0.self_attn.q_proj.weight": ATTENTION,
+    "model.vision_tower.vision_model.encoder.layers.3.mlp.fc1.weight": OTHER,
+    "model.multi_modal_projector.mm_soft_emb_norm.weight": OTHER,
+    "lm_head.weight": HEAD,
+}
+GEMMA_3N = {
+    "model.language_model.layers.0.self_attn.q_proj.weight": ATTENTION,
+    "model.language_model.layers.0.laurel.linear_left.weight": Place(0, "other"),
+    "model.language_model.embed_tokens_per_layer.weight": EMBEDDING,
+    "model.audio_tower.conformer.3.attention.attn.k_proj.weight": OTHER,
+    "model.vision_tower.timm_model.blocks.0.0.bn1.weight": OTHER,
+    "model.embed_audio.embedding.weight": OTHER,
+    "model.embed_vision.embedding_projection.weight": OTHER,
+}
+MIXTRAL_V4 = {
+    "model.layers.0.block_sparse_moe.gate.weight": MLP,
+    "model.layers.0.block_sparse_moe.experts.0.w1.weight": MLP,
+    "model.layers.0.block_sparse_moe.experts.7.w2.weight": MLP,
+}
+GRANITE_MOE_V4 = {
+    "model.layers.0.block_sparse_moe.input_linear.weight": MLP,
+    "model.layers.0.block_sparse_moe.output_linear.weight": MLP,
+    "model.layers.0.block_sparse_moe.router.layer.weight": MLP,
+    "model.layers.0.shared_mlp.input_linear.weight": MLP,
+}
+QWEN_VL_V4 = {
+    "model.layers.0.self_attn.q_proj.bias": ATTENTION,
+    "visual.blocks.5.attn.qkv.weight": OTHER,
+    "visual.merger.mlp.0.weight": OTHER,
+}
+LLAMA_3_2_VISION = {
+    "language_model.model.layers.0.cross_attn.q_norm.weight": ATTENTION,
+    "language_model.model.layers.0.cross_attn_attn_gate": Place(0, "other"),
+    "language_model.lm_head.weight": HEAD,
+    "vision_model.global_transformer.layers.3.mlp.fc1.weight": OTHER,
+    "multi_modal_projector.weight": OTHER,
+}
+GPT_2_HUB = {
+    "wte.weight": EMBEDDING,
+    "wpe.weight": EMBEDDING,
+    "h.0.attn.c_attn.weight": ATTENTION,
+    "h.0.attn.bias": ATTENTION,
+    "h.0.attn.masked_bias": ATTENTION,
+    "h.0.mlp.c_proj.bias": MLP,
+    "h.0.ln_2.bias": NORM,
+    "ln_f.weight": FINAL_NORM,
+}
+OLD_BUFFERS = {
+    "llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": ATTENTION},
+    "llama-4.45": {"model.layers.0.mlp.up_proj.weight": MLP, "model.rotary_emb.inv_freq": OTHER},
+    "neox": {
+        "gpt_neox.layers.0.attention.bias": ATTENTION,
+        "gpt_neox.layers.0.attention.masked_bias": ATTENTION,
+        "gpt_neox.layers.0.attention.rotary_emb.inv_freq": ATTENTION,
+    },
+    "neo": {"transformer.h.0.attn.attention.masked_bias": ATTENTION},
+    "codegen": {"transformer.h.0.attn.causal_mask": ATTENTION},
+    "xglm": {"model.layers.0.fc1.bias": MLP, "model.embed_positions.weights": EMBEDDING},
+}
+ON_DISK = {
+    "meta": META,
+    "gemma3-v4": GEMMA_3_V4,
+    "gemma3-memory": GEMMA_3_IN_MEMORY,
+    "gemma3n": GEMMA_3N,
+    "mixtral-v4": MIXTRAL_V4,
+    "granitemoe-v4": GRANITE_MOE_V4,
+    "qwen-vl-v4": QWEN_VL_V4,
+    "llama-3.2-vision": LLAMA_3_2_VISION,
+    "gpt2-hub": GPT_2_HUB,
+    **{f"buffers-{family}": names for family, names in OLD_BUFFERS.items()},
+}
+
+
+@pytest.mark.parametrize("names", ON_DISK.values(), ids=ON_DISK)
+def test_names_that_transformers_no_longer_writes(names):
+    assert place_tensors(names) == names
+
+
+def test_every_word_of_the_tables_is_in_a_name_that_a_test_checks():
+    names = [key for name in FAMILIES for key in (*_build(name).memory, *_build(name).disk)]
+    names += [key for listed in ON_DISK.values() for key in listed]
+    seen = {word for key in names for word in key.split(".")}
+    tables = (layouts.OWNERS, layouts.INSIDE, layouts.OUTSIDE)
+    words = {word for table in tables for row in table.values() for word in row}
+    words |= layouts.WRAPPERS | layouts.STACKS | layouts.OUTSIDE_LEAVES
+    assert words - seen == set()
+
+
+# ---------------------------------------------------------------- what is not known is reported
+
+LLAMA_LAYER = ["model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.up_proj.weight"]
+
+
+def _llama(*layers: int) -> list[str]:
+    return [name.format(layer) for layer in layers for name in LLAMA_LAYER]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.weight_scale",  # quantised: not to be averaged
+        "model.layers.0.self_attn.q_proj.weight_scale_inv",
+        "model.layers.0.self_attn.q_proj.qweight",
+        "model.layers.0.mlp.experts.gate_up_proj_blocks",
+        "model.layers.0.mixer.A_log",  # Mamba
+        "model.encoder.layers.0.self_attn.q_proj.weight",  # BART
+        "encoder.block.0.layer.0.SelfAttention.q.weight",  # T5
+        "bert.encoder.layer.0.attention.self.query.weight",
+        "model.layers.61.eh_proj.weight",  # DeepSeek-V3's prediction of further tokens
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        "model.layers.00.self_attn.q_proj.weight",
+        "model.layers.1_0.self_attn.q_proj.weight",
+        "model.layers.²self_attn.q_proj.weight",
+        f"model.layers.{'9' * 5000}.mlp.up_proj.weight",
+        "model.layers.0",
+        "model.norm.running_mean",
+        "layers",
+        "model",
+        "",
+    ],
+)
+def test_an_unknown_name_is_never_guessed(name):
+    assert place(name) is None
+    with pytest.raises(CheckpointError, match="1 of 3 tensors"):
+        place_tensors([*_llama(0), name])
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "bloom", "deepseek_v3"])
+def test_one_strange_word_anywhere_makes_a_name_unknown(family):
+    for name in _build(family).disk:
+        words = name.split(".")
+        for at, word in enumerate(words):
+            strange = ".".join([*words[:at], word + "x", *words[at + 1 :]])
+            assert place(strange) is None, strange
+
+
+def test_the_message_shows_the_first_names_and_a_pattern_that_works():
+    strange = [f"model.layers.{layer}.mixer.A_log" for layer in range(9)]
+    with pytest.raises(CheckpointError) as caught:
+        place_tensors([*_llama(*range(9)), *strange])
+    message = str(caught.value)
+    assert "9 of 27 tensors" in message
+    assert repr(strange[0]) in message
+    assert repr(strange[4]) in message
+    assert strange[5] not in message
+    assert "\n" not in message
+    match = message.partition("match: '")[2].partition("', role")[0]
+    places = place_tensors([*_llama(*range(9)), *strange], patterns=[Pattern(match, "attention")])
+    assert places[strange[8]] == Place(8, "attention")
+
+
+def test_a_hostile_name_cannot_break_the_message():
+    name = "model.layers.0.it's\n\x1b[2J.weight"
+    with pytest.raises(CheckpointError) as caught:
+        place_tensors([*_llama(0), name])
+    message = str(caught.value)
+    assert message.isprintable()
+    match = message.partition("match: '")[2].partition("', role")[0]
+    assert Pattern(match, "other").place(name) == Place(0, "other")
+
+
+def test_a_layer_in_the_middle_must_not_be_missing():
+    with pytest.raises(CheckpointError, match=r"2 of 5 layers have no tensors: 1, 3;.*shard"):
+        place_tensors(_llama(0, 2, 4))
+
+
+def test_the_last_layers_must_not_be_missing():
+    with pytest.raises(CheckpointError, match=r"998 of 1000 .*: 2, 3, 4, 5, 6, \.\.\.;"):
+        place_tensors(_llama(0, 1), layers=1000)
+
+
+def test_more_layers_than_the_config_has():
+    with pytest.raises(CheckpointError, match="tensors of layer 2, but the config has 2 layers"):
+        place_tensors(_llama(0, 1, 2), layers=2)
+
+
+def test_an_absurd_config_is_answered_at_once():
+    with pytest.raises(CheckpointError, match="have no tensors"):
+        place_tensors(_llama(0), layers=10**15)
+
+
+def test_no_layers_at_all():
+    with pytest.raises(CheckpointError, match="no tensor belongs to a layer"):
+        place_tensors(["lm_head.weight", "vision_tower.encoder.layers.0.mlp.fc1.weight"])
+
+
+def test_two_lists_of_layers_are_not_mixed_up():
+    names = [*_llama(0), "model.decoder.layers.1.fc1.weight"]
+    with pytest.raises(CheckpointError, match=r"'model.layers' and 'model.decoder.layers'"):
+        place_tensors(names)
+    aside = Pattern(r"model\.decoder\..*", "other")
+    assert place_tensors(names, patterns=[aside])[names[-1]] == OTHER
+
+
+# ---------------------------------------------------------------- patterns, counting, aliases
+
+
+def test_patterns_win_over_the_tables_and_the_first_wins():
+    patterns = [
+        Pattern(r"model\.layers\.1\..*", "other"),
+        Pattern(r"model\.layers\.(?P<layer>\d+)\.mlp\..*", "other"),
+        Pattern(r"model\.layers\.(?P<layer>\d+)\.mlp\..*", "norm"),
+    ]
+    assert list(place_tensors(_llama(0, 1), patterns=patterns).values()) == [
+        ATTENTION,
+        Place(0, "other"),
+        OTHER,
+        OTHER,
+    ]
+
+
+def test_a_pattern_must_match_the_whole_name():
+    assert Pattern(r"model\.norm", "final_norm").place("model.norm.weight") is None
+
+
+@pytest.mark.parametrize(
+    ("match", "role", "message"),
+    [
+        (r"x\.(?P<layer>\d+)", "ffn", "is not one of"),
+        (r"x\.(", "mlp", "not a regular expression"),
+        (r"x\.\d+", "mlp", "needs a group"),
+        (r"x\.(?P<layer>\d+)", "embedding", "cannot have a group"),
+    ],
+)
+def test_a_pattern_that_makes_no_sense(match, role, message):
+    with pytest.raises(RecipeError, match=message):
+        Pattern(match, role)
+
+
+@pytest.mark.parametrize("name", ["x.three.y", "x..y", "x.03.y"])
+def test_a_pattern_whose_layer_is_no_index(name):
+    with pytest.raises(RecipeError, match="not an index"):
+        place_tensors([*_llama(0), name], patterns=[Pattern(r"x\.(?P<layer>.*)\.y", "mlp")])
+
+
+def test_count_layers():
+    assert count_layers({}) == 0
+    assert count_layers({"lm_head.weight": HEAD}) == 0
+    assert count_layers(place_tensors(_llama(2, 0, 1))) == 3
+
+
+def test_the_order_of_the_names_is_kept():
+    names = [*reversed(_llama(0, 1)), "lm_head.weight"]
+    assert list(place_tensors(iter(names))) == names
+
+
+def test_roles_are_those_of_the_tables():
+    assert set(ROLES) == set(layouts.OWNERS) | set(layouts.OUTSIDE)
+    for table in (layouts.OWNERS, layouts.OUTSIDE):
+        words = [word for row in table.values() for word in row]
+        assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.layers.3.self_attn.q_proj.weight", "wq"),
+        ("model.layers.3.self_attn.k_proj.weight", "wk"),
+        ("model.layers.3.self_attn.v_proj.weight", "wv"),
+        ("model.layers.3.self_attn.o_proj.weight", "wo"),
+        ("model.layers.3.mlp.gate_proj.weight", "w1"),
+        ("model.layers.3.mlp.up_proj.weight", "w3"),
+        ("model.layers.3.mlp.down_proj.weight", "w2"),
+        ("model.layers.3.mlp.experts.7.gate_proj.weight", "w1"),
+        ("model.layers.3.mlp.experts.down_proj", "w2"),
+        ("model.layers.3.block_sparse_moe.experts.7.w3.weight", "w3"),
+        ("layers.3.attention.wo.weight", "wo"),
+        ("transformer.h.3.attn.c_proj.weight", "wo"),
+        ("transformer.h.3.mlp.c_proj.weight", "w2"),
+        ("model.layers.3.self_attn.dense.weight", "wo"),
+        ("model.decoder.layers.3.self_attn.out_proj.weight", "wo"),
+        ("model.decoder.layers.3.fc1.weight", "w1"),
+        ("model.decoder.layers.3.fc2.weight", "w2"),
+        ("transformer.h.3.mlp.c_fc.weight", "w1"),
+        ("transformer.h.3.mlp.fc_in.weight", "w1"),
+        ("transformer.h.3.mlp.fc_out.weight", "w2"),
+        ("transformer.h.3.mlp.dense_h_to_4h.weight", "w1"),
+        ("transformer.h.3.mlp.dense_4h_to_h.weight", "w2"),
+        *((f"layers.3.attention.{word}.weight", word) for word in ("wq", "wk", "wv")),
+        *((f"layers.3.feed_forward.{word}.weight", word) for word in ("w1", "w2", "w3")),
+        ("model.layers.3.self_attn.q_proj.bias", None),
+        ("model.layers.3.self_attn.qkv_proj.weight", None),
+        ("model.layers.3.self_attn.q_norm.weight", None),
+        ("model.layers.3.mlp.gate.weight", None),
+        ("model.layers.3.input_layernorm.weight", None),
+        ("vision_tower.encoder.layers.3.self_attn.q_proj.weight", None),
+        ("lm_head.weight", None),
+        ("nonsense", None),
+    ],
+)
+def test_the_names_that_the_papers_use(name, expected):
+    assert alias(name) == expected
+
+
+def test_names_are_placed_without_torch():
+    code = "import sys, layerswap.checkpoint.places; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -42,13 +42,14 @@ def atomic_folder(target: Path, *, marker: str, overwrite: bool = False) -> Iter
     Example: `with atomic_folder(out, marker="layerswap.json") as folder: ...`
     """
     refuse_target(target, marker=marker, overwrite=overwrite)
-    _sweep_leftovers(target)
-    folder = target.with_name(f"{_partial_prefix(target)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    real = target.resolve()  # "." and ".." have no name to put a suffix to
+    _sweep_leftovers(real)
+    folder = real.with_name(f"{_partial_prefix(real)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         folder.mkdir()
         yield folder
         sync_tree(folder)
-        _put_in_place(folder, target, marker=marker, overwrite=overwrite)
+        _put_in_place(folder, real, marker=marker, overwrite=overwrite)
     except OSError as error:
         detail = error.strerror or str(error)
         raise MergeError(f"{target}: cannot be written ({detail}); nothing was kept") from error
@@ -90,15 +91,21 @@ def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -
     refuse_target(target, marker=marker, overwrite=overwrite)
     if not target.exists():
         folder.rename(target)
+        old = None
     elif _exchange(folder, target):
-        shutil.rmtree(folder)
+        old = folder
     else:
         old = target.with_name(target.name + REPLACED + uuid.uuid4().hex[:8])
         target.rename(old)
-        folder.rename(target)
-        _sync(target.parent)
-        shutil.rmtree(old)
+        try:
+            folder.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
     _sync(target.parent)
+    # Only now: a power cut must never find the old folder half removed under its own name.
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -120,7 +127,7 @@ def _sweep_leftovers(target: Path) -> None:
     prefix = _partial_prefix(target)
     for leftover in target.parent.glob(f"{escape(prefix)}*"):
         pid = leftover.name.removeprefix(prefix).split("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdecimal() and not _alive(int(pid)):
             shutil.rmtree(leftover, ignore_errors=True)
     if target.exists():
         for leftover in target.parent.glob(f"{escape(target.name)}{REPLACED}*"):

@@ -11,7 +11,7 @@ from typing import Any
 from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.hub import fetch_checkpoint
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
-from layerswap.checkpoint.strict_json import read_json_object
+from layerswap.checkpoint.strict_json import clipped, read_json_object
 from layerswap.errors import CheckpointError
 
 SINGLE = "model.safetensors"
@@ -76,8 +76,11 @@ def open_checkpoint(
             that no layout places.
     """
     folder, commit = fetch_checkpoint(source, revision)
-    config = _read_config(folder)
-    tensors = _read_tensors(folder)
+    try:
+        config = _read_config(folder)
+        tensors = _read_tensors(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
     try:
         places = place_tensors(tensors, layers=_configured_layers(config), patterns=patterns)
     except CheckpointError as error:
@@ -105,7 +108,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder}: no {CONFIG}; not a Hugging Face checkpoint")
     config = read_json_object(folder / CONFIG)
-    if "quantization_config" in config:
+    if any(part.get("quantization_config") is not None for part in (config, text_config(config))):
         raise CheckpointError(
             f"{folder}: quantised weights cannot be merged; use the unquantised checkpoint"
         )
@@ -122,13 +125,15 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
 
 def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
     single, index = folder / SINGLE, folder / INDEX
-    if single.exists() and index.exists():
+    # A link to nothing counts as present: it is an incomplete checkpoint, not another kind.
+    has_single, has_index = (path.is_symlink() or path.exists() for path in (single, index))
+    if has_single and has_index:
         raise CheckpointError(
             f"{folder}: has both {SINGLE} and {INDEX}; remove the one that is out of date"
         )
-    if index.exists():
+    if has_index:
         return _read_shards(folder, index)
-    if single.exists():
+    if has_single:
         return read_header(single)
     raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
 
@@ -159,7 +164,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, TensorInfo]:
     absent = [name for name in weight_map if name not in tensors]
     if absent:
         raise CheckpointError(
-            f"{index}: lists {absent[0]!r} in {weight_map[absent[0]]}, which does not hold it"
+            f"{index}: lists {clipped(repr(absent[0]))} in {weight_map[absent[0]]}, which does not hold it"
             + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
         )
     return tensors
@@ -167,18 +172,20 @@ def _read_shards(folder: Path, index: Path) -> dict[str, TensorInfo]:
 
 def _shard_name(value: object, index: Path) -> str:
     """A weight_map value, proven to be the bare name of a safetensors file."""
-    if not isinstance(value, str) or not value.endswith(".safetensors") or "\0" in value:
-        raise CheckpointError(f"{index}: {value!r} is not the name of a safetensors file")
+    if not isinstance(value, str):
+        raise CheckpointError(f"{index}: weight_map has a value that is not text")
+    shown = clipped(repr(value))
+    if not value.endswith(".safetensors") or not value.isprintable():
+        raise CheckpointError(f"{index}: {shown} is not the name of a safetensors file")
     # Both flavours on every system: a backslash or a drive must not mean different files.
     if value != PurePosixPath(value).name or value != PureWindowsPath(value).name:
-        raise CheckpointError(f"{index}: {value!r} points outside its folder")
+        raise CheckpointError(f"{index}: {shown} points outside its folder")
     return value
 
 
 def _check_indexed(tensor: TensorInfo, listed: object, index: Path) -> None:
+    name = clipped(repr(tensor.name))
     if listed is None:
-        raise CheckpointError(f"{tensor.file}: holds {tensor.name!r}, which {index.name} lacks")
+        raise CheckpointError(f"{tensor.file}: holds {name}, which {index.name} lacks")
     if listed != tensor.file.name:
-        raise CheckpointError(
-            f"{tensor.file}: holds {tensor.name!r}, which {index.name} puts in {listed}"
-        )
+        raise CheckpointError(f"{tensor.file}: holds {name}, which {index.name} puts in {listed}")

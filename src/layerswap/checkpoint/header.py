@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, parse_json
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped, parse_json, regular_size
 from layerswap.errors import CheckpointError
 
 DTYPE_BITS: dict[str, int] = {
@@ -86,14 +86,13 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     Example: `read_header(Path("model.safetensors"))["model.norm.weight"].shape` gives `(4096,)`.
     """
     try:
+        regular_size(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = _header_length(file.read(8), size)
+            length = _header_length(file.read(8), size, path)
             raw = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except CheckpointError as error:
-        raise error.within(str(path)) from None
     if len(raw) != length:
         raise CheckpointError(f"{path}: the file ended inside its header")
     if not raw.startswith(b"{"):
@@ -132,7 +131,7 @@ def header_bytes(
     return len(text).to_bytes(8, "little") + text
 
 
-def byte_length(dtype: str, shape: Iterable[int]) -> int:
+def byte_length(dtype: str, shape: Sequence[int]) -> int:
     """Bytes that a tensor of this dtype and shape takes.
 
     Raises:
@@ -140,23 +139,27 @@ def byte_length(dtype: str, shape: Iterable[int]) -> int:
     """
     elements = 1
     for size in shape:
-        elements *= size
+        # A zero would hide the other sizes, whose product a reader may take before it.
+        elements *= size or 1
         if elements > MAX_ELEMENTS:
-            raise CheckpointError(f"shape {tuple(shape)} has too many elements")
+            raise CheckpointError(f"shape {clipped(str(list(shape)))} has too many elements")
+    elements = 0 if 0 in shape else elements
     bits = elements * DTYPE_BITS[dtype]
     if bits % 8:
         raise CheckpointError(f"{elements} elements of {dtype} do not fill whole bytes")
     return bits // 8
 
 
-def _header_length(prefix: bytes, size: int) -> int:
+def _header_length(prefix: bytes, size: int, path: Path) -> int:
     if len(prefix) < 8:
-        raise CheckpointError("shorter than a safetensors header (8 bytes)")
+        raise CheckpointError(f"{path}: shorter than a safetensors header (8 bytes)")
     length = int.from_bytes(prefix, "little")
     if length > MAX_JSON_BYTES:
-        raise CheckpointError(f"the header claims {length} bytes; at most {MAX_JSON_BYTES} allowed")
+        raise CheckpointError(
+            f"{path}: the header claims {length} bytes; at most {MAX_JSON_BYTES} allowed"
+        )
     if 8 + length > size:
-        raise CheckpointError(f"the header claims {length} bytes but the file has {size}")
+        raise CheckpointError(f"{path}: the header claims {length} bytes but the file has {size}")
     return length
 
 
@@ -172,10 +175,10 @@ def _tensors(entries: Any, path: Path, data_start: int, data_bytes: int) -> dict
     for name, dtype, shape, begin, end in spans:
         if begin != expected:
             fault = "overlaps the tensor before it" if begin < expected else "leaves a gap"
-            raise CheckpointError(f"tensor {name!r}: begins at {begin}, which {fault}")
+            raise CheckpointError(f"{_tensor(name)}: begins at {begin}, which {fault}")
         if end > data_bytes:
             raise CheckpointError(
-                f"tensor {name!r}: ends at byte {end} of {data_bytes}; the file is cut short"
+                f"{_tensor(name)}: ends at byte {end} of {data_bytes}; the file is cut short"
             )
         expected = end
         tensors[name] = TensorInfo(name, dtype, shape, path, data_start + begin, end - begin)
@@ -186,28 +189,37 @@ def _tensors(entries: Any, path: Path, data_start: int, data_bytes: int) -> dict
 
 def _entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
     if not name or "\0" in name:
-        raise CheckpointError(f"tensor name {name!r} is not allowed")
+        raise CheckpointError(f"tensor name {clipped(repr(name))} is not allowed")
     try:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise CheckpointError("needs exactly the fields dtype, shape and data_offsets")
         dtype = entry["dtype"]
-        if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-            raise CheckpointError(f"unknown dtype {str(dtype)[:40]!r}")
+        if not isinstance(dtype, str):
+            raise CheckpointError("dtype is not text")
+        if dtype not in DTYPE_BITS:
+            raise CheckpointError(f"unknown dtype {clipped(repr(dtype), 40)}")
         shape = _naturals(entry["shape"], "shape")
         offsets = _naturals(entry["data_offsets"], "data_offsets")
         if len(offsets) != 2 or offsets[1] < offsets[0]:
-            raise CheckpointError(f"data_offsets {list(offsets)} are not [begin, end]")
+            raise CheckpointError(f"data_offsets {clipped(str(list(offsets)))} are not [begin, end]")
         begin, end = offsets
         if byte_length(dtype, shape) != end - begin:
-            raise CheckpointError(f"{end - begin} bytes do not hold shape {list(shape)} of {dtype}")
+            sizes = clipped(str(list(shape)))
+            raise CheckpointError(f"{end - begin} bytes do not hold shape {sizes} of {dtype}")
     except CheckpointError as error:
-        raise error.within(f"tensor {name[:200]!r}") from None
+        raise error.within(_tensor(name)) from None
     return name, dtype, shape, begin, end
 
 
+def _tensor(name: str) -> str:
+    return f"tensor {clipped(repr(name))}"
+
+
 def _naturals(value: Any, field: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
-        raise CheckpointError(f"{field} is not a list of whole numbers from 0")
+    if not isinstance(value, list) or any(
+        type(item) is not int or not 0 <= item <= MAX_ELEMENTS for item in value
+    ):
+        raise CheckpointError(f"{field} is not a list of whole numbers from 0 to 2**63 - 1")
     return tuple(value)
 
 

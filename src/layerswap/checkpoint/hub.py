@@ -7,7 +7,7 @@ from pathlib import Path
 
 from layerswap.errors import CheckpointError
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt")
 """What is downloaded: weights, configuration and tokenizer. Never pickle, never code."""
 
@@ -25,12 +25,18 @@ def fetch_checkpoint(source: str, revision: str | None = None) -> tuple[Path, st
     Raises:
         CheckpointError: neither a folder nor a Hub id, or the Hub cannot be reached or refuses.
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(source).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except RuntimeError:
+        raise CheckpointError(f"{source}: no such user, so no such folder") from None
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot be read ({error.strerror})") from None
+    if is_folder:
         if revision is not None:
             raise CheckpointError(f"{source}: a local folder has no revision; leave it out")
         return folder, None
-    if folder.exists():
+    if exists:
         raise CheckpointError(f"{source}: a file; give the folder that holds the checkpoint")
     name, _, inline = source.partition("@")
     if not HUB_ID.fullmatch(name):
@@ -43,6 +49,7 @@ def _download(name: str, revision: str | None) -> tuple[Path, str]:
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
+        IncompleteSnapshotError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -56,12 +63,15 @@ def _download(name: str, revision: str | None) -> tuple[Path, str]:
         why = "no such local folder, and no such repository on the Hub (or it is private)"
     except RevisionNotFoundError:
         why = f"the repository has no revision {revision!r}"
+    except IncompleteSnapshotError:
+        why = "only partly in the local cache, and the Hub cannot be reached for the rest"
     except LocalEntryNotFoundError:
         why = "no such local folder, not in the local cache, and the Hub cannot be reached"
     except HFValidationError as error:
         why = f"not a valid Hub id ({error})"
-    except OSError as error:
-        why = f"the Hub cannot be reached ({type(error).__name__})"
+    except Exception as error:
+        # A full disk, a proxy, a broken transfer: the transports share no class of error.
+        why = f"the download failed ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
     else:
         return Path(folder), Path(folder).name
     raise CheckpointError(f"{name}: {why}")

@@ -70,7 +70,7 @@ INSIDE: Mapping[str, frozenset[str]] = {
         _LEAVES,
         "q_proj k_proj v_proj qkv_proj o_proj out_proj gate_proj dense query_key_value",
         "c_attn c_proj attention",  # GPT-2; GPT-Neo has attn.attention
-        "Wqkv q_ln k_ln",  # MPT
+        "Wqkv",  # MPT
         "wq wk wv wo",  # Meta
         "q_norm k_norm q_layernorm k_layernorm query_layernorm key_layernorm norms attn_sub_norm",
         "q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj",  # DeepSeek

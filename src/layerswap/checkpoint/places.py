@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple, cast
 
 from layerswap.checkpoint import layouts
@@ -18,9 +19,7 @@ ROLES = ("attention", "mlp", "norm", "embedding", "head", "final_norm", "other")
 
 Alias = Literal["wq", "wk", "wv", "wo", "w1", "w3", "w2"]
 
-_LAYER_ROLES = frozenset(layouts.OWNERS)
-_OUTSIDE_ROLES = frozenset(layouts.OUTSIDE)
-_SHOWN = 5  # unplaced names in a message
+_SHOWN = 5  # names, or layers, that a message lists
 
 
 class Place(NamedTuple):
@@ -29,6 +28,10 @@ class Place(NamedTuple):
     `layer` counts from 0 at the input and is None outside the layers. `role` is one of `ROLES`:
     `attention`, `mlp` and `norm` only exist in a layer, `embedding`, `head` and `final_norm` only
     outside, and `other` in both (a layer's scalar; a vision tower, a projector, a rotary table).
+
+    Everything an attention module owns is `attention`, its norms and buffers too; experts and
+    routers are `mlp`. `embedding` is all that turns a token into the first layer's input: position
+    embeddings, BLOOM's norm after them, OPT's `project_in`; OPT's `project_out` is `head`.
 
     Example: `Place(3, "attention")` for `model.layers.3.self_attn.q_proj.weight`.
     """
@@ -58,16 +61,14 @@ class Pattern:
         if self.role not in ROLES:
             raise RecipeError(f"pattern {self.match!r}: role {self.role!r} is not one of {ROLES}")
         try:
-            groups = re.compile(self.match).groupindex
+            has_layer = "layer" in re.compile(self.match).groupindex
         except re.error as error:
-            raise RecipeError(f"pattern {self.match!r} is not a regular expression: {error}") from (
-                error
-            )
-        allowed = _LAYER_ROLES if "layer" in groups else _OUTSIDE_ROLES
-        if self.role not in allowed:
-            advice = "cannot have" if "layer" in groups else r"needs"
+            message = f"pattern {self.match!r} is not a regular expression: {error}"
+            raise RecipeError(message) from error
+        if self.role not in (layouts.OWNERS if has_layer else layouts.OUTSIDE):
+            verb = "cannot have" if has_layer else "needs"
             raise RecipeError(
-                f"pattern {self.match!r}: role {self.role!r} {advice} a group (?P<layer>\\d+)"
+                f"pattern {self.match!r}: role {self.role!r} {verb} a group (?P<layer>\\d+)"
             )
 
     def place(self, name: str) -> Place | None:
@@ -116,14 +117,15 @@ def place_tensors(
         {'lm_head.weight': Place(layer=None, role='head'),
          'model.layers.0.mlp.up_proj.weight': Place(layer=0, role='mlp')}
     """
-    names = list(names)
-    found = {name: place(name, patterns) for name in names}
+    found = {name: _by_pattern(name, patterns) for name in names}
+    by_tables = {name: _read(name) for name, where in found.items() if where is None}
+    found.update((name, _by_tables(words)) for name, words in by_tables.items())
     unknown = [name for name, where in found.items() if where is None]
     if unknown:
         raise CheckpointError(_unplaced(unknown, len(found)))
     places = {name: where for name, where in found.items() if where is not None}
-    _check_one_stack(name for name in names if _by_pattern(name, patterns) is None)
-    _check_layers({where.layer for where in places.values()} - {None}, layers)
+    _check_one_stack(by_tables.values())
+    _check_layers({where.layer for where in places.values() if where.layer is not None}, layers)
     return places
 
 
@@ -197,41 +199,47 @@ def _by_tables(name: _Name) -> Place | None:
     return Place(name.layer, role) if known else None
 
 
-def _check_one_stack(names: Iterable[str]) -> None:
-    stacks = dict.fromkeys(stack for name in names if (stack := _read(name).stack))
+def _check_one_stack(names: Iterable[_Name]) -> None:
+    stacks = list(dict.fromkeys(name.stack for name in names if name.stack is not None))
     if len(stacks) > 1:
-        first, second = list(stacks)[:2]
         raise CheckpointError(
-            f"two lists of layers, {first!r} and {second!r}, where one decoder has one; "
-            "place the other's tensors with `patterns` in the recipe"
+            f"two lists of layers, {stacks[0]!r} and {stacks[1]!r}, where one decoder has one; "
+            "place the tensors of the other with `patterns` in the recipe"
         )
 
 
-def _check_layers(present: set[int | None], layers: int | None) -> None:
-    indices = {index for index in present if index is not None}
+def _check_layers(indices: set[int], layers: int | None) -> None:
     if not indices:
-        raise CheckpointError("no tensor belongs to a layer: this is no checkpoint of a decoder")
-    count = max(indices) + 1 if layers is None else layers
-    if max(indices) >= count:
+        raise CheckpointError("no tensor belongs to a layer, so there is nothing to recompose")
+    last = max(indices)
+    count = last + 1 if layers is None else layers
+    if last >= count:
         raise CheckpointError(
-            f"there are tensors of layer {max(indices)}, but the config has {count} layers "
-            f"(0 to {count - 1}); place them with `patterns` in the recipe if they are "
-            "something else"
+            f"there are tensors of layer {last}, but the config has {count} layers, from 0 to "
+            f"{count - 1}; if they are something else, place them with `patterns` in the recipe"
         )
-    missing = sorted(set(range(count)) - indices)
+    missing = count - len(indices)
     if missing:
-        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+        # Lazily: a config can claim any number of layers.
+        gaps = list(islice((i for i in range(count) if i not in indices), _SHOWN))
         raise CheckpointError(
-            f"no tensors of layer {shown}: {len(missing)} of {count} layers are missing; "
+            f"{missing} of {count} layers have no tensors: {_few(map(str, gaps), missing)}; "
             "look for a missing shard"
         )
 
 
+def _few(shown: Iterable[str], total: int) -> str:
+    items = list(islice(shown, _SHOWN))
+    return ", ".join(items) + (", ..." if total > len(items) else "")
+
+
 def _unplaced(unknown: Sequence[str], total: int) -> str:
-    shown = ", ".join(map(repr, unknown[:_SHOWN])) + (", ..." if len(unknown) > _SHOWN else "")
-    example = re.sub(
-        r"(?<=\\\.)\d+(?=\\\.)", lambda _: r"(?P<layer>\d+)", re.escape(unknown[0]), count=1
+    shown = _few(map(repr, unknown), len(unknown))
+    # A name is untrusted text: what cannot be printed, and YAML's quote, stand as \W.
+    safe = "".join(
+        re.escape(char) if char.isprintable() and char != "'" else r"\W" for char in unknown[0]
     )
+    example = re.sub(r"(?<=\\\.)\d+(?=\\\.)", lambda _: r"(?P<layer>\d+)", safe, count=1)
     return (
         f"cannot tell the layer and role of {len(unknown)} of {total} tensors: {shown}; "
         f"say so in the recipe, as `patterns: [{{match: '{example}', role: ...}}]` "

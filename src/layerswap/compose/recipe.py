@@ -155,10 +155,17 @@ def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     data, lines = parse_yaml(text, where)
     if not isinstance(data, dict):
         raise RecipeError(f"{where}: a recipe is a mapping with `experts` and `swap` or `soup`")
+    return check_recipe(data, where=where, lines=lines)
+
+
+def check_recipe(
+    data: Mapping[str, Any], *, where: str, lines: Mapping[KeyPath, int] | None = None
+) -> Recipe:
+    """The recipe in plain data; errors name `where`, and the line of a key path if known."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(explain(error, where, lines, _keys_at)) from None
+        raise RecipeError(explain(error, where, lines or {}, _keys_at)) from None
 
 
 def _compose(

@@ -41,7 +41,7 @@ def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         raise CheckpointError(f"{folder}: no checkpoint here (config.json is missing)")
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train(mode=False)
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     return model, tokenizer
 
 

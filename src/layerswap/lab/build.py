@@ -1,0 +1,251 @@
+"""Building the lab: a base, and experts of it, trained from nothing with fixed seeds.
+
+Every finished model is a checkpoint folder in float16, whose finer mantissa keeps more of an
+expert's small delta than bfloat16 would, and an entry in `record.json`. The record is written
+anew, atomically, after each model: what it lists is whole, and is not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from layerswap.errors import RecipeError
+from layerswap.evaluate.statistics import Interval, mean_interval
+from layerswap.lab.scoring import load, score_model
+from layerswap.lab.skills import Example, Split
+from layerswap.lab.streams import base_stream, language_stream, task_stream
+from layerswap.lab.training import Recipe, Recipes, new_model, train
+from layerswap.lab.world import World, WorldSettings, make_world
+
+RECORD = "record.json"
+RUNS = 3
+"""Experts of each kind, with a seed each."""
+RECORDED_EXAMPLES = 500
+"""Development examples per measure behind the scores in the record."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being made or scored, how much of it is done, and how much there is."""
+
+Scores = dict[str, dict[str, dict[str, Interval]]]
+"""Model name, scarce language, measure: an interval."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model to be trained: its folder's name, how, on what, and with which seed."""
+
+    name: str
+    recipe: Recipe
+    stream: Iterator[Example]
+    seed: int
+    languages: tuple[str, ...]
+
+
+def build(
+    out: Path,
+    *,
+    seed: int = 0,
+    settings: WorldSettings | None = None,
+    recipes: Recipes | None = None,
+    runs: int = RUNS,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Trains whatever of the lab is not in `out` yet, and records how each model does.
+
+    Args:
+        out: a folder; gets `base`, `task-1`.., `language-<name>-1`.. and `record.json`.
+        seed: of everything drawn. The same seed on the same machine gives the same models.
+        settings: of the world; the shipped lab's by default.
+        recipes: of the training; the shipped lab's by default.
+        runs: experts of each kind.
+        progress: called with a model's name, the steps done and the steps in all.
+
+    Returns:
+        The record: settings, recipes, seeds, library versions, and per model the final loss
+        (nats per completion token), seconds, and development scores after rounding to float16.
+
+    Raises:
+        RecipeError: `out` holds a lab of another seed or of other settings.
+    """
+    world = make_world(settings)
+    recipes = recipes or Recipes()
+    record = _open_record(out, world, recipes, seed, runs)
+    for plan in _plans(world, recipes, seed, runs):
+        if plan.name not in record["models"]:
+            record["models"][plan.name] = _make(out, plan, world, recipes, progress)
+            _write_record(out, record)
+    return record
+
+
+def score(
+    folder: Path,
+    *,
+    split: Split = "test",
+    n: int = 1000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Scores:
+    """How every model of a built lab does, in every scarce language it has to do with.
+
+    Args:
+        folder: what `build` wrote.
+        split: which questions; `"test"` for a report, `"development"` to choose by.
+        n: questions per measure.
+        seed: of the questions, and of the intervals.
+        progress: called with a model's name, the models done and the models in all.
+
+    Raises:
+        RecipeError: there is no lab in the folder, or the split or `n` is wrong.
+    """
+    record = read_record(folder)
+    world = make_world(settings_of(record))
+    scores: Scores = {}
+    for done, (name, entry) in enumerate(record["models"].items()):
+        if progress is not None:
+            progress(name, done, len(record["models"]))
+        model, tokenizer = load(folder / name)
+        scores[name] = {}
+        for language in entry["development"]:
+            answers = score_model(model, tokenizer, language, split, n, seed=seed, world=world)
+            scores[name][language] = {
+                measure: mean_interval(right, seed=seed) for measure, right in answers.items()
+            }
+    return scores
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a lab.
+
+    Raises:
+        RecipeError: there is none in the folder, or it is not JSON.
+    """
+    path = folder / RECORD
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RecipeError(f"{folder}: no lab here ({RECORD} is missing)") from None
+    except ValueError as error:
+        raise RecipeError(f"{path}: not a lab's record: {error}") from None
+    return record
+
+
+def settings_of(record: dict[str, Any]) -> WorldSettings:
+    """The settings of the world that a record was made in."""
+    from layerswap.lab.world import LanguageSettings
+
+    fields = dict(record["settings"])
+    fields["languages"] = tuple(
+        LanguageSettings(**{**entry, "order": tuple(entry["order"])})
+        for entry in fields["languages"]
+    )
+    return WorldSettings(**fields)
+
+
+def _plans(world: World, recipes: Recipes, seed: int, runs: int) -> Iterator[Plan]:
+    scarce = tuple(language.name for language in world.scarce)
+    first = seed * 1000
+    yield Plan(
+        "base", recipes.base, base_stream(world, recipes.base_mix, seed=first), first, scarce
+    )
+    for run in range(1, runs + 1):
+        stream = task_stream(world, seed=first + run)
+        yield Plan(f"task-{run}", recipes.task, stream, first + run, scarce)
+    for name in scarce:
+        for run in range(1, runs + 1):
+            stream = language_stream(world, name, recipes.language_mix, seed=first + run)
+            yield Plan(f"language-{name}-{run}", recipes.language, stream, first + run, (name,))
+
+
+def _make(
+    out: Path, plan: Plan, world: World, recipes: Recipes, progress: Progress | None
+) -> dict[str, Any]:
+    from layerswap.lab.tokenizer import make_tokenizer
+
+    start = time.perf_counter()
+    tokenizer = make_tokenizer(world)
+    if plan.name == "base":
+        model: Any = new_model(world, recipes.shape, tokenizer, seed=plan.seed)
+    else:
+        model, _ = load(out / "base")
+
+    def on_step(done: int, steps: int) -> None:
+        if progress is not None:
+            progress(plan.name, done, steps)
+
+    loss = train(model, tokenizer, plan.stream, plan.recipe, seed=plan.seed, on_step=on_step)
+    _save(out, plan.name, model.half(), tokenizer)
+    seconds = time.perf_counter() - start
+    return {
+        "seed": plan.seed,
+        "steps": plan.recipe.steps,
+        "seconds": round(seconds, 1),
+        "final_loss": round(loss, 4),
+        "development": _development(out / plan.name, plan, world),
+    }
+
+
+def _development(folder: Path, plan: Plan, world: World) -> dict[str, dict[str, float]]:
+    model, tokenizer = load(folder)
+    return {
+        language: {
+            measure: round(float(right.mean()), 4)
+            for measure, right in score_model(
+                model, tokenizer, language, "development", RECORDED_EXAMPLES, world=world
+            ).items()
+        }
+        for language in plan.languages
+    }
+
+
+def _save(out: Path, name: str, model: Any, tokenizer: Any) -> None:
+    partial = out / f".{name}.partial"
+    for leftover in (partial, out / name):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(out / name)
+
+
+def _open_record(out: Path, world: World, recipes: Recipes, seed: int, runs: int) -> dict[str, Any]:
+    asked = {
+        "seed": seed,
+        "runs": runs,
+        "settings": asdict(world.settings),
+        "recipes": asdict(recipes),
+    }
+    asked = json.loads(json.dumps(asked))
+    if not (out / RECORD).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        return {**asked, "made_with": _versions(), "models": {}}
+    record = read_record(out)
+    for key, value in asked.items():
+        if record.get(key) != value:
+            raise RecipeError(
+                f"{out}: holds a lab whose {key} differ from those asked for; "
+                f"choose another folder, or remove this one"
+            )
+    return record
+
+
+def _write_record(out: Path, record: dict[str, Any]) -> None:
+    partial = out / f".{RECORD}.partial"
+    with partial.open("w") as file:
+        file.write(json.dumps(record, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(out / RECORD)
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "tokenizers", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

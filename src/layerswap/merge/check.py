@@ -1,0 +1,133 @@
+"""Whether checkpoints fit together; everything that headers and JSON can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from layerswap.checkpoint import Checkpoint, text_config
+from layerswap.checkpoint.read import same_bytes
+from layerswap.errors import MergeError
+
+NOT_COMPUTED = frozenset(
+    {
+        "_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "auto_map",
+        "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_position_embeddings",
+        "_attn_implementation", "tie_word_embeddings", "rope_theta", "rope_parameters",
+        "vocab_size", "initializer_range", "text_config", "id2label", "label2id",
+    }
+)  # fmt: skip
+"""Configuration keys that may differ: they do not change what a layer computes, or are checked
+in another way."""
+
+
+def check_together(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
+    """Refuse checkpoints that were not fine-tuned from one base.
+
+    Compares the architecture, the settings that change what a layer computes, the number of
+    layers, and the names and shapes of all tensors.
+
+    Args:
+        checkpoints: two or more, by the name to use in messages.
+
+    Returns:
+        Names of tensors to leave out of the output: heads that are stored copies of tied
+        embeddings.
+
+    Raises:
+        MergeError: the first difference, naming both checkpoints.
+    """
+    names = list(checkpoints)
+    drop = _tied_heads(checkpoints)
+    for other in names[1:]:
+        pair = (names[0], checkpoints[names[0]]), (other, checkpoints[other])
+        _check_configs(*pair)
+        _check_tensors(*pair, drop)
+    return drop
+
+
+def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]) -> None:
+    (a_name, a), (b_name, b) = first, second
+    for key in ("model_type", "architectures"):
+        _same(key, a.config.get(key), b.config.get(key), a_name, b_name)
+    _same("number of layers", a.layers, b.layers, a_name, b_name)
+    a_text, b_text = text_config(a.config), text_config(b.config)
+    for key in sorted((set(a_text) & set(b_text)) - NOT_COMPUTED):
+        _same(key, a_text[key], b_text[key], a_name, b_name)
+    _same("rope_theta", _rope_theta(a_text), _rope_theta(b_text), a_name, b_name)
+
+
+def _check_tensors(
+    first: tuple[str, Checkpoint], second: tuple[str, Checkpoint], drop: frozenset[str]
+) -> None:
+    (a_name, a), (b_name, b) = first, second
+    for lacks, has, missing in (
+        (b_name, a_name, set(a.tensors) - set(b.tensors) - drop),
+        (a_name, b_name, set(b.tensors) - set(a.tensors) - drop),
+    ):
+        if missing:
+            raise MergeError(
+                f"{lacks} lacks {_some(missing)} that {has} has; they are not fine-tuned from "
+                "one base"
+            )
+    for name, info in a.tensors.items():
+        if name not in drop and info.shape != b.tensors[name].shape:
+            shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
+            kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
+            raise MergeError(f"{kind} differ: {name!r} is {shapes}")
+
+
+def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
+    """Heads that some checkpoint ties to its embedding, proven to be copies where stored."""
+    heads = {
+        name: {t for t, place in c.places.items() if place.role == "head"}
+        for name, c in checkpoints.items()
+    }
+    stored = set().union(*heads.values())
+    if not stored:
+        return frozenset()
+    tied = [name for name, c in checkpoints.items() if not heads[name] or _says_tied(c.config)]
+    if not tied:
+        return frozenset()
+    for name, checkpoint in checkpoints.items():
+        for head in heads[name]:
+            if not any(same_bytes(checkpoint.tensors[head], e) for e in _embeddings(checkpoint)):
+                raise MergeError(
+                    f"{name} has a head of its own ({head!r}) but {tied[0]} ties its head to the "
+                    "embedding; they are not fine-tuned from one base"
+                )
+    return frozenset(stored)
+
+
+def _says_tied(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("tie_word_embeddings", text_config(config).get("tie_word_embeddings")))
+
+
+def _embeddings(checkpoint: Checkpoint) -> Iterable[Any]:
+    return (
+        checkpoint.tensors[name]
+        for name, place in checkpoint.places.items()
+        if place.role == "embedding"
+    )
+
+
+def _rope_theta(config: Mapping[str, Any]) -> object:
+    """RoPE's base frequency, where transformers 4 or 5 keeps it."""
+    parameters = config.get("rope_parameters")
+    inner = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+    return config.get("rope_theta", inner)
+
+
+def _same(what: str, a: object, b: object, a_name: str, b_name: str) -> None:
+    if a is not None and b is not None and a != b:
+        raise MergeError(f"{what} differs: {_short(a)} in {a_name}, {_short(b)} in {b_name}")
+
+
+def _short(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _some(names: set[str]) -> str:
+    first = min(names)
+    return f"{first!r}" + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")

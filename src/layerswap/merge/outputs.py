@@ -1,0 +1,162 @@
+"""What a merge will write: every output tensor, where its bytes come from, and the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo, header_bytes
+from layerswap.checkpoint.folder import INDEX, SINGLE
+from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes
+from layerswap.compose import Composition
+from layerswap.errors import MergeError
+
+FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""The dtypes a recipe can ask for, as safetensors names them."""
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor of the merged model.
+
+    Attributes:
+        name: its name.
+        dtype: safetensors dtype of the output.
+        shape: its shape.
+        inputs: the stored tensors it is made of, with weights that sum to 1.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    inputs: tuple[tuple[TensorInfo, float], ...]
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether its bytes are one source's bytes."""
+        return len(self.inputs) == 1 and self.inputs[0][0].dtype == self.dtype
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return self.inputs[0][0].elements
+
+    @property
+    def nbytes(self) -> int:
+        """Length in the output, in bytes."""
+        return self.elements * DTYPE_BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One output file: its header, and each tensor with its absolute offset in bytes."""
+
+    file: str
+    header: bytes
+    tensors: tuple[tuple[OutputTensor, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the file, in bytes."""
+        return len(self.header) + sum(tensor.nbytes for tensor, _ in self.tensors)
+
+
+def output_tensors(
+    composition: Composition,
+    experts: Mapping[str, Checkpoint],
+    *,
+    dtype: str | None = None,
+    drop: frozenset[str] = frozenset(),
+) -> list[OutputTensor]:
+    """Every tensor of the merged model, in the byte order of the first expert's files.
+
+    That order lets neighbouring tensors of one source be copied as one span.
+
+    Args:
+        composition: what goes where, over the names of `experts`.
+        experts: the experts, all with the same tensors.
+        dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`; when None
+            each tensor gets the widest dtype that an expert stores it in.
+        drop: tensors to leave out (a stored copy of tied embeddings).
+
+    Raises:
+        MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) lies in
+            a blended place and differs between the experts.
+    """
+    first = next(iter(experts.values()))
+    target = FLOAT_NAMES[dtype] if dtype else None
+    outputs = []
+    for name, info in first.tensors.items():
+        if name in drop:
+            continue
+        blend = composition[first.places[name]]
+        inputs = tuple((experts[e].tensors[name], weight) for e, weight in blend.weights)
+        if any(tensor.dtype not in FLOAT_DTYPES for tensor, _ in inputs):
+            inputs = (_unblendable(inputs),)
+            outputs.append(OutputTensor(name, inputs[0][0].dtype, info.shape, inputs))
+            continue
+        stored = [checkpoint.tensors[name].dtype for checkpoint in experts.values()]
+        outputs.append(OutputTensor(name, target or _widest(stored), info.shape, inputs))
+    return outputs
+
+
+def pack_shards(
+    tensors: Sequence[OutputTensor], max_bytes: int, metadata: Mapping[str, str]
+) -> list[Shard]:
+    """The output files: tensors in order, each file as full as `max_bytes` allows.
+
+    One file is `model.safetensors`; several are `model-00001-of-0000N.safetensors`. A tensor
+    larger than `max_bytes` gets a file of its own.
+    """
+    groups = list(_groups(tensors, max_bytes))
+    count = len(groups)
+    shards = []
+    for number, group in enumerate(groups, start=1):
+        file = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        header = header_bytes([(t.name, t.dtype, t.shape, t.nbytes) for t in group], metadata)
+        placed, offset = [], len(header)
+        for tensor in group:
+            placed.append((tensor, offset))
+            offset += tensor.nbytes
+        shards.append(Shard(file, header, tuple(placed)))
+    return shards
+
+
+def index_of(shards: Sequence[Shard]) -> tuple[str, dict[str, object]] | None:
+    """Name and content of the index file; None for a single shard, which needs none."""
+    if len(shards) == 1:
+        return None
+    weight_map = {tensor.name: shard.file for shard in shards for tensor, _ in shard.tensors}
+    total = sum(tensor.nbytes for shard in shards for tensor, _ in shard.tensors)
+    return INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}
+
+
+def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[OutputTensor]]:
+    group: list[OutputTensor] = []
+    size = 0
+    for tensor in tensors:
+        if group and size + tensor.nbytes > max_bytes:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += tensor.nbytes
+    yield group
+
+
+def _unblendable(inputs: tuple[tuple[TensorInfo, float], ...]) -> tuple[TensorInfo, float]:
+    first = inputs[0][0]
+    for other, _ in inputs[1:]:
+        if not same_bytes(first, other):
+            raise MergeError(
+                f"tensor {first.name!r} is {first.dtype} and differs between the experts; "
+                "only floating-point tensors of 16 bits and more can be blended"
+            )
+    return first, 1.0
+
+
+def _widest(dtypes: Sequence[str]) -> str:
+    distinct = set(dtypes)
+    # bfloat16 has the range and float16 the precision; only float32 holds both.
+    if distinct == {"BF16", "F16"}:
+        return "F32"
+    return min(distinct, key=FLOAT_DTYPES.index)

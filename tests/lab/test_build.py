@@ -1,0 +1,138 @@
+"""Building: small models from the real code path; what is finished is not made again."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from layerswap.errors import RecipeError
+from layerswap.lab import build as room
+from layerswap.lab.assets import open_lab
+from layerswap.lab.build import build, read_record, score, settings_of
+from layerswap.lab.scoring import load
+from layerswap.lab.training import ModelShape, Recipe, Recipes, collate, encode, grouped
+from layerswap.lab.world import WorldSettings
+
+TINY = replace(
+    Recipes(),
+    shape=ModelShape(layers=2, hidden=16, heads=2, mlp=16),
+    base=Recipe(steps=3, learning_rate=1e-3, batch=4, warmup=1),
+    task=Recipe(steps=2, learning_rate=1e-3, batch=4, warmup=1),
+    language=Recipe(steps=2, learning_rate=1e-3, batch=4, warmup=1),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(room, "RECORDED_EXAMPLES", 8)
+    out = tmp_path_factory.mktemp("lab")
+    seen = []
+    build(out, seed=3, recipes=TINY, runs=1, progress=lambda *what: seen.append(what))
+    yield out, seen
+    patch.undo()
+
+
+def test_a_build_leaves_checkpoints_in_float16_and_a_record(tiny):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    out, seen = tiny
+    names = ["base", "task-1", "language-nela-1", "language-furo-1"]
+    assert sorted(p.name for p in out.iterdir()) == sorted([*names, "record.json"])
+    for name in names:
+        model = AutoModelForCausalLM.from_pretrained(out / name, dtype="auto")
+        assert {p.dtype for p in model.parameters()} == {torch.float16}
+    record = read_record(out)
+    assert list(record["models"]) == names
+    assert settings_of(record) == WorldSettings()
+    assert record["models"]["base"]["final_loss"] > 0
+    assert set(record["models"]["language-furo-1"]["development"]) == {"furo"}
+    assert ("base", 3, 3) in seen
+
+
+def test_what_is_finished_is_not_trained_again(tiny):
+    out, _ = tiny
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+    seen = []
+    build(out, seed=3, recipes=TINY, runs=1, progress=lambda *what: seen.append(what))
+    assert not seen
+    assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+
+
+def test_a_model_that_was_cut_short_is_made_again_and_comes_out_the_same(tiny):
+    out, _ = tiny
+    weights = out / "task-1" / "model.safetensors"
+    first = weights.read_bytes()
+    record = read_record(out)
+    del record["models"]["task-1"]
+    (out / "record.json").write_text(json.dumps(record))
+    (out / ".task-1.partial").mkdir()
+    seen = []
+    build(out, seed=3, recipes=TINY, runs=1, progress=lambda *what: seen.append(what))
+    assert {name for name, _, _ in seen} == {"task-1"}
+    assert weights.read_bytes() == first
+    assert not (out / ".task-1.partial").exists()
+
+
+def test_a_folder_with_another_lab_is_left_alone(tiny):
+    out, _ = tiny
+    with pytest.raises(RecipeError, match="holds a lab whose seed differ"):
+        build(out, seed=4, recipes=TINY, runs=1)
+
+
+def test_experts_differ_from_the_base_and_from_each_other(tiny):
+    import torch
+
+    out, _ = tiny
+    lab = open_lab(out)
+    weights = [
+        load(folder)[0].state_dict()["model.layers.0.mlp.up_proj.weight"]
+        for folder in (lab.base, lab.task_experts[0], lab.language_experts["furo"][0])
+    ]
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+
+
+def test_scores_cover_every_model_and_measure(tiny):
+    out, _ = tiny
+    scores = score(out, split="development", n=6)
+    assert set(scores["base"]) == {"nela", "furo"}
+    assert set(scores["language-nela-1"]) == {"nela"}
+    interval = scores["task-1"]["furo"]["task_target"]
+    assert interval.n == 6
+    assert interval.low <= interval.mean <= interval.high
+
+
+def test_a_folder_without_a_lab_is_named(tmp_path):
+    with pytest.raises(RecipeError, match=r"no lab here \(record\.json is missing\)"):
+        open_lab(tmp_path)
+    (tmp_path / "record.json").write_text("{")
+    with pytest.raises(RecipeError, match="not a lab's record"):
+        score(tmp_path)
+
+
+def test_the_loss_is_on_the_completion_and_its_end_only():
+    from layerswap.lab.skills import examples
+    from layerswap.lab.tokenizer import make_tokenizer
+    from layerswap.lab.world import make_world
+
+    world = make_world()
+    tokenizer = make_tokenizer(world)
+    asked = examples(world, "furo", "problem", "train", 8)
+    rows = encode(tokenizer, asked)
+    for row, example in zip(rows, asked, strict=True):
+        learned = [i for i in row["labels"] if i != -100]
+        assert tokenizer.decode(learned) == example.completion + "</s>"
+    batch = collate(rows, tokenizer.pad_token_id)
+    assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
+    assert ((batch["attention_mask"] == 0) == (batch["input_ids"] == tokenizer.pad_token_id)).all()
+
+
+def test_grouping_keeps_every_row_and_sorts_within_four_batches():
+    rows = [{"input_ids": [0] * (i * 7 % 23 + 1), "labels": [i]} for i in range(40)]
+    ordered = grouped(rows, batch=4)
+    assert sorted(r["labels"][0] for r in ordered) == list(range(40))
+    lengths = [len(r["input_ids"]) for r in ordered]
+    assert lengths[:16] == sorted(lengths[:16])
+    assert {r["labels"][0] for r in ordered[:16]} == set(range(16))

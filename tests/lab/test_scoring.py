@@ -1,0 +1,79 @@
+"""Scoring by one forward pass is greedy generation, compared token for token."""
+
+import numpy as np
+import pytest
+
+from layerswap.errors import CheckpointError, RecipeError
+from layerswap.lab.assets import shipped
+from layerswap.lab.scoring import MEASURES, correct, load, questions, score_model
+
+LAB = shipped()
+
+
+@pytest.fixture(scope="module")
+def expert():
+    return load(LAB.task_experts[0])
+
+
+def generated(model, tokenizer, example):
+    import torch
+
+    prompt = tokenizer(example.prompt, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        out = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False
+        )
+    return out[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
+    model, tokenizer = expert
+    asked = questions(measure, "furo", "development", 24, seed=8, world=LAB.world)
+    gold = [
+        [*tokenizer(e.completion, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        for e in asked
+    ]
+    exact = [generated(model, tokenizer, e) == g for e, g in zip(asked, gold, strict=True)]
+    np.testing.assert_array_equal(correct(model, tokenizer, asked), exact)
+
+
+def test_the_measures_are_neither_all_right_nor_all_wrong_so_the_comparison_means_something(
+    expert,
+):
+    scores = score_model(*expert, "furo", "development", 100, world=LAB.world)
+    assert 0 < scores["task_target"].mean() < 1
+
+
+def test_neither_the_batch_size_nor_the_order_changes_an_answer(expert):
+    model, tokenizer = expert
+    asked = questions("task_target", "nela", "development", 90, world=LAB.world)
+    whole = correct(model, tokenizer, asked)
+    np.testing.assert_array_equal(whole, correct(model, tokenizer, asked, batch_size=7))
+    np.testing.assert_array_equal(whole[::-1], correct(model, tokenizer, asked[::-1]))
+    assert whole.dtype == np.bool_
+    assert whole.shape == (90,)
+
+
+def test_progress_reaches_the_end(expert):
+    model, tokenizer = expert
+    asked = questions("task_source", "nela", "development", 20, world=LAB.world)
+    seen = []
+    correct(model, tokenizer, asked, batch_size=8, progress=lambda d, n: seen.append((d, n)))
+    assert seen == [(8, 20), (16, 20), (20, 20)]
+
+
+def test_two_models_are_asked_the_same_questions():
+    first = questions("task_target", "furo", "test", 50, seed=2)
+    assert first == questions("task_target", "furo", "test", 50, seed=2)
+    assert {e.language for e in first} == {"furo"}
+    assert {e.language for e in questions("task_source", "furo", "test", 5)} == {"basu"}
+
+
+def test_what_cannot_be_scored_is_refused(expert, tmp_path):
+    with pytest.raises(RecipeError, match="no measure 'speed'"):
+        questions("speed", "furo", "test", 5)
+    with pytest.raises(RecipeError, match="no examples"):
+        correct(*expert, [])
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        load(tmp_path)

@@ -1,0 +1,79 @@
+"""The shipped lab is whole, small, and does what its record says."""
+
+import subprocess
+import sys
+
+import pytest
+
+from layerswap.lab.assets import shipped
+from layerswap.lab.build import RECORDED_EXAMPLES
+from layerswap.lab.scoring import load, score_model
+
+LAB = shipped()
+FOLDERS = [LAB.base, *LAB.task_experts, *(f for fs in LAB.language_experts.values() for f in fs)]
+
+
+def test_the_lab_has_a_base_and_three_experts_of_each_kind():
+    assert len(LAB.task_experts) == 3
+    assert LAB.languages == ("nela", "furo")
+    assert {name: len(folders) for name, folders in LAB.language_experts.items()} == {
+        "nela": 3,
+        "furo": 3,
+    }
+    assert all((folder / "model.safetensors").is_file() for folder in FOLDERS)
+
+
+def test_all_of_it_stays_under_twenty_megabytes():
+    files = [f for f in LAB.base.parent.rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files) < 20_000_000
+
+
+def test_the_shipped_models_were_made_with_the_defaults_of_the_code():
+    import json
+    from dataclasses import asdict
+
+    from layerswap.lab.training import Recipes
+    from layerswap.lab.world import WorldSettings
+
+    assert LAB.world.settings == WorldSettings()
+    assert LAB.record["recipes"] == json.loads(json.dumps(asdict(Recipes())))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_model_reaches_the_scores_in_the_record(folder):
+    model, tokenizer = load(folder)
+    n = 100
+    for language, recorded in LAB.record["models"][folder.name]["development"].items():
+        scores = score_model(model, tokenizer, language, "development", n, world=LAB.world)
+        for measure, right in scores.items():
+            noise = 4 * (recorded[measure] * (1 - recorded[measure]) / n) ** 0.5
+            assert right.mean() == pytest.approx(recorded[measure], abs=noise + 0.02)
+
+
+def test_looking_at_the_lab_imports_nothing_heavy():
+    rooms = ("assets", "build", "scoring", "skills", "streams", "tokenizer", "training", "world")
+    lines = [f"import layerswap.lab.{room}" for room in rooms]
+    lines += [
+        "from layerswap.lab.assets import shipped",
+        "shipped().world",
+        "import sys",
+        "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+@pytest.mark.slow
+def test_an_expert_rebuilt_from_the_shipped_base_reaches_the_recorded_scores(tmp_path):
+    import json
+    import shutil
+
+    from layerswap.lab.build import build
+
+    record = {**LAB.record, "models": {"base": LAB.record["models"]["base"]}, "runs": 1}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    shutil.copytree(LAB.base, tmp_path / "base")
+    made = build(tmp_path, seed=record["seed"], runs=1)["models"]["task-1"]["development"]
+    for language, recorded in LAB.record["models"]["task-1"]["development"].items():
+        for measure, score in recorded.items():
+            noise = 4 * (2 * score * (1 - score) / RECORDED_EXAMPLES) ** 0.5
+            assert made[language][measure] == pytest.approx(score, abs=noise + 0.02)

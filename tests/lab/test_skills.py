@@ -1,0 +1,99 @@
+"""Examples say what they mean, and the splits do not touch."""
+
+import random
+
+import pytest
+
+from layerswap.errors import RecipeError
+from layerswap.lab.skills import SPLITS, examples, say, split_of
+from layerswap.lab.world import make_world
+
+WORLD = make_world()
+
+
+@pytest.mark.parametrize("language", list(WORLD.languages))
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_answer_of_a_problem_is_what_its_clauses_leave(language, steps):
+    for example in examples(WORLD, language, "problem", "test", 200, steps=steps):
+        left = 0
+        for clause in example.meaning.split("; "):
+            _, verb, number, _ = clause.split()
+            left += -int(number) if verb.startswith("lose") else int(number)
+            assert 0 <= left <= WORLD.settings.biggest
+        assert example.completion == f" {left}"
+        assert len(example.meaning.split("; ")) == steps + 1
+        assert example.is_task == (steps == 2)
+
+
+def test_a_clause_follows_the_order_of_its_language():
+    rng = random.Random(0)
+    for language in WORLD.languages.values():
+        example = rng.choice(examples(WORLD, language.name, "translation", "test", 20))
+        who, verb, number, noun = example.meaning.split()
+        words = {"who": who, "verb": language.words[verb], "number": number}
+        words["noun"] = language.words[noun]
+        said = example.prompt.split(".")[0].split()
+        assert said == [words[slot] for slot in language.order]
+
+
+def test_a_translation_says_the_same_in_the_source_language():
+    for example in examples(WORLD, "furo", "translation", "test", 50):
+        who, verb, number, noun = example.meaning.split()
+        words = WORLD.source.words
+        assert example.completion == f" {who} {words[verb]} {number} {words[noun]}."
+
+
+def test_comprehension_never_asks_for_a_number():
+    for language in WORLD.languages:
+        for example in examples(WORLD, language, "comprehension", "test", 300):
+            assert not any(c.isdigit() for c in example.completion)
+
+
+@pytest.mark.parametrize("skill", ["comprehension", "translation", "problem"])
+def test_the_splits_share_no_meaning_in_any_language(skill):
+    meanings = {
+        split: {
+            example.meaning
+            for language in WORLD.languages
+            for example in examples(WORLD, language, skill, split, 300)
+        }
+        for split in SPLITS
+    }
+    assert not meanings["train"] & meanings["development"]
+    assert not meanings["train"] & meanings["test"]
+    assert not meanings["development"] & meanings["test"]
+    assert all(split_of(m) == split for split, found in meanings.items() for m in found)
+
+
+def test_a_tenth_of_the_meanings_is_held_out_for_each_of_the_two_other_splits():
+    shares = [split_of(f"meaning {i}") for i in range(10_000)]
+    for split, share in zip(SPLITS, (0.8, 0.1, 0.1), strict=True):
+        assert shares.count(split) / 10_000 == pytest.approx(share, abs=0.02)
+
+
+def test_equal_arguments_draw_equal_examples_and_no_example_twice():
+    first = examples(WORLD, "nela", "problem", "development", 400, seed=4)
+    assert first == examples(WORLD, "nela", "problem", "development", 400, seed=4)
+    assert first != examples(WORLD, "nela", "problem", "development", 400, seed=5)
+    assert len({example.prompt for example in first}) == 400
+
+
+def test_problems_use_words_that_are_not_common():
+    language = WORLD.language("furo")
+    common = set(language.vocabulary(common_only=True).gains)
+    text = " ".join(e.meaning for e in examples(WORLD, "furo", "problem", "test", 300))
+    assert all(gain in text for gain in set(language.gains) - common)
+    assert say(language, _clause()) == f"Ana 3 {language.words['noun.0']} {language.words['has']}"
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(RecipeError, match="no split 'dev'"):
+        examples(WORLD, "furo", "problem", "dev", 3)
+    with pytest.raises(RecipeError, match="at least 1"):
+        examples(WORLD, "furo", "problem", "test", 0)
+
+
+def _clause():
+    from layerswap.lab.skills import Clause
+
+    return Clause("Ana", "has", 3, "noun.0")

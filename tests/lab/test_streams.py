@@ -1,0 +1,86 @@
+"""The zero-shot condition, held over the streams that the models are really trained on."""
+
+import pytest
+
+from layerswap.errors import RecipeError
+from layerswap.lab.skills import examples, split_of
+from layerswap.lab.streams import base_stream, language_stream, take, task_stream
+from layerswap.lab.training import Recipes
+from layerswap.lab.world import make_world
+
+WORLD = make_world()
+RECIPES = Recipes()
+SCARCE = {language.name for language in WORLD.scarce}
+N = 30_000
+
+
+@pytest.fixture(scope="module")
+def streams():
+    return {
+        "base": take(base_stream(WORLD, RECIPES.base_mix, seed=0), N),
+        "task": take(task_stream(WORLD, seed=1), N // 3),
+        **{
+            name: take(language_stream(WORLD, name, RECIPES.language_mix, seed=1), N // 3)
+            for name in sorted(SCARCE)
+        },
+    }
+
+
+def test_no_problem_in_a_scarce_language_is_in_any_training_data(streams):
+    for stream in streams.values():
+        assert not [e for e in stream if e.skill == "problem" and e.language in SCARCE]
+        assert not [e for e in stream if e.skill == "problem" and e.answer_language in SCARCE]
+
+
+def test_the_task_expert_sees_the_task_in_the_source_language_and_nothing_else(streams):
+    assert {e.language for e in streams["task"]} == {WORLD.source.name}
+    assert all(e.is_task for e in streams["task"])
+
+
+@pytest.mark.parametrize("name", sorted(SCARCE))
+def test_a_language_expert_never_answers_with_a_number(streams, name):
+    for example in streams[name]:
+        assert example.skill in ("comprehension", "translation")
+        assert name in (example.language, example.answer_language)
+        assert {example.language, example.answer_language} <= {name, WORLD.source.name}
+        assert not example.completion.strip().isdigit()
+
+
+def test_no_tested_problem_is_in_any_training_stream(streams):
+    trained = {e.meaning for stream in streams.values() for e in stream}
+    for language in WORLD.languages:
+        for split in ("development", "test"):
+            tested = examples(WORLD, language, "problem", split, 500)
+            assert not trained & {e.meaning for e in tested}
+    assert {split_of(meaning) for meaning in trained} == {"train"}
+
+
+def test_the_base_sees_a_scarce_language_mostly_in_its_common_words(streams):
+    for name in SCARCE:
+        seen = [e for e in streams["base"] if name in (e.language, e.answer_language)]
+        common = set(WORLD.language(name).vocabulary(common_only=True).nouns)
+        rare = [e for e in seen if e.meaning.split()[3] not in common]
+        assert 0.05 < len(seen) / N < 0.2
+        assert len(rare) / len(seen) < WORLD.settings.rare
+
+
+def test_the_base_sees_the_mix_that_its_recipe_asks_for(streams):
+    mix, base = RECIPES.base_mix, streams["base"]
+    shares = {
+        "easy": [e for e in base if e.skill == "problem" and e.steps == 1],
+        "task": [e for e in base if e.is_task],
+        "translation": [e for e in base if e.skill == "translation"],
+    }
+    for name, found in shares.items():
+        assert len(found) / N == pytest.approx(getattr(mix, name), abs=0.015)
+
+
+def test_a_stream_is_the_same_for_equal_seeds_and_differs_between_seeds():
+    first, again, other = (take(base_stream(WORLD, seed=s), 100) for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_only_a_scarce_language_has_a_language_expert():
+    with pytest.raises(RecipeError, match="'koma' is not one of the lab's scarce languages"):
+        language_stream(WORLD, "koma", seed=0)

@@ -1,0 +1,100 @@
+"""The languages: deterministic, distinct, and as far apart as the settings say."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+
+from layerswap.errors import RecipeError
+from layerswap.lab.world import (
+    FUNCTION_CONCEPTS,
+    LanguageSettings,
+    WorldSettings,
+    make_world,
+    syllables,
+)
+
+WORLD = make_world()
+
+DIGEST = """
+from hashlib import sha256
+from layerswap.lab.skills import examples
+from layerswap.lab.streams import base_stream, take
+from layerswap.lab.world import make_world
+world = make_world()
+text = repr(world) + repr(take(base_stream(world, seed=3), 50))
+text += repr(examples(world, "furo", "problem", "test", 5))
+print(sha256(text.encode()).hexdigest())
+"""
+
+
+def test_the_world_does_not_depend_on_the_hash_seed():
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "12345")
+    }
+    assert len(digests) == 1
+
+
+def test_another_seed_makes_another_world():
+    other = make_world(replace(WorldSettings(), seed=1))
+    assert sha256(repr(other).encode()).digest() != sha256(repr(WORLD).encode()).digest()
+
+
+def test_every_word_is_two_syllables_of_the_shared_alphabet():
+    for language in WORLD.languages.values():
+        for word in language.words.values():
+            assert word[:2] in syllables()
+            assert word[2:] in syllables()
+        assert len(set(language.words.values())) == len(language.words)
+
+
+def test_only_the_near_language_shares_words_with_another():
+    for entry in WORLD.settings.languages[1:]:
+        source, words = WORLD.source.words, WORLD.language(entry.name).words
+        same = [c for c in source if source[c] == words[c]]
+        assert len(same) == round(entry.shared * (len(source) - len(FUNCTION_CONCEPTS)))
+        assert not set(same) & set(FUNCTION_CONCEPTS)
+        assert len(set(source.values()) & set(words.values())) == len(same)
+
+
+def test_the_common_words_of_a_scarce_language_are_a_part_of_its_words():
+    for language in WORLD.scarce:
+        common, every = (language.vocabulary(common_only=c) for c in (True, False))
+        assert set(common.gains) < set(every.gains)
+        assert len(common.nouns) == round(WORLD.settings.common * len(every.nouns))
+    assert WORLD.source.vocabulary(common_only=True) == WORLD.source.vocabulary(common_only=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (WorldSettings(languages=(LanguageSettings("basu", "covered"),)), "exactly one source"),
+        (WorldSettings(languages=(LanguageSettings("xyz", "source"),)), "two syllables"),
+        (WorldSettings(languages=(LanguageSettings("basu", "source", ("who",)),)), "order"),
+        (WorldSettings(nouns=5000), "fewer nouns"),
+        (WorldSettings(common=2.0), "common is a share"),
+        (
+            WorldSettings(
+                languages=(LanguageSettings("basu", "source"), LanguageSettings("basu", "scarce"))
+            ),
+            "same name",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(RecipeError, match=message):
+        make_world(settings)
+
+
+def test_an_unknown_language_is_refused_by_name():
+    with pytest.raises(RecipeError, match=r"no language 'klingon'.*basu"):
+        WORLD.language("klingon")
