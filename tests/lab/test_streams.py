@@ -27,9 +27,15 @@ def streams():
 
 
 def test_no_problem_in_a_scarce_language_is_in_any_training_data(streams):
+    scarce_words = _words(SCARCE) - _words(set(WORLD.languages) - SCARCE)
     for stream in streams.values():
         assert not [e for e in stream if e.skill == "problem" and e.language in SCARCE]
         assert not [e for e in stream if e.skill == "problem" and e.answer_language in SCARCE]
+        for example in stream:
+            if example.skill == "problem":
+                assert not scarce_words & set(
+                    example.prompt.replace("?", "").replace(".", "").split()
+                )
 
 
 def test_the_task_expert_sees_the_task_in_the_source_language_and_nothing_else(streams):
@@ -84,3 +90,7 @@ def test_a_stream_is_the_same_for_equal_seeds_and_differs_between_seeds():
 def test_only_a_scarce_language_has_a_language_expert():
     with pytest.raises(RecipeError, match="'koma' is not one of the lab's scarce languages"):
         language_stream(WORLD, "koma", seed=0)
+
+
+def _words(names):
+    return {word for name in names for word in WORLD.language(name).words.values()}

@@ -64,6 +64,21 @@ def refuse_target(target: Path, *, marker: str, overwrite: bool) -> None:
         MergeError: it exists (and `overwrite` is off, or it does not hold `marker`), or its
             parent folder is missing or not writable.
     """
+    try:
+        _refuse(target, marker=marker, overwrite=overwrite)
+    except OSError as error:
+        raise MergeError(f"{target}: cannot be written ({error.strerror})") from None
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder below `folder` to disk."""
+    for directory, _, files in os.walk(folder):
+        for name in files:
+            _sync(Path(directory) / name)
+        _sync(Path(directory))
+
+
+def _refuse(target: Path, *, marker: str, overwrite: bool) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise MergeError(f"{target}: exists and is not a folder; choose another output")
     if target.is_dir() and not overwrite:
@@ -76,14 +91,6 @@ def refuse_target(target: Path, *, marker: str, overwrite: bool) -> None:
         raise MergeError(f"{target.parent}: no such folder; create it first")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise MergeError(f"{target.parent}: not writable")
-
-
-def sync_tree(folder: Path) -> None:
-    """Flush every file and folder below `folder` to disk."""
-    for directory, _, files in os.walk(folder):
-        for name in files:
-            _sync(Path(directory) / name)
-        _sync(Path(directory))
 
 
 def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -> None:

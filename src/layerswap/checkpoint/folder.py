@@ -163,8 +163,9 @@ def _read_shards(folder: Path, index: Path) -> dict[str, TensorInfo]:
             tensors[tensor.name] = tensor
     absent = [name for name in weight_map if name not in tensors]
     if absent:
+        name, file = clipped(repr(absent[0])), weight_map[absent[0]]
         raise CheckpointError(
-            f"{index}: lists {clipped(repr(absent[0]))} in {weight_map[absent[0]]}, which does not hold it"
+            f"{index}: lists {name} in {file}, which does not hold it"
             + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
         )
     return tensors

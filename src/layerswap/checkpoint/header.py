@@ -201,7 +201,8 @@ def _entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
         shape = _naturals(entry["shape"], "shape")
         offsets = _naturals(entry["data_offsets"], "data_offsets")
         if len(offsets) != 2 or offsets[1] < offsets[0]:
-            raise CheckpointError(f"data_offsets {clipped(str(list(offsets)))} are not [begin, end]")
+            shown = clipped(str(list(offsets)))
+            raise CheckpointError(f"data_offsets {shown} are not [begin, end]")
         begin, end = offsets
         if byte_length(dtype, shape) != end - begin:
             sizes = clipped(str(list(shape)))

@@ -49,7 +49,6 @@ def _download(name: str, revision: str | None) -> tuple[Path, str]:
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
-        IncompleteSnapshotError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -63,10 +62,8 @@ def _download(name: str, revision: str | None) -> tuple[Path, str]:
         why = "no such local folder, and no such repository on the Hub (or it is private)"
     except RevisionNotFoundError:
         why = f"the repository has no revision {revision!r}"
-    except IncompleteSnapshotError:
-        why = "only partly in the local cache, and the Hub cannot be reached for the rest"
     except LocalEntryNotFoundError:
-        why = "no such local folder, not in the local cache, and the Hub cannot be reached"
+        why = "no such local folder, not whole in the local cache, and the Hub cannot be reached"
     except HFValidationError as error:
         why = f"not a valid Hub id ({error})"
     except Exception as error:

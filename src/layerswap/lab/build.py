@@ -23,7 +23,7 @@ from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.scoring import load, score_model
 from layerswap.lab.skills import Example, Split
 from layerswap.lab.streams import base_stream, language_stream, task_stream
-from layerswap.lab.training import Recipe, Recipes, new_model, train
+from layerswap.lab.training import Recipe, Recipes, new_model, train, without_progress_bars
 from layerswap.lab.world import World, WorldSettings, make_world
 
 RECORD = "record.json"
@@ -211,7 +211,8 @@ def _save(out: Path, name: str, model: Any, tokenizer: Any) -> None:
     for leftover in (partial, out / name):
         if leftover.exists():
             shutil.rmtree(leftover)
-    model.save_pretrained(partial)
+    with without_progress_bars():
+        model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     partial.rename(out / name)
 

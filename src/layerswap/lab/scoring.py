@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.lab.skills import Example, Skill, Split, examples
-from layerswap.lab.training import IGNORED, collate, encode
+from layerswap.lab.training import IGNORED, collate, encode, without_progress_bars
 from layerswap.lab.world import World, make_world
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
 
     if not (Path(folder) / "config.json").is_file():
         raise CheckpointError(f"{folder}: no checkpoint here (config.json is missing)")
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with without_progress_bars():
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train(mode=False)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     return model, tokenizer

@@ -17,6 +17,7 @@ by a digest of its text, so the splits are disjoint in every language and skill 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -52,7 +53,8 @@ class Example:
     Attributes:
         prompt: the text read.
         completion: the text to be written after it; starts with a space.
-        language: of the text read.
+        language: of the text read; of a problem whose clauses are in several languages, that
+            of its question.
         answer_language: of the completion; the same unless the example crosses languages.
         skill: what it asks for.
         steps: changes in a problem, 0 for the other skills.
@@ -116,22 +118,24 @@ def translation(
 
 
 def problem(
-    language: Language,
+    languages: Sequence[Language],
     words: Vocabulary,
     split: Split,
     rng: random.Random,
     *,
-    steps: int,
     biggest: int,
 ) -> Example:
-    """A problem of `steps` changes; no number on the way leaves 0..`biggest`."""
-    clauses, left = _draw_story(words, split, rng, steps, biggest)
-    count, noun = language.words["ask.count"], language.words[clauses[0].noun]
-    asked = f"{noun} {clauses[0].who}"
-    question = f"{asked} {count}" if language.order[-1] == "verb" else f"{count} {asked}"
-    story = " ".join(f"{say(language, clause)}." for clause in clauses)
-    prompt = f"{story} {question}?"
-    return _example(prompt, str(left), (language, language), "problem", clauses)
+    """A problem, each of its clauses in the next of `languages`, the question in the last.
+
+    Two languages make a problem of one step, three one of two; they may all be the same. No
+    number on the way leaves 0..`biggest`.
+    """
+    clauses, left = _draw_story(words, split, rng, len(languages) - 1, biggest)
+    said = zip(languages, clauses, strict=True)
+    story = " ".join(f"{say(language, clause)}." for language, clause in said)
+    asker = languages[-1]
+    prompt = f"{story} {_how_many(asker, clauses[0])}?"
+    return _example(prompt, str(left), (asker, asker), "problem", clauses)
 
 
 def examples(
@@ -164,13 +168,20 @@ def examples(
     while len(found) < n:
         if skill == "problem":
             biggest = world.settings.biggest
-            drawn = problem(spoken, words, split, rng, steps=steps, biggest=biggest)
+            drawn = problem([spoken] * (steps + 1), words, split, rng, biggest=biggest)
         elif skill == "translation":
             drawn = translation(spoken, world.source, words, split, rng)
         else:
             drawn = comprehension(spoken, spoken, words, split, rng)
         found.setdefault(drawn.prompt, drawn)
     return list(found.values())
+
+
+def _how_many(asker: Language, clause: Clause) -> str:
+    count, noun = asker.words["ask.count"], asker.words[clause.noun]
+    if asker.order[-1] == "verb":
+        return f"{noun} {clause.who} {count}"
+    return f"{count} {noun} {clause.who}"
 
 
 def _example(

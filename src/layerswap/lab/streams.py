@@ -38,14 +38,16 @@ class BaseMix:
         scarce: of the comprehension examples, those in each scarce language; of the
             translations, those out of or into each.
         crossing: of the comprehension examples, those asked in another language.
+        mixed: of the problems, those whose clauses are each in a rich language drawn anew.
     """
 
     translation: float = 0.35
-    easy: float = 0.25
-    task: float = 0.10
+    easy: float = 0.27
+    task: float = 0.03
     source: float = 0.34
-    scarce: float = 0.12
-    crossing: float = 0.30
+    scarce: float = 0.14
+    crossing: float = 0.40
+    mixed: float = 0.30
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,13 @@ class LanguageMix:
     Attributes:
         translation: of the examples, half of them each way; the rest is comprehension.
         crossing: of the comprehension examples, those whose question, or whose clause, is in
-            the source language.
+            a partner language.
+        partners: how many of the rich languages it is paired with, the source language first.
     """
 
     translation: float = 0.5
     crossing: float = 0.3
+    partners: int = 1
 
 
 def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Iterator[Example]:
@@ -74,9 +78,9 @@ def task_stream(world: World, *, seed: int) -> Iterator[Example]:
     """A task expert's training examples: problems in the source language, without end."""
     rng = random.Random(f"task/{seed}")
     words = world.source.vocabulary(common_only=False)
-    biggest = world.settings.biggest
+    languages = [world.source] * (TASK_STEPS + 1)
     while True:
-        yield problem(world.source, words, "train", rng, steps=TASK_STEPS, biggest=biggest)
+        yield problem(languages, words, "train", rng, biggest=world.settings.biggest)
 
 
 def language_stream(
@@ -104,7 +108,7 @@ def _language_examples(
 ) -> Iterator[Example]:
     words = target.vocabulary(common_only=False)
     while True:
-        pair = [target, world.source]
+        pair = [target, rng.choice(world.rich[: mix.partners])]
         rng.shuffle(pair)
         if rng.random() < mix.translation:
             yield translation(pair[0], pair[1], words, "train", rng)
@@ -118,10 +122,11 @@ def _base_example(world: World, mix: BaseMix, rng: random.Random) -> Example:
     kind = rng.random()
     if kind < mix.easy + mix.task:
         steps = 1 if kind < mix.easy else TASK_STEPS
-        spoken = _draw_rich(world, mix, rng)
-        words = spoken.vocabulary(common_only=False)
-        biggest = world.settings.biggest
-        return problem(spoken, words, "train", rng, steps=steps, biggest=biggest)
+        languages = [_draw_rich(world, mix, rng)] * (steps + 1)
+        if rng.random() < mix.mixed:
+            languages = [_draw_rich(world, mix, rng) for _ in languages]
+        words = world.source.vocabulary(common_only=False)
+        return problem(languages, words, "train", rng, biggest=world.settings.biggest)
     first = _draw_any(world, mix, rng)
     second = rng.choice([lang for lang in world.rich if lang is not first])
     words = _seen(world, first, rng)

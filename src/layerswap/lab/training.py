@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,20 @@ def train(
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     model.train(mode=False)
     return float(losses[-1])
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing a bar for every file of a few hundred kilobytes."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def encode(

@@ -28,7 +28,6 @@ PEOPLE = ("Ana", "Ben", "Eva", "Ida", "Leo", "Mia", "Noa", "Oto", "Pia", "Tom")
 SUBJECT_FIRST: tuple[Slot, ...] = ("who", "verb", "number", "noun")
 NUMBER_LAST: tuple[Slot, ...] = ("who", "verb", "noun", "number")
 VERB_LAST: tuple[Slot, ...] = ("who", "noun", "number", "verb")
-VERB_LAST_NUMBER_FIRST: tuple[Slot, ...] = ("who", "number", "noun", "verb")
 
 FUNCTION_CONCEPTS = (
     "has",
@@ -82,7 +81,7 @@ class WorldSettings:
         LanguageSettings("koma", "covered", VERB_LAST),
         LanguageSettings("tiga", "covered", SUBJECT_FIRST),
         LanguageSettings("nela", "scarce", SUBJECT_FIRST, shared=0.25),
-        LanguageSettings("furo", "scarce", VERB_LAST_NUMBER_FIRST),
+        LanguageSettings("furo", "scarce", VERB_LAST),
     )
     nouns: int = 24
     verbs: int = 8

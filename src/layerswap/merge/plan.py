@@ -67,8 +67,8 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights that the merge will write, headers not counted."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        """Bytes of the weight files that the merge will write."""
+        return sum(shard.nbytes for shard in self.shards())
 
     def shards(self) -> list[Shard]:
         """The output files."""
@@ -86,6 +86,7 @@ class Plan:
             "model_type": self.reference.config.get("model_type"),
             "tensors": len(self.tensors),
             "output_bytes": self.nbytes,
+            "weight_bytes": sum(tensor.nbytes for tensor in self.tensors),
             "copied_bytes": verbatim,
             "shards": len(self.shards()),
         }

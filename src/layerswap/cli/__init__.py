@@ -1,0 +1,55 @@
+"""The command line: one module per command, no logic of its own.
+
+Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 ours (a traceback).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from layerswap.cli import lab, merge, plan, quickstart
+from layerswap.errors import LayerswapError
+
+app = typer.Typer(
+    name="layerswap",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("quickstart")(quickstart.quickstart)
+app.command("merge")(merge.merge)
+app.command("plan")(plan.plan)
+app.add_typer(lab.app, name="lab")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from layerswap import __version__
+
+        typer.echo(f"layerswap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Recompose fine-tuned language models layer by layer: task in the middle, language outside."""
+
+
+def main() -> None:
+    """Entry point of the `layerswap` command."""
+    try:
+        app()
+    except LayerswapError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        sys.exit(2)

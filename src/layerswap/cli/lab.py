@@ -1,0 +1,64 @@
+"""`layerswap lab`: build the small world's models from scratch, and score checkpoints on it."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Split(enum.Enum):
+    """The splits that are not for training."""
+
+    development = "development"
+    test = "test"
+
+
+app = typer.Typer(no_args_is_help=True, help="The small multilingual world that ships inside.")
+
+
+@app.command()
+def build(
+    out: Annotated[Path, typer.Option(help="Folder for the models; finished ones are kept.")],
+    seed: Annotated[int, typer.Option(help="Seed of the training and of the data order.")] = 0,
+) -> None:
+    """Train the lab's base and experts from scratch (under half an hour on two cores)."""
+    from layerswap.cli.progress import named_progress
+    from layerswap.lab.build import build as build_lab
+
+    with named_progress() as progress:
+        build_lab(out, seed=seed, progress=progress)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def score(
+    models: Annotated[list[Path], typer.Argument(help="Checkpoint folders.")],
+    language: Annotated[
+        str | None, typer.Option(help="Target language; the nearest one if not given.")
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="Questions per measure.")] = 1000,
+    split: Annotated[Split, typer.Option(help="Which questions.")] = Split.test,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Score checkpoints on the lab: task and comprehension, in target and source language."""
+    import json
+    from dataclasses import asdict
+
+    from layerswap.cli.progress import step_progress
+    from layerswap.cli.tables import score_table
+    from layerswap.lab.quickstart import score_folders
+
+    scores = score_folders(
+        models, language=language, split=split.value, n=n, progress=step_progress
+    )
+    if as_json:
+        plain = {
+            name: {measure: asdict(interval) for measure, interval in measures.items()}
+            for name, measures in scores.items()
+        }
+        typer.echo(json.dumps(plain, indent=2))
+    else:
+        typer.echo(score_table(scores))

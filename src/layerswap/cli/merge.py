@@ -1,0 +1,67 @@
+"""`layerswap merge`: write a composition as a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from layerswap.cli import options
+
+
+def merge(
+    recipe: options.RecipeFile = None,
+    *,
+    out: Annotated[Path, typer.Option(help="The folder to create.")],
+    task: options.Task = None,
+    language: options.Language = None,
+    base: options.Base = None,
+    bottom: options.Bottom = None,
+    top: options.Top = None,
+    bottom_transition: options.BottomTransition = None,
+    top_transition: options.TopTransition = None,
+    outside: options.OutsideLayers = None,
+    weights: options.Weights = None,
+    dtype: options.Dtype = None,
+    max_shard_size: options.MaxShardSize = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that layerswap wrote.")
+    ] = False,
+    allow_non_finite: Annotated[
+        bool, typer.Option("--allow-non-finite", help="Let NaN and infinity through arithmetic.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Workers. Default: the usable processors.")
+    ] = None,
+) -> None:
+    """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
+
+    Example: layerswap merge --task math-expert --language swahili-expert --out merged
+    """
+    from rich.filesize import decimal
+
+    from layerswap.checkpoint import refuse_target
+    from layerswap.cli.progress import byte_progress
+    from layerswap.merge import make_plan
+    from layerswap.merge.documents import RECORD
+
+    flags = {
+        "task": task, "language": language, "base": base, "bottom": bottom, "top": top,
+        "bottom_transition": bottom_transition, "top_transition": top_transition,
+        "outside": outside, "weights": weights, "dtype": dtype, "max_shard_size": max_shard_size,
+    }  # fmt: skip
+    checked = options.build_recipe(recipe, flags)
+    # Before the sources are opened: opening may download them.
+    refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
+    plan = make_plan(checked)
+    typer.echo(str(plan))
+    with byte_progress("merging", plan.nbytes) as progress:
+        written = plan.save(
+            out,
+            overwrite=overwrite,
+            threads=threads,
+            progress=progress,
+            allow_non_finite=allow_non_finite,
+        )
+    typer.echo(f"wrote {written} ({decimal(plan.nbytes)})")

@@ -1,0 +1,81 @@
+"""Progress bars, on standard error so that output can be piped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar in bytes with the rate; yields the function to call with bytes just done."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        job = bar.add_task(label, total=total)
+        yield lambda count: bar.update(job, advance=count)
+
+
+@contextmanager
+def step_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar in steps; yields the function to call with the number of steps just done."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        job = bar.add_task(label, total=total)
+        yield lambda count: bar.update(job, advance=count)
+
+
+@contextmanager
+def named_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """One bar per name; yields a function of a name, the steps done and the steps in all."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        jobs: dict[str, TaskID] = {}
+
+        def report(name: str, done: int, total: int) -> None:
+            if name not in jobs:
+                jobs[name] = bar.add_task(name, total=total)
+            bar.update(jobs[name], completed=done, total=total)
+
+        yield report

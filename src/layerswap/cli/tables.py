@@ -1,0 +1,33 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from layerswap.evaluate.statistics import Interval
+
+
+def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
+    """Models down the side, measures across, each cell a percentage with its 95% interval."""
+    from io import StringIO
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    measures = list(next(iter(scores.values())))
+    table = Table("model", box=SIMPLE_HEAD, caption="% right, with 95% bootstrap intervals")
+    for measure in measures:
+        table.add_column(measure.replace("_", " "), justify="right")
+    for name, row in scores.items():
+        table.add_row(name.replace("_", " "), *(percent(row[measure]) for measure in measures))
+    text = StringIO()
+    Console(file=text, width=110).print(table)
+    return text.getvalue().rstrip()
+
+
+def percent(interval: Interval) -> str:
+    """An interval as `61.2 [58.1, 64.3]`, in percent."""
+    return f"{interval.mean:.1%} [{interval.low:.1%}, {interval.high:.1%}]".replace("%", "")

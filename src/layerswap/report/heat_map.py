@@ -1,0 +1,213 @@
+"""A score for every pair of zone sizes, as a grid of coloured cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from layerswap.report.svg import (
+    INK,
+    contrast,
+    element,
+    figure,
+    number,
+    score,
+    stylesheet,
+    text,
+    text_width,
+)
+
+LIGHT = (
+    "#eef3f6", "#d7e5ed", "#bbd3e1", "#9cc1d4", "#7badc6", "#5a97b4", "#34779a", "#1f6184", "#124b6b",
+)  # fmt: skip
+DARK = (
+    "#1c2733", "#1e3142", "#213f54", "#265067", "#2c627a", "#3f8097", "#6aa5b8", "#93c3d1", "#c2e2ea",
+)  # fmt: skip
+"""The scale, low to high. Lightness alone orders it, so every eye and every printer can."""
+
+_CELL_W, _CELL_H, _GAP = 54, 38, 3
+_HALF = (_CELL_W - _GAP) / 2
+_LEFT, _TOP, _FONT, _SMALL = 52, 44, 13, 11
+_MARKS = {"best": "best", "default": "the paper's default"}
+
+Cell = tuple[int, int]
+
+
+def heat_map_svg(
+    values: Mapping[Cell, float],
+    *,
+    row_label: str,
+    column_label: str,
+    best: Cell | None = None,
+    default: Cell | None = None,
+    unit: str = "%",
+) -> str:
+    """A grid of scores with its numbers, such as accuracy by bottom and top layers.
+
+    Darker is higher in light mode, brighter is higher in dark mode. A pair that is not in
+    `values`, such as zones that do not fit, stays empty.
+
+    Args:
+        values: score of each (row, column).
+        row_label: what the rows count, such as `bottom layers`.
+        column_label: what the columns count.
+        best: the cell to outline as the best.
+        default: the cell to outline as the paper's default; not marked where `values` lacks it.
+        unit: `%` shows fractions of 1 as per cent; another unit is written beside the scale.
+
+    Returns:
+        A standalone SVG document.
+
+    Raises:
+        ValueError: no values, one that is not finite, or a best that is not among them.
+    """
+    if not values:
+        raise ValueError("a heat map needs at least one value")
+    if best is not None and best not in values:
+        raise ValueError(f"the best cell {best} is not among the values")
+    rows, columns = sorted({r for r, _ in values}), sorted({c for _, c in values})
+    width = max(_LEFT + len(columns) * _CELL_W + 6, _LEFT + 250)
+    grid_end = _TOP + len(rows) * _CELL_H
+    wanted = {"best": best, "default": default}
+    marks = {kind: cell for kind, cell in wanted.items() if cell is not None and cell in values}
+    return figure(
+        width,
+        grid_end + 56,
+        *_axes(rows, columns, row_label, column_label),
+        *(_cell_svg(cell, rows, columns, values, unit) for cell in sorted(values)),
+        *(
+            _outline(kind, cell, rows, columns, _grow(kind, best == default))
+            for kind, cell in marks.items()
+        ),
+        *_key(grid_end + 16, values, marks, unit),
+        title=f"Score by {row_label} and {column_label}",
+        description=_described(values, marks, row_label, column_label, unit),
+        style=stylesheet(_fills()),
+    )
+
+
+def _grow(kind: str, both: bool) -> float:
+    """How far outside its cell a mark is drawn: further for the second mark of one cell."""
+    return 4.5 if both and kind == "default" else 1.5
+
+
+def _fills() -> dict[str, tuple[str, str]]:
+    fills = {f"ls-h{i}": pair for i, pair in enumerate(zip(LIGHT, DARK, strict=True))}
+    for i, (light, dark) in enumerate(zip(LIGHT, DARK, strict=True)):
+        fills[f"ls-t{i}"] = (readable_on(light), readable_on(dark))
+    return fills
+
+
+def readable_on(colour: str) -> str:
+    """Dark or light ink, whichever stands out more from `colour`."""
+    return max((INK, "#ffffff"), key=lambda ink: contrast(ink, colour))
+
+
+def _level(value: float, values: Mapping[Cell, float]) -> int:
+    low, high = min(values.values()), max(values.values())
+    if high == low:
+        return len(LIGHT) // 2
+    return round((value - low) / (high - low) * (len(LIGHT) - 1))
+
+
+def _corner(cell: Cell, rows: list[int], columns: list[int]) -> tuple[int, int]:
+    return _LEFT + columns.index(cell[1]) * _CELL_W, _TOP + rows.index(cell[0]) * _CELL_H
+
+
+def _cell_svg(
+    cell: Cell, rows: list[int], columns: list[int], values: Mapping[Cell, float], unit: str
+) -> str:
+    x, y = _corner(cell, rows, columns)
+    level = _level(values[cell], values)
+    return element(
+        "rect",
+        x=x,
+        y=y,
+        width=_CELL_W - _GAP,
+        height=_CELL_H - _GAP,
+        rx=4,
+        data_row=cell[0],
+        data_column=cell[1],
+        class_=f"ls-h{level}",
+    ) + text(
+        score(values[cell], unit),
+        x + _HALF,
+        y + (_CELL_H - _GAP) / 2 + 4.5,
+        class_=f"ls-t{level}",
+        font_size=_FONT,
+        text_anchor="middle",
+    )
+
+
+def _outline(kind: str, cell: Cell, rows: list[int], columns: list[int], grow: float) -> str:
+    x, y = _corner(cell, rows, columns)
+    return _frame(kind, x, y, _CELL_W - _GAP, _CELL_H - _GAP, grow, data_mark=kind)
+
+
+def _frame(
+    kind: str, x: float, y: float, width: float, height: float, grow: float, **data: str
+) -> str:
+    return element(
+        "rect",
+        x=x - grow,
+        y=y - grow,
+        width=width + 2 * grow,
+        height=height + 2 * grow,
+        rx=5,
+        stroke_width=2.5 if kind == "best" else 1.5,
+        stroke_dasharray=None if kind == "best" else "4 3",
+        class_="ls-mark",
+        **data,
+    )
+
+
+def _axes(rows: list[int], columns: list[int], row_label: str, column_label: str) -> list[str]:
+    style: dict[str, str | float] = {"class_": "ls-muted", "font_size": _SMALL}
+    middle = _LEFT + (len(columns) * _CELL_W - _GAP) / 2
+    centre = _TOP + (len(rows) * _CELL_H - _GAP) / 2
+    turned = f"rotate(-90 14 {number(centre)})"
+    parts = [
+        text(column_label, middle, 14, text_anchor="middle", **style),
+        text(row_label, 14, centre, text_anchor="middle", transform=turned, **style),
+    ]
+    for column in columns:
+        x, _ = _corner((rows[0], column), rows, columns)
+        parts.append(text(str(column), x + _HALF, _TOP - 9, text_anchor="middle", **style))
+    for row in rows:
+        _, y = _corner((row, columns[0]), rows, columns)
+        parts.append(text(str(row), _LEFT - 9, y + 22, text_anchor="end", **style))
+    return parts
+
+
+def _key(y: float, values: Mapping[Cell, float], marks: Mapping[str, Cell], unit: str) -> list[str]:
+    """The scale with its two ends, and what the outlines mean."""
+    low, high = score(min(values.values()), unit), score(max(values.values()), unit)
+    swatch, x = 12, _LEFT + text_width(low, _SMALL) + 6
+    style: dict[str, str | float] = {"class_": "ls-muted", "font_size": _SMALL}
+    parts = [text(low, _LEFT, y + 9, **style)]
+    for i in range(len(LIGHT)):
+        parts.append(
+            element("rect", x=x + i * swatch, y=y, width=swatch, height=10, class_=f"ls-h{i}")
+        )
+    parts.append(text(f"{high} {unit}", x + len(LIGHT) * swatch + 6, y + 9, **style))
+    x, y = float(_LEFT) + 2, y + 24
+    for kind in marks:
+        parts.append(_frame(kind, x, y, 16, 10, 0))
+        words = _MARKS[kind]
+        parts.append(text(words, x + 23, y + 9, **style))
+        x += 23 + text_width(words, _SMALL) + 18
+    return parts
+
+
+def _described(
+    values: Mapping[Cell, float],
+    marks: Mapping[str, Cell],
+    row_label: str,
+    column_label: str,
+    unit: str,
+) -> str:
+    low, high = score(min(values.values()), unit), score(max(values.values()), unit)
+    said = [f"{len(values)} combinations, from {low} to {high} {unit}"]
+    for kind, (row, column) in marks.items():
+        value = score(values[row, column], unit)
+        said.append(f"{_MARKS[kind]}: {row_label} {row}, {column_label} {column}, {value} {unit}")
+    return "; ".join(said)

@@ -1,0 +1,527 @@
+"""Committing a folder: the old one or the new one, whoever is killed and whatever fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import committer
+import pytest
+from committer import MARKER, check_after_kill, commit_version, whole_version, write_output
+
+from layerswap.checkpoint import commit
+from layerswap.checkpoint.commit import atomic_folder, refuse_target
+from layerswap.errors import MergeError
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def committed(target, *, overwrite=False):
+    return atomic_folder(target, marker=MARKER, overwrite=overwrite)
+
+
+def commit_then(target, action):
+    """Commits version 2 over whatever is there, with `action(folder)` after the writing."""
+    with committed(target, overwrite=True) as folder:
+        write_output(folder, 2)
+        action(folder)
+
+
+def raising(error):
+    def action(_):
+        raise error
+
+    return action
+
+
+def refusal(target, *, overwrite=False):
+    with (
+        pytest.raises(MergeError) as caught,
+        committed(target, overwrite=overwrite),
+    ):
+        pytest.fail("the block ran")
+    return str(caught.value)
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def old(target):
+    target.mkdir()
+    write_output(target, 1)
+    return target
+
+
+@pytest.fixture(params=["exchange", "fallback"])
+def either_way(request, monkeypatch):
+    if request.param == "fallback":
+        monkeypatch.setattr(commit, "_exchange", lambda *_: False)
+    return request.param
+
+
+# ---------------------------------------------------------------- what goes well
+
+
+def test_nothing_is_at_the_target_until_the_block_ends(target):
+    with committed(target) as folder:
+        assert folder.parent == target.parent
+        assert folder.name.startswith("out.partial-")
+        write_output(folder, 1)
+        assert not target.exists()
+    assert whole_version(target) == 1
+    assert names(target.parent) == ["out"]
+
+
+def test_overwriting(old, either_way):
+    (old / "left over").write_text("of the old output")
+    with committed(old, overwrite=True) as folder:
+        assert list(folder.iterdir()) == []
+        write_output(folder, 2)
+        assert (old / "left over").exists()
+    assert whole_version(old) == 2
+    assert names(old.parent) == ["out"]
+
+
+def test_overwrite_of_nothing_is_a_plain_commit(target):
+    commit_version(target, 1, overwrite=True)
+    assert whole_version(target) == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_system_that_cannot_exchange_falls_back(old, monkeypatch, code):
+    library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)})
+    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: library)
+    monkeypatch.setattr(commit.ctypes, "get_errno", lambda: code)
+    commit_version(old, 2)
+    assert whole_version(old) == 2
+    assert names(old.parent) == ["out"]
+
+
+def test_a_system_without_the_call_falls_back(old, monkeypatch):
+    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: object())
+    commit_version(old, 2)
+    assert whole_version(old) == 2
+
+
+def test_an_exchange_that_fails_leaves_the_old_output(old, monkeypatch):
+    library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)})
+    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: library)
+    monkeypatch.setattr(commit.ctypes, "get_errno", lambda: errno.EIO)
+    with pytest.raises(MergeError, match=r"out: cannot be written \(Input/output error\)"):
+        commit_version(old, 2)
+    assert whole_version(old) == 1
+    assert names(old.parent) == ["out"]
+
+
+def test_the_real_exchange_is_one_step(tmp_path):
+    for version in (1, 2):
+        (tmp_path / str(version)).mkdir()
+        write_output(tmp_path / str(version), version)
+    if not commit._exchange(tmp_path / "1", tmp_path / "2"):
+        pytest.skip("this system cannot exchange folders")
+    assert whole_version(tmp_path / "1") == 2
+    assert whole_version(tmp_path / "2") == 1
+
+
+def test_the_folder_one_stands_in(old, monkeypatch):
+    monkeypatch.chdir(old)
+    commit_version(Path(), 2)
+    assert whole_version(old) == 2
+    assert names(old.parent) == ["out"]
+
+
+def test_a_relative_target_survives_a_change_of_folder(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with committed(Path("out")) as folder:
+        write_output(folder, 1)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    assert whole_version(tmp_path / "out") == 1
+
+
+@pytest.mark.parametrize("name", ["a*b", "[x]", "a?", "ü n", "out.partial-"])
+def test_names_that_a_pattern_could_misread(tmp_path, name):
+    commit_version(tmp_path / name, 1)
+    commit_version(tmp_path / name, 2)
+    assert whole_version(tmp_path / name) == 2
+    assert names(tmp_path) == [name]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_modes_follow_the_umask(target, umask, mode):
+    before = os.umask(umask)
+    try:
+        commit_version(target, 1)
+    finally:
+        os.umask(before)
+    assert (target / MARKER).stat().st_mode & 0o777 == mode
+    assert target.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_an_existing_folder(old):
+    expected = f"{old}: exists already; choose another output or pass --overwrite"
+    assert refusal(old) == expected
+    assert whole_version(old) == 1
+
+
+@pytest.mark.parametrize("content", [[], ["model.safetensors"]])
+def test_a_folder_that_is_not_ours(target, content):
+    target.mkdir()
+    for name in content:
+        (target / name).write_text("precious")
+    expected = f"{target}: has no {MARKER}, so layerswap did not write it and will not replace it"
+    assert refusal(target, overwrite=True) == expected
+    assert names(target) == content
+
+
+def test_a_marker_that_is_a_folder_is_no_marker(target):
+    (target / MARKER).mkdir(parents=True)
+    assert "did not write it" in refusal(target, overwrite=True)
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a folder", "link to nothing"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_target_that_is_no_folder(tmp_path, target, kind, overwrite):
+    commit_version(tmp_path / "real", 1)
+    if kind == "file":
+        target.write_text("precious")
+    else:
+        target.symlink_to("real" if kind == "link to a folder" else "nothing")
+    expected = f"{target}: exists and is not a folder; choose another output"
+    assert refusal(target, overwrite=overwrite) == expected
+    assert names(tmp_path) == ["out", "real"]
+    assert whole_version(tmp_path / "real") == 1
+
+
+def test_a_missing_parent(tmp_path):
+    expected = f"{tmp_path}/no: no such folder; create it first"
+    assert refusal(tmp_path / "no" / "out") == expected
+
+
+def test_a_parent_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    expected = f"{tmp_path}/file: no such folder; create it first"
+    assert refusal(tmp_path / "file" / "out") == expected
+
+
+def test_a_parent_that_may_not_be_written(target, monkeypatch):
+    asked = []
+
+    def access(path, mode):
+        asked.append((Path(path), mode))
+        return False
+
+    monkeypatch.setattr(commit.os, "access", access)
+    assert refusal(target) == f"{target.parent}: not writable"
+    assert asked == [(target.parent, os.W_OK | os.X_OK)]
+
+
+def test_a_name_too_long_for_the_disk(tmp_path):
+    for length in (250, 300):
+        target = tmp_path / ("x" * length)
+        assert "File name too long" in refusal(target)
+    assert names(tmp_path) == []
+
+
+def test_the_check_alone_writes_nothing(target):
+    refuse_target(target, marker=MARKER, overwrite=False)
+    assert names(target.parent) == []
+
+
+# ---------------------------------------------------------------- what goes wrong half way
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MergeError, GeneratorExit])
+def test_an_exception_in_the_block_leaves_nothing(target, error):
+    with pytest.raises(error):
+        commit_then(target, raising(error))
+    assert names(target.parent) == []
+
+
+def test_an_exception_in_the_block_leaves_the_old_output(old):
+    with pytest.raises(ValueError, match="stop"):
+        commit_then(old, raising(ValueError("stop")))
+    assert whole_version(old) == 1
+    assert names(old.parent) == ["out"]
+
+
+def test_a_full_disk_in_the_block(old):
+    def overflow(folder):
+        (folder / "model.safetensors").symlink_to("/dev/full")
+        (folder / "model.safetensors").write_bytes(b"x")
+
+    with pytest.raises(MergeError) as caught:
+        commit_then(old, overflow)
+    expected = f"{old}: cannot be written (No space left on device); nothing was kept"
+    assert str(caught.value) == expected
+    assert whole_version(old) == 1
+    assert names(old.parent) == ["out"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 KiB, where the system lets the tests mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up(small_disk):
+    target = small_disk / "out"
+    commit_version(target, 1, size=1000)
+    with pytest.raises(MergeError, match=r"out: cannot be written \(No space left on device\)"):
+        commit_version(target, 2, size=2000)
+    assert whole_version(target, 1000) == 1
+    assert names(small_disk) == ["out"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fails_to_flush(old, monkeypatch, code):
+    def fsync(_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(commit.os, "fsync", fsync)
+    with pytest.raises(MergeError) as caught:
+        commit_version(old, 2)
+    expected = f"{old}: cannot be written ({os.strerror(code)}); nothing was kept"
+    assert str(caught.value) == expected
+    assert whole_version(old) == 1
+    assert names(old.parent) == ["out"]
+
+
+def test_a_filesystem_that_cannot_flush_folders(target, monkeypatch):
+    real = os.fsync
+
+    def fsync(handle):
+        if Path(f"/proc/self/fd/{handle}").is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(handle)
+
+    monkeypatch.setattr(commit.os, "fsync", fsync)
+    commit_version(target, 1)
+    assert whole_version(target) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_fallback_that_fails_half_way_puts_the_old_output_back(old, monkeypatch, error):
+    monkeypatch.setattr(commit, "_exchange", lambda *_: False)
+    real = os.rename
+
+    def rename(source, destination):
+        if ".partial-" in str(source):
+            raise error
+        real(source, destination)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises((MergeError, KeyboardInterrupt)):
+        commit_version(old, 2)
+    assert whole_version(old) == 1
+    assert names(old.parent) == ["out"]
+
+
+def test_an_old_output_that_cannot_be_removed_is_no_failure(old, either_way, monkeypatch):
+    def rmtree(path, ignore_errors=False, **_):
+        if not ignore_errors:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit.shutil, "rmtree", rmtree)
+        commit_version(old, 2)
+    assert whole_version(old) == 2
+    assert len(names(old.parent)) == 2
+
+
+def test_a_target_that_appears_meanwhile_is_kept(target):
+    def intrude(_):
+        target.mkdir()
+        (target / "precious").write_text("")
+
+    with pytest.raises(MergeError, match="so layerswap did not write it"):
+        commit_then(target, intrude)
+    assert names(target) == ["precious"]
+    assert names(target.parent) == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_target_that_appears_at_the_last_moment_is_kept(target, kind, monkeypatch):
+    real = os.rename
+
+    def rename(source, destination):
+        if kind == "folder":
+            (target / "precious").mkdir(parents=True)
+        else:
+            target.write_text("precious")
+        real(source, destination)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(MergeError, match=r"out: cannot be written \(.*\); nothing was kept"):
+        commit_version(target, 1)
+    assert names(target.parent) == ["out"]
+    assert names(target) == ["precious"] if kind == "folder" else target.read_text() == "precious"
+
+
+# ---------------------------------------------------------------- the order of things
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """What the commit asks of the disk, in order: (verb, path)."""
+    events = []
+    fsync, rename, rmtree, exchange = os.fsync, os.rename, shutil.rmtree, commit._exchange
+
+    def recorded_fsync(handle):
+        events.append(("sync", Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    def recorded_rename(source, destination):
+        events.append(("rename", Path(source)))
+        rename(source, destination)
+
+    def recorded_exchange(first, second):
+        events.append(("exchange", first))
+        return exchange(first, second)
+
+    def recorded_rmtree(path, **options):
+        if Path(path).exists():
+            events.append(("remove", Path(path)))
+        rmtree(path, **options)
+
+    monkeypatch.setattr(commit.os, "fsync", recorded_fsync)
+    monkeypatch.setattr(commit.os, "rename", recorded_rename)
+    monkeypatch.setattr(commit.shutil, "rmtree", recorded_rmtree)
+    monkeypatch.setattr(commit, "_exchange", recorded_exchange)
+    return events
+
+
+def inside(folder):
+    return {folder, *folder.rglob("*")}
+
+
+def test_everything_is_flushed_before_the_rename_and_the_parent_after_it(target, record):
+    with committed(target) as folder:
+        write_output(folder, 1)
+        written = inside(folder)
+    before, after = record[: len(written)], record[len(written) :]
+    assert {("sync", path) for path in written} == set(before)
+    assert after == [("rename", folder), ("sync", target.parent)]
+
+
+def test_the_old_output_goes_only_after_the_parent_is_flushed(old, record, monkeypatch):
+    with committed(old, overwrite=True) as folder:
+        write_output(folder, 2)
+        written = inside(folder)
+    before, after = record[: len(written)], record[len(written) :]
+    assert {("sync", path) for path in written} == set(before)
+    assert after == [("exchange", folder), ("sync", old.parent), ("remove", folder)]
+
+
+def test_the_order_without_an_exchange(old, record, monkeypatch):
+    monkeypatch.setattr(commit, "_exchange", lambda *_: False)
+    with committed(old, overwrite=True) as folder:
+        write_output(folder, 2)
+    verbs = [verb for verb, _ in record]
+    assert verbs[-4:] == ["rename", "rename", "sync", "remove"]
+    assert [path.name.split("-")[0] for _, path in record[-4:]] == [
+        "out",
+        "out.partial",
+        old.parent.name.split("-")[0],
+        "out.replaced",
+    ]
+
+
+# ---------------------------------------------------------------- killed, and together
+
+
+def started(*arguments, **options):
+    command = [sys.executable, committer.__file__, *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+    )
+
+
+@pytest.mark.parametrize("fallback", [0, 1])
+def test_a_kill_at_every_line_of_a_commit(tmp_path, fallback):
+    with started("steps", tmp_path, fallback) as process:
+        seen = json.loads(process.communicate(timeout=40)[0])
+    assert process.returncode == 0
+    assert seen["lines"] > 100
+    assert (seen["set aside"] > 0) == bool(fallback)
+
+
+@pytest.mark.parametrize("fallback", [0, 1])
+def test_a_kill_at_any_moment(target, fallback):
+    moments = random.Random(fallback)
+    for _ in range(8):
+        with started("loop", target, fallback) as process:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(moments.uniform(0, 0.08))
+            process.kill()
+        check_after_kill(target)
+    commit_version(target, 1)
+    commit_version(target, 2)
+    assert whole_version(target) == 2
+    assert names(target.parent) == ["out"]
+
+
+def test_the_partial_folder_of_a_live_process_is_left_alone(target):
+    prefix = commit._partial_prefix(target)
+    alive = target.with_name(f"{prefix}{os.getppid()}-aa")
+    elsewhere = target.with_name(f"out.partial-another-host-{2**22 + 1}-aa")
+    unknown = target.with_name(f"{prefix}²-aa")
+    dead = target.with_name(f"{prefix}{2**22 + 1}-aa")
+    for folder in (alive, elsewhere, unknown, dead):
+        folder.mkdir()
+    commit_version(target, 1)
+    assert names(target.parent) == sorted(["out", alive.name, elsewhere.name, unknown.name])
+
+
+def test_an_old_output_set_aside_is_kept_while_it_is_the_only_one(target):
+    aside = target.with_name("out.replaced-abcd")
+    aside.mkdir()
+    commit_version(target, 1)
+    assert names(target.parent) == ["out", "out.replaced-abcd"]
+    commit_version(target, 2)
+    assert names(target.parent) == ["out"]
+
+
+def test_two_processes_with_one_target(target):
+    processes = [started("once", target, version) for version in (1, 2)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=20)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert answers.count("") == 1
+    loser = next(answer for answer in answers if answer)
+    assert loser.startswith(f"{target}: ")
+    assert whole_version(target) == answers.index("") + 1
+    assert names(target.parent) == ["out"]
+
+
+def test_two_processes_overwriting_one_target(target):
+    commit_version(target, 1)
+    processes = [started("rounds", target, 10) for _ in range(2)]
+    for process in processes:
+        process.communicate(timeout=30)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert whole_version(target) == 9
+    assert names(target.parent) == ["out"]

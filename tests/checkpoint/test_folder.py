@@ -1,0 +1,378 @@
+"""Checkpoint folders, whole and broken: exact texts for everything that is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from handmade import (
+    CONFIG,
+    EMBEDDING,
+    NORM,
+    QUERY,
+    entry,
+    framed,
+    write_config,
+    write_file,
+    write_index,
+    write_weights,
+)
+
+from layerswap.checkpoint.folder import open_checkpoint, text_config
+from layerswap.errors import CheckpointError
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def refusal(folder):
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(str(folder))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 1000
+    assert message.startswith(str(folder))
+    return message.removeprefix(str(folder))
+
+
+@pytest.fixture
+def single(tmp_path):
+    write_config(tmp_path)
+    write_weights(tmp_path / "model.safetensors", EMBEDDING, QUERY, NORM)
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    write_config(tmp_path)
+    write_weights(tmp_path / FIRST, EMBEDDING, QUERY)
+    write_weights(tmp_path / SECOND, NORM)
+    write_index(tmp_path, {NORM: SECOND, EMBEDDING: FIRST, QUERY: FIRST})
+    return tmp_path
+
+
+# ---------------------------------------------------------------- whole folders
+
+
+def test_a_single_file(single):
+    checkpoint = open_checkpoint(str(single))
+    assert list(checkpoint.tensors) == [EMBEDDING, QUERY, NORM]
+    assert checkpoint.places[QUERY] == (0, "attention")
+    assert checkpoint.layers == 1
+    assert checkpoint.nbytes == 6
+    assert checkpoint.config == CONFIG
+    assert (checkpoint.folder, checkpoint.revision) == (single, None)
+    assert checkpoint.identity == checkpoint.source == str(single)
+
+
+def test_shards_come_in_the_order_of_files_and_bytes(sharded):
+    checkpoint = open_checkpoint(str(sharded))
+    assert [(t.name, t.file.name) for t in checkpoint.tensors.values()] == [
+        (EMBEDDING, FIRST),
+        (QUERY, FIRST),
+        (NORM, SECOND),
+    ]
+
+
+def test_a_shard_may_be_a_link_as_in_the_hub_cache(sharded):
+    (sharded / "blobs").mkdir()
+    (sharded / FIRST).rename(sharded / "blobs" / "abc")
+    (sharded / FIRST).symlink_to("blobs/abc")
+    assert EMBEDDING in open_checkpoint(str(sharded)).tensors
+
+
+def test_a_shard_that_the_index_does_not_name_is_not_read(sharded):
+    (sharded / "model-00003-of-00002.safetensors").write_bytes(b"left over")
+    assert len(open_checkpoint(str(sharded)).tensors) == 3
+
+
+def test_an_at_sign_in_a_folder_name_is_no_revision(tmp_path):
+    folder = tmp_path / "expert@2"
+    folder.mkdir()
+    write_config(folder)
+    write_weights(folder / "model.safetensors", EMBEDDING, QUERY, NORM)
+    assert open_checkpoint(str(folder)).identity == str(folder)
+
+
+def test_the_text_part_of_a_multimodal_configuration():
+    assert text_config({"text_config": {"a": 1}, "b": 2}) == {"a": 1}
+    assert text_config({"text_config": None, "b": 2}) == {"text_config": None, "b": 2}
+    assert text_config({"b": 2}) == {"b": 2}
+
+
+# ---------------------------------------------------------------- shards and their index
+
+
+def test_a_missing_shard(sharded):
+    (sharded / SECOND).unlink()
+    assert refusal(sharded) == f": shard {SECOND}, named by {INDEX}, is missing"
+
+
+def test_a_single_file_beside_an_index(sharded):
+    write_weights(sharded / "model.safetensors", EMBEDDING)
+    expected = f": has both model.safetensors and {INDEX}; remove the one that is out of date"
+    assert refusal(sharded) == expected
+
+
+def test_a_single_file_beside_a_link_to_nothing(single):
+    (single / INDEX).symlink_to("gone")
+    expected = f": has both model.safetensors and {INDEX}; remove the one that is out of date"
+    assert refusal(single) == expected
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX])
+def test_a_link_to_nothing_is_a_missing_file(tmp_path, name):
+    write_config(tmp_path)
+    (tmp_path / name).symlink_to("gone")
+    assert refusal(tmp_path) == f"/{name}: cannot be read (No such file or directory)"
+
+
+def test_a_tensor_in_two_shards(sharded):
+    write_weights(sharded / SECOND, NORM, QUERY)
+    assert refusal(sharded) == f"/{SECOND}: holds '{QUERY}', which {INDEX} puts in {FIRST}"
+
+
+def test_a_tensor_in_another_shard_than_listed(sharded):
+    write_index(sharded, {NORM: FIRST, EMBEDDING: SECOND, QUERY: FIRST})
+    assert refusal(sharded) == f"/{FIRST}: holds '{EMBEDDING}', which {INDEX} puts in {SECOND}"
+
+
+def test_a_tensor_that_the_index_lacks(sharded):
+    write_index(sharded, {NORM: SECOND, EMBEDDING: FIRST})
+    assert refusal(sharded) == f"/{FIRST}: holds '{QUERY}', which {INDEX} lacks"
+
+
+def test_a_tensor_that_only_the_index_has(sharded):
+    whole = {NORM: SECOND, EMBEDDING: FIRST, QUERY: FIRST}
+    write_index(sharded, {"extra": SECOND} | whole)
+    assert refusal(sharded) == f"/{INDEX}: lists 'extra' in {SECOND}, which does not hold it"
+    write_index(sharded, {"extra": SECOND, "b": FIRST, "c": FIRST} | whole)
+    expected = f"/{INDEX}: lists 'extra' in {SECOND}, which does not hold it (and 2 more)"
+    assert refusal(sharded) == expected
+
+
+def test_a_damaged_shard_is_named(sharded):
+    with (sharded / SECOND).open("ab") as file:
+        file.write(b"x")
+    assert refusal(sharded) == f"/{SECOND}: 1 bytes follow the last tensor"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../model.safetensors",
+        "../../etc/model.safetensors",
+        "/model.safetensors",
+        "//server/share/model.safetensors",
+        r"\\server\share\model.safetensors",
+        r"..\model.safetensors",
+        r"\model.safetensors",
+        r"C:\model.safetensors",
+        "C:model.safetensors",
+        "C:/model.safetensors",
+        "sub/model.safetensors",
+        r"sub\model.safetensors",
+        "./model.safetensors",
+        "sub/../model.safetensors",
+    ],
+)
+def test_an_index_that_points_outside_its_folder(sharded, name):
+    write_index(sharded, {NORM: SECOND, EMBEDDING: FIRST, QUERY: name})
+    assert refusal(sharded) == f"/{INDEX}: {name!r} points outside its folder"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "/",
+        "pytorch_model.bin",
+        "model.safetensors.bin",
+        "model.safetensors/",
+        "model.safetensors\0",
+        "a\0.safetensors",
+        "a\n.safetensors",
+        "\x1b[2J.safetensors",
+        "x.SAFETENSORS",
+    ],
+)
+def test_an_index_that_names_no_safetensors_file(sharded, name):
+    write_index(sharded, {NORM: SECOND, EMBEDDING: FIRST, QUERY: name})
+    assert refusal(sharded) == f"/{INDEX}: {name!r} is not the name of a safetensors file"
+
+
+@pytest.mark.parametrize("value", [None, 1, True, [FIRST], {"file": FIRST}])
+def test_an_index_whose_value_is_not_text(sharded, value):
+    write_index(sharded, {NORM: SECOND, EMBEDDING: FIRST, QUERY: value})
+    assert refusal(sharded) == f"/{INDEX}: weight_map has a value that is not text"
+
+
+def test_megabytes_in_an_index_are_clipped(sharded):
+    write_index(sharded, {NORM: "/" * 1_000_000 + ".safetensors"})
+    assert refusal(sharded).endswith("/… points outside its folder")
+    write_index(sharded, {NORM: "n" * 1_000_000})
+    assert refusal(sharded).endswith("n… is not the name of a safetensors file")
+    whole = {NORM: SECOND, EMBEDDING: FIRST, QUERY: FIRST}
+    write_index(sharded, whole | {"t" * 1_000_000: FIRST})
+    assert refusal(sharded).endswith(f"t… in {FIRST}, which does not hold it")
+
+
+def test_a_file_name_too_long_for_the_disk(sharded):
+    write_index(sharded, {NORM: "n" * 300 + ".safetensors"})
+    assert refusal(sharded) == ": cannot be read (File name too long)"
+
+
+def test_a_megabyte_of_tensor_name_is_clipped(sharded):
+    name = "t" * 1_000_000
+    write_file(sharded / FIRST, {name: entry(0, 2)}, bytes(2))
+    assert refusal(sharded).endswith(f"t…, which {INDEX} lacks")
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], "x", [FIRST]])
+def test_an_index_without_a_weight_map(sharded, weight_map):
+    write_index(sharded, weight_map)
+    assert refusal(sharded) == f"/{INDEX}: has no weight_map"
+
+
+def test_an_index_that_lists_a_tensor_twice(sharded):
+    (sharded / INDEX).write_text(f'{{"weight_map": {{"a": "{FIRST}", "a": "{SECOND}"}}}}')
+    assert refusal(sharded) == f"/{INDEX}: key 'a' is given twice"
+
+
+def test_an_index_that_is_a_list_or_a_folder(sharded):
+    (sharded / INDEX).write_text("[]")
+    assert refusal(sharded) == f"/{INDEX}: holds an array, not an object"
+    (sharded / INDEX).unlink()
+    (sharded / INDEX).mkdir()
+    assert refusal(sharded) == f"/{INDEX}: not a regular file"
+
+
+# ---------------------------------------------------------------- no weights that can be read
+
+ADAPTER = (
+    ": a LoRA adapter, not a full checkpoint; merge it into its base first "
+    "(PEFT's merge_and_unload)"
+)
+PICKLED = (
+    ": has only pickled weights (.bin), which can run code when loaded; convert them to "
+    "safetensors first"
+)
+
+
+def test_an_adapter(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    write_weights(tmp_path / "adapter_model.safetensors", "a")
+    assert refusal(tmp_path) == ADAPTER
+
+
+def test_a_checkpoint_that_also_has_an_adapter_is_a_checkpoint(single):
+    (single / "adapter_config.json").write_text("{}")
+    assert len(open_checkpoint(str(single)).tensors) == 3
+
+
+def test_an_empty_folder(tmp_path):
+    assert refusal(tmp_path) == ": no config.json; not a Hugging Face checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], ": has no weights in safetensors format"),
+        (["pytorch_model.bin"], PICKLED),
+        (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], PICKLED),
+        ([FIRST], f": has safetensors files but neither model.safetensors nor {INDEX}"),
+        (
+            ["x.bin", "x.safetensors"],
+            f": has safetensors files but neither model.safetensors nor {INDEX}",
+        ),
+    ],
+)
+def test_no_weights(tmp_path, files, message):
+    write_config(tmp_path)
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    assert refusal(tmp_path) == message
+
+
+def test_pickled_weights_beside_safetensors_are_never_opened(single, monkeypatch):
+    (single / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    opened, real = [], Path.open
+
+    def spy(path, *args, **kwargs):
+        opened.append(path.name)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", spy)
+    open_checkpoint(str(single))
+    assert "model.safetensors" in opened
+    assert "pytorch_model.bin" not in opened
+
+
+# ---------------------------------------------------------------- the configuration
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"quantization_config": {}},
+        {"text_config": {"num_hidden_layers": 1, "quantization_config": {"bits": 4}}},
+    ],
+)
+def test_quantised_weights(single, extra):
+    write_config(single, CONFIG | extra)
+    expected = ": quantised weights cannot be merged; use the unquantised checkpoint"
+    assert refusal(single) == expected
+
+
+def test_a_null_quantisation_is_none(single):
+    write_config(single, CONFIG | {"quantization_config": None})
+    assert len(open_checkpoint(str(single)).tensors) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds an array, not an object"),
+        ('{"a": 1, "a": 1}', "key 'a' is given twice"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ("", "not valid JSON (Expecting value: line 1 column 1 (char 0))"),
+    ],
+)
+def test_a_bad_configuration(single, text, message):
+    (single / "config.json").write_text(text)
+    assert refusal(single) == f"/config.json: {message}"
+
+
+def test_a_configuration_with_more_layers_than_the_tensors(single):
+    write_config(single, CONFIG | {"num_hidden_layers": 2})
+    assert refusal(single).startswith(": ")
+
+
+def test_a_checkpoint_with_no_tensor_is_refused(single):
+    (single / "model.safetensors").write_bytes(framed(b"{}"))
+    assert refusal(single).startswith(": ")
+
+
+def test_a_folder_that_may_not_be_entered(single, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert refusal(single) == ": cannot be read (Permission denied)"
+
+
+def test_code_in_the_folder_is_never_run(single):
+    (single / "modeling_evil.py").write_text("raise SystemExit(99)")
+    auto = {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}
+    write_config(single, CONFIG | auto)
+    assert open_checkpoint(str(single)).config["auto_map"] == auto["auto_map"]
+
+
+def test_a_file_given_for_a_folder(single):
+    path = single / "model.safetensors"
+    assert refusal(path) == ": a file; give the folder that holds the checkpoint"
+    assert json.loads((single / "config.json").read_text()) == CONFIG

@@ -1,0 +1,380 @@
+"""Every rule of the safetensors header, each broken by a file made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+import safetensors
+import torch
+from handmade import entry, framed, write_file
+from safetensors.torch import load_file, save_file
+
+from layerswap.checkpoint import header as header_module
+from layerswap.checkpoint.header import DTYPE_BITS, byte_length, header_bytes, read_header
+from layerswap.errors import CheckpointError
+
+BIG = 2**63
+
+
+def refusal(path):
+    with pytest.raises(CheckpointError) as caught:
+        read_header(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    assert len(message) < 1000 + len(str(path))
+    return message.removeprefix(f"{path}: ")
+
+
+def refused_bytes(tmp_path, content):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    return refusal(path)
+
+
+# ---------------------------------------------------------------- the frame
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "shorter than a safetensors header (8 bytes)"),
+        (b"\2\0\0\0\0\0\0", "shorter than a safetensors header (8 bytes)"),
+        (bytes(8), "the header does not begin with '{'"),
+        (b"\3" + bytes(7) + b"{}", "the header claims 3 bytes but the file has 10"),
+        (
+            (100_000_001).to_bytes(8, "little") + b"{}",
+            "the header claims 100000001 bytes; at most 100000000 allowed",
+        ),
+        (b"\xff" * 8, "the header claims 18446744073709551615 bytes; at most 100000000 allowed"),
+        (
+            (100_000_000).to_bytes(8, "little") + b"{}",
+            "the header claims 100000000 bytes but the file has 10",
+        ),
+        (framed(b" {}"), "the header does not begin with '{'"),
+        (framed(b"\n{}"), "the header does not begin with '{'"),
+        (framed(b"\xef\xbb\xbf{}"), "the header does not begin with '{'"),
+        (framed(b"[]"), "the header does not begin with '{'"),
+        (framed(b'{"\xff": 1}'), "not UTF-8 text"),
+        (
+            framed(b"{"),
+            "not valid JSON (Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1))",
+        ),
+        (framed(b"{}\0"), "not valid JSON (Extra data: line 1 column 3 (char 2))"),
+        (framed(b'{"a":' * 100_000), "nested too deeply"),
+        (framed(b'{"\\ud800":{}}'), "holds half of a surrogate pair"),
+    ],
+)
+def test_a_bad_frame(tmp_path, content, message):
+    assert refused_bytes(tmp_path, content) == message
+
+
+def test_a_header_longer_than_allowed_is_not_read(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((100_000_001).to_bytes(8, "little"))
+    os.truncate(path, 200_000_000)
+    assert refusal(path) == "the header claims 100000001 bytes; at most 100000000 allowed"
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((16).to_bytes(8, "little") + b"{}")
+    monkeypatch.setattr(header_module, "_header_length", lambda *_: 16)
+    assert refusal(path) == "the file ended inside its header"
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    assert refusal(tmp_path / "no.safetensors") == "cannot be read (No such file or directory)"
+    assert refusal(tmp_path) == "not a regular file"
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "pipe") == "not a regular file"
+
+
+# ---------------------------------------------------------------- the entries
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ('{"a":%s,"a":%s}', "key 'a' is given twice"),
+        ('{"a":%s,"\\u0061":%s}', "key 'a' is given twice"),
+        ('{"__metadata__":{"k":"1","k":"1"},"a":%s}', "key 'k' is given twice"),
+        ('{"__metadata__":{},"a":%s,"__metadata__":{}}', "key '__metadata__' is given twice"),
+        (
+            '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2],"dtype":"I8"}}',
+            "key 'dtype' is given twice",
+        ),
+    ],
+)
+def test_duplicates(tmp_path, header, message):
+    text = header.replace("%s", json.dumps(entry(0, 2))).encode()
+    assert refused_bytes(tmp_path, framed(text, bytes(2))) == message
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, [], "a", 1, {"a": 1}, {"a": None}, {"a": "b", "c": ["d"]}]
+)
+def test_metadata_is_text_to_text(tmp_path, metadata):
+    path = write_file(tmp_path / "x", {"__metadata__": metadata, "a": entry(0, 2)}, bytes(2))
+    assert refusal(path) == "__metadata__ is not a mapping from text to text"
+
+
+FIELDS = "tensor 'a': needs exactly the fields dtype, shape and data_offsets"
+SHAPE = "tensor 'a': shape is not a list of whole numbers from 0 to 2**63 - 1"
+OFFSETS = "tensor 'a': data_offsets is not a list of whole numbers from 0 to 2**63 - 1"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (None, FIELDS),
+        ([], FIELDS),
+        ("dtype", FIELDS),
+        ({}, FIELDS),
+        ({"dtype": "U8", "shape": [2]}, FIELDS),
+        (entry(0, 2) | {"strides": [1]}, FIELDS),
+        (entry(0, 2, dtype="u8"), "tensor 'a': unknown dtype 'u8'"),
+        (entry(0, 2, dtype="F" * 90), f"tensor 'a': unknown dtype '{'F' * 38}…"),
+        (entry(0, 2) | {"dtype": None}, "tensor 'a': dtype is not text"),
+        (entry(0, 2) | {"dtype": ["U8"]}, "tensor 'a': dtype is not text"),
+        (entry(0, 2) | {"shape": 2}, SHAPE),
+        (entry(0, 2) | {"shape": None}, SHAPE),
+        (entry(0, 2) | {"shape": {"0": 2}}, SHAPE),
+        (entry(0, 2, shape=["2"]), SHAPE),
+        (entry(0, 2, shape=[2.0]), SHAPE),
+        (entry(0, 2, shape=[True, 2]), SHAPE),
+        (entry(0, 2, shape=[[2]]), SHAPE),
+        (entry(0, 2, shape=[-1, -2]), SHAPE),
+        (entry(0, 2, shape=[BIG]), SHAPE),
+        (entry(0, 2, shape=[0, 10**4000]), SHAPE),
+        (entry(0, 2) | {"data_offsets": [0, 10**4000]}, OFFSETS),
+        (entry(0, 2) | {"data_offsets": [False, 2]}, OFFSETS),
+        (entry(0, 2) | {"data_offsets": [-2, 0]}, OFFSETS),
+        (entry(0, 2) | {"data_offsets": "02"}, OFFSETS),
+        (entry(0, 2) | {"data_offsets": []}, "tensor 'a': data_offsets [] are not [begin, end]"),
+        (
+            entry(0, 2) | {"data_offsets": [0, 1, 2]},
+            "tensor 'a': data_offsets [0, 1, 2] are not [begin, end]",
+        ),
+        (
+            entry(0, 2) | {"data_offsets": [2, 0]},
+            "tensor 'a': data_offsets [2, 0] are not [begin, end]",
+        ),
+        (entry(0, 2, "U8", [3]), "tensor 'a': 2 bytes do not hold shape [3] of U8"),
+        (entry(0, 2, "F32", []), "tensor 'a': 2 bytes do not hold shape [] of F32"),
+        (entry(0, 2, "F32", [0]), "tensor 'a': 2 bytes do not hold shape [0] of F32"),
+        (entry(0, 2, "F4", [3]), "tensor 'a': 3 elements of F4 do not fill whole bytes"),
+        (entry(0, 2, "F6_E2M3", [2]), "tensor 'a': 2 elements of F6_E2M3 do not fill whole bytes"),
+    ],
+)
+def test_a_bad_entry(tmp_path, tensor, message):
+    path = write_file(tmp_path / "x", {"a": tensor}, bytes(2))
+    assert refusal(path) == message
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [2**32, 2**32],
+        [BIG - 1, 2],
+        [0, BIG - 1, 4],
+        [BIG - 1, 4, 0],
+        [4, 0, BIG - 1],
+        [BIG - 1] * 50,
+    ],
+)
+def test_a_shape_too_large_is_refused_in_any_order(tmp_path, shape):
+    path = write_file(tmp_path / "x", {"a": entry(0, 0, "F32", shape)})
+    assert refusal(path) in (
+        f"tensor 'a': shape {shape} has too many elements",
+        f"tensor 'a': shape {str(shape)[:199]}… has too many elements",
+    )
+
+
+@pytest.mark.parametrize(("name", "shown"), [("", "''"), ("\0", r"'\x00'"), ("a\0b", r"'a\x00b'")])
+def test_names_that_are_not_allowed(tmp_path, name, shown):
+    path = write_file(tmp_path / "x", {name: entry(0, 2)}, bytes(2))
+    assert refusal(path) == f"tensor name {shown} is not allowed"
+
+
+@pytest.mark.parametrize("ending", ["", "\0"])
+def test_a_megabyte_of_name_is_clipped(tmp_path, ending):
+    path = write_file(tmp_path / "x", {"\n" * 1_000_000 + ending: entry(1, 3)}, bytes(3))
+    assert "…" in refusal(path)
+
+
+def test_a_megabyte_of_shape_is_clipped(tmp_path):
+    path = write_file(tmp_path / "x", {"a": entry(0, 1, "U8", [2] + [1] * 300_000)}, bytes(1))
+    assert refusal(path).endswith("1, … of U8")
+
+
+def test_deeply_nested_values_in_an_entry_are_one_line(tmp_path):
+    nested = '{"a":{"dtype":%s,"shape":[2],"data_offsets":[0,2]}}'
+    for depth in (100, 500, 900, 960, 980):
+        text = nested % ("[" * depth + "]" * depth)
+        message = refused_bytes(tmp_path, framed(text.encode(), bytes(2)))
+        assert message in ("tensor 'a': dtype is not text", "nested too deeply")
+
+
+# ---------------------------------------------------------------- the layout of the bytes
+
+
+@pytest.mark.parametrize(
+    ("spans", "size", "message"),
+    [
+        ([(0, 4), (2, 6)], 6, "tensor 'b': begins at 2, which overlaps the tensor before it"),
+        ([(0, 4), (0, 4)], 4, "tensor 'b': begins at 0, which overlaps the tensor before it"),
+        ([(0, 4), (1, 2)], 4, "tensor 'b': begins at 1, which overlaps the tensor before it"),
+        ([(0, 4), (2, 2)], 4, "tensor 'b': begins at 2, which overlaps the tensor before it"),
+        ([(0, 2), (3, 5)], 5, "tensor 'b': begins at 3, which leaves a gap"),
+        ([(1, 3), (3, 5)], 5, "tensor 'a': begins at 1, which leaves a gap"),
+        ([(0, 2), (4, 4)], 4, "tensor 'b': begins at 4, which leaves a gap"),
+        ([(0, 2), (2, 4)], 5, "1 bytes follow the last tensor"),
+        ([], 3, "3 bytes follow the last tensor"),
+        ([(0, 0)], 1, "1 bytes follow the last tensor"),
+        (
+            [(0, 2), (2, 4)],
+            3,
+            "tensor 'b': ends at byte 4 of 3; the file is cut short",
+        ),
+        ([(0, 2)], 0, "tensor 'a': ends at byte 2 of 0; the file is cut short"),
+        (
+            [(0, BIG - 1)],
+            2,
+            "tensor 'a': ends at byte 9223372036854775807 of 2; the file is cut short",
+        ),
+    ],
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_bytes_that_are_not_laid_end_to_end(tmp_path, spans, size, message, reverse):
+    entries = {name: entry(*span) for name, span in zip("ab", spans, strict=False)}
+    if reverse and len(set(spans)) == len(spans):
+        entries = dict(reversed(entries.items()))
+    path = write_file(tmp_path / "x", entries, bytes(size))
+    assert refusal(path) == message
+
+
+def test_the_order_is_that_of_the_bytes(tmp_path):
+    entries = {"z": entry(4, 6), "a": entry(0, 4), "empty": entry(4, 4, "F32", [3, 0])}
+    path = write_file(tmp_path / "x", entries, bytes(6))
+    tensors = read_header(path)
+    start = path.stat().st_size - 6
+    assert [(t.name, t.offset - start, t.nbytes) for t in tensors.values()] == [
+        ("a", 0, 4),
+        ("empty", 4, 0),
+        ("z", 4, 2),
+    ]
+    assert tensors["empty"].elements == 0
+    assert tensors["empty"].shape == (3, 0)
+
+
+def test_an_empty_file_of_tensors_and_padding_is_read(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(framed(b"{}      "))
+    assert read_header(path) == {}
+
+
+@pytest.mark.parametrize(("dtype", "shape", "nbytes"), [("F4", [2], 1), ("F6_E3M2", [4, 3], 9)])
+def test_sub_byte_dtypes_that_fill_whole_bytes(tmp_path, dtype, shape, nbytes):
+    path = write_file(tmp_path / "x", {"a": entry(0, nbytes, dtype, shape)}, bytes(nbytes))
+    assert read_header(path)["a"].nbytes == nbytes
+    assert byte_length(dtype, shape) == nbytes
+
+
+# ---------------------------------------------------------------- against the library
+
+
+def library_dtypes():
+    with pytest.raises(safetensors.SafetensorError) as caught:
+        safetensors.deserialize(framed(json.dumps({"a": entry(0, 0, "?")}).encode()))
+    return set(re.findall("`([A-Z0-9_]+)`", str(caught.value)))
+
+
+def test_every_dtype_of_the_installed_library_is_known_with_its_size():
+    dtypes = library_dtypes()
+    assert {"F32", "BF16", "F8_E4M3"} <= dtypes
+    assert dtypes <= set(DTYPE_BITS)
+    for dtype in dtypes:
+        bits = DTYPE_BITS[dtype]  # eight elements take as many bytes as one takes bits
+        content = framed(json.dumps({"a": entry(0, bits, dtype, [8])}).encode(), bytes(bits))
+        assert safetensors.deserialize(content)[0][0] == "a"
+
+
+TORCH_DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.float16, torch.bfloat16,
+    torch.int32, torch.uint32, torch.float32, torch.int64, torch.uint64, torch.float64,
+    torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+
+
+def raw(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def random_tensors():
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for dtype in TORCH_DTYPES:
+        for shape in ((), (3,), (2, 5), (0,), (4, 0, 2), (1, 1, 1, 7)):
+            count = byte_length_of(dtype, shape)
+            high = 2 if dtype == torch.bool else 256
+            data = torch.randint(0, high, (count,), dtype=torch.uint8, generator=generator)
+            tensors[f"{dtype}{list(shape)}"] = data.view(dtype).reshape(shape)
+    return tensors
+
+
+def byte_length_of(dtype, shape):
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def test_files_of_the_library_are_read_as_the_library_reads_them(tmp_path):
+    tensors, path = random_tensors(), tmp_path / "x.safetensors"
+    save_file(tensors, path, metadata={"format": "pt", "é": "\n"})
+    found, content = read_header(path), path.read_bytes()
+    with safetensors.safe_open(path, "pt") as opened:
+        assert set(found) == set(opened.keys()) == set(tensors)
+        for name, info in found.items():
+            view = opened.get_slice(name)
+            assert info.shape == tuple(view.get_shape())
+            assert info.dtype == view.get_dtype()
+            assert info.file == path
+            assert content[info.offset : info.offset + info.nbytes] == raw(tensors[name])
+
+
+def test_a_header_written_here_is_read_by_the_library(tmp_path):
+    source, path = tmp_path / "source", tmp_path / "copy"
+    tensors = random_tensors()
+    save_file(tensors, source)
+    infos = list(read_header(source).values())
+    header = header_bytes(
+        [(info.name, info.dtype, info.shape, info.nbytes) for info in infos],
+        {"format": "pt", "é\n": '"'},
+    )
+    assert len(header) % 8 == 0
+    content = source.read_bytes()
+    data = b"".join(content[info.offset : info.offset + info.nbytes] for info in infos)
+    path.write_bytes(header + data)
+    loaded = load_file(path)
+    assert set(loaded) == set(tensors)
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert raw(loaded[name]) == raw(tensor)
+    with safetensors.safe_open(path, "pt") as opened:
+        assert opened.metadata() == {"format": "pt", "é\n": '"'}
+    again = read_header(path)
+    assert [(i.name, i.dtype, i.shape, i.nbytes) for i in again.values()] == [
+        (i.name, i.dtype, i.shape, i.nbytes) for i in infos
+    ]
+
+
+def test_a_header_of_no_tensor_is_read_by_the_library(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(header_bytes([], {}))
+    assert read_header(path) == {}
+    assert load_file(path) == {}

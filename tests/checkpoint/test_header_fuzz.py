@@ -1,0 +1,221 @@
+"""The header reader against files that nobody would write.
+
+Whatever the bytes: either tensors that all lie inside the file and fill it, which the safetensors
+library reads the same way, or a `CheckpointError` of one line. Never another exception, never a
+hang, never more memory than the header itself is worth.
+
+A long run: `LAYERSWAP_FUZZ_EXAMPLES=200000 pytest tests/checkpoint/test_header_fuzz.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import safetensors
+from handmade import entry, framed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from layerswap.checkpoint.header import DTYPE_BITS, header_bytes, read_header
+from layerswap.errors import CheckpointError
+
+FUZZ = settings(
+    max_examples=int(os.environ.get("LAYERSWAP_FUZZ_EXAMPLES", "500")),
+    deadline=2000,
+    suppress_health_check=list(HealthCheck),
+    derandomize="LAYERSWAP_FUZZ_EXAMPLES" not in os.environ,
+    database=None,
+)
+
+
+def check(content: bytes) -> bool:
+    """Read `content` as a file and check every promise; whether it was accepted."""
+    with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+        file.write(content)
+        file.flush()
+        try:
+            tensors = read_header(Path(file.name))
+        except CheckpointError as error:
+            message = str(error)
+            assert message.startswith(f"{file.name}: ")
+            assert message.isprintable()
+            assert len(message) < 1000
+            return False
+    position = 8 + int.from_bytes(content[:8], "little")
+    for name, tensor in tensors.items():
+        assert name == tensor.name
+        assert tensor.offset == position
+        assert tensor.nbytes * 8 == tensor.elements * DTYPE_BITS[tensor.dtype]
+        position += tensor.nbytes
+    assert position == len(content)
+    in_library = {
+        name: (tensor["dtype"], tuple(tensor["shape"]), bytes(tensor["data"]))
+        for name, tensor in safetensors.deserialize(content)
+    }
+    assert in_library == {
+        tensor.name: (tensor.dtype, tensor.shape, content[tensor.offset :][: tensor.nbytes])
+        for tensor in tensors.values()
+    }
+    return True
+
+
+# ---------------------------------------------------------------- headers by a grammar
+
+NAMES = st.sampled_from(
+    ["a", "b", "model.norm.weight", "", "\0", "é", "../x", "\n", "__metadata__"]
+)
+SIZES = st.sampled_from([0, 0, 1, 1, 2, 3, 4, 8, 2**32, 2**63 - 1, 2**63, 2**64, -1, 10**30])
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+DTYPES = st.sampled_from([*DTYPE_BITS, "F128", "f32", ""])
+
+
+@st.composite
+def honest_tensors(draw):
+    """Names, dtypes, shapes and byte lengths that agree."""
+    tensors = []
+    for name in draw(st.lists(st.text(max_size=5), unique=True, max_size=6)):
+        dtype = draw(st.sampled_from(sorted(DTYPE_BITS)))
+        shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+        bits = DTYPE_BITS[dtype]
+        for size in shape:
+            bits *= size
+        if bits % 8 == 0 and name not in ("", "__metadata__") and "\0" not in name:
+            tensors.append((name, dtype, shape, bits // 8))
+    return tensors
+
+
+@st.composite
+def honest_files(draw):
+    tensors = draw(honest_tensors())
+    size = sum(nbytes for *_, nbytes in tensors)
+    metadata = draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2))
+    return header_bytes(tensors, metadata) + draw(st.binary(min_size=size, max_size=size))
+
+
+@st.composite
+def nearly_honest_files(draw):
+    """A header of entries that mostly agree, one of which may be anything."""
+    begin, header = 0, {}
+    for name, dtype, shape, nbytes in draw(honest_tensors()):
+        header[name] = entry(begin, begin + nbytes, dtype, list(shape))
+        begin += nbytes
+    if header and draw(st.booleans()):
+        victim = header[draw(st.sampled_from(sorted(header)))]
+        field = draw(st.sampled_from(["dtype", "shape", "data_offsets", "extra"]))
+        victim[field] = draw(DTYPES | st.lists(SIZES, max_size=4) | JUNK)
+    if draw(st.booleans()):
+        header[draw(NAMES)] = draw(JUNK | st.just(entry(begin, begin, "F32", [0])))
+    pairs = draw(st.permutations(list(header.items())))
+    if pairs and draw(st.booleans()):
+        pairs.append(draw(st.sampled_from(pairs)))
+    text = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in pairs)
+    size = max(0, begin + draw(st.sampled_from([0, 0, 0, 0, -1, 1, 8])))
+    return framed(
+        f"{{{text}}}".encode(), bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+    )
+
+
+@st.composite
+def mutated_files(draw):
+    """An honest file with bits flipped, a piece cut out, put in, or copied elsewhere."""
+    content = bytearray(draw(honest_files()))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(content)))
+        other = draw(st.integers(0, len(content)))
+        low, high = min(at, other), max(at, other)
+        kind = draw(st.sampled_from(["flip", "truncate", "cut", "copy", "insert"]))
+        if kind == "flip" and at < len(content):
+            content[at] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "truncate":
+            del content[at:]
+        elif kind == "cut":
+            del content[low:high]
+        elif kind == "copy":
+            content[at:at] = content[low : min(high, low + 200)]
+        elif kind == "insert":
+            content[at:at] = draw(st.binary(max_size=8) | st.sampled_from([b'"', b"{}", b"9" * 30]))
+    return bytes(content)
+
+
+@FUZZ
+@given(st.binary(max_size=300))
+def test_random_bytes(content):
+    check(content)
+
+
+@FUZZ
+@given(st.binary(max_size=300), st.binary(max_size=20))
+def test_random_headers(header, data):
+    check(framed(b"{" + header, data))
+
+
+@FUZZ
+@given(honest_files())
+def test_honest_files_are_accepted(content):
+    assert check(content)
+
+
+@FUZZ
+@given(nearly_honest_files())
+def test_nearly_honest_files(content):
+    check(content)
+
+
+@FUZZ
+@given(mutated_files())
+def test_mutated_files(content):
+    check(content)
+
+
+def test_the_grammar_makes_files_of_both_kinds():
+    seen = set()
+
+    @settings(FUZZ, max_examples=200)
+    @given(nearly_honest_files())
+    def explore(content):
+        seen.add(check(content))
+
+    explore()
+    assert seen == {True, False}
+
+
+# ---------------------------------------------------------------- time and memory
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"a":' + b"[" * 1_000_000,
+        b'{"a":"' + b"\\ud800" * 200_000 + b'"}',
+        b'{"a":{"dtype":"U8","shape":[' + b"1," * 500_000 + b'1],"data_offsets":[0,1]}}',
+        b'{"a":{"dtype":"U8","shape":[' + b"9" * 4_000_000 + b'],"data_offsets":[0,1]}}',
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[' + b"1e308," * 200_000 + b"1]}}",
+        b"{" + b'"a":1,' * 500_000 + b'"a":1}',
+        b"{" + b" " * 5_000_000,
+    ],
+    ids=["deep", "surrogates", "long shape", "long number", "floats", "duplicates", "blanks"],
+)
+def test_megabytes_of_malice_cost_little(header):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    check(framed(header, b"x"))
+    assert time.monotonic() - start < 5
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 300 * 1024  # KiB
+
+
+def test_a_header_that_claims_the_limit_is_not_allocated():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for claim in (100_000_000, 2**40, 2**64 - 1):
+        assert not check(claim.to_bytes(8, "little") + b"{}")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 * 1024  # KiB

@@ -1,0 +1,155 @@
+"""JSON that two readers could read differently is refused, in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from layerswap.checkpoint import strict_json
+from layerswap.checkpoint.strict_json import clipped, parse_json, read_json_object
+from layerswap.errors import CheckpointError
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        parse_json(data, "x.json")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 1000
+    return message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1}', "[]", "0", "-1.5e3", '"\\ud83d\\ude00"', '"\\\\ud800"', "null", '{"": {"a": []}}'],
+)
+def test_ordinary_json_is_read_as_the_standard_library_reads_it(text):
+    assert parse_json(text.encode(), "x") == json.loads(text)
+
+
+def test_equal_keys_in_different_objects_are_no_duplicates():
+    assert parse_json(b'[{"a": 1}, {"a": {"a": 2}}]', "x") == [{"a": 1}, {"a": {"a": 2}}]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"NaN", "x.json: NaN is not a JSON number"),
+        (b'{"a": [Infinity]}', "x.json: Infinity is not a JSON number"),
+        (b'{"a": -Infinity}', "x.json: -Infinity is not a JSON number"),
+        (b"[1e999]", "x.json: 1e999 is too large for a number"),
+        (b"[-1E400]", "x.json: -1E400 is too large for a number"),
+        (b'{"a": 1, "a": 1}', "x.json: key 'a' is given twice"),
+        (b'{"a": 1, "\\u0061": 1}', "x.json: key 'a' is given twice"),
+        (b'{"b": 0, "a": [{"c": {"d": 1, "e": 2, "d": 3}}]}', "x.json: key 'd' is given twice"),
+        (b'{"\\n": 1, "\\n": 1}', "x.json: key '\\n' is given twice"),
+        (b'"\xff"', "x.json: not UTF-8 text"),
+        (b'"\xed\xa0\x80"', "x.json: not UTF-8 text"),
+        (b"\xc0\xaf", "x.json: not UTF-8 text"),
+        (b'"\\ud800"', "x.json: holds half of a surrogate pair"),
+        (b'{"\\uDFFF": 0}', "x.json: holds half of a surrogate pair"),
+        (b'[["\\ude00\\ud83d"]]', "x.json: holds half of a surrogate pair"),
+        (b"[" * 200_000, "x.json: nested too deeply"),
+        (b'{"a":' * 200_000, "x.json: nested too deeply"),
+        (b"", "x.json: not valid JSON (Expecting value: line 1 column 1 (char 0))"),
+        (b"{} {}", "x.json: not valid JSON (Extra data: line 1 column 4 (char 3))"),
+    ],
+)
+def test_bad_json_is_refused_in_one_line(data, message):
+    assert refusal(data) == message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{'a': 1}",
+        b"[1,]",
+        b"[01]",
+        b"// no\n{}",
+        b'"\n"',
+        b'"\\x00"',
+        b"True",
+        b"+1",
+        b"\0",
+        b"0x1",
+    ],
+)
+def test_what_is_not_json_is_refused(data):
+    assert refusal(data).startswith("x.json: not valid JSON (")
+
+
+def test_a_byte_order_mark_is_refused():
+    assert "BOM" in refusal(b"\xef\xbb\xbf{}")
+
+
+def test_an_integer_too_long_to_read_is_refused():
+    assert parse_json(b"1" * 4300, "x") > 0
+    assert refusal(b"1" * 4301).startswith("x.json: not valid JSON (Exceeds the limit (4300")
+
+
+def test_a_huge_key_given_twice_is_clipped():
+    key = b'"' + b"k" * 1_000_000 + b'"'
+    assert refusal(b"{" + key + b":1," + key + b":2}").endswith("k… is given twice")
+
+
+def test_clipped_keeps_the_limit():
+    assert clipped("a" * 200) == "a" * 200
+    assert clipped("a" * 201) == "a" * 199 + "…"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[]", "an array"),
+        ('"a"', "a string"),
+        ("1", "a number"),
+        ("1.5", "a number"),
+        ("true", "a boolean"),
+        ("null", "null"),
+    ],
+)
+def test_a_file_must_hold_an_object(tmp_path, text, found):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError) as caught:
+        read_json_object(path)
+    assert str(caught.value) == f"{path}: holds {found}, not an object"
+
+
+def test_a_file_with_an_object_is_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": "é"}', encoding="utf-8")
+    assert read_json_object(path) == {"a": "é"}
+
+
+def test_a_file_larger_than_the_limit_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": 1}')
+    monkeypatch.setattr(strict_json, "MAX_JSON_BYTES", 8)
+    assert read_json_object(path) == {"a": 1}
+    monkeypatch.setattr(strict_json, "MAX_JSON_BYTES", 7)
+    with pytest.raises(CheckpointError) as caught:
+        read_json_object(path)
+    assert str(caught.value) == f"{path}: larger than 7 bytes"
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        read_json_object(tmp_path / "no.json")
+    assert str(caught.value) == f"{tmp_path}/no.json: cannot be read (No such file or directory)"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_file_that_never_ends_is_refused(tmp_path, kind):
+    path = tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        read_json_object(path)
+    assert str(caught.value) == f"{path}: not a regular file"

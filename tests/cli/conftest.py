@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from layerswap.cli import main
+
+
+@pytest.fixture(scope="session")
+def experts(tmp_path_factory):
+    """Folders of a base and two experts of 8 layers, each a little way from the base."""
+    root = tmp_path_factory.mktemp("experts")
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=8,
+        num_attention_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(config)
+    base.save_pretrained(root / "base")
+    for seed, name in enumerate(("task", "language"), start=1):
+        torch.manual_seed(seed)
+        expert = LlamaForCausalLM(config)
+        expert.load_state_dict(base.state_dict())
+        with torch.no_grad():
+            for parameter in expert.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.01 * seed)
+        expert.save_pretrained(root / name)
+    return SimpleNamespace(
+        base=str(root / "base"), task=str(root / "task"), language=str(root / "language")
+    )
+
+
+@pytest.fixture
+def layerswap(monkeypatch, capsys):
+    """Runs the command in this process; gives exit code, standard output and error."""
+
+    def run(*arguments: object) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["layerswap", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        output = capsys.readouterr()
+        return SimpleNamespace(code=code, out=output.out, err=output.err)
+
+    return run

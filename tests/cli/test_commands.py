@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from layerswap import __version__
+
+
+def weights(folder):
+    return load_file(f"{folder}/model.safetensors")
+
+
+def pair(experts):
+    return ("--task", experts.task, "--language", experts.language)
+
+
+def test_version(layerswap):
+    result = layerswap("--version")
+    assert (result.code, result.out) == (0, f"layerswap {__version__}\n")
+
+
+def test_module_runs_as_the_command():
+    text = subprocess.run(
+        [sys.executable, "-m", "layerswap", "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert text == f"layerswap {__version__}\n"
+
+
+def test_plan_draws_and_writes_nothing(layerswap, experts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = layerswap("plan", *pair(experts), "--bottom", 2)
+    assert result.code == 0
+    rows = result.out.splitlines()
+    assert rows[1].split() == ["7", "██████████", "language"]
+    assert rows[2].split() == ["6", "░░░░░░░░░░", "task"]
+    assert rows[7].split() == ["1", "██████████", "language"]
+    assert f"task: {experts.task}" in rows
+    assert rows[-1] == "75 tensors, 82.4 kB in 1 file; 94% copied bit for bit"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_for_machines(layerswap, experts):
+    result = layerswap("plan", *pair(experts), "--top", 0, "--json")
+    facts = json.loads(result.out)
+    assert facts["experts"] == {"task": experts.task, "language": experts.language}
+    assert facts["composition"]["layers"] == 8
+    at = {(p["layer"], p["role"]): p["weights"] for p in facts["composition"]["places"]}
+    assert at[0, "mlp"] == {"language": 1.0}
+    assert at[7, "mlp"] == {"task": 1.0}
+    assert at[None, "embedding"] == {"language": 0.5, "task": 0.5}
+
+
+def test_merge_swaps_what_it_says(layerswap, experts, tmp_path):
+    out = tmp_path / "merged"
+    result = layerswap(
+        "merge", *pair(experts), "--base", experts.base, "--bottom", 2, "--top", 1,
+        "--top-transition", 1, "--weights", "3,1", "--outside", "task", "--out", out,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert f"wrote {out}" in result.out
+    task, language, merged = weights(experts.task), weights(experts.language), weights(out)
+    assert merged.keys() == task.keys()
+    for name, tensor in merged.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        if layer in (0, 1, 7):
+            expected = language[name]
+        elif layer == 6:
+            expected = 0.75 * task[name] + 0.25 * language[name]
+        else:
+            expected = task[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-8)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model(torch.arange(5)[None]).logits.isfinite().all()
+
+
+def test_merge_a_recipe_as_a_person_writes_it(layerswap, experts, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"experts:\n  math: {experts.task}\n  swahili: {experts.language}\n"
+        "swap: {task: math, language: swahili, bottom: 1, top: 1}\n"
+    )
+    out = tmp_path / "merged"
+    assert layerswap("merge", recipe, "--out", out, "--dtype", "bfloat16").code == 0
+    record = json.loads((out / "layerswap.json").read_text())
+    assert record["recipe"]["swap"] == {
+        "task": "math",
+        "language": "swahili",
+        "bottom": 1,
+        "top": 1,
+    }
+    merged = weights(out)
+    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(merged[name], weights(experts.language)[name].bfloat16())
+
+
+def test_overwrite_replaces_only_what_layerswap_wrote(layerswap, experts, tmp_path):
+    out = tmp_path / "merged"
+    assert layerswap("merge", *pair(experts), "--out", out).code == 0
+    again = layerswap("merge", *pair(experts), "--out", out)
+    assert again.code == 2
+    assert again.err == (
+        f"error: {out}: exists already; choose another output or pass --overwrite\n"
+    )
+    before = weights(out)
+    assert layerswap("merge", *pair(experts), "--bottom", 4, "--out", out, "--overwrite").code == 0
+    name = "model.layers.3.mlp.up_proj.weight"
+    assert not torch.equal(before[name], weights(out)[name])
+    foreign = tmp_path / "thesis"
+    foreign.mkdir()
+    (foreign / "chapter").write_text("years of work")
+    refused = layerswap("merge", *pair(experts), "--out", foreign, "--overwrite")
+    assert refused.code == 2
+    assert (foreign / "chapter").read_text() == "years of work"
+
+
+BAD = {
+    "nothing to merge": ((), "error: give a recipe file, or both --task and --language"),
+    "one expert": (("--task", "x"), "error: give a recipe file, or both --task and --language"),
+    "no such recipe": (
+        ("nope.yaml",), "error: nope.yaml: cannot be read (No such file or directory)"
+    ),
+    "recipe and flags": (
+        ("nope.yaml", "--bottom", "3"),
+        "error: --bottom cannot be given beside a recipe; write it into nope.yaml",
+    ),
+    "weights": (
+        ("--task", "x", "--language", "y", "--weights", "1,b"),
+        "error: --weights: '1,b' is not uniform, magnitude or two numbers like 0.6,0.4",
+    ),
+    "outside": (
+        ("--task", "x", "--language", "y", "--outside", "inside"),
+        "error: command line: swap.outside: input should be 'blend', 'language' or 'task'; "
+        "found 'inside'",
+    ),
+    "shard size": (
+        ("--task", "x", "--language", "y", "--max-shard-size", "5 apples"),
+        "error: command line: max_shard_size: '5 apples' is not a size; write for example 5GB "
+        "or 500MB",
+    ),
+    "magnitude without base": (
+        ("--task", "x", "--language", "y", "--weights", "magnitude"),
+        "error: command line: weights: magnitude weights need the base; give `base`",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("command", ["merge", "plan"])
+def test_bad_arguments_get_one_line_and_code_2(layerswap, command, case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, message = BAD[case]
+    out = ("--out", "merged") if command == "merge" else ()
+    result = layerswap(command, *arguments, *out)
+    assert (result.code, result.out, result.err) == (2, "", message + "\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("experts: {task: a, swahili: b}\nswap:\n  language: swahil\n  botom: 3\n")
+    result = layerswap("plan", recipe)
+    assert result.code == 2
+    assert sorted(result.err.splitlines()) == [
+        f"error: {recipe}, line 3: swap.language: no expert 'swahil'; did you mean 'swahili'?",
+        f"error: {recipe}, line 4: swap.botom: unknown key; did you mean 'bottom'?",
+    ]
+
+
+def test_zones_that_overlap(layerswap, experts, tmp_path):
+    out = tmp_path / "merged"
+    result = layerswap("merge", *pair(experts), "--bottom", 7, "--top", 2, "--out", out)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: zones overlap: bottom 7 + top 2 = 9, but there are 8 layers\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hub_id_when_offline(experts):
+    result = subprocess.run(
+        [sys.executable, "-m", "layerswap", "plan", "--task", "nobody/nothing"]
+        + ["--language", experts.language],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: task: nobody/nothing: no such local folder")
+
+
+def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch, experts):
+    def broken(recipe):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("layerswap.merge.make_plan", broken)
+    with pytest.raises(ZeroDivisionError):
+        layerswap("plan", *pair(experts))
