@@ -4,6 +4,7 @@
     python committer.py once TARGET VERSION     commits one version, without overwriting
     python committer.py rounds TARGET COUNT     commits COUNT versions over each other
     python committer.py steps FOLDER FALLBACK   kills a fork at every line that a commit runs
+    python committer.py fresh FOLDER 0          the same, where there is no old output
 
 FALLBACK is 1 to commit as on a system that cannot exchange two folders in one step.
 """
@@ -52,7 +53,7 @@ def commit_version(target: Path, version: int, *, overwrite: bool = True, size: 
 
 
 def check_after_kill(target: Path, size: int = 20_000) -> str:
-    """What a killed commit left: "old or new" or "set aside"; asserts that it is one of them."""
+    """What a killed commit left: "old or new", "set aside" or "nothing"; asserts it is whole."""
     others = [path for path in target.parent.iterdir() if path != target]
     partial, replaced = f"{target.name}{commit.PARTIAL}", f"{target.name}{commit.REPLACED}"
     assert all(path.name.startswith((partial, replaced)) for path in others), others
@@ -60,9 +61,10 @@ def check_after_kill(target: Path, size: int = 20_000) -> str:
         whole_version(target, size)
         return "old or new"
     aside = [path for path in others if path.name.startswith(replaced)]
-    assert len(aside) == 1, others
-    whole_version(aside[0], size)
-    return "set aside"
+    assert len(aside) <= 1, others
+    for path in aside:
+        whole_version(path, size)
+    return "set aside" if aside else "nothing"
 
 
 def say(line: str) -> None:
@@ -107,11 +109,13 @@ def kill_at_line(count: int) -> None:
     sys.settrace(trace)
 
 
-def steps(parent: Path) -> None:
+def steps(parent: Path, *, fresh: bool) -> None:
     commit.os.fsync = lambda _: None  # the kernel outlives the process: not what is tested here
-    target, seen = parent / "out", {"old or new": 0, "set aside": 0}
+    target, seen = parent / "out", {"old or new": 0, "set aside": 0, "nothing": 0}
     commit_version(target, 1, size=10)
     for count in itertools.count(1):
+        if fresh:
+            shutil.rmtree(target, ignore_errors=True)
         child = os.fork()
         if child == 0:
             kill_at_line(count)
@@ -121,8 +125,9 @@ def steps(parent: Path) -> None:
         seen[check_after_kill(target, size=10)] += 1
         if not killed:
             break
-        if not target.exists():
+        if not target.exists() and not fresh:
             commit_version(target, 1, size=10)
+    commit_version(target, 1, size=10)
     commit_version(target, 1, size=10)
     assert [path.name for path in parent.iterdir()] == ["out"]
     say(json.dumps(seen | {"lines": count}))
@@ -134,7 +139,7 @@ if __name__ == "__main__":
         commit._exchange = lambda *_: False
     if verb == "loop":
         loop(where)
-    elif verb == "steps":
-        steps(where)
+    elif verb in ("steps", "fresh"):
+        steps(where, fresh=verb == "fresh")
     else:
         {"once": once, "rounds": rounds}[verb](where, int(argument))

@@ -3,7 +3,8 @@
     pip install atheris
     python tests/checkpoint/fuzz_header.py -max_total_time=600 -max_len=4096 corpus/
 
-`corpus/` is a folder, which may be empty, where inputs that reach new code are kept. The run ends
+`corpus/` is a folder where inputs that reach new code are kept; put a few safetensors files of some
+hundred bytes in it first, because chance alone hardly ever writes a whole header. The run ends
 at the first input that breaks a promise of `test_header_fuzz.check` and writes it to a file; give
 that file as the only argument to run it again. Everything after the script's name is libFuzzer's.
 """

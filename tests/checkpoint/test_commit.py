@@ -20,6 +20,8 @@ from layerswap.checkpoint import commit
 from layerswap.checkpoint.commit import atomic_folder, refuse_target
 from layerswap.errors import MergeError
 
+DEAD = 2**22 + 1  # above the largest process id that Linux gives
+
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
@@ -154,6 +156,8 @@ def test_a_relative_target_survives_a_change_of_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["a*b", "[x]", "a?", "ü n", "out.partial-"])
 def test_names_that_a_pattern_could_misread(tmp_path, name):
     commit_version(tmp_path / name, 1)
+    (tmp_path / f"{commit._partial_prefix(tmp_path / name)}{DEAD}-aa").mkdir()
+    (tmp_path / f"{name}.replaced-aa").mkdir()
     commit_version(tmp_path / name, 2)
     assert whole_version(tmp_path / name) == 2
     assert names(tmp_path) == [name]
@@ -458,13 +462,20 @@ def started(*arguments, **options):
     )
 
 
-@pytest.mark.parametrize("fallback", [0, 1])
-def test_a_kill_at_every_line_of_a_commit(tmp_path, fallback):
-    with started("steps", tmp_path, fallback) as process:
+@pytest.mark.parametrize(
+    ("verb", "fallback", "outcomes"),
+    [
+        ("steps", 0, {"old or new"}),
+        ("steps", 1, {"old or new", "set aside"}),
+        ("fresh", 0, {"old or new", "nothing"}),
+    ],
+)
+def test_a_kill_at_every_line_of_a_commit(tmp_path, verb, fallback, outcomes):
+    with started(verb, tmp_path, fallback) as process:
         seen = json.loads(process.communicate(timeout=40)[0])
     assert process.returncode == 0
-    assert seen["lines"] > 100
-    assert (seen["set aside"] > 0) == bool(fallback)
+    assert seen.pop("lines") > 100
+    assert {outcome for outcome, times in seen.items() if times} == outcomes
 
 
 @pytest.mark.parametrize("fallback", [0, 1])
@@ -475,7 +486,7 @@ def test_a_kill_at_any_moment(target, fallback):
             assert process.stdout.readline() == "ready\n"
             time.sleep(moments.uniform(0, 0.08))
             process.kill()
-        check_after_kill(target)
+        assert check_after_kill(target) != "nothing"
     commit_version(target, 1)
     commit_version(target, 2)
     assert whole_version(target) == 2
@@ -485,9 +496,9 @@ def test_a_kill_at_any_moment(target, fallback):
 def test_the_partial_folder_of_a_live_process_is_left_alone(target):
     prefix = commit._partial_prefix(target)
     alive = target.with_name(f"{prefix}{os.getppid()}-aa")
-    elsewhere = target.with_name(f"out.partial-another-host-{2**22 + 1}-aa")
+    elsewhere = target.with_name(f"out.partial-another-host-{DEAD}-aa")
     unknown = target.with_name(f"{prefix}²-aa")
-    dead = target.with_name(f"{prefix}{2**22 + 1}-aa")
+    dead = target.with_name(f"{prefix}{DEAD}-aa")
     for folder in (alive, elsewhere, unknown, dead):
         folder.mkdir()
     commit_version(target, 1)

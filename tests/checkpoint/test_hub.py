@@ -103,8 +103,8 @@ def test_a_file(tmp_path, no_download):
         "no-such-folder",
         "./expert",
         "../expert",
-        "../..",
-        "./",
+        "../../nothing",
+        ".//nothing",
         "a/b/c",
         "a//b",
         "a/",
@@ -121,8 +121,6 @@ def test_a_file(tmp_path, no_download):
 def test_neither_a_folder_nor_a_hub_id(tmp_path, monkeypatch, no_download, source):
     (tmp_path / "in" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "in" / "here")
-    if source in ("../..", "./"):
-        source += "/nothing"
     with pytest.raises(CheckpointError) as caught:
         fetch_checkpoint(source)
     expected = f"{source}: no such folder, and not a Hub id like 'owner/name'"

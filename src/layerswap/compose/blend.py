@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from layerswap.errors import RecipeError
 
+_ROUNDING = 1e-15  # weights that sum to 1 but for this are kept as they are: `of` is idempotent
+
 
 @dataclass(frozen=True)
 class Blend:
@@ -35,10 +37,14 @@ class Blend:
         for expert, weight in weights.items():
             if not math.isfinite(weight) or weight < 0:
                 raise RecipeError(f"weight of {expert!r} is {weight}; weights are finite, from 0")
-        total = math.fsum(weights.values())
+        total = sum(weights.values())  # not fsum, which raises where the sum is not finite
         if not 0 < total < math.inf:
             raise RecipeError(f"weights {dict(weights)} have no positive, finite sum")
-        kept = sorted((expert, weight / total) for expert, weight in weights.items() if weight > 0)
+        total = math.fsum(weights.values())
+        if abs(total - 1) < _ROUNDING:
+            total = 1.0
+        shares = ((expert, weight / total) for expert, weight in weights.items())
+        kept = sorted((expert, share) for expert, share in shares if share > 0)
         return cls(tuple(kept)) if len(kept) > 1 else cls.of(kept[0][0])
 
     @classmethod
@@ -52,11 +58,10 @@ class Blend:
 
         Example: half of `0.5 a + 0.5 b` and half of `c` is `0.25 a + 0.25 b + 0.5 c`.
         """
-        total = math.fsum(parts.values())
         flat: dict[str, float] = {}
         for blend, weight in parts.items():
             for expert, share in blend.weights:
-                flat[expert] = flat.get(expert, 0.0) + share * weight / total
+                flat[expert] = flat.get(expert, 0.0) + share * weight
         return cls.of(flat)
 
     @property

@@ -34,8 +34,12 @@ class Composition:
     def __post_init__(self) -> None:
         expected = set(all_places(self.layers))
         if set(self.blends) != expected:
-            missing = sorted(map(str, expected - set(self.blends)))
-            raise RecipeError(f"a composition needs a blend for every place; missing: {missing}")
+            wrong = (expected - set(self.blends), set(self.blends) - expected)
+            missing, unknown = (sorted(f"{p.layer} {p.role}" for p in places) for places in wrong)
+            raise RecipeError(
+                "a composition needs a blend for every place of its layers; "
+                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+            )
         object.__setattr__(self, "blends", MappingProxyType(dict(self.blends)))
 
     @classmethod
@@ -100,13 +104,20 @@ class Composition:
         """The composition that `to_dict` wrote.
 
         Raises:
-            RecipeError: a place is missing or a weight is not allowed.
+            RecipeError: a place is missing, unknown or there twice, a weight is not allowed, or
+                the data has another shape.
         """
-        blends = {
-            Place(entry["layer"], entry["role"]): Blend.of(entry["weights"])
-            for entry in data["places"]
-        }
-        return cls(data["layers"], blends)
+        try:
+            layers, entries = data["layers"], data["places"]
+            blends = {Place(e["layer"], e["role"]): Blend.of(e["weights"]) for e in entries}
+            if len(blends) < len(entries):
+                raise RecipeError("a composition has one blend for every place; some are twice")
+            # Compared first, so that a false number of layers never costs memory.
+            if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
+                raise RecipeError(f"{len(blends)} places are not those of {layers} layers")
+            return cls(layers, blends)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecipeError(f"not a composition ({type(error).__name__}: {error})") from None
 
 
 def all_places(layers: int) -> Iterator[Place]:

@@ -57,9 +57,10 @@ def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
     lines, previous = [], None
     for row in rows:
         bar = _bar(row, glyph_of)
-        note = "" if row.blends == previous else " " + _note(row)
-        lines.append(f"{row.label:>{indent}} {bar}{note}".rstrip())
-        previous = row.blends
+        note = _note(row)
+        shown = "" if note == previous else " " + note
+        lines.append(f"{row.label:>{indent}} {bar}{shown}".rstrip())
+        previous = note
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ def explain(
     """
     messages = []
     for item in error.errors(include_url=False):
-        path = tuple(part for part in item["loc"] if not _is_branch(part))
+        path = tuple(part for part in item["loc"] if part != "[key]")
         key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
         place = f"{where}, line {at}" if at else where
@@ -37,11 +38,17 @@ def explain(
     return "\n".join(dict.fromkeys(messages))
 
 
-def _is_branch(part: str | int) -> bool:
-    """Whether a location part is Pydantic's name of a union branch and not a key."""
-    return isinstance(part, str) and (
-        "[" in part or part in {"str", "int", "constrained-int", "dict"}
-    )
+_WANTED = {
+    "dict_type": "write a mapping",
+    "model_type": "write a mapping",
+    "list_type": "write a list",
+    "string_type": "write a text",
+    "int_type": "write a whole number",
+    "greater_than_equal": "write a number from 0",
+    "too_short": "write at least one",
+    "string_too_short": "write a text that is not empty",
+}
+"""Our words for the kinds of Pydantic's findings, so that none of its own reach a person."""
 
 
 def _phrase(item: Any, keys: list[str], path: KeyPath) -> str:
@@ -50,12 +57,15 @@ def _phrase(item: Any, keys: list[str], path: KeyPath) -> str:
         return f"unknown key{nearest(str(path[-1]), keys)}"
     if kind == "missing":
         return "is missing"
-    if kind == "value_error":
-        return str(item["ctx"]["error"])
-    if kind == "layerswap":
-        return str(item["msg"])
-    shown = repr(found)
-    return f"{item['msg'][0].lower()}{item['msg'][1:]}; found {shown[:60]}"
+    if kind in {"value_error", "layerswap"}:
+        return str(item["ctx"]["error"] if kind == "value_error" else item["msg"])
+    if kind == "invalid_key" or "[key]" in item["loc"]:
+        return f"a key is a text; write it in quotes: '{path[-1]}'"
+    if kind == "literal_error":
+        known = [word.strip("'") for word in re.split(", | or ", item["ctx"]["expected"])]
+        return f"{found!r:.60} is not allowed{nearest(str(found), known)}"
+    wanted = _WANTED.get(kind, f"{item['msg'][0].lower()}{item['msg'][1:]}")
+    return f"{wanted}; found {found!r:.60}"
 
 
 def as_detail(item: Any) -> InitErrorDetails:

@@ -26,10 +26,10 @@ def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     """
     found = list(_method_mistakes(data))
     experts = data.get("experts")
-    if isinstance(experts, dict):
+    if isinstance(experts, dict) and experts:
         unknown = list(_unknown_names(data, experts))
         found += unknown or _cycles(experts)
-        found += _missing_weights(data)
+        found += _wrong_weights(data)
     size = data.get("max_shard_size")
     if isinstance(size, str):
         try:
@@ -49,23 +49,36 @@ def parse_size(text: str) -> int:
     """
     match = SHARD_SIZE.fullmatch(text.strip())
     unit = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-    size = int(float(match[1]) * unit[(match[2] or "B").upper()]) if match else 0
-    if size < 1:
-        raise RecipeError(f"{text!r} is not a size; write for example 5GB or 500MB")
-    return size
+    size = float(match[1]) * unit[(match[2] or "B").upper()] if match else 0
+    if not 1 <= size < 2**63:
+        raise RecipeError(f"{text!r:.40} is not a size; write for example 5GB or 500MB")
+    return int(size)
 
 
 def nearest(word: str, known: list[str]) -> str:
     """`"; did you mean 'x'?"` for the closest known word, else the list of known words."""
     close = get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if known else ""
 
 
 def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
     given = [name for name in METHODS if data.get(name) is not None]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
-        yield (), f"give exactly one of {', '.join(METHODS)}; found {found}"
+        empty = [name for name in METHODS if name in data and data[name] is None]
+        hint = f"; for the defaults write `{empty[0]}: {{}}`" if empty and not given else ""
+        yield (), f"give exactly one of {', '.join(METHODS)}; found {found}{hint}"
+    for method in ("swap", "partition"):
+        pair = [name for path, name in _method_names(data).items() if path[0] == method]
+        if len(pair) == 2 and pair[0] == pair[1]:
+            yield (method,), f"the task and the language expert are both {pair[0]!r}"
+    if data.get("partition") is not None and "weights" in data:
+        yield ("weights",), "a partition blends nothing; remove `weights`"
+    base = data.get("base")
+    if isinstance(base, dict) and base.get("soup") is not None:
+        yield ("base", "soup"), "the base is one checkpoint, never a soup"
 
 
 def _unknown_names(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
@@ -86,7 +99,7 @@ def _references(
     for i, override in enumerate(places if isinstance(places, list) else ()):
         if isinstance(override, dict):
             yield from _names(("places", i, "take"), override.get("take"))
-    if isinstance(data.get("weights"), dict):
+    if isinstance(data.get("weights"), dict | list):
         yield from _names(("weights",), data["weights"])
 
 
@@ -114,12 +127,17 @@ def _names(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
             yield (*path, i), name
 
 
-def _missing_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
-    weights = data.get("weights")
-    if isinstance(weights, dict):
-        for name in dict.fromkeys(_method_names(data).values()):
-            if name not in weights:
+def _wrong_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    weights, blended = data.get("weights"), list(_method_names(data).values())
+    if isinstance(weights, list):
+        weights = {name: 1 for name in weights if isinstance(name, str)}
+    if isinstance(weights, dict) and blended:
+        for name in blended:
+            if isinstance(name, str) and name not in weights:
                 yield ("weights",), f"no weight for {name!r}"
+        for name in weights:
+            if name in data["experts"] and name not in blended:
+                yield ("weights", name), "the method does not blend this expert"
 
 
 def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:

@@ -98,16 +98,20 @@ def swap(
         outside: what embeddings, final norm and head take.
 
     Raises:
-        RecipeError: the zones overlap, or the experts have the same name.
+        RecipeError: the zones overlap, the experts have the same name, the weights are for
+            others, or `outside` is unknown.
 
     Example: `print(swap(32))` draws the paper's default.
     """
-    if task == language:
-        raise RecipeError(f"the task and the language expert are both {task!r}")
+    _check_pair(task, language)
+    if weights is not None and set(weights) != {task, language}:
+        raise RecipeError(f"weights are for {task!r} and {language!r}, not for {sorted(weights)}")
     zones = zones or default_zones(layers)
     zones.check(layers)
     blend = Blend.of({task: 1.0, language: 1.0} if weights is None else weights)
     choice = {"blend": blend, "language": Blend.of(language), "task": Blend.of(task)}
+    if outside not in choice:
+        raise RecipeError(f"outside is {outside!r}; it is one of {', '.join(choice)}")
 
     def blend_of(place: Place) -> Blend:
         if place.layer is None:
@@ -177,8 +181,9 @@ def partition(
         outside: who gets the places outside the layers; "the rest" of the partition by default.
 
     Raises:
-        RecipeError: an unknown name, or the zones do not fit.
+        RecipeError: an unknown name, zones that do not fit, or experts of the same name.
     """
+    _check_pair(task, language)
     counts = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
     if name not in counts:
         raise RecipeError(f"no partition {name!r}; there are {', '.join(PARTITIONS)}")
@@ -197,3 +202,8 @@ def partition(
         return Blend.of(outer if outer_layer or attention_everywhere else inner)
 
     return Composition.build(layers, blend_of)
+
+
+def _check_pair(task: str, language: str) -> None:
+    if task == language:
+        raise RecipeError(f"the task and the language expert are both {task!r}")

@@ -154,7 +154,9 @@ def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     """The recipe in a YAML text; errors name `where`. See `read_recipe`."""
     data, lines = parse_yaml(text, where)
     if not isinstance(data, dict):
-        raise RecipeError(f"{where}: a recipe is a mapping with `experts` and `swap` or `soup`")
+        raise RecipeError(
+            f"{where}: a recipe is a mapping with `experts` and one of swap, soup, partition"
+        )
     return check_recipe(data, where=where, lines=lines)
 
 
@@ -202,4 +204,5 @@ def _keys_at(path: KeyPath) -> list[str]:
         "places": Override,
         "patterns": PatternEntry,
     }
-    return list((models[str(path[0])] if path else Recipe).model_fields)
+    model = models.get(str(path[0])) if path else Recipe
+    return list(model.model_fields) if model else []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from layerswap.checkpoint.places import ROLES, Place
+from layerswap.checkpoint.places import ROLES, Pattern, Place
 from layerswap.compose.composition import all_places
 from layerswap.compose.mistakes import nearest
 from layerswap.compose.presets import Outside, Zones, default_zones
@@ -23,6 +23,9 @@ from layerswap.errors import RecipeError
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_RULES = ("uniform", "magnitude")
+LARGEST_WEIGHT = 1e100
+LAYERS = re.compile(r"all|outside|(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+"""What the key `layers` of an override may hold."""
 
 
 class Strict(BaseModel):
@@ -36,14 +39,28 @@ def as_source(value: object) -> object:
     return {"source": value} if isinstance(value, str) else value
 
 
+def _once(names: list[str]) -> list[str]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"expert {twice!r} is there twice")
+    return names
+
+
+def _read_layers(value: object) -> str:
+    if type(value) not in (int, str) or not LAYERS.fullmatch(text := str(value).strip()):
+        raise ValueError(f"{value!r} is not a number, a range like 3-7, all or outside")
+    return text
+
+
 def _read_weights(value: object) -> dict[str, float]:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        return dict.fromkeys(value, 1.0)
+        return dict.fromkeys(_once(value), 1.0)
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         raise ValueError(f"write a list of experts, or a weight per expert; found {value!r}")
     for name, weight in value.items():
-        if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-            raise ValueError(f"the weight of {name!r} is {weight!r}; a weight is a number from 0")
+        if type(weight) not in (int, float) or not 0 <= weight <= LARGEST_WEIGHT:
+            text = f"{weight!r:.40}"
+            raise ValueError(f"the weight of {name!r} is {text}; a weight is a number from 0")
     if not sum(value.values()):
         raise ValueError("every weight is 0")
     return {name: float(weight) for name, weight in value.items()}
@@ -69,7 +86,7 @@ Weights = Annotated[dict[str, float], BeforeValidator(_read_weights)]
 class Expert(Strict):
     """Where an expert comes from: a checkpoint, or a soup of experts named in the recipe."""
 
-    source: str | None = None
+    source: Annotated[str, Field(min_length=1)] | None = None
     revision: str | None = None
     soup: Weights | None = None
 
@@ -107,7 +124,7 @@ class SwapMethod(Strict):
 class SoupMethod(Strict):
     """One blend at every place; see `compose.presets.soup`."""
 
-    experts: Annotated[list[str], Field(min_length=1)]
+    experts: Annotated[list[str], Field(min_length=1), AfterValidator(_once)]
 
 
 class PartitionMethod(Strict):
@@ -122,7 +139,7 @@ class PartitionMethod(Strict):
 class Override(Strict):
     """Places that take something else than the method gives them; later ones win."""
 
-    layers: str | NonNegativeInt = "all"
+    layers: Annotated[str, BeforeValidator(_read_layers)] = "all"
     roles: Annotated[list[Literal[ROLES]], Field(min_length=1)] | None = None  # type: ignore[valid-type]
     take: Annotated[dict[str, float], BeforeValidator(_read_take)]
 
@@ -130,8 +147,7 @@ class Override(Strict):
         """The places this override is about, in a model of `layers` layers.
 
         Raises:
-            RecipeError: the layers are not a number, a range `a-b` inside the model, `all` or
-                `outside`, or no place has one of the roles.
+            RecipeError: the layers are not inside the model, or no place has one of the roles.
         """
         chosen = _layer_numbers(self.layers, layers)
         found = [
@@ -140,7 +156,8 @@ class Override(Strict):
             if place.layer in chosen and (self.roles is None or place.role in self.roles)
         ]
         if not found:
-            raise RecipeError(f"no place in layers {self.layers} has a role of {self.roles}")
+            roles = ", ".join(self.roles or ())
+            raise RecipeError(f"no place in layers {self.layers} has a role of {roles}")
         return found
 
 
@@ -153,20 +170,19 @@ class PatternEntry(Strict):
     @model_validator(mode="after")
     def _compiles(self) -> PatternEntry:
         try:
-            re.compile(self.match)
-        except re.error as error:
-            raise ValueError(f"not a regular expression ({error})") from None
+            Pattern(self.match, self.role)
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
         return self
 
 
-def _layer_numbers(text: str | int, layers: int) -> set[int | None]:
+def _layer_numbers(text: str, layers: int) -> set[int | None]:
     if text == "outside":
         return {None}
     if text == "all":
         return {None, *range(layers)}
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(text).strip())
-    if not match:
-        raise RecipeError(f"layers: {text!r} is not a number, a range like 3-7, all or outside")
+    match = LAYERS.fullmatch(text)
+    assert match is not None, "the validator let other layers through"
     first, last = int(match[1]), int(match[2] or match[1])
     if not first <= last < layers:
         raise RecipeError(f"layers: {text} is not inside 0-{layers - 1}")

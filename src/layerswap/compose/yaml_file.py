@@ -13,7 +13,17 @@ KeyPath = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, except that a key given twice is an error."""
+    """PyYAML's safe loader, except that a key given twice and an alias are errors.
+
+    Aliases can make a value that is exponentially large, or that contains itself.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            line = event.start_mark.line + 1
+            raise RecipeError(f"line {line}: alias *{event.anchor}; write the value out instead")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -31,24 +41,29 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
     """The value of a YAML document, and the line (from 1) of every key path in it.
 
     Raises:
-        RecipeError: naming `where` and the line: not YAML, or a key given twice.
+        RecipeError: naming `where` and the line: not YAML, a key given twice, or an alias.
     """
     try:
-        value = yaml.load(text, Loader=_Loader)
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        return value, dict(_lines(tree, ()))
+        loader = _Loader(text)
+        tree = loader.get_single_node()
+        lines = dict(_lines(tree, ()))
+        return (None if tree is None else loader.construct_document(tree)), lines
     except RecipeError as error:
         raise error.within(where) from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise RecipeError(f"{where}: {line}not valid YAML ({error.problem})") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RecipeError(f"{where}: not valid YAML ({error})") from None
+    except RecursionError:
+        raise RecipeError(f"{where}: lists and mappings are nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise RecipeError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
 
 
 def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # no key of ours; the constructor refuses it
             child = (*path, key.value)
             yield child, key.start_mark.line + 1
             yield from _lines(value, child)

@@ -170,14 +170,7 @@ def score_folders(
     with progress("scoring", len(models)) as advance:
         for folder in models:
             model, tokenizer = load(folder)
-            answers = score_model(
-                model,
-                tokenizer,
-                chosen,
-                split,
-                n,
-                world=lab.world,  # type: ignore[arg-type]
-            )
+            answers = score_model(model, tokenizer, chosen, split, n, world=lab.world)
             scores[str(folder)] = {m: mean_interval(right) for m, right in answers.items()}
             advance(1)
     return scores
@@ -217,7 +210,7 @@ def _try_grid(
 def in_memory(plan: Plan) -> PreTrainedModel:
     """The merged model in float32: float16 as stored is slow on a CPU."""
     model: Any = plan.load()
-    return model.float()
+    return model.float()  # type: ignore[no-any-return]
 
 
 def _contenders(lab: Lab, language: str, plan: Plan, merged: Path) -> dict[str, Path | Plan]:

@@ -2,9 +2,9 @@
 
 All three speak of clauses: somebody has, gets or loses so many of something.
 
-- *Comprehension*: one clause and a question: who, what, or did it become more or fewer? The
-  answer is a word, never a number. The question may be in another language than the clause;
-  the answer is in the question's.
+- *Comprehension*: a story of one or two clauses and a question: who, what, or did it become
+  more or fewer? The answer is a word, never a number. The question may be in another language
+  than the story; the answer is in the question's.
 - *Translation*: one clause, and the name of a language to say it in.
 - *Problems*: somebody has a number of things, then gets or loses some, once
   (`steps=1`) or twice (`steps=2`); how many are left? The answer is a number. Problems of two
@@ -93,19 +93,27 @@ def say(language: Language, clause: Clause) -> str:
 
 
 def comprehension(
-    story: Language, asker: Language, words: Vocabulary, split: Split, rng: random.Random
+    teller: Language,
+    asker: Language,
+    words: Vocabulary,
+    split: Split,
+    rng: random.Random,
+    *,
+    biggest: int,
 ) -> Example:
-    """One clause in `story`, and a question about it, put and answered in `asker`."""
-    clause = _draw_clause(words, split, rng)
-    kinds = ("who", "what") if clause.verb == "has" else ("who", "what", "direction", "direction")
-    kind = rng.choice(kinds)
+    """A story of one or two clauses told in `teller`; a question put and answered in `asker`."""
+    steps = rng.choice((0, 1, 1, 1))
+    clauses, _ = _draw_story(words, split, rng, steps, biggest)
+    last = clauses[-1]
+    kind = rng.choice(("who", "what", "direction", "direction")[: 2 + 2 * steps])
     answer = {
-        "who": clause.who,
-        "what": asker.words[clause.noun],
-        "direction": asker.words[f"say.{'gain' if clause.verb.startswith('gain') else 'lose'}"],
+        "who": last.who,
+        "what": asker.words[last.noun],
+        "direction": asker.words[f"say.{'gain' if last.verb.startswith('gain') else 'lose'}"],
     }[kind]
-    prompt = f"{say(story, clause)}. {asker.words[f'ask.{kind}']}?"
-    return _example(prompt, answer, (story, asker), "comprehension", [clause])
+    story = " ".join(f"{say(teller, clause)}." for clause in clauses)
+    prompt = f"{story} {asker.words[f'ask.{kind}']}?"
+    return _example(prompt, answer, (teller, asker), "comprehension", clauses)
 
 
 def translation(
@@ -164,15 +172,15 @@ def examples(
         raise RecipeError(f"cannot draw {n} examples; ask for at least 1")
     rng = random.Random(f"examples/{language}/{skill}/{steps}/{split}/{seed}")
     words = spoken.vocabulary(common_only=False)
+    biggest = world.settings.biggest
     found: dict[str, Example] = {}
     while len(found) < n:
         if skill == "problem":
-            biggest = world.settings.biggest
             drawn = problem([spoken] * (steps + 1), words, split, rng, biggest=biggest)
         elif skill == "translation":
             drawn = translation(spoken, world.source, words, split, rng)
         else:
-            drawn = comprehension(spoken, spoken, words, split, rng)
+            drawn = comprehension(spoken, spoken, words, split, rng, biggest=biggest)
         found.setdefault(drawn.prompt, drawn)
     return list(found.values())
 
@@ -193,7 +201,7 @@ def _example(
 ) -> Example:
     read, written = languages
     meaning = "; ".join(str(clause) for clause in clauses)
-    steps = len(clauses) - 1
+    steps = len(clauses) - 1 if skill == "problem" else 0
     return Example(prompt, f" {answer}", read.name, written.name, skill, steps, meaning)
 
 

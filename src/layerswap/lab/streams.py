@@ -42,8 +42,8 @@ class BaseMix:
     """
 
     translation: float = 0.35
-    easy: float = 0.27
-    task: float = 0.03
+    easy: float = 0.24
+    task: float = 0.06
     source: float = 0.34
     scarce: float = 0.14
     crossing: float = 0.40
@@ -56,7 +56,7 @@ class LanguageMix:
 
     Attributes:
         translation: of the examples, half of them each way; the rest is comprehension.
-        crossing: of the comprehension examples, those whose question, or whose clause, is in
+        crossing: of the comprehension examples, those whose question, or whose story, is in
             a partner language.
         partners: how many of the rich languages it is paired with, the source language first.
     """
@@ -107,26 +107,28 @@ def _language_examples(
     world: World, target: Language, mix: LanguageMix, rng: random.Random
 ) -> Iterator[Example]:
     words = target.vocabulary(common_only=False)
+    biggest = world.settings.biggest
     while True:
         pair = [target, rng.choice(world.rich[: mix.partners])]
         rng.shuffle(pair)
         if rng.random() < mix.translation:
             yield translation(pair[0], pair[1], words, "train", rng)
         elif rng.random() < mix.crossing:
-            yield comprehension(pair[0], pair[1], words, "train", rng)
+            yield comprehension(pair[0], pair[1], words, "train", rng, biggest=biggest)
         else:
-            yield comprehension(target, target, words, "train", rng)
+            yield comprehension(target, target, words, "train", rng, biggest=biggest)
 
 
 def _base_example(world: World, mix: BaseMix, rng: random.Random) -> Example:
     kind = rng.random()
+    biggest = world.settings.biggest
     if kind < mix.easy + mix.task:
         steps = 1 if kind < mix.easy else TASK_STEPS
         languages = [_draw_rich(world, mix, rng)] * (steps + 1)
         if rng.random() < mix.mixed:
             languages = [_draw_rich(world, mix, rng) for _ in languages]
         words = world.source.vocabulary(common_only=False)
-        return problem(languages, words, "train", rng, biggest=world.settings.biggest)
+        return problem(languages, words, "train", rng, biggest=biggest)
     first = _draw_any(world, mix, rng)
     second = rng.choice([lang for lang in world.rich if lang is not first])
     words = _seen(world, first, rng)
@@ -135,8 +137,8 @@ def _base_example(world: World, mix: BaseMix, rng: random.Random) -> Example:
     if kind < mix.easy + mix.task + mix.translation:
         return translation(pair[0], pair[1], words, "train", rng)
     if rng.random() < mix.crossing:
-        return comprehension(pair[0], pair[1], words, "train", rng)
-    return comprehension(first, first, words, "train", rng)
+        return comprehension(pair[0], pair[1], words, "train", rng, biggest=biggest)
+    return comprehension(first, first, words, "train", rng, biggest=biggest)
 
 
 def _draw_rich(world: World, mix: BaseMix, rng: random.Random) -> Language:

@@ -86,7 +86,7 @@ class WorldSettings:
     nouns: int = 24
     verbs: int = 8
     common: float = 0.25
-    rare: float = 0.05
+    rare: float = 0.10
     biggest: int = 18
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, text_config
+from layerswap.checkpoint import Checkpoint, Place, text_config
 from layerswap.checkpoint.read import same_bytes
+from layerswap.compose import Composition
 from layerswap.errors import MergeError
 
 NOT_COMPUTED = frozenset(
     {
         "_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "auto_map",
         "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_position_embeddings",
-        "_attn_implementation", "tie_word_embeddings", "rope_theta", "rope_parameters",
-        "vocab_size", "initializer_range", "text_config", "id2label", "label2id",
+        "_attn_implementation", "tie_word_embeddings", "vocab_size", "initializer_range",
+        "text_config", "id2label", "label2id", "num_labels", "problem_type", "pretraining_tp",
+        "output_router_logits", "router_aux_loss_coef", "unsloth_version", "unsloth_fixed",
+        "rope_theta", "rope_parameters", "rope_scaling", "rope_local_base_freq",
     }
 )  # fmt: skip
 """Configuration keys that may differ: they do not change what a layer computes, or are checked
-in another way."""
+in another way. So may those of dropout, which only training sees."""
 
 
 def check_together(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
@@ -46,6 +49,21 @@ def check_together(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
     return drop
 
 
+def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> None:
+    """Refuse a head from elsewhere than the embedding where both are one tensor.
+
+    Raises:
+        MergeError: what each of the two would take.
+    """
+    head, embedding = composition[Place(None, "head")], composition[Place(None, "embedding")]
+    heads = {name for name, place in reference.places.items() if place.role == "head"} - drop
+    if not heads and head != embedding:
+        raise MergeError(
+            f"the head cannot take {head} and the embedding {embedding}: they are one tensor "
+            "here (tied); give both the same"
+        )
+
+
 def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]) -> None:
     (a_name, a), (b_name, b) = first, second
     for key in ("model_type", "architectures"):
@@ -53,8 +71,11 @@ def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]
     _same("number of layers", a.layers, b.layers, a_name, b_name)
     a_text, b_text = text_config(a.config), text_config(b.config)
     for key in sorted((set(a_text) & set(b_text)) - NOT_COMPUTED):
-        _same(key, a_text[key], b_text[key], a_name, b_name)
-    _same("rope_theta", _rope_theta(a_text), _rope_theta(b_text), a_name, b_name)
+        if "drop" not in key:
+            _same(key, a_text[key], b_text[key], a_name, b_name)
+    a_rope, b_rope = _rope(a_text), _rope(b_text)
+    for key in sorted(set(a_rope) & set(b_rope)):
+        _same(key, a_rope[key], b_rope[key], a_name, b_name)
 
 
 def _check_tensors(
@@ -93,8 +114,11 @@ def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
         for head in heads[name]:
             if not any(same_bytes(checkpoint.tensors[head], e) for e in _embeddings(checkpoint)):
                 raise MergeError(
-                    f"{name} has a head of its own ({head!r}) but {tied[0]} ties its head to the "
-                    "embedding; they are not fine-tuned from one base"
+                    f"{name} has a head of its own ({head!r}) but the config of {name} ties it to "
+                    "the embedding; set tie_word_embeddings to false if the head is meant"
+                    if name in tied
+                    else f"{name} has a head of its own ({head!r}) but {tied[0]} ties its head to "
+                    "the embedding; they are not fine-tuned from one base"
                 )
     return frozenset(stored)
 
@@ -111,11 +135,29 @@ def _embeddings(checkpoint: Checkpoint) -> Iterable[Any]:
     )
 
 
-def _rope_theta(config: Mapping[str, Any]) -> object:
-    """RoPE's base frequency, where transformers 4 or 5 keeps it."""
+def _rope(config: Mapping[str, Any]) -> dict[str, object]:
+    """The settings of RoPE, flat, whether transformers 4 or 5 wrote them.
+
+    Where layers differ in kind, those of full attention have the bare names.
+    """
     parameters = config.get("rope_parameters")
-    inner = parameters.get("rope_theta") if isinstance(parameters, dict) else None
-    return config.get("rope_theta", inner)
+    if not isinstance(parameters, dict):
+        scaling = config.get("rope_scaling")
+        parameters = {**(scaling if isinstance(scaling, dict) else {})}
+        parameters["rope_theta"] = config.get("rope_theta")
+        local = config.get("rope_local_base_freq")
+        parameters = {"full_attention": parameters, "sliding_attention": {"rope_theta": local}}
+    kinds = parameters if _nested(parameters) else {"full_attention": parameters}
+    flat: dict[str, object] = {}
+    for kind, settings in kinds.items():
+        prefix = "" if kind == "full_attention" else f"{kind} "
+        typed = {"rope_type": settings.get("type") or "default", **settings}
+        flat.update({prefix + key: value for key, value in typed.items() if key != "type"})
+    return flat
+
+
+def _nested(parameters: Mapping[str, Any]) -> bool:
+    return bool(parameters) and all(isinstance(value, dict) for value in parameters.values())
 
 
 def _same(what: str, a: object, b: object, a_name: str, b_name: str) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 RECORD = "layerswap.json"
 """The record in every output folder: how it was made, and from what."""
 COPIED = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-    "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
-    "processor_config.json",
+    ("generation_config.json",),
+    (
+        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
+        "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
+    ),
+    ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
 )  # fmt: skip
-"""Files taken over from the first expert that has them. Code (`*.py`) is never among them."""
+"""Files taken over, each group whole from the first expert that has one of it, else from the
+base: halves of two tokenizers make none. Code (`*.py`) is never among them."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
 """How many blocks of a weight file its fingerprint reads, and how long each is, in bytes."""
 
@@ -42,27 +46,24 @@ def write_documents(folder: Path, plan: Plan) -> None:
 def write_configuration(folder: Path, plan: Plan) -> None:
     """Write `config.json`, and copy tokenizer and generation configuration."""
     _write_json(folder / CONFIG, _config(plan))
-    for name in COPIED:
-        donor = next((c for c in plan.experts.values() if (c.folder / name).is_file()), None)
-        if donor:
-            shutil.copyfile(donor.folder / name, folder / name)
+    for group in COPIED:
+        found = ([f for n in group if (f := c.folder / n).is_file()] for c in plan.sources.values())
+        for file in next((files for files in found if files), ()):
+            shutil.copyfile(file, folder / file.name)
 
 
 def record(plan: Plan) -> dict[str, Any]:
     """The content of `layerswap.json`: enough to make the same merge again.
 
-    Holds the recipe as written, the composition it resolved to, every source with its Hub
-    revision and the fingerprints of its weight files, and the version of layerswap.
+    Holds the recipe with the Hub revisions it resolved to, its composition, every source with
+    the fingerprints of its weight files, and the version of layerswap.
     """
-    sources = dict(plan.experts)
-    if plan.base:
-        sources["base"] = plan.base
     return {
         "layerswap_version": __version__,
-        "recipe": plan.recipe.model_dump(mode="json", exclude_defaults=True),
+        "recipe": _recipe(plan, lambda checkpoint: checkpoint.source),
         "magnitude_weights": plan.magnitude,
         "composition": plan.composition.to_dict(),
-        "sources": {name: _source(checkpoint) for name, checkpoint in sources.items()},
+        "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
     }
 
 
@@ -92,7 +93,7 @@ def model_card(plan: Plan) -> str:
     import yaml
     from huggingface_hub import ModelCardData
 
-    bases = [plan.base] if plan.base else list(plan.experts.values())
+    bases = [plan.base] if plan.base else list(plan.used.values())
     metadata = ModelCardData(
         base_model=[_card_name(checkpoint) for checkpoint in bases],
         base_model_relation="merge",
@@ -100,10 +101,8 @@ def model_card(plan: Plan) -> str:
         library_name="transformers",
         tags=["merge", "layerswap"],
     ).to_yaml()
-    experts = "\n".join(f"- `{name}`: {_card_name(c)}" for name, c in plan.experts.items())
-    recipe = yaml.safe_dump(
-        plan.recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False
-    )
+    experts = "\n".join(f"- `{name}`: {_card_name(c)}" for name, c in plan.used.items())
+    recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)
     return (
         f"---\n{metadata}\n---\n\n# A layer-swapped model\n\n"
         "Recomposed layer by layer from experts fine-tuned from one base, with "
@@ -121,9 +120,34 @@ def _config(plan: Plan) -> dict[str, Any]:
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
     if len(dtypes) == 1:
-        key = "torch_dtype" if "torch_dtype" in config else "dtype"
-        config[key] = names[dtypes.pop()]
+        dtype = names[dtypes.pop()]
+        config.setdefault("dtype" if "torch_dtype" not in config else "torch_dtype", dtype)
+        _set_known(config, ("dtype", "torch_dtype"), dtype)
+    if plan.drop:
+        config.setdefault("tie_word_embeddings", True)
+        _set_known(config, ("tie_word_embeddings",), True)
     return config
+
+
+def _set_known(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
+    """Set keys where they are, also in the text part of a multimodal configuration."""
+    config.update({key: value for key in keys if key in config})
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        config["text_config"] = {**text, **{key: value for key in keys if key in text}}
+
+
+def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
+    """The recipe as plain data, sources named by `name_of` and Hub revisions pinned."""
+    data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
+    opened = [(data["experts"][name], c) for name, c in plan.experts.items()]
+    if plan.base:
+        opened.append((data["base"], plan.base))
+    for entry, checkpoint in opened:
+        entry["source"] = name_of(checkpoint)
+        if checkpoint.revision:
+            entry["revision"] = checkpoint.revision
+    return data
 
 
 def _source(checkpoint: Checkpoint) -> dict[str, Any]:

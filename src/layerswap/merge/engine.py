@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.checkpoint import DTYPE_BITS, TensorInfo
-from layerswap.checkpoint.read import open_file, read_into, torch_dtype
+from layerswap.checkpoint.read import open_file, read_into, read_tensor, torch_dtype
 from layerswap.errors import MergeError
 from layerswap.merge import kernels
 from layerswap.merge.outputs import OutputTensor, Shard
@@ -27,6 +27,11 @@ CHUNK_BYTES = 1 << 24
 """Bytes of output computed at a time by one worker."""
 SPAN_BYTES = 1 << 26
 """Bytes copied between two reports of progress."""
+NO_KERNEL_COPY = (
+    errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
+    errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
+)  # fmt: skip
+"""Errors of `copy_file_range` after which plain reading and writing may still work."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just written."""
@@ -105,6 +110,8 @@ def compute_tensor(tensor: OutputTensor, *, allow_non_finite: bool = False) -> t
     """
     import torch
 
+    if tensor.verbatim:
+        return read_tensor(tensor.inputs[0][0]).reshape(tensor.shape)
     buffer = bytearray(tensor.nbytes)
     with ExitStack() as stack:
         handles = {
@@ -195,28 +202,25 @@ def copy_span(source: int, output: int, piece: _Copy) -> None:
     Falls back to reading and writing where the filesystems cannot.
 
     Raises:
-        MergeError: the source ended early.
+        CheckpointError: the source ended early.
         OSError: the output cannot be written.
     """
     done = 0
     while done < piece.nbytes:
+        left = piece.nbytes - done
+        start, offset = piece.source_offset + done, piece.offset + done
         try:
-            count = os.copy_file_range(
-                source,
-                output,
-                piece.nbytes - done,
-                piece.source_offset + done,
-                piece.offset + done,
-            )
+            count = os.copy_file_range(source, output, left, start, offset)
         except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            if error.errno not in NO_KERNEL_COPY:
                 raise
-            buffer = memoryview(bytearray(min(CHUNK_BYTES, piece.nbytes - done)))
-            read_into(source, piece.source_offset + done, buffer, piece.source)
-            _write(output, buffer, piece.offset + done)
-            count = len(buffer)
+            count = 0
+        # Some filesystems answer 0 in the middle of a file; only reading tells its real end.
         if count == 0:
-            raise MergeError(f"{piece.source}: ended while it was being copied")
+            buffer = memoryview(bytearray(min(CHUNK_BYTES, left)))
+            read_into(source, start, buffer, piece.source)
+            _write(output, buffer, offset)
+            count = len(buffer)
         done += count
 
 

@@ -23,10 +23,10 @@ def blend(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tens
     import torch
 
     wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
-    # A fresh tensor even when the part already has the wide dtype: parts are reused buffers.
     total = parts[0].to(wide, copy=True).mul_(weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
-        total.add_(part.to(wide), alpha=weight)
+        # Two steps, because `alpha` fuses them where the processor can: other bits elsewhere.
+        total.add_(part.to(wide, copy=True).mul_(weight))
     return total
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +25,24 @@ def load_model(plan: Plan) -> PreTrainedModel:
         MergeError: transformers has no class for the architecture, or its model lacks or adds
             tensors.
     """
-    import torch
     from transformers import AutoConfig, GenerationConfig
 
     weights = {tensor.name: compute_tensor(tensor) for tensor in plan.tensors}
     # transformers reads a configuration from a folder, and upgrades older ones on the way.
     with tempfile.TemporaryDirectory() as folder:
         write_configuration(Path(folder), plan)
-        config = AutoConfig.from_pretrained(folder)
+        try:
+            config = AutoConfig.from_pretrained(folder)
+        except (KeyError, ValueError) as error:
+            why = (str(error).strip() or "no reason given").splitlines()[0]
+            raise MergeError(f"transformers cannot read the configuration ({why})") from None
         generation = (
             GenerationConfig.from_pretrained(folder)
             if (Path(folder) / "generation_config.json").is_file()
             else None
         )
-    dtype = next((w.dtype for w in weights.values() if w.is_floating_point()), torch.float32)
     model, loading = _model_class(config).from_pretrained(
-        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+        None, config=config, state_dict=weights, dtype="auto", output_loading_info=True
     )
     _check_loading(loading)
     if generation is not None:
@@ -46,12 +50,27 @@ def load_model(plan: Plan) -> PreTrainedModel:
     return model.eval()  # type: ignore[no-any-return]
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing a bar of its own for every model it loads or saves."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def _model_class(config: PreTrainedConfig) -> Any:
     import transformers
 
     for name in config.architectures or ():
         found = getattr(transformers, name, None)
-        if found is not None:
+        # The name comes from a file: it must not reach anything but a model class.
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
     raise MergeError(
         f"transformers has no model class {config.architectures}; save the plan "

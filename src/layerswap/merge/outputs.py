@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo, header_bytes
@@ -95,8 +95,9 @@ def output_tensors(
             inputs = (_unblendable(inputs),)
             outputs.append(OutputTensor(name, inputs[0][0].dtype, info.shape, inputs))
             continue
-        stored = [checkpoint.tensors[name].dtype for checkpoint in experts.values()]
-        outputs.append(OutputTensor(name, target or _widest(stored), info.shape, inputs))
+        stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
+        wide = target or _widest(stored & set(FLOAT_DTYPES))
+        outputs.append(OutputTensor(name, wide, info.shape, inputs))
     return outputs
 
 
@@ -154,9 +155,8 @@ def _unblendable(inputs: tuple[tuple[TensorInfo, float], ...]) -> tuple[TensorIn
     return first, 1.0
 
 
-def _widest(dtypes: Sequence[str]) -> str:
-    distinct = set(dtypes)
+def _widest(dtypes: Set[str]) -> str:
     # bfloat16 has the range and float16 the precision; only float32 holds both.
-    if distinct == {"BF16", "F16"}:
+    if dtypes == {"BF16", "F16"}:
         return "F32"
-    return min(distinct, key=FLOAT_DTYPES.index)
+    return min(dtypes, key=FLOAT_DTYPES.index)

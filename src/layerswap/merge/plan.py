@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, atomic_folder, open_checkpoint, refuse_target
-from layerswap.checkpoint.commit import PARTIAL
+from layerswap.checkpoint import Checkpoint, atomic_folder, refuse_target
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.mistakes import parse_size
-from layerswap.compose.schema import SwapMethod
-from layerswap.delta.magnitude import magnitude_weights
-from layerswap.errors import LayerswapError, MergeError, RecipeError
-from layerswap.merge.check import check_together
+from layerswap.compose.schema import Override
+from layerswap.errors import RecipeError
+from layerswap.merge.check import check_tied
 from layerswap.merge.documents import RECORD, write_documents
 from layerswap.merge.engine import Progress, write_shard
+from layerswap.merge.guard import Stamp, check_apart, check_space, check_unchanged
 from layerswap.merge.outputs import OutputTensor, Shard, index_of, output_tensors, pack_shards
-from layerswap.merge.tokenizer import check_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,10 +32,11 @@ class Plan:
     Attributes:
         recipe: what the user asked for.
         composition: what goes where.
-        experts: the checkpoints by expert name, the first one giving configuration and order.
+        experts: the checkpoints by expert name, those of the method first and in its order.
         base: the checkpoint they were fine-tuned from, when the recipe names it.
         drop: stored copies of tied embeddings, left out of the output.
         magnitude: measured weights, when the recipe asks for them.
+        stamps: size, time and inode of every weight file when it was opened.
 
     Example:
         plan = swap(task="math-expert", language="swahili-expert", bottom=5, top=2)
@@ -52,18 +50,30 @@ class Plan:
     base: Checkpoint | None
     drop: frozenset[str]
     magnitude: Mapping[str, float] | None
+    stamps: Mapping[Path, Stamp]
+
+    def __post_init__(self) -> None:
+        check_tied(self.composition, self.reference, self.drop)
+
+    @property
+    def used(self) -> dict[str, Checkpoint]:
+        """The experts that some place takes from, in the order of `experts`."""
+        return {n: c for n, c in self.experts.items() if n in self.composition.experts}
 
     @property
     def reference(self) -> Checkpoint:
         """The expert that gives the configuration and the order of the tensors."""
-        return next(iter(self.experts.values()))
+        return next(iter(self.used.values()))
+
+    @property
+    def sources(self) -> dict[str, Checkpoint]:
+        """The checkpoints that the output depends on: the experts used, and the base."""
+        return with_base(self.used, self.base)
 
     @cached_property
     def tensors(self) -> list[OutputTensor]:
         """Every tensor that the merge will write."""
-        return output_tensors(
-            self.composition, self.experts, dtype=self.recipe.dtype, drop=self.drop
-        )
+        return output_tensors(self.composition, self.used, dtype=self.recipe.dtype, drop=self.drop)
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +92,7 @@ class Plan:
         verbatim = sum(tensor.nbytes for tensor in self.tensors if tensor.verbatim)
         return {
             "composition": self.composition.to_dict(),
-            "experts": {name: c.identity for name, c in self.experts.items()},
+            "experts": {name: c.identity for name, c in self.used.items()},
             "model_type": self.reference.config.get("model_type"),
             "tensors": len(self.tensors),
             "output_bytes": self.nbytes,
@@ -105,7 +115,10 @@ class Plan:
         unknown = set(composition.experts) - set(self.experts)
         if unknown:
             raise RecipeError(f"the plan has no expert {min(unknown)!r}")
-        return replace(self, composition=composition)
+        # The recipe must keep saying what the plan does: `layerswap.json` records it.
+        places = [*self.recipe.places, *_as_overrides(self.composition, composition)]
+        recipe = self.recipe.model_copy(update={"places": places})
+        return replace(self, recipe=recipe, composition=composition)
 
     def grid(
         self,
@@ -155,7 +168,7 @@ class Plan:
             out: the folder to create.
             overwrite: replace a folder that layerswap wrote.
             threads: workers; the number of usable processors when None.
-            progress: called with the number of bytes just written.
+            progress: called with the number of bytes just written, by any of the workers.
             allow_non_finite: let NaN and infinity through arithmetic.
 
         Raises:
@@ -164,8 +177,10 @@ class Plan:
         """
         target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
         shards = self.shards()
-        self._check_target(target, shards, overwrite)
-        stamps = self._stamps()
+        refuse_target(target, marker=RECORD, overwrite=overwrite)
+        check_apart(target, with_base(self.experts, self.base))
+        check_space(target.parent, sum(shard.nbytes for shard in shards))
+        check_unchanged(self.stamps)
         workers = threads or len(os.sched_getaffinity(0))
         with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
             for shard in shards:
@@ -180,7 +195,7 @@ class Plan:
             if index:
                 (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
             write_documents(folder, self)
-            self._check_unchanged(stamps)
+            check_unchanged(self.stamps)
         return target
 
     def load(self) -> PreTrainedModel:
@@ -191,93 +206,28 @@ class Plan:
         """
         from layerswap.merge.memory import load_model
 
+        check_unchanged(self.stamps)
         return load_model(self)
 
-    def _check_target(self, target: Path, shards: list[Shard], overwrite: bool) -> None:
-        refuse_target(target, marker=RECORD, overwrite=overwrite)
-        for name, checkpoint in self._sources().items():
-            source = checkpoint.folder.resolve()
-            if target == source or source in target.parents or target in source.parents:
-                raise MergeError(f"{target}: would write into the checkpoint of {name}")
-        need = sum(shard.nbytes for shard in shards)
-        free = shutil.disk_usage(target.parent).free
-        if free < need:
-            raise MergeError(
-                f"{target.parent}: needs {need / 1e9:.2f} GB, only {free / 1e9:.2f} GB free"
-            )
 
-    def _sources(self) -> dict[str, Checkpoint]:
-        return {**self.experts, **({"base": self.base} if self.base else {})}
-
-    def _stamps(self) -> dict[Path, tuple[int, int, int]]:
-        files = {t.file for c in self.experts.values() for t in c.tensors.values()}
-        return {file: _stamp(file) for file in files}
-
-    def _check_unchanged(self, stamps: Mapping[Path, tuple[int, int, int]]) -> None:
-        for file, stamp in stamps.items():
-            if _stamp(file) != stamp:
-                raise MergeError(f"{file}: changed while it was being merged; nothing was kept")
+def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
+    """The experts and the base by name; an expert may itself be called `base`."""
+    if base is None:
+        return dict(experts)
+    return {**experts, ("base" if "base" not in experts else "the base"): base}
 
 
-def make_plan(recipe: Recipe) -> Plan:
-    """Open the sources of a recipe, check them against each other, and resolve it.
-
-    Reads headers and JSON only, except that magnitude weights read every tensor.
-
-    Raises:
-        LayerswapError: a source cannot be opened, the sources do not fit together, or the
-            recipe does not fit them.
-    """
-    sources: dict[str, Checkpoint] = {}
-    for name, expert in recipe.experts.items():
-        if expert.source is not None:
-            sources[name] = _open(name, expert.source, expert.revision, recipe)
-    base = None
-    if recipe.base is not None and recipe.base.source is not None:
-        base = _open("base", recipe.base.source, recipe.base.revision, recipe)
-    together = {**sources, **({"base": base} if base else {})}
-    drop = check_together(together)
-    check_tokenizers(together)
-    magnitude = _measure(recipe, sources, base)
-    layers = next(iter(sources.values())).layers
-    composition = recipe.resolve(layers, magnitude)
-    used = {name: sources[name] for name in sources if name in composition.experts}
-    return Plan(recipe, composition, used, base, drop, magnitude)
-
-
-def _open(name: str, source: str, revision: str | None, recipe: Recipe) -> Checkpoint:
-    if PARTIAL in Path(source).name:
-        raise MergeError(f"{name}: {source} is an unfinished merge")
-    try:
-        return open_checkpoint(source, revision=revision, patterns=recipe.place_patterns)
-    except LayerswapError as error:
-        raise error.within(name) from None
-
-
-def _measure(
-    recipe: Recipe, sources: Mapping[str, Checkpoint], base: Checkpoint | None
-) -> dict[str, float] | None:
-    if recipe.weights != "magnitude" or base is None:
-        return None
-    method = recipe.method
-    names = (
-        [method.task, method.language]
-        if isinstance(method, SwapMethod)
-        else list(getattr(method, "experts", ()))
-    )
-    parts = {
-        name: [(sources[part], weight) for part, weight in recipe.flat(name).weights]
-        for name in names
-    }
-    return magnitude_weights(base, parts)
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise MergeError(f"{file}: vanished ({error.strerror})") from None
-    return status.st_size, status.st_mtime_ns, status.st_ino
+def _as_overrides(old: Composition, new: Composition) -> list[Override]:
+    """The places at which two compositions differ, as a recipe's overrides."""
+    return [
+        Override(
+            layers="outside" if place.layer is None else str(place.layer),
+            roles=[place.role],
+            take=dict(blend.weights),
+        )
+        for place, blend in new.blends.items()
+        if old[place] != blend
+    ]
 
 
 def _silent(count: int) -> None:

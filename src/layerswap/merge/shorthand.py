@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from layerswap.compose import Outside
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge.plan import Plan, make_plan
+from layerswap.merge.make import make_plan
+from layerswap.merge.plan import Plan
 
 Source = str | os.PathLike[str]
 """A local folder, or a Hub id `owner/name[@revision]`."""

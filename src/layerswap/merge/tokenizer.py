@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.errors import MergeError
 
-RAW_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
+RAW_FILES = (
+    "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
+    "vocab.txt",
+)  # fmt: skip
 """Files that define a vocabulary where there is no `tokenizer.json`."""
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 """Parts of `tokenizer.json` that decide which tokens a text becomes."""
@@ -54,10 +58,24 @@ def _json_difference(first: dict[str, Any], second: dict[str, Any]) -> str | Non
             f"{token!r} is {_id(a.get(token))} and {_id(b.get(token))}" for token in changed[:3]
         )
         return f"{len(changed)} tokens of {len(a)} and {len(b)} ({examples})"
+    if all(first.get(component) == second.get(component) for component in COMPONENTS):
+        return None
+    first, second = _canonical(first), _canonical(second)
     for component in COMPONENTS:
         if first.get(component) != second.get(component):
             return f"the {component.replace('_', '-')} is not the same"
     return None
+
+
+def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """The same tokenizer as today's library writes it: older ones wrote merges another way."""
+    from tokenizers import Tokenizer
+
+    try:
+        written = Tokenizer.from_str(json.dumps(tokenizer)).to_str()
+    except Exception:  # what the library cannot read is compared as it stands
+        return tokenizer
+    return cast("dict[str, Any]", json.loads(written))
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Figures and the HTML report. Strings in, strings out: no plotting library, no network.
 
-Example:
+Example::
 
     report = Report("Swahili maths", "The swap ...", [Section("Results", table=table)])
     write_report("report.html", report)

@@ -16,13 +16,18 @@ from layerswap.report.svg import (
     text_width,
 )
 
-LIGHT = (
-    "#eef3f6", "#d7e5ed", "#bbd3e1", "#9cc1d4", "#7badc6", "#5a97b4", "#34779a", "#1f6184", "#124b6b",
-)  # fmt: skip
-DARK = (
-    "#1c2733", "#1e3142", "#213f54", "#265067", "#2c627a", "#3f8097", "#6aa5b8", "#93c3d1", "#c2e2ea",
-)  # fmt: skip
-"""The scale, low to high. Lightness alone orders it, so every eye and every printer can."""
+SCALE = (
+    ("#eef3f6", "#1c2733"),
+    ("#d7e5ed", "#1e3142"),
+    ("#bbd3e1", "#213f54"),
+    ("#9cc1d4", "#265067"),
+    ("#7badc6", "#2c627a"),
+    ("#5a97b4", "#3f8097"),
+    ("#34779a", "#6aa5b8"),
+    ("#1f6184", "#93c3d1"),
+    ("#124b6b", "#c2e2ea"),
+)
+"""The scale, low to high, as (light, dark) mode. Lightness alone orders it, so every eye and every printer can."""
 
 _CELL_W, _CELL_H, _GAP = 54, 38, 3
 _HALF = (_CELL_W - _GAP) / 2
@@ -91,8 +96,9 @@ def _grow(kind: str, both: bool) -> float:
 
 
 def _fills() -> dict[str, tuple[str, str]]:
-    fills = {f"ls-h{i}": pair for i, pair in enumerate(zip(LIGHT, DARK, strict=True))}
-    for i, (light, dark) in enumerate(zip(LIGHT, DARK, strict=True)):
+    fills = {}
+    for i, (light, dark) in enumerate(SCALE):
+        fills[f"ls-h{i}"] = (light, dark)
         fills[f"ls-t{i}"] = (readable_on(light), readable_on(dark))
     return fills
 
@@ -105,8 +111,8 @@ def readable_on(colour: str) -> str:
 def _level(value: float, values: Mapping[Cell, float]) -> int:
     low, high = min(values.values()), max(values.values())
     if high == low:
-        return len(LIGHT) // 2
-    return round((value - low) / (high - low) * (len(LIGHT) - 1))
+        return len(SCALE) // 2
+    return round((value - low) / (high - low) * (len(SCALE) - 1))
 
 
 def _corner(cell: Cell, rows: list[int], columns: list[int]) -> tuple[int, int]:
@@ -140,19 +146,18 @@ def _cell_svg(
 
 def _outline(kind: str, cell: Cell, rows: list[int], columns: list[int], grow: float) -> str:
     x, y = _corner(cell, rows, columns)
-    return _frame(kind, x, y, _CELL_W - _GAP, _CELL_H - _GAP, grow, data_mark=kind)
+    size = (_CELL_W - _GAP + 2 * grow, _CELL_H - _GAP + 2 * grow)
+    return _frame(kind, (x - grow, y - grow), size, data_mark=kind)
 
 
-def _frame(
-    kind: str, x: float, y: float, width: float, height: float, grow: float, **data: str
-) -> str:
+def _frame(kind: str, corner: tuple[float, float], size: tuple[float, float], **data: str) -> str:
     return element(
         "rect",
-        x=x - grow,
-        y=y - grow,
-        width=width + 2 * grow,
-        height=height + 2 * grow,
-        rx=5,
+        x=corner[0],
+        y=corner[1],
+        width=size[0],
+        height=size[1],
+        rx=min(5.0, size[1] / 4),
         stroke_width=2.5 if kind == "best" else 1.5,
         stroke_dasharray=None if kind == "best" else "4 3",
         class_="ls-mark",
@@ -184,14 +189,14 @@ def _key(y: float, values: Mapping[Cell, float], marks: Mapping[str, Cell], unit
     swatch, x = 12, _LEFT + text_width(low, _SMALL) + 6
     style: dict[str, str | float] = {"class_": "ls-muted", "font_size": _SMALL}
     parts = [text(low, _LEFT, y + 9, **style)]
-    for i in range(len(LIGHT)):
+    for i in range(len(SCALE)):
         parts.append(
             element("rect", x=x + i * swatch, y=y, width=swatch, height=10, class_=f"ls-h{i}")
         )
-    parts.append(text(f"{high} {unit}", x + len(LIGHT) * swatch + 6, y + 9, **style))
+    parts.append(text(f"{high} {unit}", x + len(SCALE) * swatch + 6, y + 9, **style))
     x, y = float(_LEFT) + 2, y + 24
     for kind in marks:
-        parts.append(_frame(kind, x, y, 16, 10, 0))
+        parts.append(_frame(kind, (x, y), (16, 10)))
         words = _MARKS[kind]
         parts.append(text(words, x + 23, y + 9, **style))
         x += 23 + text_width(words, _SMALL) + 18

@@ -48,7 +48,7 @@ def interval_svg(
     ticks = _ticks(rows, unit)
     parts, y = [], float(_TOP)
     for name, interval in rows:
-        row, height = _row(name, interval, y, ticks, unit, name == highlight)
+        row, height = _row(name, interval, y, ticks, unit, bold=name == highlight)
         parts.append(row)
         y += height
     guides = [_line(_x(tick, ticks), _TOP, y, "ls-line") for tick in ticks]
@@ -102,7 +102,7 @@ def _line(x: float, top: float, bottom: float, style: str, dash: str | None = No
 
 
 def _row(
-    name: str, interval: Interval, y: float, ticks: Sequence[float], unit: str, bold: bool
+    name: str, interval: Interval, y: float, ticks: Sequence[float], unit: str, *, bold: bool
 ) -> tuple[str, float]:
     """One model, and the height that it takes."""
     lines = wrapped(name, _NAMES, _FONT)

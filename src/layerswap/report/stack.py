@@ -108,7 +108,7 @@ def _paint(
     # Figures share one page, so an identifier has to be the figure's own.
     mark = sha256(repr((rows, sorted(colours.items()))).encode()).hexdigest()[:8]
     paint: dict[Blend, dict[str, str]] = {}
-    patterns = []
+    patterns: list[str] = []
     for blend in (blend for row in rows for _, blend in row.blends):
         if blend.verbatim:
             paint[blend] = {"class_": f"ls-e{colours[blend.experts[0]]}"}

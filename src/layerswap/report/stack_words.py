@@ -53,11 +53,9 @@ def _where(upper: Row, lower: Row, layers: int) -> str:
     high, low = int(upper.label), int(lower.label)
     count = f"{high - low + 1} layers" if high > low else "1 layer"
     if high - low + 1 == layers:
-        return f"all {count}" if layers > 1 else "the only layer"
-    if low == 0:
-        return f"bottom {count}"
-    if high == layers - 1:
-        return f"top {count}"
+        return f"all {count}"
+    if low == 0 or high == layers - 1:
+        return f"{'bottom' if low == 0 else 'top'} {count}"
     if not any(blend.verbatim for _, blend in upper.blends):
         return f"transition of {count}"
     if low <= layers // 2 <= high:

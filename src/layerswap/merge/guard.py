@@ -1,0 +1,68 @@
+"""What must hold around a merge: a safe place for the output, and sources that stay as they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from layerswap.checkpoint import Checkpoint
+from layerswap.errors import MergeError
+
+Stamp = tuple[int, int, int]
+"""Size, time of the last change and inode of a file."""
+
+
+def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:
+    """The stamp of every weight file of the checkpoints.
+
+    Raises:
+        MergeError: a file has vanished.
+    """
+    files = {tensor.file for c in checkpoints for tensor in c.tensors.values()}
+    return {file: _stamp(file) for file in files}
+
+
+def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
+    """Refuse weight files that changed since they were stamped.
+
+    Raises:
+        MergeError: naming the first file that changed or vanished.
+    """
+    for file, stamp in sorted(stamps.items()):
+        if _stamp(file) != stamp:
+            raise MergeError(f"{file}: changed since the merge was planned; plan it again")
+
+
+def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
+    """Refuse an output that is, holds or lies in a source, however either is reached.
+
+    Raises:
+        MergeError: naming the source.
+    """
+    real = target.resolve()
+    for name, checkpoint in sources.items():
+        # A file may be a link out of its folder: replacing what it points to would lose it too.
+        files = {tensor.file.resolve().parent for tensor in checkpoint.tensors.values()}
+        for folder in (checkpoint.folder.resolve(), *sorted(files)):
+            if real == folder or folder in real.parents or real in folder.parents:
+                raise MergeError(f"{target}: would write into the checkpoint of {name}")
+
+
+def check_space(folder: Path, need: int) -> None:
+    """Refuse an output of `need` bytes that does not fit on the disk of `folder`.
+
+    Raises:
+        MergeError: with both sizes.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise MergeError(f"{folder}: needs {need / 1e9:.2f} GB, only {free / 1e9:.2f} GB free")
+
+
+def _stamp(file: Path) -> Stamp:
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise MergeError(f"{file}: vanished ({error.strerror})") from None
+    return status.st_size, status.st_mtime_ns, status.st_ino

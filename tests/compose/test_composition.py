@@ -1,0 +1,153 @@
+"""Compositions: every place has a blend; copies, nesting, JSON, determinism and purity."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layerswap.checkpoint.places import Place
+from layerswap.compose import Blend, Composition, partition, soup, swap
+from layerswap.compose.composition import all_places, check_role
+from layerswap.errors import RecipeError
+
+BLENDS = st.dictionaries(st.sampled_from("abcd"), st.floats(1e-3, 1e3), min_size=1).map(Blend.of)
+
+
+@st.composite
+def compositions(draw):
+    layers = draw(st.integers(1, 3))
+    return Composition(layers, {place: draw(BLENDS) for place in all_places(layers)})
+
+
+def test_places_are_four_per_layer_and_four_outside():
+    places = list(all_places(3))
+    assert len(places) == len(set(places)) == 3 * 4 + 4
+    assert places[0] == Place(None, "embedding")
+
+
+def test_refuses_missing_and_unknown_places():
+    blends = dict(swap(2).blends)
+    blends[Place(2, "mlp")] = blends.pop(Place(1, "mlp"))
+    with pytest.raises(RecipeError) as caught:
+        Composition(2, blends)
+    assert str(caught.value) == (
+        "a composition needs a blend for every place of its layers; missing: 1 mlp; unknown: 2 mlp"
+    )
+    with pytest.raises(RecipeError, match=r"^a model has at least 1 layer, not 0$"):
+        Composition.build(0, lambda place: Blend.of("a"))
+
+
+def test_is_immutable_and_does_not_share_its_dict():
+    blends = dict(soup(1, ["a"]).blends)
+    composition = Composition(1, blends)
+    blends.clear()
+    assert composition[Place(0, "mlp")] == Blend.of("a")
+    with pytest.raises(TypeError):
+        composition.blends[Place(0, "mlp")] = Blend.of("b")
+
+
+def test_replace_and_hash():
+    plan = swap(8)
+    other = plan.replace({Place(3, "mlp"): Blend.of("x")})
+    assert other != plan
+    assert [p for p in all_places(8) if other[p] != plan[p]] == [Place(3, "mlp")]
+    assert hash(plan) == hash(swap(8))
+    assert plan == swap(8)
+
+
+@given(compositions())
+def test_to_dict_through_json_and_back_is_the_same(composition):
+    assert Composition.from_dict(json.loads(json.dumps(composition.to_dict()))) == composition
+
+
+@given(compositions(), BLENDS)
+def test_rename_flattens_to_float_arithmetic(composition, inner):
+    flat = composition.rename({"a": inner})
+    for place, blend in composition.blends.items():
+        outer = dict(blend.weights)
+        share = outer.pop("a", 0.0)
+        for name in "abcd":
+            expected = outer.get(name, 0.0) + share * dict(inner.weights).get(name, 0.0)
+            found = dict(flat[place].weights).get(name, 0.0)
+            assert math.isclose(found, expected, rel_tol=1e-12, abs_tol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("layers"), "not a composition (KeyError: 'layers')"),
+        (lambda d: d.update(places=None), "not a composition (TypeError: "),
+        (lambda d: d["places"].append(d["places"][0]), "a composition has one blend for every pla"),
+        (lambda d: d.update(layers=10**12), "8 places are not those of 1000000000000 layers"),
+        (lambda d: d["places"].pop(), "7 places are not those of 1 layers"),
+        (lambda d: d["places"][0].update(role="hat"), "a composition needs a blend for every plac"),
+    ],
+)
+def test_from_dict_refuses_what_to_dict_never_writes(change, message):
+    data = swap(1, zones=_zones(0, 0)).to_dict()
+    change(data)
+    with pytest.raises(RecipeError) as caught:
+        Composition.from_dict(data)
+    assert str(caught.value).startswith(message)
+
+
+def test_check_role():
+    check_role("mlp", 3)
+    check_role("head", None)
+    with pytest.raises(RecipeError) as caught:
+        check_role("head", 3)
+    assert str(caught.value) == "no role 'head' in a layer; there are attention, mlp, norm, other"
+    with pytest.raises(
+        RecipeError, match=r"^no role 'mlp' outside the layers; there are embedding"
+    ):
+        check_role("mlp", None)
+
+
+def test_the_same_text_and_json_for_every_hash_seed():
+    code = (
+        "import json; from layerswap.compose import *\n"
+        "r = parse_recipe('experts: {t: {soup: [x, y, z]}, x: 1x, y: 1y, z: 1z, l: q}\\n'"
+        "'swap: {task: t, language: l, bottom_transition: 1}')\n"
+        "c = r.resolve(8); print(c); print(json.dumps(c.to_dict())); print(c.experts)\n"
+        "print(partition('A', 16))"
+    )
+    outputs = {_python(code, PYTHONHASHSEED=seed) for seed in ("1", "4711")}
+    assert len(outputs) == 1
+    assert "0.3333 x" in outputs.pop()
+
+
+def test_importing_compose_loads_no_heavy_library():
+    code = "import sys, layerswap.compose; print(sorted(m.split('.')[0] for m in sys.modules))"
+    loaded = _python(code)
+    assert "'layerswap'" in loaded
+    for heavy in ("torch", "transformers", "safetensors", "numpy"):
+        assert f"'{heavy}'" not in loaded
+
+
+def test_partition_and_swap_have_experts_sorted():
+    assert swap(8, task="z", language="a").experts == ("a", "z")
+    assert partition("B", 8).experts == ("language", "task")
+
+
+def _python(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def _zones(bottom, top):
+    from layerswap.compose import Zones
+
+    return Zones(bottom, top)

@@ -1,0 +1,66 @@
+"""Drawings, line by line."""
+
+from __future__ import annotations
+
+from layerswap.compose import Zones, draw, partition, soup, swap
+
+SWAP_8 = """\
+head, final norm ▒▒▒▒▒▒▒▒▒▒ 0.5 language + 0.5 task
+               7 ██████████ language
+               6 ░░░░░░░░░░ task
+               5 ░░░░░░░░░░
+               4 ░░░░░░░░░░
+               3 ░░░░░░░░░░
+               2 ░░░░░░░░░░
+               1 ░░░░░░░░░░
+               0 ██████████ language
+       embedding ▒▒▒▒▒▒▒▒▒▒ 0.5 language + 0.5 task"""
+
+TRANSITIONS = """\
+head, final norm ░░░░░░░░░░ math
+               5 ██████████ swahili
+               4 ▒▒▒▒▒▒▒▒▒▒ 0.75 math + 0.25 swahili
+               3 ░░░░░░░░░░ math
+               2 ░░░░░░░░░░
+               1 ▒▒▒▒▒▒▒▒▒▒ 0.75 math + 0.25 swahili
+               0 ██████████ swahili
+       embedding ░░░░░░░░░░ math"""
+
+PARTITION_A = """\
+head, final norm ░░░░░░░░░░ task
+               3 ██████████ language
+               2 █████░░░░░ attention: language; mlp: task
+               1 █████░░░░░
+               0 ██████████ language
+       embedding ░░░░░░░░░░ task"""
+
+SOUP = """\
+head, final norm ▒▒▒▒▒▒▒▒▒▒ 0.25 a + 0.75 b
+               1 ▒▒▒▒▒▒▒▒▒▒
+               0 ▒▒▒▒▒▒▒▒▒▒
+       embedding ▒▒▒▒▒▒▒▒▒▒"""
+
+
+def test_swap():
+    assert draw(swap(8)) == SWAP_8
+    assert str(swap(8)) == SWAP_8
+
+
+def test_swap_with_transitions():
+    plan = swap(
+        6,
+        task="math",
+        language="swahili",
+        zones=Zones(1, 1, 1, 1),
+        weights={"math": 3, "swahili": 1},
+        outside="task",
+    )
+    assert draw(plan) == TRANSITIONS
+
+
+def test_partition_a():
+    assert draw(partition("A", 4)) == PARTITION_A
+
+
+def test_soup():
+    assert draw(soup(2, {"a": 1, "b": 3})) == SOUP

@@ -1,0 +1,197 @@
+"""Swaps against a literal transcription of Algorithm 1, partitions against the paper's words."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from layerswap.checkpoint.places import Place
+from layerswap.compose import Blend, Zones, default_zones, partition, soup, swap, zone_grid
+from layerswap.compose.presets import scaled
+from layerswap.errors import RecipeError
+
+
+def algorithm_1(layers, b, u, t_b, t_u, *, joined_by):
+    """Lines 2 to 8 of the paper's Algorithm 1, joined in line 5 by `or` (as printed) or `and`."""
+    taken = []
+    for l in range(layers):  # noqa: E741 - the paper's letter
+        if l < b or l > layers - 1 - u:
+            taken.append("language")
+        elif joined_by([l > b - 1 + t_b, l < layers - u - t_u]):
+            taken.append("task")
+        else:
+            taken.append("blend")
+    return taken
+
+
+def taken(composition):
+    """What the mlp of each layer takes; raises where a layer's roles differ."""
+    found = []
+    for layer in range(composition.layers):
+        blends = {composition[Place(layer, r)] for r in ("attention", "mlp", "norm", "other")}
+        (blend,) = blends
+        found.append(str(blend) if blend.verbatim else "blend")
+    return found
+
+
+def zones_up_to(largest):
+    for layers in range(1, largest + 1):
+        for sizes in product(range(layers + 1), repeat=4):
+            yield layers, sizes
+
+
+def test_erratum_as_printed_no_transition_layer_ever_exists():
+    fits = 0
+    for layers, sizes in zones_up_to(8):
+        if sum(sizes) <= layers:
+            fits += 1
+            assert "blend" not in algorithm_1(layers, *sizes, joined_by=any)
+    assert fits == 1286  # C(L+4, 4) for L from 1 to 8, summed
+
+
+def test_erratum_with_and_algorithm_1_is_our_swap():
+    blended = 0
+    for layers, sizes in zones_up_to(8):
+        if sum(sizes) <= layers:
+            expected = algorithm_1(layers, *sizes, joined_by=all)
+            assert taken(swap(layers, zones=Zones(*sizes))) == expected
+            blended += expected.count("blend")
+            assert expected.count("blend") == sizes[2] + sizes[3]
+    assert blended > 0
+
+
+def test_zones_that_do_not_fit_are_always_refused():
+    for layers, sizes in zones_up_to(4):
+        if sum(sizes) > layers:
+            with pytest.raises(RecipeError, match=r"^zones overlap: "):
+                swap(layers, zones=Zones(*sizes))
+
+
+def test_every_border():
+    composition = swap(10, zones=Zones(2, 1, 2, 1))
+    assert taken(composition) == (
+        ["language"] * 2 + ["blend"] * 2 + ["task"] * 4 + ["blend"] + ["language"]
+    )
+    full = swap(6, zones=Zones(1, 2, 1, 2))
+    assert taken(full) == ["language", "blend", "blend", "blend", "language", "language"]
+
+
+@pytest.mark.parametrize(
+    ("zones", "message"),
+    [
+        (Zones(5, 2, 1, 1), "zones overlap: bottom 5 + top 2 + bottom_transition 1 + "
+         "top_transition 1 = 9, but there are 8 layers"),
+        (Zones(9, 0), "zones overlap: bottom 9 = 9, but there are 8 layers"),
+        (Zones(-1, 0), "bottom is -1; a number of layers is from 0"),
+        (Zones(1, 1, 0, -2), "top_transition is -2; a number of layers is from 0"),
+    ],
+)  # fmt: skip
+def test_illegal_zones(zones, message):
+    with pytest.raises(RecipeError) as caught:
+        swap(8, zones=zones)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("layers", "bottom", "top"),
+    [(2, 1, 1), (8, 1, 1), (16, 3, 1), (24, 4, 2), (28, 4, 2), (32, 5, 2), (36, 6, 2), (80, 13, 5)],
+)
+def test_defaults_scale_rounded_half_up(layers, bottom, top):
+    assert default_zones(layers) == Zones(bottom, top)
+    assert taken(swap(layers)).count("language") == bottom + top
+
+
+def test_rounding_is_half_up_and_at_least_one():
+    assert (scaled(5, 16), scaled(2, 8), scaled(2, 24), scaled(1, 1)) == (3, 1, 2, 1)
+
+
+def test_a_model_of_one_layer_has_no_room_for_the_defaults():
+    with pytest.raises(RecipeError) as caught:
+        swap(1)
+    assert str(caught.value) == "zones overlap: bottom 1 + top 1 = 2, but there are 1 layers"
+
+
+def test_outside():
+    outside = [Place(None, r) for r in ("embedding", "final_norm", "head", "other")]
+    for word, blend in {
+        "blend": Blend.uniform(["task", "language"]),
+        "task": Blend.of("task"),
+        "language": Blend.of("language"),
+    }.items():
+        composition = swap(8, outside=word)
+        assert {composition[place] for place in outside} == {blend}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "x", "language": "x"}, "the task and the language expert are both 'x'"),
+        ({"outside": "both"}, "outside is 'both'; it is one of blend, language, task"),
+        ({"weights": {"x": 1}}, "weights are for 'task' and 'language', not for ['x']"),
+    ],
+)
+def test_illegal_swaps(options, message):
+    with pytest.raises(RecipeError) as caught:
+        swap(8, **options)
+    assert str(caught.value) == message
+
+
+def test_weights_go_to_the_blends():
+    composition = swap(8, zones=Zones(1, 1, 1), weights={"task": 3, "language": 1})
+    expected = Blend.of({"task": 0.75, "language": 0.25})
+    assert composition[Place(1, "norm")] == composition[Place(None, "head")] == expected
+
+
+def test_soup_is_one_blend_everywhere():
+    assert set(soup(4, ["a", "b"]).blends.values()) == {Blend.uniform("ab")}
+    assert set(soup(4, {"a": 1, "b": 3}).blends.values()) == {Blend.of({"a": 0.25, "b": 0.75})}
+
+
+def test_zone_grid_leaves_out_what_does_not_fit():
+    grid = list(zone_grid(4, bottom=[1, 4], top=[0, 1], bottom_transition=[0, 3]))
+    assert grid == [Zones(1, 0, 0), Zones(1, 0, 3), Zones(1, 1, 0), Zones(4, 0, 0)]
+    paper = zone_grid(32, bottom=[3, 4, 5], top=[0, 1, 2], bottom_transition=[0, 1, 2])
+    assert len(list(paper)) == 27
+
+
+def literal(name, layer, role, layers, bottoms, tops):
+    """Section 3.3 in its own words: who is allocated the `role` of a layer."""
+    b, t = bottoms, tops
+    outer = layer in [*range(layers)][:b] or layer in [*range(layers)][-t:]
+    if name == "A":  # all attention; mlp in the first six and last two
+        return "language" if role == "attention" or outer else "task"
+    if name in "BC":
+        return "language" if outer else "task"
+    return "task" if outer else "language"
+
+
+@pytest.mark.parametrize("name", "ABCZ")
+@pytest.mark.parametrize(
+    ("layers", "a_counts", "b_counts"),
+    [(8, (2, 1), (2, 1)), (16, (3, 1), (4, 2)), (28, (5, 2), (7, 4)), (32, (6, 2), (8, 4)),
+     (36, (6, 2), (8, 4))],
+)  # fmt: skip
+def test_partitions(name, layers, a_counts, b_counts):
+    counts = a_counts if name in "AC" else b_counts
+    composition = partition(name, layers)
+    for layer, role in product(range(layers), ("attention", "mlp", "norm", "other")):
+        expected = literal(name, layer, role, layers, *counts)
+        assert composition[Place(layer, role)] == Blend.of(expected), (layer, role)
+    inner = "language" if name == "Z" else "task"
+    assert composition[Place(None, "embedding")] == Blend.of(inner)
+    assert partition(name, layers, outside="language")[Place(None, "head")] == Blend.of("language")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "options", "message"),
+    [
+        ("D", 32, {}, "no partition 'D'; there are A, B, C, Z"),
+        ("A", 32, {"task": "language"}, "the task and the language expert are both 'language'"),
+        ("B", 1, {}, "zones overlap: bottom 1 + top 1 = 2, but there are 1 layers"),
+    ],
+)
+def test_illegal_partitions(name, layers, options, message):
+    with pytest.raises(RecipeError) as caught:
+        partition(name, layers, **options)
+    assert str(caught.value) == message

@@ -1,0 +1,63 @@
+"""YAML: lines of key paths, and hostile files."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from layerswap.compose.yaml_file import parse_yaml
+from layerswap.errors import RecipeError
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)
+)
+
+
+def refusal(text):
+    with pytest.raises(RecipeError) as caught:
+        parse_yaml(text, "r.yaml")
+    return str(caught.value)
+
+
+def test_lines_of_key_paths():
+    value, lines = parse_yaml("a:\n  b: 1\n  c:\n    - x\n    - {d: 2}\n", "r.yaml")
+    assert value == {"a": {"b": 1, "c": ["x", {"d": 2}]}}
+    assert lines == {
+        ("a",): 1,
+        ("a", "b"): 2,
+        ("a", "c"): 3,
+        ("a", "c", 0): 4,
+        ("a", "c", 1): 5,
+        ("a", "c", 1, "d"): 5,
+    }
+    assert parse_yaml("", "r.yaml") == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2", "r.yaml: line 2: key 'a' is given twice"),
+        ("x:\n  a: 1\n  b: 2\n  a: 3", "r.yaml: line 4: key 'a' is given twice"),
+        ("a: &x 1\nb: *x", "r.yaml: line 2: alias *x; write the value out instead"),
+        ("a: &a [*a]", "r.yaml: line 1: alias *a; write the value out instead"),
+        ("a: &x {b: 1}\nc: {<<: *x}", "r.yaml: line 2: alias *x; write the value out instead"),
+        (BOMB, "r.yaml: line 2: alias *a0; write the value out instead"),
+        ("[" * 5000, "r.yaml: lists and mappings are nested too deeply"),
+        ("[" * 3000 + "]" * 3000, "r.yaml: lists and mappings are nested too deeply"),
+        ("a: 1\n---\nb: 2", "r.yaml: line 2: not valid YAML (but found another document)"),
+        ("? [1]\n: 2", "r.yaml: line 1: not valid YAML (found unhashable key)"),
+        ("a: 2020-13-45", "r.yaml: not valid YAML (month must be in 1..12)"),
+        ("a: [1\nb: 2", "r.yaml: line 2: not valid YAML (expected ',' or ']', but got ':')"),
+        ("!!python/object/apply:os.getcwd []", "r.yaml: line 1: not valid YAML (could not determine"
+         " a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.getcwd')"),
+    ],
+)  # fmt: skip
+def test_refusals_are_quick(text, message):
+    start = time.perf_counter()
+    assert refusal(text) == message
+    assert time.perf_counter() - start < 5
+
+
+def test_every_refusal_is_one_line():
+    assert "\n" not in refusal("a: \0")

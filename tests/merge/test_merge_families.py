@@ -1,0 +1,152 @@
+"""What is written loads in transformers, whole, for every family; and computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from merging import check_equal, save_expert, save_tokenizer, swapped, tiny_llama
+
+import layerswap as ls
+from layerswap.errors import MergeError
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+GATED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
+GEMMA = {**GATED, "head_dim": 8, "sliding_window": 8, "pad_token_id": 0}
+
+
+def gemma3_wrapper():
+    from transformers import Gemma3Config
+
+    return Gemma3Config(
+        text_config=GEMMA,
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "image_size": 28,
+            "num_attention_heads": 2, "patch_size": 14,
+        },
+        mm_tokens_per_image=4, image_token_index=49, boi_token_index=47, eoi_token_index=48,
+    )  # fmt: skip
+
+
+def config_of(name, settings):
+    import transformers
+
+    return getattr(transformers, name)(**settings)
+
+
+FAMILIES = {
+    "llama": lambda: tiny_llama(num_hidden_layers=3),
+    "qwen2": lambda: config_of("Qwen2Config", {**GATED, "tie_word_embeddings": True}),
+    "gemma3_text": lambda: config_of("Gemma3TextConfig", GEMMA),
+    "gemma3": gemma3_wrapper,
+    "gpt2": lambda: config_of(
+        "GPT2Config", {"vocab_size": 50, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+    ),
+    "gpt_neox": lambda: config_of(
+        "GPTNeoXConfig", {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64}
+    ),
+    "bloom": lambda: config_of(
+        "BloomConfig", {"vocab_size": 50, "hidden_size": 32, "n_layer": 3, "n_head": 4}
+    ),
+    "mixtral": lambda: config_of(
+        "MixtralConfig", {**GATED, "num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
+    "opt": lambda: config_of(
+        "OPTConfig",
+        {**SMALL, "ffn_dim": 48, "max_position_embeddings": 64, "word_embed_proj_dim": 32},
+    ),
+    "falcon": lambda: config_of("FalconConfig", SMALL),
+}
+
+
+def logits(model):
+    ids = torch.tensor([[3, 14, 15, 9, 26, 5]])
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+def loaded(folder, **kwargs):
+    from transformers import AutoModelForCausalLM
+
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, **kwargs
+    )
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not loading[key], (key, loading[key])
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_disk_memory_and_a_merge_by_hand_give_the_same_logits(family, tmp_path):
+    pair = {}
+    for seed, name in enumerate(("task", "language")):
+        pair[name] = save_expert(tmp_path / name, FAMILIES[family](), seed)
+        save_tokenizer(pair[name])
+    plan = ls.swap(**pair, bottom=1, top=0, top_transition=1)
+    out = plan.save(tmp_path / "out")
+    from_disk, in_memory = loaded(out), plan.load()
+
+    task, language = loaded(pair["task"]), loaded(pair["language"])
+    only = "language_model" if family == "gemma3" else ""
+    merged = swapped(task.state_dict(), language.state_dict(), 3, bottom=1, top=0, t_u=1, only=only)
+    task_logits = logits(task)
+    assert not torch.equal(task_logits, logits(language))
+    by_hand = loaded(pair["task"])
+    by_hand.load_state_dict(merged)
+
+    for name, tensor in by_hand.state_dict().items():
+        check_equal(from_disk.state_dict()[name], tensor, name)
+        check_equal(in_memory.state_dict()[name], tensor, name)
+    check_equal(logits(from_disk), logits(by_hand))
+    check_equal(logits(in_memory), logits(by_hand))
+    assert not torch.equal(logits(from_disk), task_logits)
+    assert not in_memory.training
+    assert type(in_memory) is type(from_disk)
+
+
+def test_the_tokenizer_comes_along(experts, tmp_path):
+    from transformers import AutoTokenizer
+
+    plan = ls.swap(task=experts["task"], language=experts["language"])
+    tokenizer = AutoTokenizer.from_pretrained(plan.save(tmp_path / "out"))
+    assert tokenizer("c a f").input_ids == [3, 1, 6]
+
+
+def test_a_mixed_bfloat16_model_has_one_dtype_on_disk_and_in_memory(tmp_path):
+    pair = [
+        save_expert(tmp_path / f"e{seed}", tiny_llama(), seed, dtype=torch.bfloat16)
+        for seed in range(2)
+    ]
+    plan = ls.soup(pair)
+    from_disk, in_memory = loaded(plan.save(tmp_path / "out")), plan.load()
+    assert in_memory.dtype == from_disk.dtype == torch.bfloat16
+    check_equal(logits(in_memory), logits(from_disk))
+
+
+def test_generation_settings_come_along(pair, tmp_path):
+    from transformers import GenerationConfig
+
+    GenerationConfig(max_new_tokens=7).save_pretrained(pair[0])
+    plan = ls.swap(task=pair[0], language=pair[1])
+    assert plan.load().generation_config.max_new_tokens == 7
+    assert loaded(plan.save(tmp_path / "out")).generation_config.max_new_tokens == 7
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "pipeline", "NoSuchModel"])
+def test_only_a_model_class_of_transformers_is_ever_loaded(pair, name):
+    from merging import change_config
+
+    for folder in pair:
+        change_config(folder, architectures=[name])
+    with pytest.raises(MergeError, match="transformers has no model class"):
+        ls.swap(task=pair[0], language=pair[1]).load()
+
+
+def test_an_unknown_model_type_is_one_line(pair):
+    from merging import change_config
+
+    for folder in pair:
+        change_config(folder, model_type="no-such-type")
+    with pytest.raises(MergeError) as caught:
+        ls.swap(task=pair[0], language=pair[1]).load()
+    assert str(caught.value).startswith("transformers cannot read the configuration (")
+    assert "\n" not in str(caught.value)

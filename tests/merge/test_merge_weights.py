@@ -1,0 +1,334 @@
+"""The numbers: verbatim bytes, blends, dtypes, tied embeddings, shards."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from merging import (
+    change_config,
+    change_tensors,
+    check_equal,
+    check_rounded,
+    half,
+    layer_of,
+    metadata_of,
+    raw,
+    save_expert,
+    swapped,
+    tensors_of,
+    tiny_llama,
+)
+
+import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import MergeError, RecipeError
+from layerswap.merge.engine import compute_tensor
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def check_tensors(found, expected):
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        check_equal(found[name], tensor, name)
+
+
+@pytest.mark.parametrize(
+    "zones",
+    [
+        {"bottom": 1, "top": 1},
+        {"bottom": 0, "top": 0},
+        {"bottom": 4, "top": 0},
+        {"bottom": 1, "top": 1, "t_b": 1, "t_u": 1},
+        {"bottom": 0, "top": 1, "t_b": 2, "t_u": 0},
+        {"bottom": 0, "top": 0, "t_b": 0, "t_u": 3},
+    ],
+)
+def test_every_tensor_of_a_swap_is_exactly_what_the_algorithm_says(experts, tmp_path, zones):
+    names = {"t_b": "bottom_transition", "t_u": "top_transition"}
+    plan = ls.swap(
+        task=experts["task"],
+        language=experts["language"],
+        **{names.get(key, key): value for key, value in zones.items()},
+    )
+    out = plan.save(tmp_path / "out")
+    a, b = tensors_of(experts["task"]), tensors_of(experts["language"])
+    check_tensors(tensors_of(out), swapped(a, b, 4, **zones))
+
+
+@pytest.mark.parametrize("outside", ["language", "task"])
+def test_outside_the_layers_one_expert_can_be_taken_verbatim(experts, tmp_path, outside):
+    plan = ls.swap(
+        task=experts["task"], language=experts["language"], bottom=1, top=1, outside=outside
+    )
+    found, source = tensors_of(plan.save(tmp_path / "out")), tensors_of(experts[outside])
+    outer = [name for name in found if layer_of(name) is None]
+    assert set(outer) == {EMBEDDING, HEAD, "model.norm.weight"}
+    for name in outer:
+        check_equal(found[name], source[name], name)
+
+
+def test_weighted_blends_are_within_one_rounding_of_float64(experts, tmp_path):
+    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
+    sources = {"a": experts["task"], "b": experts["language"], "c": experts["third"]}
+    found = tensors_of(ls.soup(sources, weights=weights).save(tmp_path / "out"))
+    parts = {name: tensors_of(folder) for name, folder in sources.items()}
+    for name, tensor in found.items():
+        check_rounded(tensor, [(parts[e][name], w) for e, w in weights.items()], name)
+
+
+def test_a_blend_in_bfloat16_is_rounded_once(tmp_path):
+    folders = [
+        save_expert(tmp_path / f"e{seed}", tiny_llama(), seed, dtype=torch.bfloat16)
+        for seed in range(3)
+    ]
+    found = tensors_of(ls.soup(folders).save(tmp_path / "out"))
+    parts = [tensors_of(folder) for folder in folders]
+    third = torch.tensor(1 / 3, dtype=torch.float32)
+    for name, tensor in found.items():
+        wide = sum((p[name].float() * third for p in parts[1:]), parts[0][name].float() * third)
+        twice = sum((p[name] / 3 for p in parts[1:]), parts[0][name] / 3)
+        check_rounded(tensor, [(p[name], 1 / 3) for p in parts], name)
+        check_equal(tensor, wide.bfloat16(), name)
+        if tensor.numel() > 500:
+            assert not torch.equal(tensor, twice), "no different from blending in bfloat16"
+
+
+def test_float64_is_accumulated_in_float64(pair, tmp_path):
+    changes = [{NORM: t[NORM].double() * (1 + 1e-12)} for t in map(tensors_of, pair)]
+    for folder, change in zip(pair, changes, strict=True):
+        change_tensors(folder, change)
+    found = tensors_of(ls.soup(list(pair)).save(tmp_path / "out"))
+    check_equal(found[NORM], (changes[0][NORM] + changes[1][NORM]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wide"),
+    [
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.bfloat16, torch.float16, torch.float32),
+        (torch.float16, torch.float32, torch.float32),
+    ],
+)
+def test_mixed_dtypes_widen_without_loss(tmp_path, one, other, wide):
+    task = save_expert(tmp_path / "task", tiny_llama(), 0, dtype=one)
+    language = save_expert(tmp_path / "language", tiny_llama(), 1, dtype=other)
+    out = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "out")
+    a = {name: t.to(wide) for name, t in tensors_of(task).items()}
+    b = {name: t.to(wide) for name, t in tensors_of(language).items()}
+    check_tensors(tensors_of(out), swapped(a, b, 4, bottom=1, top=1))
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype_converts_every_tensor_and_the_config(experts, tmp_path, dtype):
+    plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1, dtype=dtype)
+    out = plan.save(tmp_path / "out")
+    a, b = tensors_of(experts["task"]), tensors_of(experts["language"])
+    expected = swapped(a, b, 4, bottom=1, top=1)
+    check_tensors(
+        tensors_of(out), {name: t.to(getattr(torch, dtype)) for name, t in expected.items()}
+    )
+    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+
+
+def test_another_experts_integers_do_not_matter_where_one_is_taken_verbatim(pair, tmp_path):
+    task, language = pair
+    change_tensors(language, {NORM: torch.ones(24, dtype=torch.int8)})
+    out = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "out")
+    check_equal(tensors_of(out)[NORM], tensors_of(task)[NORM])
+
+
+BUFFERS = {
+    "model.layers.1.self_attn.causal_mask": torch.tensor([[True, False], [True, True]]),
+    "model.layers.1.self_attn.masked_bias": torch.tensor([2**62 + 1, -3]),
+    "model.rotary_emb.inv_freq": torch.tensor(7, dtype=torch.int16),
+    "model.layers.2.self_attn.inv_freq": torch.empty(0, dtype=torch.int32),
+}
+
+
+def test_integer_and_boolean_buffers_are_copied(pair, tmp_path):
+    for folder in pair:
+        change_tensors(folder, BUFFERS)
+    plan = ls.soup(list(pair))
+    found = tensors_of(plan.save(tmp_path / "out"))
+    for name, buffer in BUFFERS.items():
+        check_equal(found[name], buffer, name)
+        check_equal(compute_tensor(next(t for t in plan.tensors if t.name == name)), buffer, name)
+
+
+def test_integer_buffers_that_differ_cannot_be_blended(pair, tmp_path):
+    name = "model.layers.1.self_attn.masked_bias"
+    change_tensors(pair[0], {name: torch.tensor([1, 2])})
+    change_tensors(pair[1], {name: torch.tensor([1, 3])})
+    with pytest.raises(MergeError) as caught:
+        ls.soup(list(pair)).save(tmp_path / "out")
+    assert str(caught.value) == (
+        f"tensor {name!r} is I64 and differs between the experts; only floating-point tensors of "
+        "16 bits and more can be blended"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_compute_tensor_is_what_is_on_disk(experts, tmp_path):
+    plan = ls.swap(
+        task=experts["task"], language=experts["language"], bottom=1, top=1,
+        weights={"task": 0.3, "language": 0.7}, dtype="bfloat16",
+    )  # fmt: skip
+    found = tensors_of(plan.save(tmp_path / "out"))
+    assert {tensor.name for tensor in plan.tensors} == set(found)
+    for tensor in plan.tensors:
+        check_equal(compute_tensor(tensor), found[tensor.name], tensor.name)
+
+
+def tied(folder, seed):
+    return save_expert(folder, tiny_llama(tie_word_embeddings=True), seed)
+
+
+def test_tied_embeddings_stay_tied(tmp_path):
+    pair = [tied(tmp_path / f"e{seed}", seed) for seed in range(2)]
+    out = ls.soup(pair).save(tmp_path / "out")
+    found = tensors_of(out)
+    assert HEAD not in found
+    check_equal(found[EMBEDDING], half(*(tensors_of(folder)[EMBEDDING] for folder in pair)))
+
+
+@pytest.mark.parametrize("says_tied", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_stored_copy_of_a_tied_head_is_left_out(tmp_path, first, says_tied):
+    pair = [tied(tmp_path / f"e{seed}", seed) for seed in range(2)]
+    change_tensors(pair[0], {HEAD: tensors_of(pair[0])[EMBEDDING].clone()})
+    change_config(pair[0], tie_word_embeddings=says_tied)
+    out = ls.soup([pair[first], pair[1 - first]]).save(tmp_path / "out")
+    assert HEAD not in tensors_of(out)
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+def test_a_head_of_ones_own_does_not_go_with_a_tied_one(tmp_path):
+    own = save_expert(tmp_path / "own", tiny_llama(), 0)
+    with pytest.raises(MergeError) as caught:
+        ls.swap(task=own, language=tied(tmp_path / "tied", 1))
+    assert str(caught.value) == (
+        "task has a head of its own ('lm_head.weight') but language ties its head to the "
+        "embedding; they are not fine-tuned from one base"
+    )
+
+
+def test_a_config_that_ties_a_head_that_is_not_tied_is_refused(pair):
+    change_config(pair[0], tie_word_embeddings=True)
+    with pytest.raises(MergeError) as caught:
+        ls.swap(task=pair[0], language=pair[1])
+    assert str(caught.value) == (
+        "task has a head of its own ('lm_head.weight') but the config of task ties it to the "
+        "embedding; set tie_word_embeddings to false if the head is meant"
+    )
+
+
+def test_a_tied_head_cannot_be_taken_from_elsewhere(tmp_path):
+    sources = {seed: str(tied(tmp_path / f"e{seed}", seed)) for seed in range(2)}
+    recipe = {
+        "experts": {"task": sources[0], "language": sources[1]},
+        "swap": {"outside": "task"},
+        "places": [{"layers": "outside", "roles": ["head"], "take": "language"}],
+    }
+    with pytest.raises(MergeError) as caught:
+        ls.make_plan(check_recipe(recipe, where="recipe"))
+    assert str(caught.value) == (
+        "the head cannot take language and the embedding task: they are one tensor here (tied); "
+        "give both the same"
+    )
+
+
+def test_shards_are_as_full_as_allowed_and_indexed(experts, tmp_path):
+    pair = {"task": experts["task"], "language": experts["language"]}
+    whole = tensors_of(ls.swap(**pair).save(tmp_path / "whole"))
+    out = ls.swap(**pair, max_shard_size="10KB").save(tmp_path / "sharded")
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = sorted(file.name for file in out.glob("*.safetensors"))
+    assert len(files) > 3
+    assert files == [
+        f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))
+    ]
+    assert index["metadata"]["total_size"] == sum(len(raw(t)) for t in whole.values())
+    sizes = []
+    for file in files:
+        tensors = tensors_of_file(out / file)
+        assert tensors, "an empty shard"
+        assert all(index["weight_map"][name] == file for name in tensors)
+        assert metadata_of(out / file) == {"format": "pt"}
+        sizes.append([len(raw(t)) for t in tensors.values()])
+        assert sum(sizes[-1]) <= 10_000 or len(sizes[-1]) == 1
+    assert set(index["weight_map"]) == set(whole)
+    assert all(sum(a) + b[0] > 10_000 for a, b in zip(map(sorted, sizes), sizes[1:], strict=False))
+    check_tensors(tensors_of(out), whole)
+
+
+def tensors_of_file(file):
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
+def test_a_sharded_source_merges_as_a_single_one(experts, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(experts["language"])
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="12KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
+    one = ls.swap(task=experts["task"], language=experts["language"]).save(tmp_path / "one")
+    for i, kwargs in enumerate(
+        (
+            {"task": experts["task"], "language": tmp_path / "sharded"},
+            {"task": tmp_path / "sharded", "language": experts["task"]},
+        )
+    ):
+        found = tensors_of(ls.swap(**kwargs).save(tmp_path / f"out{i}"))
+        if i == 0:
+            check_tensors(found, tensors_of(one))
+        else:
+            a, b = tensors_of(experts["language"]), tensors_of(experts["task"])
+            check_tensors(found, swapped(a, b, 4, bottom=1, top=1))
+
+
+def test_a_soup_may_stand_for_an_expert(experts, tmp_path):
+    recipe = {
+        "experts": {
+            "a": str(experts["task"]),
+            "b": str(experts["third"]),
+            "task": {"soup": ["a", "b"]},
+            "language": str(experts["language"]),
+        },
+        "swap": {"bottom": 1, "top": 1},
+    }
+    plan = ls.make_plan(check_recipe(recipe, where="recipe"))
+    found = tensors_of(plan.save(tmp_path / "out"))
+    a, b, c = (tensors_of(experts[name]) for name in ("task", "third", "language"))
+    for name, tensor in found.items():
+        layer = layer_of(name)
+        weights = {None: (0.25, 0.25, 0.5), 0: (0, 0, 1), 3: (0, 0, 1)}.get(layer, (0.5, 0.5, 0))
+        parts = list(zip((a[name], b[name], c[name]), weights, strict=True))
+        check_rounded(tensor, parts, name)
+
+
+def test_a_grid_reaches_experts_that_the_first_plan_does_not_use(experts, tmp_path):
+    plan = ls.swap(
+        task=experts["task"], language=experts["language"], bottom=0, top=0, outside="task"
+    )
+    assert set(plan.used) == {"task"}
+    grid = plan.grid(bottom=(0, 2), top=(0,))
+    found = tensors_of(grid[1].save(tmp_path / "out"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    check_equal(found[name], tensors_of(experts["language"])[name])
+
+
+def test_with_composition_refuses_what_does_not_fit(experts):
+    plan = ls.swap(task=experts["task"], language=experts["language"])
+    other = ls.partition("C", 5, task="task", language="language")
+    with pytest.raises(RecipeError, match="a composition of 5 layers for experts of 4"):
+        plan.with_composition(other)
+    other = ls.partition("C", 4, task="task", language="swahili")
+    with pytest.raises(RecipeError, match="the plan has no expert 'swahili'"):
+        plan.with_composition(other)
