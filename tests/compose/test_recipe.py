@@ -115,7 +115,7 @@ def test_overrides_outside_the_model(override, message):
     assert str(caught.value) == message
 
 
-ONE = "give exactly one of swap, soup, partition; found "
+ONE = "give exactly one of swap, soup, partition, merge; found "
 NUMBER = "; a weight is a number from 0"
 FORM = "write a list of experts, or a weight per expert; found "
 LAYERS = " is not a number, a range like 3-7, all or outside"
@@ -141,9 +141,9 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
         ("experts: {task: '', language: b}\nswap: {}",
          [", line 1: experts.task.source: write a text that is not empty; found ''"]),
         ("experts: {task: {}, language: b}\nswap: {}",
-         [", line 1: experts.task: an expert has either a source or a soup"]),
+         [", line 1: experts.task: an expert has one of source, soup and merge"]),
         ("experts: {task: {soup: [task]}, language: b}\nswap: {}",
-         [", line 1: experts.task.soup: the soup contains itself"]),
+         [", line 1: experts.task: is made of itself"]),
         (SWAP + "base: {soup: [task]}",
          [", line 3: base.soup: the base is one checkpoint, never a soup"]),
         (EXPERTS + "swap: {bottom: -1}",
@@ -227,14 +227,14 @@ places:
 def test_a_cycle_through_others_is_found():
     text = "experts:\n  a: {soup: [b]}\n  b: {soup: [a]}\n  c: x\nsoup: {experts: [a, c]}"
     assert refusal(text).split("\n") == [
-        "r.yaml, line 2: experts.a.soup: the soup contains itself",
-        "r.yaml, line 3: experts.b.soup: the soup contains itself",
+        "r.yaml, line 2: experts.a: is made of itself",
+        "r.yaml, line 3: experts.b: is made of itself",
     ]
 
 
 @pytest.mark.parametrize("text", ["", "3", "- a", "just words"])
 def test_not_a_mapping(text):
-    wanted = "r.yaml: a recipe is a mapping with `experts` and one of swap, soup, partition"
+    wanted = "r.yaml: a recipe is a mapping with `experts` and one of swap, soup, partition, merge"
     assert refusal(text) == wanted
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from layerswap.checkpoint.places import ROLES, Place
 from layerswap.compose.blend import Blend
+from layerswap.compose.plain import blend_from_dict, blend_to_dict
 from layerswap.errors import RecipeError
 
 LAYER_ROLES = ("attention", "mlp", "norm", "other")
@@ -64,13 +65,7 @@ class Composition:
         and since blends are linear the result is again one blend per place.
         """
         return Composition(
-            self.layers,
-            {
-                place: Blend.nested(
-                    summed((blends.get(expert, Blend.of(expert)), w) for expert, w in b.weights)
-                )
-                for place, b in self.blends.items()
-            },
+            self.layers, {place: blend.rename(blends) for place, blend in self.blends.items()}
         )
 
     @property
@@ -94,7 +89,7 @@ class Composition:
         return {
             "layers": self.layers,
             "places": [
-                {"layer": place.layer, "role": place.role, "weights": dict(blend.weights)}
+                {"layer": place.layer, "role": place.role, **blend_to_dict(blend)}
                 for place, blend in self.blends.items()
             ],
         }
@@ -109,7 +104,7 @@ class Composition:
         """
         try:
             layers, entries = data["layers"], data["places"]
-            blends = {Place(e["layer"], e["role"]): Blend.of(e["weights"]) for e in entries}
+            blends = {Place(e["layer"], e["role"]): blend_from_dict(e) for e in entries}
             if len(blends) < len(entries):
                 raise RecipeError("a composition has one blend for every place; some are twice")
             # Compared first, so that a false number of layers never costs memory.

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from layerswap.compose.operation import METHODS as OPERATIONS
 from layerswap.compose.yaml_file import KeyPath
 from layerswap.errors import RecipeError
 
-METHODS = ("swap", "soup", "partition")
+METHODS = ("swap", "soup", "partition", "merge")
 SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)?", re.IGNORECASE)
 
 Mistake = tuple[KeyPath, str]
@@ -30,6 +31,7 @@ def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
         unknown = list(_unknown_names(data, experts))
         found += unknown or _cycles(experts)
         found += _wrong_weights(data)
+        found += _base_mistakes(data, experts)
     size = data.get("max_shard_size")
     if isinstance(size, str):
         try:
@@ -76,6 +78,8 @@ def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
             yield (method,), f"the task and the language expert are both {pair[0]!r}"
     if data.get("partition") is not None and "weights" in data:
         yield ("weights",), "a partition blends nothing; remove `weights`"
+    if data.get("merge") is not None and "weights" in data:
+        yield ("weights",), "weights of a merge stand in `merge.experts`; remove `weights`"
     base = data.get("base")
     if isinstance(base, dict) and base.get("soup") is not None:
         yield ("base", "soup"), "the base is one checkpoint, never a soup"
@@ -92,7 +96,7 @@ def _references(
 ) -> Iterator[tuple[KeyPath, object]]:
     for name, expert in experts.items():
         if isinstance(expert, dict):
-            yield from _names(("experts", name, "soup"), expert.get("soup"))
+            yield from _parts(("experts", name), expert)
     for path, name in _method_names(data).items():
         yield path, name
     places = data.get("places")
@@ -113,7 +117,16 @@ def _method_names(data: Mapping[Any, Any]) -> dict[KeyPath, object]:
     soup = data.get("soup")
     if isinstance(soup, dict) and isinstance(soup.get("experts"), list):
         names |= {("soup", "experts", i): name for i, name in enumerate(soup["experts"])}
+    names |= dict(_parts((), {"merge": data.get("merge")}))
     return names
+
+
+def _parts(path: KeyPath, expert: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, object]]:
+    """The experts that a soup or a merge is made of, by the key path that names them."""
+    yield from _names((*path, "soup"), expert.get("soup"))
+    merge = expert.get("merge")
+    if isinstance(merge, dict):
+        yield from _names((*path, "merge", "experts"), merge.get("experts"))
 
 
 def _names(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
@@ -140,9 +153,24 @@ def _wrong_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
                 yield ("weights", name), "the method does not blend this expert"
 
 
+def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
+    if "base" in experts:
+        yield ("experts", "base"), "the base is named by the key `base`, not among the experts"
+    if data.get("base") is not None:
+        return
+    merges: dict[KeyPath, object] = {("merge",): data.get("merge")}
+    for name, expert in experts.items():
+        if isinstance(expert, dict):
+            merges["experts", name, "merge"] = expert.get("merge")
+    for path, merge in merges.items():
+        method = merge.get("method") if isinstance(merge, dict) else None
+        if isinstance(method, str) and method in OPERATIONS and OPERATIONS[method].base:
+            yield path, f"{method} works on deltas; give `base`"
+
+
 def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:
     parts = {
-        name: [part for _, part in _names((), expert.get("soup"))]
+        name: [part for _, part in _parts((), expert)]
         for name, expert in experts.items()
         if isinstance(expert, dict)
     }
@@ -157,8 +185,4 @@ def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:
                 todo += parts.get(name, ())
         return found
 
-    return [
-        (("experts", name, "soup"), "the soup contains itself")
-        for name in parts
-        if name in reached(name)
-    ]
+    return [(("experts", name), "is made of itself") for name in parts if name in reached(name)]

@@ -24,6 +24,7 @@ from layerswap.compose.presets import partition, soup, swap
 from layerswap.compose.schema import (
     DTYPES,
     Expert,
+    MergeMethod,
     Override,
     PartitionMethod,
     PatternEntry,
@@ -38,7 +39,7 @@ from layerswap.errors import RecipeError
 
 
 class Recipe(Strict):
-    """A whole recipe. Exactly one of `swap`, `soup` and `partition` says how to compose.
+    """A whole recipe. Exactly one of `swap`, `soup`, `partition` and `merge` says how to compose.
 
     Attributes:
         experts: the experts by name.
@@ -46,6 +47,7 @@ class Recipe(Strict):
         swap: layer swapping.
         soup: one blend everywhere.
         partition: a named partition of the second paper.
+        merge: another merge method, such as TIES, at every place.
         weights: weights of a blend: `uniform`, `magnitude`, or a number per expert.
         places: overrides, applied in order.
         dtype: dtype of the output; as the experts when not given.
@@ -61,6 +63,7 @@ class Recipe(Strict):
     swap: SwapMethod | None = None
     soup: SoupMethod | None = None
     partition: PartitionMethod | None = None
+    merge: MergeMethod | None = None
     weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
     places: list[Override] = []
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
@@ -86,9 +89,9 @@ class Recipe(Strict):
         return recipe
 
     @property
-    def method(self) -> SwapMethod | SoupMethod | PartitionMethod:
+    def method(self) -> SwapMethod | SoupMethod | PartitionMethod | MergeMethod:
         """The one method that is given."""
-        method = self.swap or self.soup or self.partition
+        method = self.swap or self.soup or self.partition or self.merge
         assert method is not None, "the validator let a recipe without a method through"
         return method
 
@@ -121,6 +124,8 @@ class Recipe(Strict):
     def flat(self, name: str) -> Blend:
         """The blend of experts with a source that the expert `name` stands for."""
         expert = self.experts[name]
+        if expert.merge is not None:
+            return Blend.of(expert.merge.operation(self.flat))
         if expert.soup is None:
             return Blend.of(name)
         return Blend.nested(summed((self.flat(part), w) for part, w in expert.soup.items()))
@@ -155,7 +160,7 @@ def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     data, lines = parse_yaml(text, where)
     if not isinstance(data, dict):
         raise RecipeError(
-            f"{where}: a recipe is a mapping with `experts` and one of swap, soup, partition"
+            f"{where}: a recipe is a mapping with `experts` and one of swap, soup, partition, merge"
         )
     return check_recipe(data, where=where, lines=lines)
 
@@ -171,10 +176,13 @@ def check_recipe(
 
 
 def _compose(
-    method: SwapMethod | SoupMethod | PartitionMethod,
+    method: SwapMethod | SoupMethod | PartitionMethod | MergeMethod,
     layers: int,
     weights: Mapping[str, float] | None,
 ) -> Composition:
+    if isinstance(method, MergeMethod):
+        merged = Blend.of(method.operation(Blend.of))
+        return Composition.build(layers, lambda place: merged)
     if isinstance(method, SoupMethod):
         chosen = method.experts
         return soup(layers, chosen if weights is None else {n: weights[n] for n in chosen})
@@ -201,6 +209,7 @@ def _keys_at(path: KeyPath) -> list[str]:
         "swap": SwapMethod,
         "soup": SoupMethod,
         "partition": PartitionMethod,
+        "merge": MergeMethod,
         "places": Override,
         "patterns": PatternEntry,
     }

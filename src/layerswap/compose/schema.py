@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -16,11 +17,15 @@ from pydantic import (
 )
 
 from layerswap.checkpoint.places import ROLES, Pattern, Place
-from layerswap.compose.composition import all_places
+from layerswap.compose.blend import Blend
+from layerswap.compose.composition import all_places, summed
 from layerswap.compose.mistakes import nearest
+from layerswap.compose.operation import Operation, check_operation
 from layerswap.compose.presets import Outside, Zones, default_zones
 from layerswap.errors import RecipeError
 
+BASE = "base"
+"""What compositions call the base; no expert of a recipe may have this name."""
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_RULES = ("uniform", "magnitude")
 LARGEST_WEIGHT = 1e100
@@ -83,17 +88,43 @@ Weights = Annotated[dict[str, float], BeforeValidator(_read_weights)]
 """Weight per expert; a list of experts means equal weights."""
 
 
+class MergeMethod(Strict):
+    """A merge method over experts; its parameters stand beside `method` and `experts`.
+
+    See `compose.operation.METHODS`.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    method: str
+    experts: Weights
+
+    @model_validator(mode="after")
+    def _allowed(self) -> MergeMethod:
+        try:
+            check_operation(self.method, self.model_extra or {}, len(self.experts))
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def operation(self, blend_of: Callable[[str], Blend]) -> Operation:
+        """The operation over what `blend_of` says that each expert stands for."""
+        inputs = summed((blend_of(name), weight) for name, weight in self.experts.items())
+        return Operation.of(self.method, inputs, base=Blend.of(BASE), parameters=self.model_extra)
+
+
 class Expert(Strict):
-    """Where an expert comes from: a checkpoint, or a soup of experts named in the recipe."""
+    """Where an expert comes from: a checkpoint, a soup of other experts, or another merge."""
 
     source: Annotated[str, Field(min_length=1)] | None = None
     revision: str | None = None
     soup: Weights | None = None
+    merge: MergeMethod | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> Expert:
-        if (self.source is None) == (self.soup is None):
-            raise ValueError("an expert has either a source or a soup")
+        if [self.source, self.soup, self.merge].count(None) != 2:
+            raise ValueError("an expert has one of source, soup and merge")
         if self.revision is not None and self.source is None:
             raise ValueError("a revision needs a source")
         return self

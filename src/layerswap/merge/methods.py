@@ -1,0 +1,211 @@
+"""The merge methods, each on one chunk of one tensor at a time.
+
+A method is one function from deltas to a delta (or from weights to weights), and an entry in
+`METHODS`. What a method must know of a whole tensor before it can work on a chunk, it asks for
+in its entry; the caller measures it in passes over the same chunks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from layerswap.compose.operation import Value
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What a method sees.
+
+    Attributes:
+        parts: one float32 vector per expert: its delta, or its weights for a method without
+            deltas. All of one length, none to be changed.
+        weights: one per expert, as given.
+        parameters: every parameter of the method.
+        thresholds: per expert, the magnitudes at the ranks that the method asked for.
+        gram: float64 `[experts, experts]`, inner products of the whole tensors, if asked for.
+        name: the tensor's name.
+        start: position of the chunk's first element in the tensor.
+    """
+
+    parts: Sequence[torch.Tensor]
+    weights: Sequence[float]
+    parameters: Mapping[str, Value]
+    thresholds: Sequence[Sequence[float]] = ()
+    gram: torch.Tensor | None = None
+    name: str = ""
+    start: int = 0
+
+    def number(self, parameter: str) -> float:
+        """A numeric parameter."""
+        return float(self.parameters[parameter])
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method is computed, and what it must know of the whole tensor first.
+
+    Attributes:
+        combine: from a chunk to the merged delta (or weights), float32.
+        ranks: the ranks in magnitude, as shares of the elements in 0..1, whose thresholds it
+            needs, from its parameters; 0.2 asks for the magnitude that a fifth reaches.
+        gram: whether it needs the inner products.
+    """
+
+    combine: Callable[[Chunk], torch.Tensor]
+    ranks: Callable[[Mapping[str, Value]], Sequence[float]] = field(default=lambda p: ())
+    gram: bool = False
+
+
+def task_arithmetic(chunk: Chunk) -> torch.Tensor:
+    """Scaled sum of deltas: `scale * sum_i w_i tau_i` (Ilharco et al., 2023, section 2)."""
+    return _weighted(chunk.parts, chunk.weights).mul_(chunk.number("scale"))
+
+
+def ties(chunk: Chunk) -> torch.Tensor:
+    """Trim, elect sign and merge (Yadav et al., 2023, Algorithm 1).
+
+    Keeps the `density` largest entries of each delta, elects per entry the sign with the larger
+    total, and averages the entries that agree with it, weighted; scaled by `scale`. The paper
+    ranks the entries of the whole model (`scope: model`); mergekit ranks tensor by tensor.
+    """
+    import torch
+
+    kept = [
+        torch.where(part.abs() >= threshold, part, 0.0)
+        for part, (threshold,) in zip(chunk.parts, chunk.thresholds, strict=True)
+    ]
+    return _elect_and_average(kept, chunk.weights).mul_(chunk.number("scale"))
+
+
+def dare_linear(chunk: Chunk) -> torch.Tensor:
+    """Drop and rescale, then add (Yu et al., 2024, equations 1 and 2, with task arithmetic).
+
+    Each entry of a delta is dropped with probability 1 - `density`; the rest is divided by
+    `density`. The draw depends on seed, tensor name, expert and position alone.
+    """
+    return _weighted(_dropped(chunk), chunk.weights).mul_(chunk.number("scale"))
+
+
+def dare_ties(chunk: Chunk) -> torch.Tensor:
+    """Drop and rescale (Yu et al., 2024), then elect signs and average as TIES, untrimmed."""
+    return _elect_and_average(_dropped(chunk), chunk.weights).mul_(chunk.number("scale"))
+
+
+def breadcrumbs(chunk: Chunk) -> torch.Tensor:
+    """Mask outliers and small values of each delta, then add (Davari & Belilovsky, 2024, eq. 1-2).
+
+    Tensor by tensor, drops the `outliers` share of largest magnitudes and keeps the `density`
+    share below them.
+    """
+    import torch
+
+    kept = []
+    for part, (low, high) in zip(chunk.parts, chunk.thresholds, strict=True):
+        magnitude = part.abs()
+        kept.append(torch.where((magnitude >= low) & (magnitude < high), part, 0.0))
+    return _weighted(kept, chunk.weights).mul_(chunk.number("scale"))
+
+
+def slerp(chunk: Chunk) -> torch.Tensor:
+    """Along the arc between two tensors (Shoemake, 1985), at t = the second's share of weight.
+
+    `sin((1-t)w)/sin(w) a + sin(tw)/sin(w) b`, w the angle between the flattened tensors; nearly
+    parallel tensors (cosine above 0.9995) are interpolated linearly.
+    """
+    assert chunk.gram is not None
+    t = chunk.weights[1] / (chunk.weights[0] + chunk.weights[1])
+    norms = chunk.gram.diagonal().sqrt()
+    cosine = (chunk.gram[0, 1] / (norms[0] * norms[1])).nan_to_num(1.0).clamp(-1, 1)
+    shares: tuple[float, ...] = (1 - t, t)
+    if abs(float(cosine)) <= 0.9995:
+        angle = cosine.arccos()
+        shares = tuple(float((share * angle).sin() / angle.sin()) for share in shares)
+    return _weighted(chunk.parts, shares)
+
+
+def model_stock(chunk: Chunk) -> torch.Tensor:
+    """Shrink the mean delta by the experts' agreement (Jang et al., 2024, equation 6).
+
+    `t = N cos / (1 + (N-1) cos)`, with cos the mean cosine between two deltas of the tensor, and
+    the merged delta is t times the mean delta.
+    """
+    import torch
+
+    assert chunk.gram is not None
+    count = len(chunk.parts)
+    norms = chunk.gram.diagonal().sqrt()
+    cosines = (chunk.gram / torch.outer(norms, norms)).nan_to_num(0.0)
+    cosine = float(cosines.sum() - cosines.diagonal().sum()) / (count * (count - 1))
+    cosine = max(cosine, 0.0)
+    ratio = count * cosine / (1 + (count - 1) * cosine)
+    return _weighted(chunk.parts, [1 / count] * count).mul_(ratio)
+
+
+METHODS: dict[str, Method] = {
+    "task_arithmetic": Method(task_arithmetic),
+    "ties": Method(ties, ranks=lambda p: (float(p["density"]),)),
+    "dare_linear": Method(dare_linear),
+    "dare_ties": Method(dare_ties),
+    "breadcrumbs": Method(
+        breadcrumbs,
+        ranks=lambda p: (
+            min(1.0, float(p["density"]) + float(p["outliers"])),
+            float(p["outliers"]),
+        ),
+    ),
+    "slerp": Method(slerp, gram=True),
+    "model_stock": Method(model_stock, gram=True),
+}
+"""How each method of `compose.operation.METHODS` is computed."""
+
+
+def _weighted(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    total = parts[0] * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total.add_(part, alpha=weight)
+    return total
+
+
+def _elect_and_average(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Per entry, the weighted mean of the non-zero parts whose sign has the larger total."""
+    import torch
+
+    sign = _weighted(parts, weights).sign_()
+    total, share = torch.zeros_like(sign), torch.zeros_like(sign)
+    for part, weight in zip(parts, weights, strict=True):
+        agrees = (part * sign) > 0
+        total.add_(torch.where(agrees, part, 0.0), alpha=weight)
+        share.add_(agrees, alpha=weight)
+    return total.div_(share.masked_fill_(share == 0, 1.0))
+
+
+def _dropped(chunk: Chunk) -> list[torch.Tensor]:
+    import torch
+
+    density = chunk.number("density")
+    return [
+        torch.where(_mask(chunk, i, density), part, 0.0).div_(density)
+        for i, part in enumerate(chunk.parts)
+    ]
+
+
+def _mask(chunk: Chunk, expert: int, density: float) -> torch.Tensor:
+    """True with probability `density`, drawn for the chunk's positions whatever its bounds."""
+    import numpy as np
+    import torch
+
+    text = f"{chunk.parameters['seed']}/{chunk.name}/{expert}".encode()
+    key = np.frombuffer(hashlib.sha256(text).digest()[:16], dtype=np.uint64)
+    stream = np.random.Philox(key=key)
+    # One step of the counter gives four draws; a chunk may begin between two steps.
+    stream.advance(chunk.start // 4)
+    skip = chunk.start % 4
+    draws = stream.random_raw(skip + len(chunk.parts[expert]))[skip:]
+    # In whole numbers: the largest uint64 has no float of its own.
+    return torch.from_numpy(draws <= np.uint64(max(0, int(density * 2**64) - 1)))

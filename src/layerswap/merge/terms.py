@@ -1,0 +1,179 @@
+"""Tensors that are not on disk: what a merge method makes, read chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerswap.checkpoint import DTYPE_BITS, TensorInfo
+from layerswap.checkpoint.read import open_file, read_into, torch_dtype
+from layerswap.compose.operation import Operation
+from layerswap.errors import MergeError
+from layerswap.merge import kernels
+from layerswap.merge.methods import METHODS, Chunk
+from layerswap.merge.thresholds import magnitude_thresholds
+
+if TYPE_CHECKING:
+    import torch
+
+    Terms = tuple[tuple["Term", float], ...]
+    """A weighted sum: terms with weights that sum to 1."""
+    Thresholds = tuple[tuple[float, ...], ...]
+
+CHUNK_ELEMENTS = 1 << 22
+"""Elements handled at a time while a tensor is measured."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """One tensor that an operation makes.
+
+    Attributes:
+        name: the tensor's name.
+        shape: its shape.
+        operation: the method and its parameters.
+        inputs: a weighted sum per expert of the operation.
+        base: the weighted sum that deltas are taken from; None for a method without deltas.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    operation: Operation
+    inputs: tuple[Terms, ...]
+    base: Terms | None
+
+    dtype = "F32"
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return next(iter(leaves(self.inputs[0]))).elements
+
+
+Term = TensorInfo | Derived
+
+
+def leaves(terms: Terms) -> Iterator[TensorInfo]:
+    """Every stored tensor that a weighted sum is made of."""
+    for term, _ in terms:
+        if isinstance(term, TensorInfo):
+            yield term
+        else:
+            for inner in (*term.inputs, *((term.base,) if term.base else ())):
+                yield from leaves(inner)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a method needed to know of one whole tensor."""
+
+    thresholds: Thresholds = ()
+    gram: torch.Tensor | None = None
+
+
+class Reader:
+    """Reads terms chunk by chunk, measuring a derived tensor when it first meets it.
+
+    One reader serves one thread. Files open on first use; closing the reader closes them.
+    """
+
+    def __init__(
+        self,
+        model_thresholds: Mapping[Operation, Thresholds] | None = None,
+        *,
+        allow_non_finite: bool = False,
+    ) -> None:
+        self._allow_non_finite = allow_non_finite
+        self._handles: dict[Path, int] = {}
+        self._stack = ExitStack()
+        self._facts: dict[int, _Facts] = {}
+        self._model_thresholds = model_thresholds or {}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def total(self, terms: Terms, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a weighted sum, float32 (float64 if a term is)."""
+        parts = [self.term(term, start, stop) for term, _ in terms]
+        return kernels.blend(parts, [weight for _, weight in terms])
+
+    def term(self, term: Term, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a term: as stored, or as its method makes them."""
+        if isinstance(term, TensorInfo):
+            return self.stored(term, start, stop)
+        operation = term.operation
+        merged = METHODS[operation.method].combine(
+            Chunk(
+                parts=self._parts(term, start, stop),
+                weights=[weight for _, weight in operation.inputs],
+                parameters=dict(operation.parameters),
+                thresholds=self._measured(term).thresholds,
+                gram=self._measured(term).gram,
+                name=term.name,
+                start=start,
+            )
+        )
+        return merged if term.base is None else merged.add_(self.total(term.base, start, stop))
+
+    def stored(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a stored tensor, in its own dtype."""
+        import torch
+
+        if info.file not in self._handles:
+            self._handles[info.file] = self._stack.enter_context(open_file(info.file))
+        size = DTYPE_BITS[info.dtype] // 8
+        buffer = bytearray((stop - start) * size)
+        read_into(self._handles[info.file], info.offset + start * size, memoryview(buffer),
+                  info.file)  # fmt: skip
+        return torch.frombuffer(buffer, dtype=torch_dtype(info.dtype))
+
+    def parts(self, term: Derived) -> Iterator[list[torch.Tensor]]:
+        """A pass over a derived tensor: its experts' deltas (or weights), chunk by chunk."""
+        for start in range(0, term.elements, CHUNK_ELEMENTS):
+            yield self._parts(term, start, min(start + CHUNK_ELEMENTS, term.elements))
+
+    def _parts(self, term: Derived, start: int, stop: int) -> list[torch.Tensor]:
+        parts = [self.total(terms, start, stop) for terms in term.inputs]
+        if term.base is not None:
+            base = self.total(term.base, start, stop)
+            parts = [part.sub_(base) for part in parts]
+        # Masks would drop a NaN silently, so it is looked for before any method sees it.
+        if not self._allow_non_finite and not all(map(kernels.is_finite, parts)):
+            raise MergeError(self._non_finite(term, start, stop))
+        return parts
+
+    def _non_finite(self, term: Derived, start: int, stop: int) -> str:
+        for info in leaves(((term, 1.0),)):
+            if not kernels.is_finite(self.stored(info, start, stop)):
+                return f"{info.file}: tensor {info.name!r} holds NaN or infinity"
+        return f"tensor {term.name!r}: {term.operation.method} overflows float32"
+
+    def _measured(self, term: Derived) -> _Facts:
+        if id(term) not in self._facts:
+            self._facts[id(term)] = self._measure(term)
+        return self._facts[id(term)]
+
+    def _measure(self, term: Derived) -> _Facts:
+        method, operation = METHODS[term.operation.method], term.operation
+        shares = method.ranks(dict(operation.parameters))
+        if operation in self._model_thresholds:
+            return _Facts(self._model_thresholds[operation])
+        if shares:
+            return _Facts(magnitude_thresholds(lambda: self.parts(term), len(term.inputs), shares))
+        return _Facts(gram=self._gram(term) if method.gram else None)
+
+    def _gram(self, term: Derived) -> torch.Tensor:
+        import torch
+
+        count = len(term.inputs)
+        gram = torch.zeros(count, count, dtype=torch.float64)
+        for parts in self.parts(term):
+            stacked = torch.stack(parts).double()
+            gram += stacked @ stacked.T
+        return gram

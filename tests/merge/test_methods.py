@@ -1,0 +1,255 @@
+"""Every merge method against a plain float64 reference written from its paper.
+
+The references see whole tensors and sort; the methods see chunks and never sort.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from layerswap.compose.operation import METHODS as SPECS
+from layerswap.merge.methods import METHODS, Chunk
+from layerswap.merge.thresholds import magnitude_thresholds
+
+SIZE = 1003
+
+
+def deltas(count, seed=0, scale=1e-3):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(SIZE, generator=generator) * scale * (i + 1) for i in range(count)]
+
+
+def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
+    """What the method makes of whole tensors, chunk by chunk, measured as the engine does."""
+    values = {key: p.default for key, p in SPECS[method].parameters.items()} | parameters
+    weights = weights or [1.0] * len(parts)
+
+    def chunks():
+        for start in range(0, len(parts[0]), chunk):
+            yield [part[start : start + chunk].clone() for part in parts]
+
+    shares = METHODS[method].ranks(values)
+    thresholds = magnitude_thresholds(chunks, len(parts), shares) if shares else ()
+    stacked = torch.stack(parts).double()
+    gram = stacked @ stacked.T if METHODS[method].gram else None
+    results, start = [], 0
+    for pieces in chunks():
+        before = [piece.clone() for piece in pieces]
+        results.append(
+            METHODS[method].combine(
+                Chunk(pieces, weights, values, thresholds, gram, name=name, start=start)
+            )
+        )
+        assert all(torch.equal(a, b) for a, b in zip(before, pieces, strict=True)), "parts changed"
+        start += len(pieces[0])
+    return torch.cat(results)
+
+
+def close(result, reference):
+    room = 1e-6 * np.abs(reference).max()
+    np.testing.assert_allclose(result.double().numpy(), reference, rtol=2e-6, atol=room)
+
+
+def arrays(parts):
+    return [part.double().numpy() for part in parts]
+
+
+def keep_largest(x, share):
+    """The `share` of entries with the largest magnitude, by sorting."""
+    count = round(share * len(x))
+    order = np.argsort(-np.abs(x), kind="stable")
+    kept = np.zeros_like(x)
+    kept[order[:count]] = x[order[:count]]
+    return kept
+
+
+def elect_and_average(parts, weights):
+    total = sum(w * x for w, x in zip(weights, parts, strict=True))
+    result = np.zeros_like(total)
+    for i, gamma in enumerate(np.sign(total)):
+        chosen = [(w, x[i]) for w, x in zip(weights, parts, strict=True) if x[i] * gamma > 0]
+        if chosen:
+            result[i] = sum(w * v for w, v in chosen) / sum(w for w, _ in chosen)
+    return result
+
+
+def test_task_arithmetic():
+    a, b = parts = deltas(2)
+    reference = 0.7 * (0.3 * arrays([a])[0] + 2.0 * arrays([b])[0])
+    close(merged("task_arithmetic", parts, [0.3, 2.0], scale=0.7), reference)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 0.5]])
+def test_ties(density, weights):
+    parts = deltas(3)
+    trimmed = [keep_largest(x, density) for x in arrays(parts)]
+    reference = 0.9 * elect_and_average(trimmed, weights)
+    close(merged("ties", parts, weights, density=density, scale=0.9), reference)
+
+
+def test_breadcrumbs():
+    parts = deltas(2)
+    reference = 0.0
+    for x in arrays(parts):
+        band = keep_largest(x, 0.6 + 0.1) - keep_largest(x, 0.1)
+        # The published mask drops entries at or above the upper threshold, by rank.
+        reference = reference + band
+    result = merged("breadcrumbs", parts, density=0.6, outliers=0.1)
+    different = ~np.isclose(result.double().numpy(), reference, rtol=2e-6, atol=1e-12)
+    assert different.sum() == 0
+
+
+def test_dare_draws_by_seed_name_expert_and_position():
+    parts = deltas(2)
+    reference = np.zeros(SIZE)
+    for expert, x in enumerate(arrays(parts)):
+        key = np.frombuffer(hashlib.sha256(f"7/w/{expert}".encode()).digest()[:16], np.uint64)
+        draws = np.random.Philox(key=key).random_raw(SIZE)
+        reference += np.where(draws / 2.0**64 < 0.3, x, 0.0) / 0.3
+    close(merged("dare_linear", parts, density=0.3, seed=7), reference)
+    other_seed = merged("dare_linear", parts, density=0.3, seed=8)
+    other_name = merged("dare_linear", parts, density=0.3, seed=7, name="v")
+    for other in (other_seed, other_name):
+        assert not np.allclose(other.double().numpy(), reference)
+
+
+def test_dare_keeps_the_expected_share_and_sum():
+    part = torch.ones(200_000)
+    values = {"density": 0.1, "scale": 1.0, "seed": 0}
+    result = METHODS["dare_linear"].combine(Chunk([part], [1.0], values, name="w"))
+    kept = float((result != 0).double().mean())
+    assert abs(kept - 0.1) < 5 * math.sqrt(0.1 * 0.9 / 200_000)
+    assert torch.all((result == 0) | torch.isclose(result, torch.tensor(10.0)))
+
+
+def test_dare_ties():
+    parts = deltas(3)
+    dropped = []
+    for expert, x in enumerate(arrays(parts)):
+        key = np.frombuffer(hashlib.sha256(f"0/w/{expert}".encode()).digest()[:16], np.uint64)
+        draws = np.random.Philox(key=key).random_raw(SIZE)
+        dropped.append(np.where(draws / 2.0**64 < 0.4, x, 0.0) / 0.4)
+    close(merged("dare_ties", parts, density=0.4), elect_and_average(dropped, [1.0] * 3))
+
+
+@pytest.mark.parametrize("t", [0.0, 0.25, 0.5, 1.0])
+def test_slerp(t):
+    a, b = deltas(2)
+    b = b + 0.3 * a
+    x, y = arrays([a, b])
+    angle = math.acos(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)))
+    reference = (math.sin((1 - t) * angle) * x + math.sin(t * angle) * y) / math.sin(angle)
+    close(merged("slerp", [a, b], [1 - t, t]), reference)
+
+
+def test_slerp_of_nearly_parallel_tensors_is_linear():
+    a = deltas(1)[0]
+    b = a * 1.5 + deltas(1, seed=3)[0] * 1e-3
+    x, y = arrays([a, b])
+    close(merged("slerp", [a, b], [0.75, 0.25]), 0.75 * x + 0.25 * y)
+
+
+def test_model_stock():
+    shared = deltas(1, seed=9)[0]
+    parts = [part + shared for part in deltas(3)]
+    arrays64 = arrays(parts)
+    cosines = [
+        x @ y / (np.linalg.norm(x) * np.linalg.norm(y))
+        for i, x in enumerate(arrays64)
+        for j, y in enumerate(arrays64)
+        if i != j
+    ]
+    cosine = float(np.mean(cosines))
+    ratio = 3 * cosine / (1 + 2 * cosine)
+    close(merged("model_stock", parts), ratio * np.mean(arrays64, axis=0))
+
+
+# The battery: what must hold of every method, so that a new one gets it for its entry.
+
+ALL = sorted(METHODS)
+DELTAS = [name for name in ALL if SPECS[name].base]
+RANDOM = {"dare_linear", "dare_ties"}
+
+
+def experts_for(method, count=3):
+    low, high = SPECS[method].experts
+    return int(min(max(count, low), high))
+
+
+def full(method):
+    """Parameters under which the method drops nothing."""
+    names = SPECS[method].parameters
+    return {key: value for key, value in {"density": 1.0, "outliers": 0.0}.items() if key in names}
+
+
+def test_every_method_of_a_recipe_is_computed_and_nothing_else():
+    assert METHODS.keys() == SPECS.keys()
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_equal_inputs_give_themselves_back(method):
+    x = deltas(1)[0]
+    count = experts_for(method)
+    weights = [1 / count] * count
+    close(merged(method, [x] * count, weights, **full(method)), arrays([x])[0])
+
+
+@pytest.mark.parametrize("method", [m for m in ALL if SPECS[m].experts[0] == 1])
+def test_one_expert_at_weight_one_gives_itself_back(method):
+    x = deltas(1)[0]
+    assert torch.equal(merged(method, [x], [1.0], **full(method)), x)
+
+
+@pytest.mark.parametrize("method", DELTAS)
+def test_no_change_stays_no_change(method):
+    zeros = [torch.zeros(SIZE)] * experts_for(method)
+    result = merged(method, zeros)
+    assert torch.equal(result, torch.zeros(SIZE))
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_chunks_do_not_show(method):
+    parts = deltas(experts_for(method))
+    whole = merged(method, parts, chunk=SIZE)
+    for chunk in (1, 4, 7, 64, 500):
+        assert torch.equal(merged(method, parts, chunk=chunk), whole)
+
+
+@pytest.mark.parametrize("method", [m for m in ALL if m not in RANDOM and m != "slerp"])
+def test_order_of_experts_does_not_matter(method):
+    parts = deltas(3)
+    weights = [1.0, 0.5, 2.0]
+    there = merged(method, parts, weights)
+    back = merged(method, parts[::-1], weights[::-1])
+    torch.testing.assert_close(there, back, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [m for m in DELTAS if "scale" in SPECS[m].parameters])
+def test_scale_is_linear(method):
+    parts = deltas(3)
+    once, twice = merged(method, parts, scale=1.0), merged(method, parts, scale=2.0)
+    torch.testing.assert_close(twice, 2 * once, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_thresholds_are_exact(seed, size):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, generator=generator) * 10.0 ** torch.randint(-30, 30, (size,))
+    x[::3] = x[0]
+    shares = (0.0, 0.1, 0.25, 0.5, 1.0)
+
+    def chunks():
+        yield from ([part] for part in x.split(7))
+
+    found = magnitude_thresholds(chunks, 1, shares)[0]
+    ordered = x.abs().sort(descending=True).values
+    for share, threshold in zip(shares, found, strict=True):
+        rank = round(share * size)
+        assert threshold == (float(ordered[rank - 1]) if rank else math.inf)
