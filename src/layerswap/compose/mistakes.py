@@ -154,18 +154,18 @@ def _wrong_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
 
 
 def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
-    if "base" in experts:
-        yield ("experts", "base"), "the base is named by the key `base`, not among the experts"
-    if data.get("base") is not None:
-        return
     merges: dict[KeyPath, object] = {("merge",): data.get("merge")}
     for name, expert in experts.items():
         if isinstance(expert, dict):
             merges["experts", name, "merge"] = expert.get("merge")
     for path, merge in merges.items():
         method = merge.get("method") if isinstance(merge, dict) else None
-        if isinstance(method, str) and method in OPERATIONS and OPERATIONS[method].base:
+        if not isinstance(method, str) or method not in OPERATIONS or not OPERATIONS[method].base:
+            continue
+        if data.get("base") is None:
             yield path, f"{method} works on deltas; give `base`"
+        if "base" in experts:
+            yield path, "with deltas no expert can be called 'base'; give it another name"
 
 
 def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:

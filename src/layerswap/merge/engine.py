@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerswap.checkpoint import DTYPE_BITS, TensorInfo
+from layerswap.checkpoint import DTYPE_BITS
 from layerswap.checkpoint.read import open_file, read_into, read_tensor, torch_dtype
+from layerswap.compose.operation import Operation
 from layerswap.errors import MergeError
 from layerswap.merge import kernels
 from layerswap.merge.outputs import OutputTensor, Shard
+from layerswap.merge.terms import Reader, Thresholds, leaves, model_thresholds
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +51,10 @@ class _Copy:
 
 @dataclass(frozen=True)
 class _Compute:
-    """Elements [start, stop) of one output tensor, computed and written at `offset`."""
+    """Elements [start, stop) of one output tensor, computed and written at `offset`.
+
+    A derived tensor is one piece, whatever its size: it is measured once, by one worker.
+    """
 
     tensor: OutputTensor
     start: int
@@ -63,6 +68,7 @@ def write_shard(
     *,
     threads: int,
     progress: Progress,
+    thresholds: Mapping[Operation, Thresholds] | None = None,
     allow_non_finite: bool = False,
 ) -> None:
     """Write one output file.
@@ -72,6 +78,7 @@ def write_shard(
         shard: its header and tensors.
         threads: workers that overlap reading, computing and writing.
         progress: told of every piece written.
+        thresholds: of operations that rank a whole model's entries; see `measure_model`.
         allow_non_finite: let NaN and infinity through arithmetic.
 
     Raises:
@@ -80,11 +87,9 @@ def write_shard(
         OSError: the output cannot be written.
     """
     work: list[_Copy | _Compute] = [*_copies(shard), *_computes(shard)]
-    sources = {piece.source for piece in work if isinstance(piece, _Copy)} | {
-        info.file for p in work if isinstance(p, _Compute) for info, _ in p.tensor.inputs
-    }
     with ExitStack() as stack:
-        handles = {source: stack.enter_context(open_file(source)) for source in sorted(sources)}
+        files = {file for tensor, _ in shard.tensors for file in tensor.files}
+        handles = _open_all(stack, files)
         output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         stack.callback(os.close, output)
         _write(output, shard.header, 0)
@@ -95,14 +100,29 @@ def write_shard(
                 copy_span(handles[piece.source], output, piece)
                 progress(piece.nbytes)
             else:
-                data = _compute_chunk(piece, handles, allow_non_finite)
-                _write(output, data, piece.offset)
-                progress(len(data))
+                reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
+                for data, offset in _computed(piece, reader, allow_non_finite):
+                    _write(output, data, offset)
+                    progress(len(data))
 
         _run_all(run, work, threads)
 
 
-def compute_tensor(tensor: OutputTensor, *, allow_non_finite: bool = False) -> torch.Tensor:
+def measure_model(tensors: Sequence[OutputTensor]) -> dict[Operation, Thresholds]:
+    """What operations must know of the whole model before a tensor of theirs can be computed."""
+    terms = [term for tensor in tensors for term, _ in tensor.inputs]
+    with ExitStack() as stack:
+        derived = [tensor for tensor in tensors if not tensor.linear]
+        handles = _open_all(stack, {file for tensor in derived for file in tensor.files})
+        return model_thresholds(terms, handles)
+
+
+def compute_tensor(
+    tensor: OutputTensor,
+    thresholds: Mapping[Operation, Thresholds] | None = None,
+    *,
+    allow_non_finite: bool = False,
+) -> torch.Tensor:
     """One output tensor in memory: what `write_shard` would write, bit for bit.
 
     Raises:
@@ -111,16 +131,14 @@ def compute_tensor(tensor: OutputTensor, *, allow_non_finite: bool = False) -> t
     import torch
 
     if tensor.verbatim:
-        return read_tensor(tensor.inputs[0][0]).reshape(tensor.shape)
+        return read_tensor(next(leaves(tensor.inputs))).reshape(tensor.shape)
     buffer = bytearray(tensor.nbytes)
     with ExitStack() as stack:
-        handles = {
-            file: stack.enter_context(open_file(file))
-            for file in sorted({info.file for info, _ in tensor.inputs})
-        }
-        for piece in _chunks(tensor, 0):
-            data = _compute_chunk(piece, handles, allow_non_finite)
-            buffer[piece.offset : piece.offset + len(data)] = data
+        handles = _open_all(stack, tensor.files)
+        reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
+        whole = _Compute(tensor, 0, tensor.elements, 0)
+        for data, offset in _computed(whole, reader, allow_non_finite):
+            buffer[offset : offset + len(data)] = data
     dtype = torch_dtype(tensor.dtype)
     if not buffer:
         return torch.empty(tensor.shape, dtype=dtype)
@@ -133,7 +151,7 @@ def _copies(shard: Shard) -> Iterator[_Copy]:
     for tensor, offset in shard.tensors:
         if not tensor.verbatim or not tensor.nbytes:
             continue
-        info = tensor.inputs[0][0]
+        info = next(leaves(tensor.inputs))
         if span and (info.file, info.offset, offset) == (
             span.source,
             span.source_offset + span.nbytes,
@@ -156,44 +174,45 @@ def _pieces(span: _Copy) -> Iterator[_Copy]:
 
 def _computes(shard: Shard) -> Iterator[_Compute]:
     for tensor, offset in shard.tensors:
-        if not tensor.verbatim:
-            yield from _chunks(tensor, offset)
+        if tensor.verbatim or not tensor.elements:
+            continue
+        whole = _Compute(tensor, 0, tensor.elements, offset)
+        yield from _chunks(whole) if tensor.linear else (whole,)
 
 
-def _chunks(tensor: OutputTensor, offset: int) -> Iterator[_Compute]:
-    size = DTYPE_BITS[tensor.dtype] // 8
+def _chunks(piece: _Compute) -> Iterator[_Compute]:
+    size = DTYPE_BITS[piece.tensor.dtype] // 8
     step = CHUNK_BYTES // size
-    for start in range(0, tensor.elements, step):
-        stop = min(start + step, tensor.elements)
-        yield _Compute(tensor, start, stop, offset + start * size)
+    for start in range(piece.start, piece.stop, step):
+        stop = min(start + step, piece.stop)
+        offset = piece.offset + (start - piece.start) * size
+        yield _Compute(piece.tensor, start, stop, offset)
 
 
-def _compute_chunk(piece: _Compute, handles: dict[Path, int], allow_non_finite: bool) -> memoryview:
+def _computed(
+    piece: _Compute, reader: Reader, allow_non_finite: bool
+) -> Iterator[tuple[memoryview, int]]:
+    """The bytes of a piece and where they go, chunk by chunk."""
     import torch
 
-    tensor = piece.tensor
-    parts = [_read_part(info, piece, handles[info.file]) for info, _ in tensor.inputs]
-    total = kernels.blend(parts, [weight for _, weight in tensor.inputs])
-    result = total.to(torch_dtype(tensor.dtype))
-    if not allow_non_finite and not kernels.is_finite(result):
-        raise MergeError(_non_finite(tensor, parts))
-    return memoryview(result.view(torch.uint8).numpy().data)
+    dtype = torch_dtype(piece.tensor.dtype)
+    for chunk in _chunks(piece):
+        result = reader.total(piece.tensor.inputs, chunk.start, chunk.stop).to(dtype)
+        if not allow_non_finite and not kernels.is_finite(result):
+            raise MergeError(_non_finite(chunk, reader))
+        yield memoryview(result.view(torch.uint8).numpy().data), chunk.offset
 
 
-def _read_part(info: TensorInfo, piece: _Compute, handle: int) -> torch.Tensor:
-    import torch
-
-    size = DTYPE_BITS[info.dtype] // 8
-    buffer = bytearray((piece.stop - piece.start) * size)
-    read_into(handle, info.offset + piece.start * size, memoryview(buffer), info.file)
-    return torch.frombuffer(buffer, dtype=torch_dtype(info.dtype))
-
-
-def _non_finite(tensor: OutputTensor, parts: Sequence[torch.Tensor]) -> str:
-    for (info, _), part in zip(tensor.inputs, parts, strict=True):
-        if not kernels.is_finite(part):
+def _non_finite(chunk: _Compute, reader: Reader) -> str:
+    tensor = chunk.tensor
+    for info in leaves(tensor.inputs):
+        if not kernels.is_finite(reader.stored(info, chunk.start, chunk.stop)):
             return f"{info.file}: tensor {info.name!r} holds NaN or infinity"
     return f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider --dtype"
+
+
+def _open_all(stack: ExitStack, files: Iterable[Path]) -> dict[Path, int]:
+    return {file: stack.enter_context(open_file(file)) for file in sorted(files)}
 
 
 def copy_span(source: int, output: int, piece: _Copy) -> None:

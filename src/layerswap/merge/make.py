@@ -8,9 +8,10 @@ from pathlib import Path
 from layerswap.checkpoint import Checkpoint, open_checkpoint
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.compose import Recipe
-from layerswap.compose.schema import SoupMethod, SwapMethod
+from layerswap.compose.blend import Member
+from layerswap.compose.schema import MergeMethod, SoupMethod, SwapMethod
 from layerswap.delta.magnitude import magnitude_weights
-from layerswap.errors import LayerswapError, MergeError
+from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.check import check_together
 from layerswap.merge.guard import stamps_of
 from layerswap.merge.plan import Plan, with_base
@@ -50,9 +51,11 @@ def _in_order(recipe: Recipe) -> list[str]:
     """
     method = recipe.method
     first = (
-        list(method.experts) if isinstance(method, SoupMethod) else [method.task, method.language]
+        list(method.experts)
+        if isinstance(method, SoupMethod | MergeMethod)
+        else [method.task, method.language]
     )
-    flat = [part for name in first for part in recipe.flat(name).experts]
+    flat = [part for name in first for part in recipe.flat(name).experts if part in recipe.experts]
     return list(dict.fromkeys([*flat, *sorted(recipe.experts)]))
 
 
@@ -84,7 +87,13 @@ def _measure(
         else list(getattr(method, "experts", ()))
     )
     parts = {
-        name: [(sources[part], weight) for part, weight in recipe.flat(name).weights]
+        name: [(_checkpoint(sources, part), weight) for part, weight in recipe.flat(name).weights]
         for name in names
     }
     return magnitude_weights(base, parts, skip=drop)
+
+
+def _checkpoint(sources: Mapping[str, Checkpoint], member: Member) -> Checkpoint:
+    if isinstance(member, str):
+        return sources[member]
+    raise RecipeError(f"weights: the magnitude of {member} cannot be measured; give numbers")

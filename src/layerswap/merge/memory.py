@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import MergeError
 from layerswap.merge.documents import write_configuration
-from layerswap.merge.engine import compute_tensor
+from layerswap.merge.engine import compute_tensor, measure_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -27,7 +27,8 @@ def load_model(plan: Plan) -> PreTrainedModel:
     """
     from transformers import AutoConfig, GenerationConfig
 
-    weights = {tensor.name: compute_tensor(tensor) for tensor in plan.tensors}
+    thresholds = measure_model(plan.tensors)
+    weights = {tensor.name: compute_tensor(tensor, thresholds) for tensor in plan.tensors}
     # transformers reads a configuration from a folder, and upgrades older ones on the way.
     with tempfile.TemporaryDirectory() as folder:
         write_configuration(Path(folder), plan)

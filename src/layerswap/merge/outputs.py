@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
 from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes
-from layerswap.compose import Composition
+from layerswap.compose import Blend, Composition
+from layerswap.compose.blend import Member
+from layerswap.compose.schema import BASE
 from layerswap.errors import MergeError
+from layerswap.merge.terms import Derived, Term, Terms, leaves
 
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The dtypes a recipe can ask for, as safetensors names them."""
@@ -23,23 +28,35 @@ class OutputTensor:
         name: its name.
         dtype: safetensors dtype of the output.
         shape: its shape.
-        inputs: the stored tensors it is made of, with weights that sum to 1.
+        inputs: what it is a weighted sum of; weights sum to 1.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    inputs: tuple[tuple[TensorInfo, float], ...]
+    inputs: Terms
 
     @property
     def verbatim(self) -> bool:
         """Whether its bytes are one source's bytes."""
-        return len(self.inputs) == 1 and self.inputs[0][0].dtype == self.dtype
+        if len(self.inputs) > 1 or isinstance(self.inputs[0][0], Derived):
+            return False
+        return self.inputs[0][0].dtype == self.dtype
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a weighted sum of stored tensors, so that its chunks are independent."""
+        return all(isinstance(term, TensorInfo) for term, _ in self.inputs)
+
+    @property
+    def files(self) -> set[Path]:
+        """Every file that it is read from."""
+        return {info.file for info in leaves(self.inputs)}
 
     @property
     def elements(self) -> int:
         """Number of elements."""
-        return self.inputs[0][0].elements
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +82,7 @@ def output_tensors(
     composition: Composition,
     experts: Mapping[str, Checkpoint],
     *,
+    base: Checkpoint | None = None,
     dtype: str | None = None,
     drop: frozenset[str] = frozenset(),
 ) -> list[OutputTensor]:
@@ -75,6 +93,7 @@ def output_tensors(
     Args:
         composition: what goes where, over the names of `experts`.
         experts: the experts, all with the same tensors.
+        base: what operations take deltas from.
         dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`; when None
             each tensor gets the widest dtype that an expert stores it in.
         drop: tensors to leave out (a stored copy of tied embeddings).
@@ -90,10 +109,11 @@ def output_tensors(
         if name in drop:
             continue
         blend = composition[first.places[name]]
-        inputs = tuple((experts[e].tensors[name], weight) for e, weight in blend.weights)
-        if any(tensor.dtype not in FLOAT_DTYPES for tensor, _ in inputs):
-            inputs = (_unblendable(inputs),)
-            outputs.append(OutputTensor(name, inputs[0][0].dtype, info.shape, inputs))
+        inputs = _terms(blend, name, {**experts, **({BASE: base} if base else {})})
+        stored_inputs = list(leaves(inputs))
+        if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
+            only = _unblendable(stored_inputs)
+            outputs.append(OutputTensor(name, only.dtype, info.shape, ((only, 1.0),)))
             continue
         stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
         wide = target or _widest(stored & set(FLOAT_DTYPES))
@@ -144,15 +164,29 @@ def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[Ou
     yield group
 
 
-def _unblendable(inputs: tuple[tuple[TensorInfo, float], ...]) -> tuple[TensorInfo, float]:
-    first = inputs[0][0]
-    for other, _ in inputs[1:]:
+def _terms(blend: Blend, name: str, checkpoints: Mapping[str, Checkpoint]) -> Terms:
+    """One tensor of a blend, as terms over what is stored."""
+    return tuple((_term(member, name, checkpoints), weight) for member, weight in blend.weights)
+
+
+def _term(member: Member, name: str, checkpoints: Mapping[str, Checkpoint]) -> Term:
+    if isinstance(member, str):
+        return checkpoints[member].tensors[name]
+    inputs = tuple(_terms(blend, name, checkpoints) for blend, _ in member.inputs)
+    base = _terms(member.base, name, checkpoints) if member.base else None
+    shape = next(leaves(inputs[0])).shape
+    return Derived(name, shape, member, inputs, base)
+
+
+def _unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
+    first = stored[0]
+    for other in stored[1:]:
         if not same_bytes(first, other):
             raise MergeError(
                 f"tensor {first.name!r} is {first.dtype} and differs between the experts; "
                 "only floating-point tensors of 16 bits and more can be blended"
             )
-    return first, 1.0
+    return first
 
 
 def _widest(dtypes: Set[str]) -> str:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint import Checkpoint, atomic_folder, refuse_target
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.mistakes import parse_size
+from layerswap.compose.operation import Operation
 from layerswap.compose.schema import Override
 from layerswap.errors import RecipeError
 from layerswap.merge.check import check_tied
 from layerswap.merge.documents import RECORD, write_documents
-from layerswap.merge.engine import Progress, write_shard
+from layerswap.merge.engine import Progress, measure_model, write_shard
 from layerswap.merge.guard import Stamp, check_apart, check_space, check_unchanged
 from layerswap.merge.outputs import OutputTensor, Shard, index_of, output_tensors, pack_shards
 
@@ -73,7 +74,9 @@ class Plan:
     @cached_property
     def tensors(self) -> list[OutputTensor]:
         """Every tensor that the merge will write."""
-        return output_tensors(self.composition, self.used, dtype=self.recipe.dtype, drop=self.drop)
+        return output_tensors(
+            self.composition, self.used, base=self.base, dtype=self.recipe.dtype, drop=self.drop
+        )
 
     @property
     def nbytes(self) -> int:
@@ -112,6 +115,8 @@ class Plan:
                 f"a composition of {composition.layers} layers for experts of "
                 f"{self.composition.layers}"
             )
+        if any(isinstance(m, Operation) for b in composition.blends.values() for m in b.members):
+            raise RecipeError("merge methods cannot be given to a plan; write them into a recipe")
         unknown = set(composition.experts) - set(self.experts)
         if unknown:
             raise RecipeError(f"the plan has no expert {min(unknown)!r}")
@@ -182,6 +187,7 @@ class Plan:
         check_space(target.parent, sum(shard.nbytes for shard in shards))
         check_unchanged(self.stamps)
         workers = threads or len(os.sched_getaffinity(0))
+        thresholds = measure_model(self.tensors)
         with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
             for shard in shards:
                 write_shard(
@@ -189,6 +195,7 @@ class Plan:
                     shard,
                     threads=workers,
                     progress=progress or _silent,
+                    thresholds=thresholds,
                     allow_non_finite=allow_non_finite,
                 )
             index = index_of(shards)
@@ -223,7 +230,7 @@ def _as_overrides(old: Composition, new: Composition) -> list[Override]:
         Override(
             layers="outside" if place.layer is None else str(place.layer),
             roles=[place.role],
-            take=dict(blend.weights),
+            take={str(expert): weight for expert, weight in blend.weights},
         )
         for place, blend in new.blends.items()
         if old[place] != blend

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.checkpoint import DTYPE_BITS, TensorInfo
-from layerswap.checkpoint.read import open_file, read_into, torch_dtype
+from layerswap.checkpoint.read import read_into, torch_dtype
 from layerswap.compose.operation import Operation
 from layerswap.errors import MergeError
 from layerswap.merge import kernels
@@ -19,9 +19,10 @@ from layerswap.merge.thresholds import magnitude_thresholds
 if TYPE_CHECKING:
     import torch
 
-    Terms = tuple[tuple["Term", float], ...]
-    """A weighted sum: terms with weights that sum to 1."""
-    Thresholds = tuple[tuple[float, ...], ...]
+Terms = tuple[tuple["Term", float], ...]
+"""A weighted sum: terms with weights that sum to 1."""
+Thresholds = tuple[tuple[float, ...], ...]
+"""Per expert, one magnitude per rank that a method asked for."""
 
 CHUNK_ELEMENTS = 1 << 22
 """Elements handled at a time while a tensor is measured."""
@@ -45,15 +46,14 @@ class Derived:
     inputs: tuple[Terms, ...]
     base: Terms | None
 
-    dtype = "F32"
-
     @property
     def elements(self) -> int:
         """Number of elements."""
-        return next(iter(leaves(self.inputs[0]))).elements
+        return math.prod(self.shape)
 
 
 Term = TensorInfo | Derived
+"""A tensor on disk, or one that an operation makes."""
 
 
 def leaves(terms: Terms) -> Iterator[TensorInfo]:
@@ -77,26 +77,20 @@ class _Facts:
 class Reader:
     """Reads terms chunk by chunk, measuring a derived tensor when it first meets it.
 
-    One reader serves one thread. Files open on first use; closing the reader closes them.
+    One reader serves one thread; the files it reads from are open already.
     """
 
     def __init__(
         self,
-        model_thresholds: Mapping[Operation, Thresholds] | None = None,
+        handles: Mapping[Path, int],
+        model_thresholds: Mapping[Operation, Thresholds],
         *,
         allow_non_finite: bool = False,
     ) -> None:
-        self._allow_non_finite = allow_non_finite
-        self._handles: dict[Path, int] = {}
-        self._stack = ExitStack()
+        self._handles = handles
         self._facts: dict[int, _Facts] = {}
-        self._model_thresholds = model_thresholds or {}
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self._model_thresholds = model_thresholds
+        self._allow_non_finite = allow_non_finite
 
     def total(self, terms: Terms, start: int, stop: int) -> torch.Tensor:
         """Elements [start, stop) of a weighted sum, float32 (float64 if a term is)."""
@@ -125,8 +119,6 @@ class Reader:
         """Elements [start, stop) of a stored tensor, in its own dtype."""
         import torch
 
-        if info.file not in self._handles:
-            self._handles[info.file] = self._stack.enter_context(open_file(info.file))
         size = DTYPE_BITS[info.dtype] // 8
         buffer = bytearray((stop - start) * size)
         read_into(self._handles[info.file], info.offset + start * size, memoryview(buffer),
@@ -177,3 +169,42 @@ class Reader:
             stacked = torch.stack(parts).double()
             gram += stacked @ stacked.T
         return gram
+
+
+def model_thresholds(
+    terms: Sequence[Term], handles: Mapping[Path, int]
+) -> dict[Operation, Thresholds]:
+    """Thresholds of the operations that rank the entries of all their tensors together.
+
+    Args:
+        terms: what every output tensor is made of.
+        handles: its files, open.
+    """
+    groups: dict[Operation, list[Derived]] = {}
+    for term in terms:
+        for derived in _derived(term):
+            if dict(derived.operation.parameters).get("scope") == "model":
+                groups.setdefault(derived.operation, []).append(derived)
+    found: dict[Operation, Thresholds] = {}
+    # Inner operations come first, so an outer one finds theirs in `found`.
+    for operation, members in groups.items():
+        shares = METHODS[operation.method].ranks(dict(operation.parameters))
+        reader = Reader(handles, found)
+
+        def chunks(
+            reader: Reader = reader, members: list[Derived] = members
+        ) -> Iterator[list[torch.Tensor]]:
+            for member in members:
+                yield from reader.parts(member)
+
+        found[operation] = magnitude_thresholds(chunks, len(operation.inputs), shares)
+    return found
+
+
+def _derived(term: Term) -> Iterator[Derived]:
+    """Every derived tensor below and including a term, inner ones first."""
+    if isinstance(term, Derived):
+        for terms in (*term.inputs, *((term.base,) if term.base else ())):
+            for inner, _ in terms:
+                yield from _derived(inner)
+        yield term
