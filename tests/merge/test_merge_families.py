@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from merging import check_equal, save_expert, save_tokenizer, swapped, tiny_llama
+from merging import change_config, check_equal, save_expert, save_tokenizer, swapped, tiny_llama
 
 import layerswap as ls
 from layerswap.errors import MergeError
@@ -122,6 +124,17 @@ def test_a_mixed_bfloat16_model_has_one_dtype_on_disk_and_in_memory(tmp_path):
     check_equal(logits(in_memory), logits(from_disk))
 
 
+def test_the_parts_of_a_wrappers_config_agree_on_dtype_and_tying(tmp_path):
+    pair = [save_expert(tmp_path / f"e{seed}", gemma3_wrapper(), seed) for seed in range(2)]
+    for folder in pair:
+        text = json.loads((folder / "config.json").read_text())["text_config"]
+        change_config(folder, text_config={**text, "dtype": "float32"})
+    out = ls.soup(pair, dtype="bfloat16").save(tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    assert config["dtype"] == config["text_config"]["dtype"] == "bfloat16"
+    assert {t.dtype for t in loaded(out).state_dict().values() if t.ndim > 1} == {torch.bfloat16}
+
+
 def test_generation_settings_come_along(pair, tmp_path):
     from transformers import GenerationConfig
 
@@ -133,8 +146,6 @@ def test_generation_settings_come_along(pair, tmp_path):
 
 @pytest.mark.parametrize("name", ["AutoModel", "pipeline", "NoSuchModel"])
 def test_only_a_model_class_of_transformers_is_ever_loaded(pair, name):
-    from merging import change_config
-
     for folder in pair:
         change_config(folder, architectures=[name])
     with pytest.raises(MergeError, match="transformers has no model class"):
@@ -142,8 +153,6 @@ def test_only_a_model_class_of_transformers_is_ever_loaded(pair, name):
 
 
 def test_an_unknown_model_type_is_one_line(pair):
-    from merging import change_config
-
     for folder in pair:
         change_config(folder, model_type="no-such-type")
     with pytest.raises(MergeError) as caught:

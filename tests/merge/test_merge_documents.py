@@ -1,0 +1,196 @@
+"""The record, the model card, the configuration: what is written beside the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from merging import change_config, copied, weight_bytes
+
+import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.merge import documents
+
+
+def recipe_of(experts, **changes):
+    return check_recipe(
+        {
+            "experts": {
+                "task": str(experts["task"]),
+                "a": str(experts["language"]),
+                "b": str(experts["third"]),
+                "language": {"soup": {"a": 0.3, "b": 0.7}},
+            },
+            "base": str(experts["base"]),
+            "swap": {"bottom": 1, "top": 1, "bottom_transition": 1},
+            "weights": "magnitude",
+            "languages": ["sw", "te"],
+            "places": [{"layers": "1-2", "roles": ["mlp"], "take": {"a": 1, "task": 2}}],
+            "dtype": "bfloat16",
+            **changes,
+        },
+        where="recipe",
+    )
+
+
+@pytest.fixture(scope="module")
+def out(experts, tmp_path_factory):
+    plan = ls.make_plan(recipe_of(experts))
+    return plan.save(tmp_path_factory.mktemp("documents") / "out")
+
+
+def record_of(folder):
+    return json.loads((folder / "layerswap.json").read_text())
+
+
+def test_the_record_holds_recipe_composition_and_sources(experts, out):
+    record = record_of(out)
+    assert record["layerswap_version"] == ls.__version__
+    assert check_recipe(record["recipe"], where="r") == recipe_of(experts)
+    plan = ls.make_plan(recipe_of(experts))
+    assert ls.Composition.from_dict(record["composition"]) == plan.composition
+    assert record["magnitude_weights"] == plan.magnitude
+    folders = {"task": "task", "a": "language", "b": "third", "base": "base"}
+    assert set(record["sources"]) == set(folders)
+    for name, folder in folders.items():
+        file = experts[folder] / "model.safetensors"
+        assert record["sources"][name] == {
+            "source": str(experts[folder]),
+            "revision": None,
+            "fingerprints": {"model.safetensors": documents.fingerprint(file)},
+        }
+
+
+def test_the_record_alone_makes_the_same_weights(out, tmp_path):
+    plan = ls.make_plan(check_recipe(record_of(out)["recipe"], where="layerswap.json"))
+    again = plan.save(tmp_path / "again")
+    assert weight_bytes(again) == weight_bytes(out)
+    assert record_of(again) == record_of(out)
+
+
+def test_the_record_of_another_composition_makes_the_same_weights(experts, tmp_path):
+    plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    other = plan.with_composition(ls.partition("Z", 4, task="task", language="language"))
+    out = other.save(tmp_path / "out")
+    recipe = check_recipe(record_of(out)["recipe"], where="layerswap.json")
+    assert weight_bytes(ls.make_plan(recipe).save(tmp_path / "again")) == weight_bytes(out)
+    assert weight_bytes(plan.save(tmp_path / "plain")) != weight_bytes(out)
+
+
+def test_the_record_of_one_plan_of_a_grid_makes_the_same_weights(experts, tmp_path):
+    plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    out = plan.grid(bottom=[0, 2], top=[0])[1].save(tmp_path / "out")
+    recipe = check_recipe(record_of(out)["recipe"], where="layerswap.json")
+    assert recipe.swap.bottom == 2
+    assert weight_bytes(ls.make_plan(recipe).save(tmp_path / "again")) == weight_bytes(out)
+
+
+def test_a_fingerprint_sees_every_block_it_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "SAMPLE_BYTES", 16)
+    file = tmp_path / "weights"
+    data = bytes(range(256)) * 40
+    file.write_bytes(data)
+    seen, last = {documents.fingerprint(file)}, len(data) - 16
+    starts = [last * i // 63 for i in range(64)]
+    positions = [start + at for start in starts for at in (0, 15)]
+    for position in positions:
+        changed = bytearray(data)
+        changed[position] ^= 1
+        file.write_bytes(changed)
+        seen.add(documents.fingerprint(file))
+    file.write_bytes(data + b"\0")
+    seen.add(documents.fingerprint(file))
+    assert len(seen) == len(set(positions)) + 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 17, 65536, 65537])
+def test_a_small_file_is_fingerprinted_whole(tmp_path, size):
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(size))
+    before = documents.fingerprint(file)
+    for position in {0, size // 2, size - 1} if size else ():
+        data = bytearray(size)
+        data[position] = 1
+        file.write_bytes(data)
+        assert documents.fingerprint(file) != before
+
+
+def test_the_card_is_one_the_hub_reads(out):
+    card = ModelCard.load(out / "README.md")
+    assert card.data.base_model == ["base"]
+    assert card.data.base_model_relation == "merge"
+    assert card.data.tags == ["merge", "layerswap"]
+    assert card.data.language == ["sw", "te"]
+    assert card.data.library_name == "transformers"
+
+
+def test_the_card_names_no_local_path(experts, out):
+    text = (out / "README.md").read_text()
+    assert "/" + experts["task"].parent.name not in text
+    assert os.sep + "tmp" not in text
+    recipe = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    names = {name: entry.get("source") for name, entry in recipe["experts"].items()}
+    assert names == {"task": "task", "a": "language", "b": "third", "language": None}
+    assert recipe["base"] == {"source": "base"}
+    assert check_recipe(recipe, where="card").swap == recipe_of(experts).swap
+
+
+def test_the_card_without_a_base_names_the_experts_used(experts, tmp_path):
+    plan = ls.swap(
+        task=experts["task"], language=experts["language"], bottom=0, top=0, outside="task"
+    )
+    card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
+    assert card.data.base_model == ["task"]
+    assert card.data.language is None
+    assert str(experts["language"].parent) not in card.content
+
+
+def test_a_folder_name_cannot_break_the_card(experts, tmp_path):
+    odd = copied(experts["task"], tmp_path / "it's: [odd] # 'really'")
+    plan = ls.swap(task=odd, language=experts["language"])
+    card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
+    assert card.data.base_model == [odd.name, "language"]
+
+
+def test_the_config_is_the_task_experts_without_code(pair, tmp_path):
+    (pair[0] / "modeling_odd.py").write_text("raise SystemExit")
+    change_config(pair[0], auto_map={"AutoModel": "modeling_odd.Odd"}, task_marker=1)
+    out = ls.swap(task=pair[0], language=pair[1]).save(tmp_path / "out")
+    expected = json.loads((pair[0] / "config.json").read_text())
+    del expected["auto_map"]
+    assert json.loads((out / "config.json").read_text()) == expected
+    assert not list(out.glob("*.py"))
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_dtype_is_written_under_the_key_that_the_config_has(pair, tmp_path, key):
+    change_config(pair[0], drop="dtype")
+    change_config(pair[0], **{key: "float32"})
+    plan = ls.swap(task=pair[0], language=pair[1], dtype="bfloat16")
+    config = json.loads((plan.save(tmp_path / "out") / "config.json").read_text())
+    assert {k: v for k, v in config.items() if k.endswith("dtype")} == {key: "bfloat16"}
+
+
+def test_files_follow_the_umask(experts, tmp_path):
+    before = os.umask(0o027)
+    try:
+        out = ls.swap(task=experts["task"], language=experts["language"]).save(tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o640}
+
+
+def test_the_summary_counts_bytes(experts, tmp_path):
+    plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    summary = plan.to_dict()
+    out = plan.save(tmp_path / "out")
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["tensors"] == len(plan.tensors) == 39
+    assert summary["shards"] == len(list(out.glob("*.safetensors"))) == 1
+    blended = (2 * 50 * 24 + 24) * 4
+    weights = sum(tensor.nbytes for tensor in plan.tensors)
+    assert summary["copied_bytes"] == weights - blended
+    assert weights < summary["output_bytes"] <= (out / "model.safetensors").stat().st_size

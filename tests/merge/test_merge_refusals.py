@@ -1,0 +1,464 @@
+"""What a merge refuses, in which words, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from merging import (
+    change_config,
+    change_tensors,
+    check_equal,
+    save_expert,
+    save_tokenizer,
+    tensors_of,
+    tiny_llama,
+    weight_bytes,
+)
+
+import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import LayerswapError
+
+UP = "model.layers.{}.mlp.up_proj.weight"
+
+
+def refusal(call, *args, **kwargs) -> str:
+    with pytest.raises(LayerswapError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def refused_together(pair) -> str:
+    return refusal(ls.swap, task=pair[0], language=pair[1])
+
+
+def refused_save(plan, out, **kwargs) -> str:
+    """The message of a merge that fails, having left its surroundings as they were."""
+    before = sorted(os.listdir(out.parent)), weight_bytes(out)  # noqa: PTH208
+    message = refusal(plan.save, out, **kwargs)
+    assert (sorted(os.listdir(out.parent)), weight_bytes(out)) == before  # noqa: PTH208
+    return message
+
+
+# --- experts that do not belong together ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 48, "head_dim": 6}, "hidden_size differs: 24 in task, 48 in language"),
+        ({"num_hidden_layers": 3}, "number of layers differs: 4 in task, 3 in language"),
+        ({"vocab_size": 51}, None),
+        ({"intermediate_size": 48}, "intermediate_size differs: 40 in task, 48 in language"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads differs: 2 in task, 1 in language"),
+        ({"num_attention_heads": 2, "head_dim": 6}, "num_attention_heads differs: 4 in task, 2"),
+        ({"hidden_act": "relu"}, "hidden_act differs: silu in task, relu in language"),
+        ({"rms_norm_eps": 0.1}, "rms_norm_eps differs: 1e-06 in task, 0.1 in language"),
+    ],
+)
+def test_another_shape_of_model_is_refused(experts, tmp_path, changes, message):
+    other = save_expert(tmp_path / "other", tiny_llama(**changes), 1)
+    message = message or (
+        "vocabularies differ: 'model.embed_tokens.weight' is [50, 24] in task, [51, 24] in language"
+    )
+    found = refused_together((experts["task"], other))
+    # The head comes first in the file; either tensor tells the same.
+    found = found.replace("lm_head.weight", "model.embed_tokens.weight")
+    assert found.startswith(message)
+
+
+def test_another_architecture_is_refused(pair):
+    change_config(pair[1], model_type="mistral", architectures=["MistralForCausalLM"])
+    assert refused_together(pair) == "model_type differs: llama in task, mistral in language"
+    change_config(pair[1], model_type="llama", architectures=["LlamaModel"])
+    assert refused_together(pair) == (
+        "architectures differs: LlamaForCausalLM in task, LlamaModel in language"
+    )
+
+
+def test_the_base_is_checked_like_an_expert(experts, tmp_path):
+    other = save_expert(tmp_path / "other", tiny_llama(rms_norm_eps=0.5), 1)
+    message = refusal(ls.swap, task=experts["task"], language=experts["language"], base=other)
+    assert message == "rms_norm_eps differs: 1e-06 in task, 0.5 in base"
+
+
+def test_an_expert_called_base_does_not_hide_the_base(experts, tmp_path):
+    other = save_expert(tmp_path / "other", tiny_llama(rms_norm_eps=0.5), 1)
+    sources = {"base": experts["base"], "math": experts["task"]}
+    message = refusal(ls.soup, sources, base=other)
+    assert message == "rms_norm_eps differs: 1e-06 in base, 0.5 in the base"
+    plan = ls.soup(sources, base=experts["third"])
+    assert {name: c.folder for name, c in plan.sources.items()} == {
+        "base": experts["base"], "math": experts["task"], "the base": experts["third"],
+    }  # fmt: skip
+
+
+ROPE_4 = {"rope_theta": 10000.0, "rope_scaling": None}
+YARN_4 = {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("task", "language", "message"),
+    [
+        (ROPE_4, {"rope_theta": 5e5}, "rope_theta differs: 10000.0 in task, 500000.0 in language"),
+        (
+            ROPE_4,
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+            "rope_theta differs: 10000.0 in task, 500000.0 in language",
+        ),
+        (ROPE_4, {"rope_parameters": {"rope_theta": 10000, "rope_type": "default"}}, None),
+        (YARN_4, {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4}}, None),
+        (
+            YARN_4,
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 8.0}},
+            "factor differs: 4.0 in task, 8.0 in language",
+        ),
+        (YARN_4, ROPE_4, "rope_type differs: yarn in task, default in language"),
+        (
+            {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6, "rope_type": "default"},
+                    "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"},
+                }
+            },
+            "sliding_attention rope_theta differs: 10000.0 in task, 20000.0 in language",
+        ),
+    ],
+)
+def test_rope_is_compared_whichever_version_wrote_it(pair, task, language, message):
+    for folder, changes in zip(pair, (task, language), strict=True):
+        change_config(folder, drop="rope_parameters")
+        change_config(folder, **changes)
+    if message:
+        assert refused_together(pair) == message
+    else:
+        assert ls.swap(task=pair[0], language=pair[1]).nbytes > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_dropout": 0.1}, {"torch_dtype": "float32"}, {"transformers_version": "4.40.0"},
+        {"pretraining_tp": 8}, {"use_cache": False}, {"eos_token_id": [1, 2]},
+        {"max_position_embeddings": 9999}, {"unknown_key_of_a_trainer": True},
+    ],
+)  # fmt: skip
+def test_settings_that_compute_nothing_may_differ(pair, changes):
+    change_config(pair[0], attention_dropout=0.0, pretraining_tp=1)
+    change_config(pair[1], **changes)
+    assert ls.swap(task=pair[0], language=pair[1]).nbytes > 0
+
+
+def test_missing_tensors_are_counted(pair):
+    change_tensors(pair[1], {"model.norm.weight": None, UP.format(1): None})
+    assert refused_together(pair) == (
+        "language lacks 'model.layers.1.mlp.up_proj.weight' and 1 more tensors that task has; "
+        "they are not fine-tuned from one base"
+    )
+
+
+# --- tokenizers ---
+
+
+def test_permuted_ids_are_refused(pair):
+    save_tokenizer(pair[1], "a c b d e f")
+    assert refused_together(pair) == (
+        "tokenizers of task and language differ: 2 tokens of 7 and 7 "
+        "('b' is id 2 and id 3, 'c' is id 3 and id 2)"
+    )
+
+
+def test_an_extra_token_is_refused(pair):
+    save_tokenizer(pair[1], "a b c d e f g")
+    assert refused_together(pair) == (
+        "tokenizers of task and language differ: 1 tokens of 7 and 8 ('g' is missing and id 7)"
+    )
+
+
+def bpe(folder, **model):
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = {"<unk>": 0, "a": 1, "b": 2, "ab": 3, "ba": 4}
+    content["model"] = {"type": "BPE", "vocab": vocab, "merges": [], **model}
+    path.write_text(json.dumps(content))
+
+
+def test_other_merges_are_refused_but_not_another_way_to_write_them(pair):
+    bpe(pair[0], merges=[["a", "b"], ["b", "a"]])
+    bpe(pair[1], merges=["a b", "b a"])
+    assert ls.swap(task=pair[0], language=pair[1]).nbytes > 0
+    bpe(pair[1], merges=["b a", "a b"])
+    assert refused_together(pair) == (
+        "tokenizers of task and language differ: the model is not the same"
+    )
+
+
+def test_another_pre_tokenizer_is_refused(pair):
+    path = pair[1] / "tokenizer.json"
+    content = json.loads(path.read_text()) | {"pre_tokenizer": {"type": "WhitespaceSplit"}}
+    path.write_text(json.dumps(content))
+    assert refused_together(pair) == (
+        "tokenizers of task and language differ: the pre-tokenizer is not the same"
+    )
+
+
+@pytest.mark.parametrize("file", ["tokenizer.model", "vocab.txt", "sentencepiece.bpe.model"])
+def test_raw_vocabularies_are_compared(pair, file):
+    for folder, data in zip(pair, (b"one", b"two"), strict=True):
+        (folder / "tokenizer.json").unlink()
+        (folder / file).write_bytes(data)
+    assert refused_together(pair) == (
+        f"tokenizers of task and language differ: {file} is not the same"
+    )
+
+
+def test_a_missing_tokenizer_is_taken_whole_from_the_other(pair, tmp_path):
+    for file in pair[0].glob("tokenizer*"):
+        file.unlink()
+    out = ls.swap(task=pair[0], language=pair[1]).save(tmp_path / "out")
+    assert (out / "tokenizer.json").read_bytes() == (pair[1] / "tokenizer.json").read_bytes()
+
+
+def test_halves_of_two_tokenizers_are_not_put_together(pair, tmp_path):
+    (pair[1] / "chat_template.jinja").write_text("the language expert's")
+    out = ls.swap(task=pair[0], language=pair[1]).save(tmp_path / "out")
+    assert not (out / "chat_template.jinja").exists()
+
+
+# --- NaN, infinity, overflow ---
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_source_of_a_blend_must_be_finite(pair, tmp_path, value):
+    spoilt = tensors_of(pair[1])["model.norm.weight"].clone()
+    spoilt[-1] = value
+    change_tensors(pair[1], {"model.norm.weight": spoilt})
+    plan = ls.swap(task=pair[0], language=pair[1])
+    assert refused_save(plan, tmp_path / "out") == (
+        f"{pair[1]}/model.safetensors: tensor 'model.norm.weight' holds NaN or infinity"
+    )
+    out = plan.save(tmp_path / "out", allow_non_finite=True)
+    assert not torch.isfinite(tensors_of(out)["model.norm.weight"][-1])
+
+
+def test_nan_in_a_verbatim_source_is_copied_bit_for_bit(pair, tmp_path):
+    odd_nan = torch.tensor([0x7FC00001, -1] * 480, dtype=torch.int32).view(torch.float32)
+    odd_nan = odd_nan.reshape(40, 24)
+    change_tensors(pair[0], {UP.format(2): odd_nan})
+    plan = ls.swap(task=pair[0], language=pair[1])
+    check_equal(tensors_of(plan.save(tmp_path / "out"))[UP.format(2)], odd_nan)
+    check_equal(plan.load().state_dict()[UP.format(2)], odd_nan)
+
+
+def test_overflow_is_refused(pair, tmp_path):
+    change_tensors(pair[0], {UP.format(2): torch.full((40, 24), 7e4)})
+    plan = ls.swap(task=pair[0], language=pair[1], dtype="float16")
+    assert refused_save(plan, tmp_path / "out") == (
+        f"tensor {UP.format(2)!r} overflows F16; choose a wider --dtype"
+    )
+
+
+# --- the output ---
+
+
+@pytest.fixture
+def plan(pair):
+    return ls.swap(task=pair[0], language=pair[1])
+
+
+def test_an_existing_output_is_kept(plan, tmp_path):
+    out = plan.save(tmp_path / "out")
+    assert refused_save(plan, out) == (
+        f"{out}: exists already; choose another output or pass --overwrite"
+    )
+    assert plan.save(out, overwrite=True) == out
+
+
+def test_a_foreign_folder_is_never_replaced(plan, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    assert refused_save(plan, out, overwrite=True) == (
+        f"{out}: has no layerswap.json, so layerswap did not write it and will not replace it"
+    )
+    assert (out / "thesis.tex").read_text() == "years of work"
+
+
+def test_overwriting_leaves_no_stale_shard(pair, tmp_path):
+    many = ls.swap(task=pair[0], language=pair[1], max_shard_size="10KB")
+    out = many.save(tmp_path / "out")
+    one = ls.swap(task=pair[0], language=pair[1])
+    one.save(out, overwrite=True)
+    assert [f.name for f in out.glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_an_output_inside_a_source_is_refused(plan, pair, tmp_path):
+    out = pair[1] / "merged"
+    assert refused_save(plan, out) == f"{out}: would write into the checkpoint of language"
+    (tmp_path / "link").symlink_to(pair[1])
+    out = tmp_path / "link" / "merged"
+    assert refused_save(plan, out) == f"{out}: would write into the checkpoint of language"
+
+
+@pytest.mark.parametrize("where", ["same", "parent"])
+def test_an_output_over_a_source_is_refused(plan, pair, where):
+    out = pair[0] if where == "same" else pair[0].parent
+    (out / "layerswap.json").write_text("{}")
+    expected = f"{out}: would write into the checkpoint of task"
+    assert refused_save(plan, out, overwrite=True) == expected
+    assert (pair[0] / "model.safetensors").is_file()
+
+
+def test_an_output_that_a_sources_files_link_to_is_refused(plan, pair, tmp_path):
+    out = plan.save(tmp_path / "out")
+    (pair[0] / "model.safetensors").unlink()
+    (pair[0] / "model.safetensors").symlink_to(out / "model.safetensors")
+    linked = ls.swap(task=pair[0], language=pair[1])
+    expected = f"{out}: would write into the checkpoint of task"
+    assert refused_save(linked, out, overwrite=True) == expected
+
+
+def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
+    base = pair[0]
+    plan = ls.swap(
+        task=experts["task"], language=experts["language"], base=base, outside="task",
+        bottom=0, top=0,
+    )  # fmt: skip
+    assert refused_save(plan, base / "out").endswith("would write into the checkpoint of base")
+
+
+def test_a_full_disk_is_refused_before_writing(plan, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")(10, 9, plan.nbytes - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert refused_save(plan, tmp_path / "out") == (f"{tmp_path}: needs 0.00 GB, only 0.00 GB free")
+
+
+def test_a_missing_parent_is_refused(plan, tmp_path):
+    message = refusal(plan.save, tmp_path / "no" / "out")
+    assert message == f"{tmp_path}/no: no such folder; create it first"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_failing_disk_is_one_line_and_nothing_is_kept(plan, tmp_path, monkeypatch, code):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    expected = f"{tmp_path}/out: cannot be written ({os.strerror(code)}); nothing was kept"
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    assert refused_save(plan, tmp_path / "out") == expected
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "pwrite", fail)
+    assert refused_save(plan, tmp_path / "out") == expected
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", fail)
+    assert refused_save(plan, tmp_path / "out") == expected
+
+
+# --- sources that change ---
+
+
+def touch(file):
+    os.utime(file, ns=(1, 1))
+
+
+def rewrite(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+CHANGED = "{}: changed since the merge was planned; plan it again"
+CHANGES = [
+    (touch, CHANGED),
+    (rewrite, CHANGED),
+    (lambda file: file.unlink(), "{}: vanished (No such file or directory)"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_a_source_that_changes_before_the_merge_is_noticed(plan, pair, tmp_path, change, message):
+    file = pair[1] / "model.safetensors"
+    change(file)
+    assert refused_save(plan, tmp_path / "out") == message.format(file)
+    assert refusal(plan.load) == message.format(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [*CHANGES[:2], (CHANGES[2][0], "{}: cannot be read (No such file or directory)")],
+)
+def test_a_source_that_changes_during_the_merge_is_noticed(plan, pair, tmp_path, change, message):
+    file, told = pair[1] / "model.safetensors", []
+
+    def progress(count):
+        if not told:
+            change(file)
+        told.append(count)
+
+    out = tmp_path / "out"
+    assert refused_save(plan, out, threads=1, progress=progress) == message.format(file)
+    assert sum(told) == plan.nbytes, "noticed only because the merge itself failed"
+
+
+def test_a_source_cut_short_during_the_merge_is_noticed(plan, pair, tmp_path):
+    file = pair[1] / "model.safetensors"
+    message = refused_save(
+        plan, tmp_path / "out", threads=1, progress=lambda _: os.truncate(file, 4000)
+    )
+    assert message == f"{file}: ended while it was being read"
+
+
+def test_an_error_of_the_callers_own_leaves_nothing(plan, tmp_path):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plan.save(tmp_path / "out", progress=stop)
+    assert os.listdir(tmp_path) == ["spoilt"]  # noqa: PTH208
+
+
+# --- sources that are no checkpoints ---
+
+
+def test_an_unfinished_merge_is_no_source(pair, tmp_path):
+    unfinished = pair[0].rename(pair[0].with_name("out.partial-host-1-abc"))
+    expected = "task: {} is an unfinished merge; merge it again"
+    assert refused_together((unfinished, pair[1])) == expected.format(unfinished)
+    (tmp_path / "link").symlink_to(unfinished)
+    found = refused_together((tmp_path / "link", pair[1]))
+    assert found == expected.format(tmp_path / "link")
+
+
+def test_an_error_in_a_source_names_the_expert(pair, tmp_path):
+    assert refused_together((pair[0], tmp_path / "none")).startswith(f"language: {tmp_path}/none: ")
+
+
+def test_zones_that_do_not_fit_are_refused(experts):
+    pair = {"task": experts["task"], "language": experts["language"]}
+    assert refusal(ls.swap, **pair, bottom=3, top=2) == (
+        "zones overlap: bottom 3 + top 2 = 5, but there are 4 layers"
+    )
+
+
+def test_only_a_swap_has_a_grid(experts):
+    plan = ls.soup([experts["task"], experts["language"]])
+    with pytest.raises(LayerswapError, match="only a swap has zones to make a grid of"):
+        plan.grid(bottom=[1], top=[1])
+
+
+def test_a_recipe_of_one_checkpoint_twice_is_that_checkpoint(experts, tmp_path):
+    recipe = {
+        "experts": {"a": str(experts["task"]), "b": str(experts["task"])},
+        "soup": {"experts": ["a", "b"]},
+    }
+    out = ls.make_plan(check_recipe(recipe, where="r")).save(tmp_path / "out")
+    for name, tensor in tensors_of(experts["task"]).items():
+        check_equal(tensors_of(out)[name], tensor, name)
