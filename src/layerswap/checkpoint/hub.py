@@ -8,7 +8,7 @@ from pathlib import Path
 from layerswap.errors import CheckpointError
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 """What is downloaded: weights, configuration and tokenizer. Never pickle, never code."""
 
 

@@ -1,0 +1,241 @@
+"""Merge methods end to end: recipes in, checkpoints out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from merging import change_tensors, copied, weight_bytes
+from safetensors.torch import load_file
+from test_methods import elect_and_average, keep_largest
+
+import layerswap as ls
+from layerswap.compose import Composition
+from layerswap.compose.operation import METHODS, Operation
+from layerswap.compose.recipe import check_recipe, parse_recipe
+from layerswap.errors import MergeError, RecipeError
+from layerswap.merge import engine, make_plan, terms
+
+
+def recipe(experts, **keys):
+    data = {
+        "base": str(experts["base"]),
+        "experts": {name: str(experts[name]) for name in ("task", "language", "third")},
+        **keys,
+    }
+    return check_recipe(data, where="test")
+
+
+def merge_everywhere(experts, method, names=("task", "language"), **settings):
+    spec = {"method": method, "experts": list(names), **settings}
+    return make_plan(recipe(experts, merge=spec))
+
+
+def arrays(folder):
+    return {n: t.double().numpy() for n, t in load_file(folder / "model.safetensors").items()}
+
+
+def deltas(experts, names):
+    base = arrays(experts["base"])
+    return base, [{n: x - base[n] for n, x in arrays(experts[e]).items()} for e in names]
+
+
+def close(folder, expected):
+    found = arrays(folder)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=2e-7, err_msg=name)
+
+
+def test_ties_ranks_the_entries_of_the_whole_model_as_the_paper_does(experts, tmp_path):
+    names = ("task", "language")
+    base, taus = deltas(experts, names)
+    order = sorted(base)
+    flat = [np.concatenate([tau[n].ravel() for n in order]) for tau in taus]
+    # The engine ranks float32 deltas; the reference must not break ties the other way.
+    trimmed = [keep_largest(x.astype(np.float32).astype(float), 0.1) for x in flat]
+    merged = elect_and_average(trimmed, [1.0, 1.0])
+    expected, start = {}, 0
+    for n in order:
+        stop = start + base[n].size
+        expected[n] = base[n] + merged[start:stop].reshape(base[n].shape)
+        start = stop
+    plan = merge_everywhere(experts, "ties", names, density=0.1)
+    close(plan.save(tmp_path / "out"), expected)
+
+
+def test_ties_tensor_by_tensor_as_mergekit_does(experts, tmp_path):
+    names = ("task", "language")
+    base, taus = deltas(experts, names)
+    expected = {}
+    for n, x in base.items():
+        trimmed = [keep_largest(t[n].ravel().astype(np.float32).astype(float), 0.3) for t in taus]
+        expected[n] = x + elect_and_average(trimmed, [1.0, 1.0]).reshape(x.shape)
+    plan = merge_everywhere(experts, "ties", names, density=0.3, scope="tensor")
+    close(plan.save(tmp_path / "out"), expected)
+
+
+def test_task_arithmetic_with_weights(experts, tmp_path):
+    base, (task, language) = deltas(experts, ("task", "language"))
+    expected = {n: x + 0.5 * (2 * task[n] + 0.25 * language[n]) for n, x in base.items()}
+    spec = {"method": "task_arithmetic", "scale": 0.5, "experts": {"task": 2, "language": 0.25}}
+    close(make_plan(recipe(experts, merge=spec)).save(tmp_path / "out"), expected)
+
+
+def test_a_method_in_the_middle_and_an_expert_outside(experts, tmp_path):
+    experts_of = {
+        **{name: str(experts[name]) for name in ("task", "language")},
+        "tied": {"merge": {"method": "ties", "experts": ["task", "language"], "scope": "tensor"}},
+    }
+    data = {
+        "base": str(experts["base"]),
+        "experts": experts_of,
+        "swap": {"task": "tied", "bottom": 1, "top": 1, "outside": "language"},
+    }
+    plan = make_plan(check_recipe(data, where="test"))
+    merged = arrays(plan.save(tmp_path / "out"))
+    everywhere = arrays(merge_everywhere(experts, "ties", scope="tensor").save(tmp_path / "all"))
+    language = arrays(experts["language"])
+    for name, values in merged.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        source = everywhere if layer in (1, 2) else language
+        assert np.array_equal(values, source[name]), name
+
+
+def test_methods_nest_in_methods_and_soups(experts, tmp_path):
+    base, (task, language, third) = deltas(experts, ("task", "language", "third"))
+    data = {
+        "base": str(experts["base"]),
+        "experts": {
+            **{name: str(experts[name]) for name in ("task", "language", "third")},
+            "soup": {"soup": ["language", "third"]},
+            "sum": {"merge": {"method": "task_arithmetic", "experts": ["task", "soup"]}},
+            "again": {"merge": {"method": "task_arithmetic", "experts": ["sum"], "scale": 0.5}},
+        },
+        "soup": {"experts": ["again", "third"]},
+    }
+    expected = {
+        n: 0.5 * (x + 0.5 * (task[n] + 0.5 * language[n] + 0.5 * third[n])) + 0.5 * (x + third[n])
+        for n, x in base.items()
+    }
+    plan = make_plan(check_recipe(data, where="test"))
+    close(plan.save(tmp_path / "out"), expected)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_same_bytes_however_the_work_is_done(experts, tmp_path, monkeypatch, method):
+    plan = merge_everywhere(experts, method)
+    expected = weight_bytes(plan.save(tmp_path / "one", threads=1))
+    monkeypatch.setattr(engine, "CHUNK_BYTES", 1000)
+    other = make_plan(plan.recipe)
+    assert weight_bytes(other.save(tmp_path / "two", threads=3)) == expected
+
+
+@pytest.mark.parametrize("method", ["ties", "breadcrumbs"])
+def test_thresholds_do_not_depend_on_how_they_are_measured(experts, tmp_path, monkeypatch, method):
+    expected = weight_bytes(merge_everywhere(experts, method).save(tmp_path / "one"))
+    monkeypatch.setattr(terms, "CHUNK_ELEMENTS", 77)
+    assert weight_bytes(merge_everywhere(experts, method).save(tmp_path / "two")) == expected
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_in_memory_as_on_disk_and_again_from_the_record(experts, tmp_path, method):
+    plan = merge_everywhere(experts, method)
+    out = plan.save(tmp_path / "out")
+    loaded = plan.load().state_dict()
+    for name, tensor in load_file(out / "model.safetensors").items():
+        assert torch.equal(loaded[name], tensor), name
+    record = json.loads((out / "layerswap.json").read_text())
+    assert Composition.from_dict(record["composition"]) == plan.composition
+    again = make_plan(check_recipe(record["recipe"], where="record"))
+    assert weight_bytes(again.save(tmp_path / "again")) == weight_bytes(out)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_nan_in_a_source_stops_the_merge(experts, tmp_path, method):
+    spoilt = copied(experts["language"], tmp_path / "spoilt")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensor = load_file(spoilt / "model.safetensors")[name]
+    tensor[3, 4] = float("nan")
+    change_tensors(spoilt, {name: tensor})
+    plan = merge_everywhere({**experts, "language": spoilt}, method)
+    with pytest.raises(MergeError) as caught:
+        plan.save(tmp_path / "out")
+    file = spoilt / "model.safetensors"
+    assert str(caught.value) == f"{file}: tensor {name!r} holds NaN or infinity"
+    assert not (tmp_path / "out").exists()
+
+
+def test_drawn_by_name(experts):
+    plan = merge_everywhere(experts, "ties", density=0.25)
+    text = "ties(language, task, density=0.25)"
+    assert str(plan).splitlines()[0] == f"head, final norm ▒▒▒▒▒▒▒▒▒▒ {text}"
+    operation = Operation.of("slerp", {ls.Blend.of("a"): 1, ls.Blend.of("b"): 2}, parameters={})
+    assert str(operation) == "slerp(a, 2 x b)"
+
+
+HEAD = "base: ./b\nexperts: {task: ./t, language: ./l}\n"
+REFUSED = {
+    "unknown method": (
+        HEAD + "merge: {method: tiess, experts: [task]}",
+        "r, line 3: merge: no method 'tiess'; there are breadcrumbs, dare_linear, dare_ties, "
+        "model_stock, slerp, task_arithmetic, ties",
+    ),
+    "unknown parameter": (
+        HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",
+        "r, line 3: merge: ties has no parameter 'densty'; it has density, scale, scope",
+    ),
+    "value": (
+        HEAD + "merge: {method: ties, experts: [task], density: 1.5}",
+        "r, line 3: merge: density: 1.5 is not a number above 0 to 1",
+    ),
+    "choice": (
+        HEAD + "merge: {method: ties, experts: [task], scope: layer}",
+        "r, line 3: merge: scope: 'layer' is not one of model, tensor",
+    ),
+    "too many experts": (
+        HEAD + "merge: {method: slerp, experts: [task, language, task2]}",
+        "r, line 3: merge: slerp takes exactly 2 experts, not 3\n"
+        "r, line 3: merge.experts[2]: no expert 'task2'; did you mean 'task'?",
+    ),
+    "no base": (
+        "experts: {task: ./t, language: ./l}\nmerge: {method: ties, experts: [task]}",
+        "r, line 2: merge: ties works on deltas; give `base`",
+    ),
+    "expert called base": (
+        "base: ./b\nexperts: {base: ./t}\nmerge: {method: ties, experts: [base]}",
+        "r, line 3: merge: with deltas no expert can be called 'base'; give it another name",
+    ),
+    "weights twice": (
+        HEAD + "merge: {method: ties, experts: [task]}\nweights: uniform",
+        "r, line 4: weights: weights of a merge stand in `merge.experts`; remove `weights`",
+    ),
+    "made of itself": (
+        "base: ./b\nexperts: {t: {merge: {method: ties, experts: [t]}}}\nsoup: {experts: [t]}",
+        "r, line 2: experts.t: is made of itself",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_the_line(case):
+    text, message = REFUSED[case]
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, where="r")
+    assert str(caught.value) == message
+
+
+def test_magnitude_weights_of_a_merge_are_refused(experts):
+    data = {
+        "base": str(experts["base"]),
+        "experts": {
+            "language": str(experts["language"]),
+            "task": {"merge": {"method": "ties", "experts": ["language"]}},
+        },
+        "swap": {},
+        "weights": "magnitude",
+    }
+    with pytest.raises(RecipeError, match=r"^weights: the magnitude of ties.*; give numbers$"):
+        make_plan(check_recipe(data, where="test"))
