@@ -137,8 +137,8 @@ BAD = {
     ),
     "outside": (
         ("--task", "x", "--language", "y", "--outside", "inside"),
-        "error: command line: swap.outside: input should be 'blend', 'language' or 'task'; "
-        "found 'inside'",
+        "error: command line: swap.outside: 'inside' is not allowed; there are blend, language, "
+        "task",
     ),
     "shard size": (
         ("--task", "x", "--language", "y", "--max-shard-size", "5 apples"),
