@@ -183,9 +183,9 @@ def test_zones_that_overlap(layerswap, experts, tmp_path):
 
 
 def test_hub_id_when_offline(experts):
+    arguments = ["plan", "--task", "nobody/nothing", "--language", experts.language]
     result = subprocess.run(
-        [sys.executable, "-m", "layerswap", "plan", "--task", "nobody/nothing"]
-        + ["--language", experts.language],
+        [sys.executable, "-m", "layerswap", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},

@@ -239,3 +239,20 @@ def test_magnitude_weights_of_a_merge_are_refused(experts):
     }
     with pytest.raises(RecipeError, match=r"^weights: the magnitude of ties.*; give numbers$"):
         make_plan(check_recipe(data, where="test"))
+
+
+def test_pictures_know_who_takes_part():
+    half = Operation.of("task_arithmetic", {ls.Blend.of("a"): 1, ls.Blend.of({"a": 1, "b": 1}): 3},
+                        base=ls.Blend.of("base"))  # fmt: skip
+    assert half.shares == {"a": 0.625, "b": 0.375}
+    assert ls.Blend.of({half: 0.5, "b": 0.5}).shares == {"a": 0.3125, "b": 0.6875}
+
+
+def test_a_report_draws_a_method():
+    from layerswap.report import stack_svg
+
+    ties = ls.Blend.of(Operation.of("ties", {ls.Blend.of("m"): 1, ls.Blend.of("s"): 1},
+                                    base=ls.Blend.of("base")))  # fmt: skip
+    drawn = stack_svg(Composition.build(4, lambda place: ties))
+    assert "ties(m, s)" in drawn
+    assert "pattern" in drawn

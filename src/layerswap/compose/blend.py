@@ -86,6 +86,19 @@ class Blend:
         return tuple(sorted(names))
 
     @property
+    def shares(self) -> dict[str, float]:
+        """How much each expert takes part, summing to 1, for pictures.
+
+        An operation takes part as the weighted mean of its inputs.
+        """
+        shares: dict[str, float] = {}
+        for member, weight in self.weights:
+            parts = {member: 1.0} if isinstance(member, str) else member.shares
+            for expert, share in parts.items():
+                shares[expert] = shares.get(expert, 0.0) + weight * share
+        return shares
+
+    @property
     def verbatim(self) -> bool:
         """Whether one expert is taken as it is."""
         return len(self.weights) == 1 and isinstance(self.weights[0][0], str)

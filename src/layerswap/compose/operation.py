@@ -166,6 +166,16 @@ class Operation:
         blends = [blend for blend, _ in self.inputs] + ([self.base] if self.base else [])
         return tuple(sorted({name for blend in blends for name in blend.experts}))
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """How much each expert takes part, summing to 1: the weighted mean of its inputs."""
+        total = sum(weight for _, weight in self.inputs)
+        shares: dict[str, float] = {}
+        for blend, weight in self.inputs:
+            for expert, share in blend.shares.items():
+                shares[expert] = shares.get(expert, 0.0) + share * weight / total
+        return shares
+
     def rename(self, blends: Mapping[str, Blend]) -> Operation:
         """A copy in which each expert named in `blends` is replaced by that blend."""
         inputs = ((blend.rename(blends), weight) for blend, weight in self.inputs)

@@ -41,8 +41,8 @@ class BaseMix:
         mixed: of the problems, those whose clauses are each in a rich language drawn anew.
     """
 
-    translation: float = 0.35
-    easy: float = 0.24
+    translation: float = 0.37
+    easy: float = 0.22
     task: float = 0.06
     source: float = 0.34
     scarce: float = 0.14

@@ -81,12 +81,12 @@ class WorldSettings:
         LanguageSettings("koma", "covered", VERB_LAST),
         LanguageSettings("tiga", "covered", SUBJECT_FIRST),
         LanguageSettings("nela", "scarce", SUBJECT_FIRST, shared=0.25),
-        LanguageSettings("furo", "scarce", VERB_LAST),
+        LanguageSettings("furo", "scarce", VERB_LAST, shared=0.1),
     )
     nouns: int = 24
     verbs: int = 8
-    common: float = 0.25
-    rare: float = 0.10
+    common: float = 0.5
+    rare: float = 0.15
     biggest: int = 18
 
 

@@ -27,7 +27,7 @@ SCALE = (
     ("#1f6184", "#93c3d1"),
     ("#124b6b", "#c2e2ea"),
 )
-"""The scale, low to high, as (light, dark) mode. Lightness alone orders it, so every eye and every printer can."""
+"""The scale, low to high, for light and dark mode. Lightness alone orders it, for every eye."""
 
 _CELL_W, _CELL_H, _GAP = 54, 38, 3
 _HALF = (_CELL_W - _GAP) / 2

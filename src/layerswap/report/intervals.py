@@ -118,29 +118,13 @@ def _row(
         element("tspan", escaped(line + " "), x=0, y=y + _PAD + 12 + i * _LINE)
         for i, line in enumerate(lines)
     ]
-    whisker = f"M{number(low)} {number(middle)}H{number(high)}"
-    ends = "".join(f"M{number(x)} {number(middle - 4)}v8" for x in (low, high))
+    said = f"{name}: {score(interval.mean, unit)} ({_range(interval, unit)})"
     return (
         element(
             "g",
-            element(
-                "title", escaped(f"{name}: {score(interval.mean, unit)} ({_range(interval, unit)})")
-            ),
+            element("title", escaped(said)),
             element("text", *names, **style),
-            element(
-                "path",
-                d=whisker + ends,
-                class_="ls-whisker-accent" if bold else "ls-whisker",
-                stroke_width=2.5 if bold else 1.75,
-                stroke_linecap="round",
-            ),
-            element(
-                "circle",
-                cx=mean,
-                cy=middle,
-                r=6 if bold else 4.5,
-                class_="ls-accent" if bold else "ls-muted",
-            ),
+            *_dot_and_whisker((low, mean, high), middle, bold=bold),
             text(score(interval.mean, unit), _WIDTH, middle + 4.5, text_anchor="end", **style),
             data_row=name,
             data_highlight="true" if bold else None,
@@ -162,3 +146,25 @@ def _tick(value: float, step: float, unit: str) -> str:
     scale = 100 if unit == "%" else 1
     decimals = max(0, -math.floor(math.log10(step * scale) + 1e-9))
     return f"{value * scale:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _dot_and_whisker(xs: tuple[float, float, float], y: float, *, bold: bool) -> list[str]:
+    """The marks of one row, at the low end, the mean and the high end."""
+    low, mean, high = xs
+    ends = "".join(f"M{number(x)} {number(y - 4)}v8" for x in (low, high))
+    return [
+        element(
+            "path",
+            d=f"M{number(low)} {number(y)}H{number(high)}{ends}",
+            class_="ls-whisker-accent" if bold else "ls-whisker",
+            stroke_width=2.5 if bold else 1.75,
+            stroke_linecap="round",
+        ),
+        element(
+            "circle",
+            cx=mean,
+            cy=y,
+            r=6 if bold else 4.5,
+            class_="ls-accent" if bold else "ls-muted",
+        ),
+    ]

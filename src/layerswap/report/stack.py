@@ -84,7 +84,7 @@ def stack_svg(composition: Composition, names: Mapping[str, str] | None = None) 
 def _colours(composition: Composition) -> dict[str, int]:
     """A colour for each expert: the middle layer's first, so that a task has always the same."""
     middle = composition[Place(composition.layers // 2, "mlp")]
-    first = max(middle.weights, key=lambda pair: pair[1])[0]
+    first = max(middle.shares, key=lambda expert: middle.shares[expert])
     experts = sorted(composition.experts, key=lambda expert: (expert != first, expert))
     return {expert: i % len(EXPERTS) for i, expert in enumerate(experts)}
 
@@ -120,10 +120,10 @@ def _paint(
 
 
 def _pattern(identifier: str, blend: Blend, colours: Mapping[str, int]) -> str:
-    size = 8 * len(blend.weights)
+    size = 8 * len(blend.shares)
     stripes, x = [], 0.0
-    for expert, weight in blend.weights:
-        width = weight * size
+    for expert, share in blend.shares.items():
+        width = share * size
         stripes.append(
             element("rect", x=x, width=width, height=size, class_=f"ls-e{colours[expert]}")
         )

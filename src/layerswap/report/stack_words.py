@@ -73,6 +73,7 @@ def _who(row: Row, names: Mapping[str, str]) -> str:
 
 def blend_words(blend: Blend, names: Mapping[str, str]) -> str:
     """A blend in words, such as `50% Swahili expert + 50% math expert`."""
-    if blend.verbatim:
-        return names[blend.experts[0]]
-    return " + ".join(f"{100 * weight:.3g}% {names[expert]}" for expert, weight in blend.weights)
+    called = [(names.get(str(member), str(member)), weight) for member, weight in blend.weights]
+    if len(called) == 1:
+        return called[0][0]
+    return " + ".join(f"{100 * weight:.3g}% {name}" for name, weight in called)

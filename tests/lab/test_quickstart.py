@@ -1,0 +1,78 @@
+"""The quickstart, on the models that ship."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from layerswap.cli.progress import step_progress
+from layerswap.errors import LayerswapError
+from layerswap.lab import quickstart
+from layerswap.lab.scoring import correct, questions
+
+MODELS = ("base", "task_expert", "language_expert", "soup", "swap_default", "swap_best")
+MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension_source")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A quickstart with fewer compositions and questions, the rest as users run it."""
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "BOTTOMS", range(2))
+        patch.setattr(quickstart, "TOPS", range(2))
+        patch.setattr(quickstart, "DEVELOPMENT_QUESTIONS", 60)
+        patch.setattr(quickstart, "TEST_QUESTIONS", 80)
+        folder, outcome = quickstart.run(out, say=said.append, progress=step_progress)
+    return folder, outcome, said
+
+
+def test_results_hold_what_was_measured(finished):
+    folder, outcome, _ = finished
+    results = json.loads((folder / "results.json").read_text())
+    for model in MODELS:
+        assert tuple(results[model]) == MEASURES
+        for measure in MEASURES:
+            cell = results[model][measure]
+            assert cell["n"] == 80
+            assert cell["mean"] == outcome.answers[model][measure].mean()
+            assert 0 <= cell["low"] <= cell["mean"] <= cell["high"] <= 1
+    assert len(results["grid"]) == 4
+    best = max(cell["task_target"] for cell in results["grid"])
+    zones = {"bottom": results["composition"]["bottom"], "top": results["composition"]["top"]}
+    chosen = next(c for c in results["grid"] if {k: c[k] for k in zones} == zones)
+    assert chosen["task_target"] == best
+
+
+def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
+    folder, outcome, _ = finished
+    model = AutoModelForCausalLM.from_pretrained(folder / "merged").float()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "merged")
+    world = quickstart.shipped().world
+    asked = questions("task_target", outcome.language, "test", 80, world=world)
+    answers = correct(model, tokenizer, asked)
+    assert answers.tolist() == outcome.answers["swap_best"]["task_target"].tolist()
+
+
+def test_report_and_drawing_show_the_composition(finished):
+    folder, outcome, said = finished
+    page = (folder / "report.html").read_text()
+    best = outcome.intervals()["swap_best"]["task_target"].mean
+    assert f"{best:.1%}" in page
+    assert page.count("<svg ") == 3
+    assert str(outcome.plan.composition) in said[0]
+
+
+def test_an_existing_folder_is_refused_before_any_work(finished):
+    folder, _, _ = finished
+    with pytest.raises(LayerswapError, match="exists already"):
+        quickstart.run(folder, say=print, progress=step_progress)
+
+
+def test_unknown_language(tmp_path):
+    with pytest.raises(LayerswapError, match=r"no target language 'klingon' in the lab; it has "):
+        quickstart.run(tmp_path / "out", language="klingon", say=print, progress=step_progress)
+    assert list(tmp_path.iterdir()) == []
