@@ -376,3 +376,17 @@ def test_a_file_given_for_a_folder(single):
     path = single / "model.safetensors"
     assert refusal(path) == ": a file; give the folder that holds the checkpoint"
     assert json.loads((single / "config.json").read_text()) == CONFIG
+
+
+def test_one_tensor_by_name(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    weight = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    save_file({"model.layers.0.mlp.up_proj.weight": weight}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    found = open_checkpoint(str(tmp_path))
+    assert torch.equal(found.read("model.layers.0.mlp.up_proj.weight"), weight)
+    with pytest.raises(CheckpointError) as caught:
+        found.read("model.norm.weight")
+    assert str(caught.value) == f"{tmp_path}: no tensor 'model.norm.weight'"

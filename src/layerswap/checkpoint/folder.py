@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.hub import fetch_checkpoint
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
+from layerswap.checkpoint.read import read_tensor
 from layerswap.checkpoint.strict_json import clipped, read_json_object
 from layerswap.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -46,6 +50,16 @@ class Checkpoint:
     def layers(self) -> int:
         """Number of transformer layers."""
         return count_layers(self.places)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, as stored; see `checkpoint.read.read_elements` for a part of one.
+
+        Raises:
+            CheckpointError: there is no such tensor, or it cannot be read.
+        """
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.source}: no tensor {name!r}")
+        return read_tensor(self.tensors[name])
 
     @property
     def identity(self) -> str:

@@ -57,20 +57,38 @@ def read_into(handle: int, offset: int, buffer: memoryview, path: Path) -> None:
         done += count
 
 
-def read_tensor(info: TensorInfo) -> torch.Tensor:
-    """One whole tensor, as stored: its own dtype and shape, in fresh memory.
+def read_elements(handle: int, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
+    """Elements [start, stop) of a tensor, counted in row-major order.
+
+    Args:
+        handle: `info.file`, open.
+        info: the tensor; its dtype has whole bytes per element.
+        start: first element.
+        stop: one past the last element.
+
+    Returns:
+        A vector in the stored dtype, in fresh memory.
 
     Raises:
         CheckpointError: the file cannot be read, or torch has no such dtype.
     """
     import torch
 
-    buffer = bytearray(info.nbytes)
+    dtype = torch_dtype(info.dtype)
+    size = DTYPE_BITS[info.dtype] // 8
+    buffer = bytearray((stop - start) * size)
+    read_into(handle, info.offset + start * size, memoryview(buffer), info.file)
+    return torch.frombuffer(buffer, dtype=dtype) if buffer else torch.empty(0, dtype=dtype)
+
+
+def read_tensor(info: TensorInfo) -> torch.Tensor:
+    """One whole tensor, as stored: its own dtype and shape, in fresh memory.
+
+    Raises:
+        CheckpointError: the file cannot be read, or torch has no such dtype.
+    """
     with open_file(info.file) as handle:
-        read_into(handle, info.offset, memoryview(buffer), info.file)
-    if not buffer:
-        return torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-    return torch.frombuffer(buffer, dtype=torch_dtype(info.dtype)).reshape(info.shape)
+        return read_elements(handle, info, 0, info.elements).reshape(info.shape)
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
-from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_into, torch_dtype
+from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_elements
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -92,13 +92,8 @@ def mean_absolute_delta(base: TensorInfo, inputs: Sequence[tuple[TensorInfo, flo
 
 
 def _chunk(info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    import torch
-
-    size = info.nbytes // info.elements
-    buffer = bytearray((stop - start) * size)
     with open_file(info.file) as handle:
-        read_into(handle, info.offset + start * size, memoryview(buffer), info.file)
-    return torch.frombuffer(buffer, dtype=torch_dtype(info.dtype)).float()
+        return read_elements(handle, info, start, stop).float()
 
 
 def magnitude_weights(

@@ -41,9 +41,9 @@ class BaseMix:
         mixed: of the problems, those whose clauses are each in a rich language drawn anew.
     """
 
-    translation: float = 0.37
-    easy: float = 0.22
-    task: float = 0.06
+    translation: float = 0.36
+    easy: float = 0.20
+    task: float = 0.09
     source: float = 0.34
     scarce: float = 0.14
     crossing: float = 0.40

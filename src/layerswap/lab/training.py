@@ -64,7 +64,7 @@ class Recipes:
     """The recipes of all the lab's models, with what each is trained on."""
 
     shape: ModelShape = field(default_factory=ModelShape)
-    base: Recipe = Recipe(steps=3000, learning_rate=2e-3, warmup=150, weight_decay=0.05)
+    base: Recipe = Recipe(steps=2800, learning_rate=2e-3, warmup=150, weight_decay=0.05)
     task: Recipe = Recipe(steps=400, learning_rate=2e-4)
     language: Recipe = Recipe(steps=300, learning_rate=2e-4)
     base_mix: BaseMix = field(default_factory=BaseMix)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerswap.checkpoint import DTYPE_BITS, TensorInfo
-from layerswap.checkpoint.read import read_into, torch_dtype
+from layerswap.checkpoint import TensorInfo
+from layerswap.checkpoint.read import read_elements
 from layerswap.compose.operation import Operation
 from layerswap.errors import MergeError
 from layerswap.merge import kernels
@@ -117,13 +117,7 @@ class Reader:
 
     def stored(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
         """Elements [start, stop) of a stored tensor, in its own dtype."""
-        import torch
-
-        size = DTYPE_BITS[info.dtype] // 8
-        buffer = bytearray((stop - start) * size)
-        read_into(self._handles[info.file], info.offset + start * size, memoryview(buffer),
-                  info.file)  # fmt: skip
-        return torch.frombuffer(buffer, dtype=torch_dtype(info.dtype))
+        return read_elements(self._handles[info.file], info, start, stop)
 
     def parts(self, term: Derived) -> Iterator[list[torch.Tensor]]:
         """A pass over a derived tensor: its experts' deltas (or weights), chunk by chunk."""
