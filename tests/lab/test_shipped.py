@@ -63,17 +63,20 @@ def test_looking_at_the_lab_imports_nothing_heavy():
 
 
 @pytest.mark.slow
-def test_an_expert_rebuilt_from_the_shipped_base_reaches_the_recorded_scores(tmp_path):
+def test_experts_rebuilt_from_the_shipped_base_reach_the_recorded_scores(tmp_path):
     import json
     import shutil
 
     from layerswap.lab.build import build
 
-    record = {**LAB.record, "models": {"base": LAB.record["models"]["base"]}, "runs": 1}
+    recorded = LAB.record["models"]
+    record = {**LAB.record, "models": {"base": recorded["base"]}, "runs": 1}
     (tmp_path / "record.json").write_text(json.dumps(record))
     shutil.copytree(LAB.base, tmp_path / "base")
-    made = build(tmp_path, seed=record["seed"], runs=1)["models"]["task-1"]["development"]
-    for language, recorded in LAB.record["models"]["task-1"]["development"].items():
-        for measure, score in recorded.items():
-            noise = 4 * (2 * score * (1 - score) / RECORDED_EXAMPLES) ** 0.5
-            assert made[language][measure] == pytest.approx(score, abs=noise + 0.02)
+    made = build(tmp_path, seed=record["seed"], runs=1)["models"]
+    assert set(made) == {"base", "task-1", "language-nela-1", "language-furo-1"}
+    for name, model in made.items():
+        for language, scores in model["development"].items():
+            for measure, score in recorded[name]["development"][language].items():
+                noise = 4 * (2 * score * (1 - score) / RECORDED_EXAMPLES) ** 0.5
+                assert scores[measure] == pytest.approx(score, abs=noise + 0.02)

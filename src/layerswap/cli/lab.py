@@ -35,9 +35,11 @@ def build(
 
 @app.command()
 def score(
-    models: Annotated[list[Path], typer.Argument(help="Checkpoint folders.")],
+    models: Annotated[
+        list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
+    ],
     language: Annotated[
-        str | None, typer.Option(help="Target language; the nearest one if not given.")
+        str | None, typer.Option(help="Target language; the farthest if not given.")
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="Questions per measure.")] = 1000,
     split: Annotated[Split, typer.Option(help="Which questions.")] = Split.test,

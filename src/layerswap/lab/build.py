@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.scoring import load, score_model
 from layerswap.lab.skills import Example, Split
 from layerswap.lab.streams import base_stream, language_stream, task_stream
-from layerswap.lab.training import Recipe, Recipes, new_model, train, without_progress_bars
+from layerswap.lab.training import Recipe, Recipes, new_model, train
 from layerswap.lab.world import World, WorldSettings, make_world
+from layerswap.merge.memory import without_progress_bars
 
 RECORD = "record.json"
 RUNS = 3
@@ -74,8 +76,11 @@ def build(
         (nats per completion token), seconds, and development scores after rounding to float16.
 
     Raises:
-        RecipeError: `out` holds a lab of another seed or of other settings.
+        RecipeError: `out` holds a lab of another seed or of other settings, or accelerate is
+            not installed.
     """
+    if find_spec("accelerate") is None:
+        raise RecipeError("training needs accelerate; install layerswap with its extra `train`")
     world = make_world(settings)
     recipes = recipes or Recipes()
     record = _open_record(out, world, recipes, seed, runs)

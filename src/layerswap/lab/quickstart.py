@@ -17,6 +17,7 @@ from layerswap.compose import Zones, default_zones
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
 from layerswap.lab.assets import Lab, shipped
+from layerswap.lab.build import RECORD, read_record
 from layerswap.lab.scoring import MEASURES, Measure, correct, load, questions, score_model
 from layerswap.lab.skills import Split
 from layerswap.merge import Plan, soup, swap
@@ -30,7 +31,13 @@ RESULTS = "results.json"
 BOTTOMS, TOPS = range(5), range(4)
 """The grid of zones that is tried, in layers."""
 DEVELOPMENT_QUESTIONS = 300
-TEST_QUESTIONS = 1000
+TEST_QUESTIONS: dict[Measure, int] = {
+    "task_target": 1000,
+    "task_source": 400,
+    "comprehension_target": 400,
+    "comprehension_source": 400,
+}
+"""The measure that the table is about gets the most questions."""
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -93,7 +100,7 @@ def run(
 
     Args:
         out: the folder to create: `results.json`, `report.html` and `merged/`.
-        language: a scarce language of the lab; the nearest to the source when None.
+        language: a scarce language of the lab; the farthest from the source when None.
         overwrite: replace the folder of an earlier run.
         say: prints a line for the user.
         progress: opens a progress bar.
@@ -159,7 +166,7 @@ def results(outcome: Outcome) -> dict[str, Any]:
 def score_folders(
     models: Sequence[Path], *, language: str | None, split: Split, n: int, progress: Bar
 ) -> dict[str, dict[Measure, Interval]]:
-    """Scores of checkpoint folders on the lab's questions, by folder name.
+    """Scores of checkpoint folders, or of whole labs, on the lab's questions, by folder.
 
     Raises:
         LayerswapError: a folder holds no checkpoint, or the lab has no such language.
@@ -167,8 +174,9 @@ def score_folders(
     lab = shipped()
     chosen = pick_language(lab, language)
     scores: dict[str, dict[Measure, Interval]] = {}
-    with progress("scoring", len(models)) as advance:
-        for folder in models:
+    folders = [found for folder in models for found in _checkpoints(folder)]
+    with progress("scoring", len(folders)) as advance:
+        for folder in folders:
             model, tokenizer = load(folder)
             answers = score_model(model, tokenizer, chosen, split, n, world=lab.world)
             scores[str(folder)] = {m: mean_interval(right) for m, right in answers.items()}
@@ -176,14 +184,21 @@ def score_folders(
     return scores
 
 
+def _checkpoints(folder: Path) -> list[Path]:
+    """The folder itself, or the models of the lab that it holds."""
+    if not (folder / RECORD).is_file():
+        return [folder]
+    return [folder / name for name in read_record(folder)["models"]]
+
+
 def pick_language(lab: Lab, language: str | None) -> str:
-    """A scarce language of the lab; the nearest to the source language when None.
+    """A scarce language of the lab; the farthest from the source language when None.
 
     Raises:
         RecipeError: the lab has no such language.
     """
     if language is None:
-        return lab.languages[0]
+        return lab.languages[-1]
     if language not in lab.languages:
         raise RecipeError(
             f"no target language {language!r} in the lab; it has {', '.join(lab.languages)}"
@@ -235,7 +250,7 @@ def _answer(
         loaded = in_memory(contender) if isinstance(contender, Plan) else load(contender)[0]
         answers[name] = {}
         for measure in MEASURES:
-            asked = questions(measure, language, "test", TEST_QUESTIONS, world=lab.world)
+            asked = questions(measure, language, "test", TEST_QUESTIONS[measure], world=lab.world)
             answers[name][measure] = correct(loaded, tokenizer, asked)
             advance(1)
     return answers

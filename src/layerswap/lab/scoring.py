@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.lab.skills import Example, Skill, Split, examples
-from layerswap.lab.training import IGNORED, collate, encode, without_progress_bars
+from layerswap.lab.training import IGNORED, collate, encode
 from layerswap.lab.world import World, make_world
+from layerswap.merge.memory import without_progress_bars
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +52,7 @@ def correct(
     tokenizer: PreTrainedTokenizerFast,
     examples: Sequence[Example],
     *,
-    batch_size: int = 256,
+    batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> npt.NDArray[np.bool_]:
     """Whether the model answers each example exactly, decoding greedily.
@@ -113,7 +114,7 @@ def score_model(
     seed: int = 0,
     measures: Sequence[Measure] = MEASURES,
     world: World | None = None,
-    batch_size: int = 256,
+    batch_size: int = 64,
 ) -> dict[Measure, npt.NDArray[np.bool_]]:
     """Right or wrong, on `n` examples of every measure; `language` is the scarce one.
 

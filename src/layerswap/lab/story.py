@@ -99,7 +99,11 @@ def _table(outcome: Outcome) -> Section:
         table=Table(
             ("model", *measures.values()),
             rows,
-            caption=f"Test split, {intervals['base']['task_target'].n} questions each.",
+            caption="Test split; "
+            + "; ".join(
+                f"{measures[measure]}: {interval.n} questions"
+                for measure, interval in intervals["base"].items()
+            ),
             highlight=list(intervals).index("swap_best"),
         ),
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -65,8 +64,8 @@ class Recipes:
 
     shape: ModelShape = field(default_factory=ModelShape)
     base: Recipe = Recipe(steps=2800, learning_rate=2e-3, warmup=150, weight_decay=0.05)
-    task: Recipe = Recipe(steps=400, learning_rate=2e-4)
-    language: Recipe = Recipe(steps=300, learning_rate=2e-4)
+    task: Recipe = Recipe(steps=400, learning_rate=1e-4)
+    language: Recipe = Recipe(steps=250, learning_rate=1e-4)
     base_mix: BaseMix = field(default_factory=BaseMix)
     language_mix: LanguageMix = field(default_factory=LanguageMix)
 
@@ -119,20 +118,6 @@ def train(
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     model.train(mode=False)
     return float(losses[-1])
-
-
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing a bar for every file of a few hundred kilobytes."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def encode(

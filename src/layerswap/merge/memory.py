@@ -42,9 +42,10 @@ def load_model(plan: Plan) -> PreTrainedModel:
             if (Path(folder) / "generation_config.json").is_file()
             else None
         )
-    model, loading = _model_class(config).from_pretrained(
-        None, config=config, state_dict=weights, dtype="auto", output_loading_info=True
-    )
+    with without_progress_bars():
+        model, loading = _model_class(config).from_pretrained(
+            None, config=config, state_dict=weights, dtype="auto", output_loading_info=True
+        )
     _check_loading(loading)
     if generation is not None:
         model.generation_config = generation
