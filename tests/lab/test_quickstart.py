@@ -25,7 +25,7 @@ def finished(tmp_path_factory):
         patch.setattr(quickstart, "BOTTOMS", range(2))
         patch.setattr(quickstart, "TOPS", range(2))
         patch.setattr(quickstart, "DEVELOPMENT_QUESTIONS", 60)
-        patch.setattr(quickstart, "TEST_QUESTIONS", dict.fromkeys(MEASURES, 80))
+        patch.setattr(quickstart, "TEST_QUESTIONS", 80)
         folder, outcome = quickstart.run(out, say=said.append, progress=step_progress)
     return folder, outcome, said
 

@@ -30,14 +30,8 @@ if TYPE_CHECKING:
 RESULTS = "results.json"
 BOTTOMS, TOPS = range(5), range(4)
 """The grid of zones that is tried, in layers."""
-DEVELOPMENT_QUESTIONS = 300
-TEST_QUESTIONS: dict[Measure, int] = {
-    "task_target": 1000,
-    "task_source": 400,
-    "comprehension_target": 400,
-    "comprehension_source": 400,
-}
-"""The measure that the table is about gets the most questions."""
+DEVELOPMENT_QUESTIONS = 500
+TEST_QUESTIONS = 1000
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -250,7 +244,7 @@ def _answer(
         loaded = in_memory(contender) if isinstance(contender, Plan) else load(contender)[0]
         answers[name] = {}
         for measure in MEASURES:
-            asked = questions(measure, language, "test", TEST_QUESTIONS[measure], world=lab.world)
+            asked = questions(measure, language, "test", TEST_QUESTIONS, world=lab.world)
             answers[name][measure] = correct(loaded, tokenizer, asked)
             advance(1)
     return answers
