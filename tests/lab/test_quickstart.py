@@ -76,3 +76,15 @@ def test_unknown_language(tmp_path):
     with pytest.raises(LayerswapError, match=r"no target language 'klingon' in the lab; it has "):
         quickstart.run(tmp_path / "out", language="klingon", say=print, progress=step_progress)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_of_folders_and_of_a_whole_lab():
+    lab = quickstart.shipped()
+    scores = quickstart.score_folders(
+        [lab.base.parent], language="nela", split="development", n=20, progress=step_progress
+    )
+    assert list(scores) == list(lab.record["models"])
+    alone = quickstart.score_folders(
+        [lab.task_experts[1]], language="nela", split="development", n=20, progress=step_progress
+    )
+    assert alone == {"task-2": scores["task-2"]}

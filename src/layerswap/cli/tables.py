@@ -18,13 +18,14 @@ def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
     from rich.table import Table
 
     measures = list(next(iter(scores.values())))
-    table = Table("model", box=SIMPLE_HEAD, caption="% right, with 95% bootstrap intervals")
+    table = Table(box=SIMPLE_HEAD, caption="% right, with 95% bootstrap intervals")
+    table.add_column("model", overflow="fold")
     for measure in measures:
-        table.add_column(measure.replace("_", " "), justify="right")
+        table.add_column(measure.replace("_", " "), justify="right", no_wrap=True)
     for name, row in scores.items():
         table.add_row(name.replace("_", " "), *(percent(row[measure]) for measure in measures))
     text = StringIO()
-    Console(file=text, width=110).print(table)
+    Console(file=text, width=120).print(table)
     return text.getvalue().rstrip()
 
 

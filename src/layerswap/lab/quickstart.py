@@ -160,7 +160,7 @@ def results(outcome: Outcome) -> dict[str, Any]:
 def score_folders(
     models: Sequence[Path], *, language: str | None, split: Split, n: int, progress: Bar
 ) -> dict[str, dict[Measure, Interval]]:
-    """Scores of checkpoint folders, or of whole labs, on the lab's questions, by folder.
+    """Scores of checkpoint folders, or of whole labs, on the lab's questions, by folder name.
 
     Raises:
         LayerswapError: a folder holds no checkpoint, or the lab has no such language.
@@ -169,11 +169,13 @@ def score_folders(
     chosen = pick_language(lab, language)
     scores: dict[str, dict[Measure, Interval]] = {}
     folders = [found for folder in models for found in _checkpoints(folder)]
+    names = {folder.name for folder in folders}
     with progress("scoring", len(folders)) as advance:
         for folder in folders:
             model, tokenizer = load(folder)
             answers = score_model(model, tokenizer, chosen, split, n, world=lab.world)
-            scores[str(folder)] = {m: mean_interval(right) for m, right in answers.items()}
+            name = folder.name if len(names) == len(folders) else str(folder)
+            scores[name] = {m: mean_interval(right) for m, right in answers.items()}
             advance(1)
     return scores
 
