@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -160,6 +162,48 @@ def test_bad_arguments_get_one_line_and_code_2(layerswap, command, case, tmp_pat
     out = ("--out", "merged") if command == "merge" else ()
     result = layerswap(command, *arguments, *out)
     assert (result.code, result.out, result.err) == (2, "", message + "\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+USAGE = {
+    "option value": (
+        ("merge", "--bottom", "-1", "--out", "x"),
+        "error: Invalid value for '--bottom': Input should be greater than or equal to 0",
+    ),
+    "missing option": (
+        ("merge", "--task", "a", "--language", "b"),
+        "error: Missing option '--out'",
+    ),
+    "unknown option": (("plan", "--botom", "3"), "error: No such option: --botom"),
+    "unknown command": (("frobnicate",), "error: No such command 'frobnicate'"),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_wrong_usage_is_one_line_too(layerswap, case):
+    arguments, message = USAGE[case]
+    result = layerswap(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(message)
+    assert result.err.endswith("; see layerswap --help\n")
+    assert result.err.count("\n") == 1
+
+
+def test_no_arguments_show_the_help(layerswap):
+    result = layerswap()
+    assert result.code == 2
+    assert "quickstart" in result.out + result.err
+    assert "error" not in result.err
+
+
+def test_an_interrupt_leaves_nothing_and_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "layerswap", "quickstart", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(6)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -338,7 +338,9 @@ def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
 def test_a_full_disk_is_refused_before_writing(plan, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")(10, 9, plan.nbytes - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert refused_save(plan, tmp_path / "out") == (f"{tmp_path}: needs 0.00 GB, only 0.00 GB free")
+    assert refused_save(plan, tmp_path / "out") == (
+        f"{tmp_path}: needs 0.1 MB, only 0.1 MB are free"
+    )
 
 
 def test_a_missing_parent_is_refused(plan, tmp_path):

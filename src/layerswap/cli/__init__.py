@@ -48,8 +48,19 @@ def _root(
 def main() -> None:
     """Entry point of the `layerswap` command."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except LayerswapError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except Exception as error:
+        # A wrong option or argument; Typer would draw a box of several lines around it.
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        # Without arguments the help has been shown, and nothing is left to say.
+        _fail(f"{text}; see layerswap --help" if (text := describe().rstrip(".")) else "")
+
+
+def _fail(message: str) -> None:
+    for line in message.splitlines():
+        typer.echo(f"error: {line}", err=True)
+    sys.exit(2)

@@ -55,6 +55,7 @@ def merge(
     # Before the sources are opened: opening may download them.
     refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
     plan = make_plan(checked)
+    plan.check_target(out, overwrite=overwrite)
     typer.echo(str(plan))
     with byte_progress("merging", plan.nbytes) as progress:
         written = plan.save(

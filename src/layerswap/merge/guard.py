@@ -57,7 +57,11 @@ def check_space(folder: Path, need: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise MergeError(f"{folder}: needs {need / 1e9:.2f} GB, only {free / 1e9:.2f} GB free")
+        raise MergeError(f"{folder}: needs {_size(need)}, only {_size(free)} are free")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _stamp(file: Path) -> Stamp:

@@ -180,12 +180,8 @@ class Plan:
             LayerswapError: the output exists, does not fit on the disk or cannot be written, or
                 a source holds NaN or infinity, or changed meanwhile.
         """
-        target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
+        target = self.check_target(out, overwrite=overwrite)
         shards = self.shards()
-        refuse_target(target, marker=RECORD, overwrite=overwrite)
-        check_apart(target, with_base(self.experts, self.base))
-        check_space(target.parent, sum(shard.nbytes for shard in shards))
-        check_unchanged(self.stamps)
         workers = threads or len(os.sched_getaffinity(0))
         thresholds = measure_model(self.tensors)
         with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
@@ -203,6 +199,20 @@ class Plan:
                 (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
             write_documents(folder, self)
             check_unchanged(self.stamps)
+        return target
+
+    def check_target(self, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """The absolute folder that `save` would write, checked without writing anything.
+
+        Raises:
+            LayerswapError: it exists, lies in a source, does not fit on the disk or cannot be
+                written, or a source changed since the plan was made.
+        """
+        target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
+        refuse_target(target, marker=RECORD, overwrite=overwrite)
+        check_apart(target, with_base(self.experts, self.base))
+        check_space(target.parent, self.nbytes)
+        check_unchanged(self.stamps)
         return target
 
     def load(self) -> PreTrainedModel:
