@@ -10,15 +10,15 @@ from layerswap.lab import build as room
 from layerswap.lab.assets import open_lab
 from layerswap.lab.build import build, read_record, score, settings_of
 from layerswap.lab.scoring import load
-from layerswap.lab.training import ModelShape, Recipe, Recipes, collate, encode, grouped
+from layerswap.lab.training import ModelShape, Training, Trainings, collate, encode, grouped
 from layerswap.lab.world import WorldSettings
 
 TINY = replace(
-    Recipes(),
+    Trainings(),
     shape=ModelShape(layers=2, hidden=16, heads=2, mlp=16),
-    base=Recipe(steps=3, learning_rate=1e-3, batch=4, warmup=1),
-    task=Recipe(steps=2, learning_rate=1e-3, batch=4, warmup=1),
-    language=Recipe(steps=2, learning_rate=1e-3, batch=4, warmup=1),
+    base=Training(steps=3, learning_rate=1e-3, batch=4, warmup=1),
+    task=Training(steps=2, learning_rate=1e-3, batch=4, warmup=1),
+    language=Training(steps=2, learning_rate=1e-3, batch=4, warmup=1),
 )
 
 
@@ -28,7 +28,7 @@ def tiny(tmp_path_factory):
     patch.setattr(room, "RECORDED_EXAMPLES", 8)
     out = tmp_path_factory.mktemp("lab")
     seen = []
-    build(out, seed=3, recipes=TINY, runs=1, progress=lambda *what: seen.append(what))
+    build(out, seed=3, trainings=TINY, runs=1, progress=lambda *what: seen.append(what))
     yield out, seen
     patch.undo()
 
@@ -55,7 +55,7 @@ def test_what_is_finished_is_not_trained_again(tiny):
     out, _ = tiny
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
     seen = []
-    build(out, seed=3, recipes=TINY, runs=1, progress=lambda *what: seen.append(what))
+    build(out, seed=3, trainings=TINY, runs=1, progress=lambda *what: seen.append(what))
     assert not seen
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
 
@@ -69,7 +69,7 @@ def test_a_model_that_was_cut_short_is_made_again_and_comes_out_the_same(tiny):
     (out / "record.json").write_text(json.dumps(record))
     (out / ".task-1.partial").mkdir()
     seen = []
-    build(out, seed=3, recipes=TINY, runs=1, progress=lambda *what: seen.append(what))
+    build(out, seed=3, trainings=TINY, runs=1, progress=lambda *what: seen.append(what))
     assert {name for name, _, _ in seen} == {"task-1"}
     assert weights.read_bytes() == first
     assert not (out / ".task-1.partial").exists()
@@ -78,7 +78,7 @@ def test_a_model_that_was_cut_short_is_made_again_and_comes_out_the_same(tiny):
 def test_a_folder_with_another_lab_is_left_alone(tiny):
     out, _ = tiny
     with pytest.raises(RecipeError, match="holds a lab whose seed differ"):
-        build(out, seed=4, recipes=TINY, runs=1)
+        build(out, seed=4, trainings=TINY, runs=1)
 
 
 def test_experts_differ_from_the_base_and_from_each_other(tiny):

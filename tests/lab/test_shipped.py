@@ -32,11 +32,11 @@ def test_the_shipped_models_were_made_with_the_defaults_of_the_code():
     import json
     from dataclasses import asdict
 
-    from layerswap.lab.training import Recipes
+    from layerswap.lab.training import Trainings
     from layerswap.lab.world import WorldSettings
 
     assert LAB.world.settings == WorldSettings()
-    assert LAB.record["recipes"] == json.loads(json.dumps(asdict(Recipes())))
+    assert LAB.record["trainings"] == json.loads(json.dumps(asdict(Trainings())))
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -5,11 +5,11 @@ import pytest
 from layerswap.errors import RecipeError
 from layerswap.lab.skills import examples, split_of
 from layerswap.lab.streams import base_stream, language_stream, take, task_stream
-from layerswap.lab.training import Recipes
+from layerswap.lab.training import Trainings
 from layerswap.lab.world import make_world
 
 WORLD = make_world()
-RECIPES = Recipes()
+RECIPES = Trainings()
 SCARCE = {language.name for language in WORLD.scarce}
 N = 30_000
 

@@ -24,7 +24,7 @@ from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.scoring import load, score_model
 from layerswap.lab.skills import Example, Split
 from layerswap.lab.streams import base_stream, language_stream, task_stream
-from layerswap.lab.training import Recipe, Recipes, new_model, train
+from layerswap.lab.training import Training, Trainings, new_model, train
 from layerswap.lab.world import World, WorldSettings, make_world
 from layerswap.merge.memory import without_progress_bars
 
@@ -42,11 +42,11 @@ Scores = dict[str, dict[str, dict[str, Interval]]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Job:
     """One model to be trained: its folder's name, how, on what, and with which seed."""
 
     name: str
-    recipe: Recipe
+    training: Training
     stream: Iterator[Example]
     seed: int
     languages: tuple[str, ...]
@@ -57,7 +57,7 @@ def build(
     *,
     seed: int = 0,
     settings: WorldSettings | None = None,
-    recipes: Recipes | None = None,
+    trainings: Trainings | None = None,
     runs: int = RUNS,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -67,12 +67,12 @@ def build(
         out: a folder; gets `base`, `task-1`.., `language-<name>-1`.. and `record.json`.
         seed: of everything drawn. The same seed on the same machine gives the same models.
         settings: of the world; the shipped lab's by default.
-        recipes: of the training; the shipped lab's by default.
+        trainings: of the training; the shipped lab's by default.
         runs: experts of each kind.
         progress: called with a model's name, the steps done and the steps in all.
 
     Returns:
-        The record: settings, recipes, seeds, library versions, and per model the final loss
+        The record: settings, trainings, seeds, library versions, and per model the final loss
         (nats per completion token), seconds, and development scores after rounding to float16.
 
     Raises:
@@ -82,11 +82,11 @@ def build(
     if find_spec("accelerate") is None:
         raise RecipeError("training needs accelerate; install layerswap with its extra `train`")
     world = make_world(settings)
-    recipes = recipes or Recipes()
-    record = _open_record(out, world, recipes, seed, runs)
-    for plan in _plans(world, recipes, seed, runs):
-        if plan.name not in record["models"]:
-            record["models"][plan.name] = _make(out, plan, world, recipes, progress)
+    trainings = trainings or Trainings()
+    record = _open_record(out, world, trainings, seed, runs)
+    for job in _jobs(world, trainings, seed, runs):
+        if job.name not in record["models"]:
+            record["models"][job.name] = _make(out, job, world, trainings, progress)
             _write_record(out, record)
     return record
 
@@ -155,50 +155,50 @@ def settings_of(record: dict[str, Any]) -> WorldSettings:
     return WorldSettings(**fields)
 
 
-def _plans(world: World, recipes: Recipes, seed: int, runs: int) -> Iterator[Plan]:
+def _jobs(world: World, trainings: Trainings, seed: int, runs: int) -> Iterator[Job]:
     scarce = tuple(language.name for language in world.scarce)
     first = seed * 1000
-    yield Plan(
-        "base", recipes.base, base_stream(world, recipes.base_mix, seed=first), first, scarce
+    yield Job(
+        "base", trainings.base, base_stream(world, trainings.base_mix, seed=first), first, scarce
     )
     for run in range(1, runs + 1):
         stream = task_stream(world, seed=first + run)
-        yield Plan(f"task-{run}", recipes.task, stream, first + run, scarce)
+        yield Job(f"task-{run}", trainings.task, stream, first + run, scarce)
     for name in scarce:
         for run in range(1, runs + 1):
-            stream = language_stream(world, name, recipes.language_mix, seed=first + run)
-            yield Plan(f"language-{name}-{run}", recipes.language, stream, first + run, (name,))
+            stream = language_stream(world, name, trainings.language_mix, seed=first + run)
+            yield Job(f"language-{name}-{run}", trainings.language, stream, first + run, (name,))
 
 
 def _make(
-    out: Path, plan: Plan, world: World, recipes: Recipes, progress: Progress | None
+    out: Path, job: Job, world: World, trainings: Trainings, progress: Progress | None
 ) -> dict[str, Any]:
     from layerswap.lab.tokenizer import make_tokenizer
 
     start = time.perf_counter()
     tokenizer = make_tokenizer(world)
-    if plan.name == "base":
-        model: Any = new_model(world, recipes.shape, tokenizer, seed=plan.seed)
+    if job.name == "base":
+        model: Any = new_model(world, trainings.shape, tokenizer, seed=job.seed)
     else:
         model, _ = load(out / "base")
 
     def on_step(done: int, steps: int) -> None:
         if progress is not None:
-            progress(plan.name, done, steps)
+            progress(job.name, done, steps)
 
-    loss = train(model, tokenizer, plan.stream, plan.recipe, seed=plan.seed, on_step=on_step)
-    _save(out, plan.name, model.half(), tokenizer)
+    loss = train(model, tokenizer, job.stream, job.training, seed=job.seed, on_step=on_step)
+    _save(out, job.name, model.half(), tokenizer)
     seconds = time.perf_counter() - start
     return {
-        "seed": plan.seed,
-        "steps": plan.recipe.steps,
+        "seed": job.seed,
+        "steps": job.training.steps,
         "seconds": round(seconds, 1),
         "final_loss": round(loss, 4),
-        "development": _development(out / plan.name, plan, world),
+        "development": _development(out / job.name, job, world),
     }
 
 
-def _development(folder: Path, plan: Plan, world: World) -> dict[str, dict[str, float]]:
+def _development(folder: Path, job: Job, world: World) -> dict[str, dict[str, float]]:
     model, tokenizer = load(folder)
     return {
         language: {
@@ -207,7 +207,7 @@ def _development(folder: Path, plan: Plan, world: World) -> dict[str, dict[str, 
                 model, tokenizer, language, "development", RECORDED_EXAMPLES, world=world
             ).items()
         }
-        for language in plan.languages
+        for language in job.languages
     }
 
 
@@ -222,12 +222,14 @@ def _save(out: Path, name: str, model: Any, tokenizer: Any) -> None:
     partial.rename(out / name)
 
 
-def _open_record(out: Path, world: World, recipes: Recipes, seed: int, runs: int) -> dict[str, Any]:
+def _open_record(
+    out: Path, world: World, trainings: Trainings, seed: int, runs: int
+) -> dict[str, Any]:
     asked = {
         "seed": seed,
         "runs": runs,
         "settings": asdict(world.settings),
-        "recipes": asdict(recipes),
+        "trainings": asdict(trainings),
     }
     asked = json.loads(json.dumps(asked))
     if not (out / RECORD).exists():

@@ -38,7 +38,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Training:
     """How one model is trained: AdamW, linear warmup, then linear decay to zero.
 
     Attributes:
@@ -59,13 +59,13 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Recipes:
-    """The recipes of all the lab's models, with what each is trained on."""
+class Trainings:
+    """The trainings of all the lab's models, with what each is trained on."""
 
     shape: ModelShape = field(default_factory=ModelShape)
-    base: Recipe = Recipe(steps=2800, learning_rate=2e-3, warmup=150, weight_decay=0.05)
-    task: Recipe = Recipe(steps=400, learning_rate=1e-4)
-    language: Recipe = Recipe(steps=250, learning_rate=1e-4)
+    base: Training = Training(steps=2800, learning_rate=2e-3, warmup=150, weight_decay=0.05)
+    task: Training = Training(steps=400, learning_rate=1e-4)
+    language: Training = Training(steps=250, learning_rate=1e-4)
     base_mix: BaseMix = field(default_factory=BaseMix)
     language_mix: LanguageMix = field(default_factory=LanguageMix)
 
@@ -98,7 +98,7 @@ def train(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     stream: Iterator[Example],
-    recipe: Recipe,
+    training: Training,
     *,
     seed: int,
     on_step: StepCallback | None = None,
@@ -108,10 +108,10 @@ def train(
     Returns:
         The mean loss over the last tenth of the steps, in nats per completion token.
     """
-    rows = encode(tokenizer, list(islice(stream, recipe.steps * recipe.batch)))
+    rows = encode(tokenizer, list(islice(stream, training.steps * training.batch)))
     with tempfile.TemporaryDirectory() as folder:
-        batches = grouped(rows, recipe.batch)
-        trainer = _trainer(model, tokenizer, batches, recipe=recipe, seed=seed, folder=folder)
+        batches = grouped(rows, training.batch)
+        trainer = _trainer(model, tokenizer, batches, training=training, seed=seed, folder=folder)
         if on_step is not None:
             trainer.add_callback(_step_callback(on_step))
         trainer.train()
@@ -164,7 +164,7 @@ def _trainer(
     tokenizer: PreTrainedTokenizerFast,
     rows: list[dict[str, list[int]]],
     *,
-    recipe: Recipe,
+    training: Training,
     seed: int,
     folder: str,
 ) -> Trainer:
@@ -179,14 +179,14 @@ def _trainer(
 
     arguments = TrainingArguments(
         output_dir=folder,
-        max_steps=recipe.steps,
-        per_device_train_batch_size=recipe.batch,
-        learning_rate=recipe.learning_rate,
+        max_steps=training.steps,
+        per_device_train_batch_size=training.batch,
+        learning_rate=training.learning_rate,
         lr_scheduler_type="linear",
-        warmup_steps=recipe.warmup,
-        weight_decay=recipe.weight_decay,
-        adam_beta2=recipe.beta2,
-        logging_steps=max(1, recipe.steps // 10),
+        warmup_steps=training.warmup,
+        weight_decay=training.weight_decay,
+        adam_beta2=training.beta2,
+        logging_steps=max(1, training.steps // 10),
         save_strategy="no",
         report_to="none",
         use_cpu=True,
