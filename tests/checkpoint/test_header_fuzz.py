@@ -27,7 +27,7 @@ from layerswap.errors import CheckpointError
 
 FUZZ = settings(
     max_examples=int(os.environ.get("LAYERSWAP_FUZZ_EXAMPLES", "500")),
-    deadline=2000,
+    deadline=20_000,  # milliseconds: far from the noise, near enough to catch a hang
     suppress_health_check=list(HealthCheck),
     derandomize="LAYERSWAP_FUZZ_EXAMPLES" not in os.environ,
     database=None,
