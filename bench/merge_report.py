@@ -1,0 +1,189 @@
+"""The merge benchmark's tables, as Markdown; see `merge.py`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from merge_data import LAYER_PARAMETERS, OUTSIDE_PARAMETERS, layers_for
+from merge_runs import DENSITY, FLAGS, Contestant, version
+
+BARE = "python with torch"
+COPY, SYNCED = "cp -r", "cp -r, synced"
+RATIOS = (
+    ("layerswap swap", COPY, "at most 1.3", 1.3),
+    ("layerswap swap", SYNCED, "at most 1.3", 1.3),
+    ("layerswap swap, nothing blended", COPY, "at most 1.3", 1.3),
+    ("layerswap swap, nothing blended", SYNCED, "at most 1.3", 1.3),
+    ("mergekit passthrough slices", "layerswap swap", "at least 4", -4),
+    ("mergekit passthrough slices", "layerswap swap, nothing blended", "at least 4", -4),
+    ("layerswap soup", SYNCED, "near 1 (it reads twice as much)", None),
+    ("mergekit linear", "layerswap soup", "at least 3", -3),
+    ("mergekit ties", "layerswap ties per tensor", "at least 8", -8),
+)
+"""First over second, the target in words, and the limit: negative where more is better."""
+MEMORY_TARGET = 1e9
+
+
+def median(contestant: Contestant) -> float:
+    return statistics.median(contestant.seconds)
+
+
+def output_bytes(gigabytes: float) -> int:
+    return 2 * (layers_for(gigabytes) * LAYER_PARAMETERS + OUTSIDE_PARAMETERS)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ruler, *rows]) + "\n"
+
+
+def times(contestants: Sequence[Contestant], nbytes: int) -> str:
+    bare = next(c for c in contestants if c.name == BARE)
+    rows = []
+    for c in contestants:
+        speed = "" if c is bare else f"{nbytes / 1e6 / median(c):,.0f}"
+        over = statistics.median(c.peaks) - statistics.median(bare.peaks)
+        rows.append(
+            (
+                c.name,
+                f"{median(c):.2f}",
+                f"{min(c.seconds):.2f} to {max(c.seconds):.2f}",
+                str(len(c.seconds)),
+                speed,
+                f"{statistics.median(c.peaks) / 1e6:,.0f}",
+                f"{over / 1e6:,.0f}" if over > 0 else "",
+            )
+        )
+    header = ("", "median s", "range s", "runs", "MB/s written", "peak MB", "MB above torch")
+    return table(header, rows)
+
+
+def ratios(contestants: Sequence[Contestant]) -> str:
+    by_name = {c.name: c for c in contestants}
+    rows = []
+    for first, second, words, limit in RATIOS:
+        if first not in by_name or second not in by_name:
+            continue
+        ratio = median(by_name[first]) / median(by_name[second])
+        met = "" if limit is None else verdict(ratio <= limit if limit > 0 else ratio >= -limit)
+        rows.append((f"{first} / {second}", f"{ratio:.2f}", words, met))
+    bare = statistics.median(by_name[BARE].peaks)
+    for c in contestants:
+        if c.name.startswith("layerswap"):
+            over = statistics.median(c.peaks) - bare
+            words, met = "at most 1,000 MB above torch", verdict(over <= MEMORY_TARGET)
+            rows.append((f"{c.name}: peak memory", f"{over / 1e6:,.0f} MB", words, met))
+    return table(("", "measured", "target", "met"), rows)
+
+
+def verdict(met: bool) -> str:
+    return "yes" if met else "**no**"
+
+
+def proofs(found: Mapping[str, Mapping[str, int]]) -> str:
+    keys = ("tensors", "elements", "equal", "one step", "further")
+    extra = ("at a threshold", "cancel exactly")
+    rows = []
+    for ours, counts in found.items():
+        explained = ", ".join(f"{counts[key]:,} {key}" for key in extra if counts.get(key))
+        unexplained = counts.get("further", 0) - sum(counts.get(key, 0) for key in extra)
+        why = f"{explained}; {unexplained:,} unexplained" if counts.get("further") else ""
+        rows.append((ours, *(f"{counts.get(key, 0):,}" for key in keys), why))
+    header = ("", "tensors", "elements", "equal bits", "one step apart", "further", "why")
+    return table(header, rows)
+
+
+def growth(sizes: Mapping[float, Sequence[Contestant]]) -> str:
+    rows = []
+    for size, contestants in sizes.items():
+        by_name = {c.name: c for c in contestants}
+        nbytes, bare = output_bytes(size), statistics.median(by_name[BARE].peaks)
+        for c in contestants:
+            if c.name == BARE:
+                continue
+            over = statistics.median(c.peaks) - bare
+            rows.append(
+                (
+                    f"{nbytes / 1e9:.2f} GB: {c.name}",
+                    f"{median(c):.2f}",
+                    f"{nbytes / 1e6 / median(c):,.0f}",
+                    f"{median(c) / median(by_name[COPY]):.2f}",
+                    f"{median(c) / median(by_name[SYNCED]):.2f}",
+                    f"{over / 1e6:,.0f}" if over > 0 else "",
+                )
+            )
+    header = ("", "median s", "MB/s written", "/ cp -r", "/ cp -r, synced", "MB above torch")
+    return table(header, rows)
+
+
+def describe(folder: Path) -> list[str]:
+    """The machine, and the versions on our side."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    df = ["df", "--output=fstype", str(folder)]
+    kind = subprocess.check_output(df, text=True).split()[-1]
+    coreutils = subprocess.check_output(["cp", "--version"], text=True).splitlines()[0]
+    system = f"{platform.system()} {platform.release().split('-')[0]}"
+    names = ("layerswap", "torch", "transformers", "numpy")
+    return [
+        f"{len(os.sched_getaffinity(0))} processors ({platform.machine()}), "
+        f"{memory / 1e9:.0f} GB of memory, {kind}, {system}",
+        f"Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version(name)}" for name in names)
+        + f"; {coreutils}",
+    ]
+
+
+def mergekit_versions(python: str) -> str:
+    names = ("mergekit", "torch", "transformers", "safetensors", "numpy")
+    found = ", ".join(f"{name} {version(name, python)}" for name in names)
+    return f"mergekit's environment: {found}; flags `{' '.join(FLAGS)}`"
+
+
+def report(
+    contestants: Sequence[Contestant],
+    found: Mapping[str, Mapping[str, int]],
+    sizes: Mapping[float, Sequence[Contestant]],
+    machine: Sequence[str],
+    options: argparse.Namespace,
+) -> str:
+    """The whole of `RESULTS.md`."""
+    nbytes = output_bytes(options.gb)
+    synced = "waits for the disk too" if options.sync else "does not wait"
+    parts = [
+        "# Merging, measured",
+        f"Made by `python bench/merge.py {options.arguments}`; nothing here was measured in "
+        "another run.",
+        "\n".join(f"- {line}" for line in machine),
+        f"The experts are synthetic Llama-shaped checkpoints of {nbytes / 1e9:.2f} GB in "
+        f"bfloat16, {layers_for(options.gb)} layers, sharded in files of 1 GB. Every command ran "
+        "as a process of its own, all in turn, round after round; the numbers are medians. The "
+        "machine was shared with other work, so the ranges are wide. Reads came from the page "
+        "cache. layerswap waits until its output is on the disk (that is part of its promise), "
+        f"`cp -r` is given with and without that wait, and mergekit {synced}. Peak memory "
+        "counts mapped file pages for a tool that maps its inputs, as mergekit does.",
+        times(contestants, nbytes),
+        "## Against the targets",
+        ratios(contestants),
+    ]
+    if found:
+        parts += ["## The same tensors?", PROOF_TEXT, proofs(found)]
+    if sizes:
+        parts += ["## Time and memory against size", growth(sizes)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+PROOF_TEXT = (
+    "Every tensor of layerswap's output against mergekit's, element by element, in steps from one "
+    "bfloat16 value to the next; a different rounding is one step. mergekit's slices cannot blend "
+    "what lies outside the layers, so that pair takes it from the language expert. TIES ran in "
+    f"float32 with density {DENSITY:g} per tensor on both sides. It leaves two things open, and "
+    "the tools choose differently. Of equal magnitudes at the threshold, mergekit keeps as many as "
+    "fill the count, in no particular order; layerswap keeps all. Where the kept deltas cancel "
+    "exactly, mergekit takes the positive one; layerswap stays at the base."
+)
