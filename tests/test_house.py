@@ -11,10 +11,14 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
-    "errors", "checkpoint", "compose", "delta", "merge", "evaluate", "report", "lab", "cli",
+    "errors", "checkpoint", "compose", "delta", "merge", "evaluate", "train", "report", "study",
+    "lab", "cli",
 )  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
-HEAVY = ("torch", "transformers", "accelerate", "numpy", "huggingface_hub", "jinja2")
+HEAVY = (
+    "torch", "transformers", "accelerate", "numpy", "huggingface_hub", "jinja2", "matplotlib",
+    "pyarrow", "pandas", "scipy", "lm_eval", "trl", "peft", "datasets", "optuna", "langcodes",
+)  # fmt: skip
 
 
 def run_python(code: str) -> str:
