@@ -252,10 +252,7 @@ def test_an_index_that_is_a_list_or_a_folder(sharded):
 
 # ---------------------------------------------------------------- no weights that can be read
 
-ADAPTER = (
-    ": a LoRA adapter, not a full checkpoint; merge it into its base first "
-    "(PEFT's merge_and_unload)"
-)
+ADAPTER = ": a LoRA adapter, where a full checkpoint is needed"
 PICKLED = (
     ": has only pickled weights (.bin), which can run code when loaded; convert them to "
     "safetensors first"

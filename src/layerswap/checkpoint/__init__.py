@@ -3,8 +3,15 @@
 Nothing here imports torch: a checkpoint is opened by its JSON and its safetensors headers.
 """
 
+from layerswap.checkpoint.adapted import adapt
+from layerswap.checkpoint.adapter import Adapter, LowRank, is_adapter, read_adapter
 from layerswap.checkpoint.commit import atomic_folder, refuse_target
-from layerswap.checkpoint.folder import Checkpoint, open_checkpoint, text_config
+from layerswap.checkpoint.folder import (
+    Checkpoint,
+    open_checkpoint,
+    open_configuration,
+    text_config,
+)
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
 from layerswap.checkpoint.strict_json import parse_json, read_json_object
@@ -12,15 +19,21 @@ from layerswap.checkpoint.strict_json import parse_json, read_json_object
 __all__ = [
     "DTYPE_BITS",
     "ROLES",
+    "Adapter",
     "Checkpoint",
+    "LowRank",
     "Pattern",
     "Place",
     "TensorInfo",
+    "adapt",
     "atomic_folder",
     "header_bytes",
+    "is_adapter",
     "open_checkpoint",
+    "open_configuration",
     "parse_json",
     "place_tensors",
+    "read_adapter",
     "read_header",
     "read_json_object",
     "refuse_target",

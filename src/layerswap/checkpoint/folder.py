@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from layerswap.checkpoint.adapter import Adapter, LowRank, is_adapter
 from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.hub import fetch_checkpoint
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
-from layerswap.checkpoint.read import read_tensor
+from layerswap.checkpoint.read import open_file, read_elements, read_tensor
 from layerswap.checkpoint.strict_json import clipped, read_json_object
 from layerswap.errors import CheckpointError
 
@@ -32,8 +33,11 @@ class Checkpoint:
         revision: the Hub commit, None for a local folder.
         folder: where the files are.
         config: the content of `config.json`.
-        tensors: every tensor by name, in the order of files and of bytes within a file.
+        tensors: every tensor by name, in the order of files and of bytes within a file. With an
+            adapter they are its base's: what it adds to them is in `low_rank`.
         places: the place of every tensor.
+        adapter: the adapter, where the checkpoint is one over its base.
+        low_rank: what the adapter adds, by tensor.
 
     Example: `open_checkpoint("expert").places["model.layers.3.mlp.up_proj.weight"]` gives
     `Place(layer=3, role="mlp")`.
@@ -45,21 +49,52 @@ class Checkpoint:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     places: Mapping[str, Place]
+    adapter: Adapter | None = None
+    low_rank: Mapping[str, LowRank] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
         """Number of transformer layers."""
-        return count_layers(self.places)
+        return _configured_layers(self.config) or count_layers(self.places)
+
+    @property
+    def files(self) -> list[Path]:
+        """The weight files that are its own: those of the adapter, where it is one."""
+        tensors: list[TensorInfo] = list(self.tensors.values())
+        if self.adapter is not None:
+            lows = self.adapter.modules.values()
+            tensors = [*(low.a for low in lows), *self.adapter.saved.values()]
+        return sorted({tensor.file for tensor in tensors})
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, as stored; see `checkpoint.read.read_elements` for a part of one.
+        """One tensor in its own dtype; see `elements` for a part of one.
 
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
         """
         if name not in self.tensors:
             raise CheckpointError(f"{self.source}: no tensor {name!r}")
-        return read_tensor(self.tensors[name])
+        info = self.tensors[name]
+        if name not in self.low_rank:
+            return read_tensor(info)
+        whole = self.elements(name, 0, info.elements)
+        return whole.to(read_tensor(info).dtype).reshape(info.shape)
+
+    def elements(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a tensor in row-major order, as a vector.
+
+        The dtype is the stored one; float32 where an adapter adds to the tensor.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        info = self.tensors[name]
+        with open_file(info.file) as handle:
+            stored = read_elements(handle, info, start, stop)
+        if name not in self.low_rank:
+            return stored
+        low = self.low_rank[name]
+        return stored.float().add_(low.elements(low.factors(), start, stop))
 
     @property
     def identity(self) -> str:
@@ -104,6 +139,19 @@ def open_checkpoint(
     )
 
 
+def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:
+    """A checkpoint of which only the configuration is needed; it has no tensors.
+
+    Of a Hub id the weights are not downloaded.
+
+    Raises:
+        CheckpointError: it cannot be found, or its configuration cannot be read.
+    """
+    folder, commit = fetch_checkpoint(source, revision, weights=False)
+    name = source.partition("@")[0] if commit else source
+    return Checkpoint(name, commit, folder, _read_config(folder), {}, {})
+
+
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a configuration that describes the language model.
 
@@ -114,11 +162,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    if (folder / "adapter_config.json").is_file() and not (folder / CONFIG).is_file():
-        raise CheckpointError(
-            f"{folder}: a LoRA adapter, not a full checkpoint; merge it into its base first "
-            "(PEFT's merge_and_unload)"
-        )
+    if is_adapter(folder):
+        raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder}: no {CONFIG}; not a Hugging Face checkpoint")
     config = read_json_object(folder / CONFIG)

@@ -12,12 +12,15 @@ ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 """What is downloaded: weights, configuration and tokenizer. Never pickle, never code."""
 
 
-def fetch_checkpoint(source: str, revision: str | None = None) -> tuple[Path, str | None]:
+def fetch_checkpoint(
+    source: str, revision: str | None = None, *, weights: bool = True
+) -> tuple[Path, str | None]:
     """The local folder that holds `source`, downloaded first when it is a Hub id.
 
     Args:
         source: a local folder, or a Hub id `owner/name`, optionally `owner/name@revision`.
         revision: branch, tag or commit on the Hub; overrides the one in `source`.
+        weights: whether to download the weights too.
 
     Returns:
         The folder, and the full commit hash that the Hub gave (None for a local folder).
@@ -41,10 +44,11 @@ def fetch_checkpoint(source: str, revision: str | None = None) -> tuple[Path, st
     name, _, inline = source.partition("@")
     if not HUB_ID.fullmatch(name):
         raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
-    return _download(name, revision or inline or None)
+    allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
+    return _download(name, revision or inline or None, allowed)
 
 
-def _download(name: str, revision: str | None) -> tuple[Path, str]:
+def _download(name: str, revision: str | None, allowed: list[str]) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -55,7 +59,7 @@ def _download(name: str, revision: str | None) -> tuple[Path, str]:
     )
 
     try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=list(ALLOWED_FILES))
+        folder = snapshot_download(name, revision=revision, allow_patterns=allowed)
     except GatedRepoError:
         why = "the repository is gated; accept its terms on the Hub and log in with `hf auth login`"
     except RepositoryNotFoundError:

@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
+    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -50,6 +51,8 @@ class Recipe(Strict):
         merge: another merge method, such as TIES, at every place.
         weights: weights of a blend: `uniform`, `magnitude`, or a number per expert.
         places: overrides, applied in order.
+        bake: write full weights even where all experts are adapters.
+        rank: largest rank of a merged adapter; as many as an exact blend needs when not given.
         dtype: dtype of the output; as the experts when not given.
         max_shard_size: largest size of a shard, such as `5GB`.
         languages: language codes for the model card.
@@ -66,6 +69,8 @@ class Recipe(Strict):
     merge: MergeMethod | None = None
     weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
     places: list[Override] = []
+    bake: bool = False
+    rank: PositiveInt | None = None
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     max_shard_size: str = "5GB"
     languages: list[str] = []

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from layerswap.checkpoint import Checkpoint, TensorInfo
-from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_elements
+from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import torch
 
 CHUNK_ELEMENTS = 1 << 22
 CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
@@ -45,10 +41,9 @@ def magnitude_weight(
         stored = name not in skip and all(name in expert.tensors for expert, _ in parts)
         if info.dtype not in FLOAT_DTYPES or not stored:
             continue
-        inputs = [(expert.tensors[name], weight) for expert, weight in parts]
         # Embeddings and head are no Conv1D, even where the layers are.
         count = row_count(info.shape, conv1d and base.places[name].layer is not None)
-        total += mean_absolute_delta(info, inputs) * count
+        total += mean_absolute_delta(base, parts, name) * count
         rows += count
     if total == 0:
         raise CheckpointError(f"{parts[0][0].identity}: no tensor differs from {base.identity}")
@@ -65,35 +60,34 @@ def row_count(shape: tuple[int, ...], transposed: bool) -> int:
     return matrices * (shape[-2] if transposed else shape[-1])
 
 
-def mean_absolute_delta(base: TensorInfo, inputs: Sequence[tuple[TensorInfo, float]]) -> float:
+def mean_absolute_delta(
+    base: Checkpoint, inputs: Sequence[tuple[Checkpoint, float]], name: str
+) -> float:
     """Mean of |blend - base| over all elements of one tensor, in float32, summed in float64.
 
     Raises:
         CheckpointError: a shape differs from the base's, or the delta holds NaN or infinity.
     """
-    for info, _ in inputs:
-        if info.shape != base.shape:
+    info = base.tensors[name]
+    stored = [expert.tensors[name] for expert, _ in inputs]
+    for other in stored:
+        if other.shape != info.shape:
             raise CheckpointError(
-                f"{info.file}: {info.name!r} has shape {list(info.shape)}, "
-                f"the base has {list(base.shape)}"
+                f"{other.file}: {name!r} has shape {list(other.shape)}, "
+                f"the base has {list(info.shape)}"
             )
     total = 0.0
-    for start in range(0, base.elements, CHUNK_ELEMENTS):
-        stop = min(start + CHUNK_ELEMENTS, base.elements)
-        delta = -_chunk(base, start, stop)
-        for info, weight in inputs:
-            delta.add_(_chunk(info, start, stop), alpha=weight)
+    for start in range(0, info.elements, CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, info.elements)
+        delta = -base.elements(name, start, stop).float()
+        for expert, weight in inputs:
+            delta.add_(expert.elements(name, start, stop).float(), alpha=weight)
         # NumPy's sum, because the rounding of torch's depends on the number of threads.
         total += float(delta.abs_().numpy().sum(dtype="float64"))
     if not math.isfinite(total):
-        files = " or ".join(str(info.file) for info in (base, *(info for info, _ in inputs)))
-        raise CheckpointError(f"tensor {base.name!r} holds NaN or infinity in {files}")
-    return total / max(1, base.elements)
-
-
-def _chunk(info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    with open_file(info.file) as handle:
-        return read_elements(handle, info, start, stop).float()
+        files = " or ".join(str(tensor.file) for tensor in (info, *stored))
+        raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
+    return total / max(1, info.elements)
 
 
 def magnitude_weights(

@@ -100,6 +100,8 @@ def _check_tensors(
 
 def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
     """Heads that some checkpoint ties to its embedding, proven to be copies where stored."""
+    # Of a base that only adapters are composed over, no tensor may be at hand.
+    checkpoints = {name: c for name, c in checkpoints.items() if c.tensors}
     heads = {
         name: {t for t, place in c.places.items() if place.role == "head"}
         for name, c in checkpoints.items()

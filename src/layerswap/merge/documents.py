@@ -47,9 +47,20 @@ def write_configuration(folder: Path, plan: Plan) -> None:
     """Write `config.json`, and copy tokenizer and generation configuration."""
     _write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
-        found = ([f for n in group if (f := c.folder / n).is_file()] for c in plan.sources.values())
-        for file in next((files for files in found if files), ()):
-            shutil.copyfile(file, folder / file.name)
+        _copy_first(folder, plan, group)
+
+
+def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
+    """Write tokenizer, card and record of a merged adapter.
+
+    Args:
+        folder: where to.
+        plan: what was merged.
+        lost: largest share of a delta, by Frobenius norm, that cutting the rank took away.
+    """
+    _copy_first(folder, plan, COPIED[1])
+    (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
+    _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
 
 
 def record(plan: Plan) -> dict[str, Any]:
@@ -88,7 +99,7 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def model_card(plan: Plan) -> str:
+def model_card(plan: Plan, *, library: str = "transformers") -> str:
     """The model card: metadata that the Hub reads, the drawing and the recipe."""
     import yaml
     from huggingface_hub import ModelCardData
@@ -96,9 +107,9 @@ def model_card(plan: Plan) -> str:
     bases = [plan.base] if plan.base else list(plan.used.values())
     metadata = ModelCardData(
         base_model=[_card_name(checkpoint) for checkpoint in bases],
-        base_model_relation="merge",
+        base_model_relation="merge" if library == "transformers" else "adapter",
         language=list(plan.recipe.languages) or None,
-        library_name="transformers",
+        library_name=library,
         tags=["merge", "layerswap"],
     ).to_yaml()
     experts = "\n".join(f"- `{name}`: {_card_name(c)}" for name, c in plan.used.items())
@@ -111,6 +122,13 @@ def model_card(plan: Plan) -> str:
         f"## Recipe\n\n```yaml\n{recipe}```\n\n"
         "`layerswap.json` holds the whole record.\n"
     )
+
+
+def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
+    """Copy these files from the first source that has one of them."""
+    found = ([f for n in names if (f := c.folder / n).is_file()] for c in plan.sources.values())
+    for file in next((files for files in found if files), ()):
+        shutil.copyfile(file, folder / file.name)
 
 
 def _config(plan: Plan) -> dict[str, Any]:
@@ -151,11 +169,10 @@ def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
 
 
 def _source(checkpoint: Checkpoint) -> dict[str, Any]:
-    files = sorted({tensor.file for tensor in checkpoint.tensors.values()})
     return {
         "source": checkpoint.source,
         "revision": checkpoint.revision,
-        "fingerprints": {file.name: fingerprint(file) for file in files},
+        "fingerprints": {file.name: fingerprint(file) for file in checkpoint.files},
     }
 
 

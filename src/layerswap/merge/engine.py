@@ -205,10 +205,8 @@ def _computed(
 
 def _non_finite(chunk: _Compute, reader: Reader) -> str:
     tensor = chunk.tensor
-    for info in leaves(tensor.inputs):
-        if not kernels.is_finite(reader.stored(info, chunk.start, chunk.stop)):
-            return f"{info.file}: tensor {info.name!r} holds NaN or infinity"
-    return f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider --dtype"
+    found = reader.blame(tensor.inputs, chunk.start, chunk.stop)
+    return found or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider --dtype"
 
 
 def _open_all(stack: ExitStack, files: Iterable[Path]) -> dict[Path, int]:

@@ -19,7 +19,7 @@ def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:
     Raises:
         MergeError: a file has vanished.
     """
-    files = {tensor.file for c in checkpoints for tensor in c.tensors.values()}
+    files = {file for c in checkpoints for file in (*c.files, *_files(c))}
     return {file: _stamp(file) for file in files}
 
 
@@ -43,7 +43,7 @@ def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
     real = target.resolve()
     for name, checkpoint in sources.items():
         # A file may be a link out of its folder: replacing what it points to would lose it too.
-        files = {tensor.file.resolve().parent for tensor in checkpoint.tensors.values()}
+        files = {file.resolve().parent for file in (*checkpoint.files, *_files(checkpoint))}
         for folder in (checkpoint.folder.resolve(), *sorted(files)):
             if real == folder or folder in real.parents or real in folder.parents:
                 raise MergeError(f"{target}: would write into the checkpoint of {name}")
@@ -58,6 +58,11 @@ def check_space(folder: Path, need: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < need:
         raise MergeError(f"{folder}: needs {_size(need)}, only {_size(free)} are free")
+
+
+def _files(checkpoint: Checkpoint) -> set[Path]:
+    """Every weight file behind a checkpoint, those of an adapter's base too."""
+    return {tensor.file for tensor in checkpoint.tensors.values()}
 
 
 def _size(count: int) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from layerswap.checkpoint import Checkpoint, open_checkpoint
-from layerswap.checkpoint.commit import PARTIAL
+from layerswap.checkpoint import Checkpoint
 from layerswap.compose import Recipe
 from layerswap.compose.blend import Member
-from layerswap.compose.schema import MergeMethod, SoupMethod, SwapMethod
+from layerswap.compose.schema import Expert, MergeMethod, SoupMethod, SwapMethod
 from layerswap.delta.magnitude import magnitude_weights
-from layerswap.errors import LayerswapError, MergeError, RecipeError
+from layerswap.errors import RecipeError
+from layerswap.merge.adapter_plan import AdapterPlan
 from layerswap.merge.check import check_together
 from layerswap.merge.guard import stamps_of
+from layerswap.merge.opening import open_sources
 from layerswap.merge.plan import Plan, with_base
 from layerswap.merge.tokenizer import check_tokenizers
 
@@ -27,21 +27,20 @@ def make_plan(recipe: Recipe) -> Plan:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
             recipe does not fit them.
     """
-    sources: dict[str, Checkpoint] = {}
-    for name in _in_order(recipe):
-        expert = recipe.experts[name]
-        if expert.source is not None:
-            sources[name] = _open(name, expert.source, expert.revision, recipe)
-    base = None
-    if recipe.base is not None and recipe.base.source is not None:
-        base = _open("base", recipe.base.source, recipe.base.revision, recipe)
+    opened = open_sources(recipe, _in_order(recipe))
+    sources, base = opened.experts, opened.base
+    if base is not None and recipe.base is None:
+        # The base that adapters name is recorded, or the merge could not be made again.
+        named = Expert(source=base.source, revision=base.revision)
+        recipe = recipe.model_copy(update={"base": named})
     together = with_base(sources, base)
     stamps = stamps_of(together.values())
     drop = check_together(together)
     check_tokenizers(together)
     magnitude = _measure(recipe, sources, base, drop)
     composition = recipe.resolve(next(iter(sources.values())).layers, magnitude)
-    return Plan(recipe, composition, sources, base, drop, magnitude, stamps)
+    kind = AdapterPlan if opened.adapters_only else Plan
+    return kind(recipe, composition, sources, base, drop, magnitude, stamps)
 
 
 def _in_order(recipe: Recipe) -> list[str]:
@@ -57,19 +56,6 @@ def _in_order(recipe: Recipe) -> list[str]:
     )
     flat = [part for name in first for part in recipe.flat(name).experts if part in recipe.experts]
     return list(dict.fromkeys([*flat, *sorted(recipe.experts)]))
-
-
-def _open(name: str, source: str, revision: str | None, recipe: Recipe) -> Checkpoint:
-    unfinished = MergeError(f"{name}: {source} is an unfinished merge; merge it again")
-    if PARTIAL in Path(source).name:
-        raise unfinished
-    try:
-        found = open_checkpoint(source, revision=revision, patterns=recipe.place_patterns)
-    except LayerswapError as error:
-        raise error.within(name) from None
-    if PARTIAL in found.folder.resolve().name:
-        raise unfinished
-    return found
 
 
 def _measure(

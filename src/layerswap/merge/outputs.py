@@ -14,6 +14,7 @@ from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.errors import MergeError
+from layerswap.merge.sources import Adapted
 from layerswap.merge.terms import Derived, Term, Terms, leaves
 
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -39,14 +40,13 @@ class OutputTensor:
     @property
     def verbatim(self) -> bool:
         """Whether its bytes are one source's bytes."""
-        if len(self.inputs) > 1 or isinstance(self.inputs[0][0], Derived):
-            return False
-        return self.inputs[0][0].dtype == self.dtype
+        term = self.inputs[0][0]
+        return len(self.inputs) == 1 and isinstance(term, TensorInfo) and term.dtype == self.dtype
 
     @property
     def linear(self) -> bool:
-        """Whether it is a weighted sum of stored tensors, so that its chunks are independent."""
-        return all(isinstance(term, TensorInfo) for term, _ in self.inputs)
+        """Whether it is a weighted sum of experts' tensors, so that its chunks are independent."""
+        return not any(isinstance(term, Derived) for term, _ in self.inputs)
 
     @property
     def files(self) -> set[Path]:
@@ -171,11 +171,17 @@ def _terms(blend: Blend, name: str, checkpoints: Mapping[str, Checkpoint]) -> Te
 
 def _term(member: Member, name: str, checkpoints: Mapping[str, Checkpoint]) -> Term:
     if isinstance(member, str):
-        return checkpoints[member].tensors[name]
+        return _source(checkpoints[member], name)
     inputs = tuple(_terms(blend, name, checkpoints) for blend, _ in member.inputs)
     base = _terms(member.base, name, checkpoints) if member.base else None
     shape = next(leaves(inputs[0])).shape
     return Derived(name, shape, member, inputs, base)
+
+
+def _source(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:
+    info = checkpoint.tensors[name]
+    low_rank = checkpoint.low_rank.get(name)
+    return info if low_rank is None else Adapted(info, low_rank)
 
 
 def _unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:

@@ -12,12 +12,14 @@ from layerswap.checkpoint import TensorInfo
 from layerswap.checkpoint.read import read_elements
 from layerswap.compose.operation import Operation
 from layerswap.errors import MergeError
-from layerswap.merge import kernels
+from layerswap.merge import kernels, sources
 from layerswap.merge.methods import METHODS, Chunk
 from layerswap.merge.thresholds import magnitude_thresholds
 
 if TYPE_CHECKING:
     import torch
+
+    from layerswap.merge.sources import Factors
 
 Terms = tuple[tuple["Term", float], ...]
 """A weighted sum: terms with weights that sum to 1."""
@@ -52,18 +54,24 @@ class Derived:
         return math.prod(self.shape)
 
 
-Term = TensorInfo | Derived
-"""A tensor on disk, or one that an operation makes."""
+Term = sources.Source | Derived
+"""A tensor of an expert, or one that an operation makes."""
 
 
 def leaves(terms: Terms) -> Iterator[TensorInfo]:
     """Every stored tensor that a weighted sum is made of."""
+    for source in expert_tensors(terms):
+        yield from sources.stored(source)
+
+
+def expert_tensors(terms: Terms) -> Iterator[sources.Source]:
+    """Every tensor of an expert that a weighted sum is made of."""
     for term, _ in terms:
-        if isinstance(term, TensorInfo):
-            yield term
-        else:
+        if isinstance(term, Derived):
             for inner in (*term.inputs, *((term.base,) if term.base else ())):
-                yield from leaves(inner)
+                yield from expert_tensors(inner)
+        else:
+            yield term
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class Reader:
     ) -> None:
         self._handles = handles
         self._facts: dict[int, _Facts] = {}
+        self._factors: Factors = {}
         self._model_thresholds = model_thresholds
         self._allow_non_finite = allow_non_finite
 
@@ -98,9 +107,9 @@ class Reader:
         return kernels.blend(parts, [weight for _, weight in terms])
 
     def term(self, term: Term, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of a term: as stored, or as its method makes them."""
-        if isinstance(term, TensorInfo):
-            return self.stored(term, start, stop)
+        """Elements [start, stop) of a term: as the expert has them, or as its method makes them."""
+        if not isinstance(term, Derived):
+            return sources.elements(term, self._handles, start, stop, self._factors)
         operation = term.operation
         merged = METHODS[operation.method].combine(
             Chunk(
@@ -115,9 +124,25 @@ class Reader:
         )
         return merged if term.base is None else merged.add_(self.total(term.base, start, stop))
 
-    def stored(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of a stored tensor, in its own dtype."""
-        return read_elements(self._handles[info.file], info, start, stop)
+    def blame(self, terms: Terms, start: int, stop: int) -> str | None:
+        """What to say of the first expert's tensor that holds NaN or infinity, if one does."""
+        for source in expert_tensors(terms):
+            if isinstance(source, TensorInfo) and self._is_finite(source, start, stop):
+                continue
+            for info in sources.stored(source):
+                if not self._is_finite(info, 0, info.elements):
+                    return f"{info.file}: tensor {info.name!r} holds NaN or infinity"
+        return None
+
+    def _is_finite(self, info: TensorInfo, start: int, stop: int) -> bool:
+        return all(
+            kernels.is_finite(
+                read_elements(
+                    self._handles[info.file], info, first, min(first + CHUNK_ELEMENTS, stop)
+                )
+            )
+            for first in range(start, stop, CHUNK_ELEMENTS)
+        )
 
     def parts(self, term: Derived) -> Iterator[list[torch.Tensor]]:
         """A pass over a derived tensor: its experts' deltas (or weights), chunk by chunk."""
@@ -135,10 +160,8 @@ class Reader:
         return parts
 
     def _non_finite(self, term: Derived, start: int, stop: int) -> str:
-        for info in leaves(((term, 1.0),)):
-            if not kernels.is_finite(self.stored(info, start, stop)):
-                return f"{info.file}: tensor {info.name!r} holds NaN or infinity"
-        return f"tensor {term.name!r}: {term.operation.method} overflows float32"
+        found = self.blame(((term, 1.0),), start, stop)
+        return found or f"tensor {term.name!r}: {term.operation.method} overflows float32"
 
     def _measured(self, term: Derived) -> _Facts:
         if id(term) not in self._facts:

@@ -1,0 +1,170 @@
+"""Adapters on disk: what is read, and what is refused with one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from layerswap.checkpoint import Checkpoint, Place, TensorInfo, adapt, read_adapter
+from layerswap.checkpoint.adapter import match_tensors
+from layerswap.errors import CheckpointError
+
+UP = "model.layers.0.mlp.up_proj"
+
+
+def write_adapter(folder: Path, tensors: dict[str, torch.Tensor], **config) -> Path:
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", **config}
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    if tensors:
+        save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def pair(path: str = UP, rank: int = 2, out: int = 5, inside: int = 3) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        f"base_model.model.{path}.lora_A.weight": torch.randn(rank, inside),
+        f"base_model.model.{path}.lora_B.weight": torch.randn(out, rank),
+    }
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_adapter(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "scaling"),
+    [
+        ({}, 2.0),
+        ({"use_rslora": True}, 4 / 2**0.5),
+        ({"lora_alpha": 1.5}, 0.75),
+        ({"alpha_pattern": {"mlp.up_proj": 6}}, 3.0),
+        ({"r": 8, "rank_pattern": {".*up_proj": 2}, "lora_alpha": 2}, 1.0),
+        ({"alpha_pattern": {"up": 6}}, 2.0),
+        ({"alpha_pattern": {"layers.0.mlp.up_proj": 2, "up_proj": 6}}, 1.0),
+    ],
+)
+def test_the_scaling_is_pefts(tmp_path, config, scaling):
+    low = read_adapter(write_adapter(tmp_path / "a", pair(), **config)).modules[UP]
+    assert low.scaling == pytest.approx(scaling)
+    assert (low.rank, low.shape, low.transposed) == (2, (5, 3), False)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
+    tensors = pair(out=700, inside=9)
+    folder = write_adapter(tmp_path / "a", tensors, fan_in_fan_out=transposed)
+    low = read_adapter(folder).modules[UP]
+    a, b = (t.double() for t in tensors.values())
+    dense = (2.0 * b @ a).T if transposed else 2.0 * b @ a
+    flat = low.elements(low.factors(), 0, dense.numel())
+    assert torch.equal(flat, dense.float().reshape(-1))
+    for start, stop in [(0, 1), (5, 2310), (2303, 2305), (6200, 6300), (10, 10)]:
+        assert torch.equal(low.elements(low.factors(), start, stop), flat[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, ": a IA3 adapter; only LoRA can be merged"),
+        ({"peft_type": None}, ": a None adapter; only LoRA can be merged"),
+        (
+            {"use_dora": True},
+            ": DoRA (use_dora) is more than LoRA; merge it into its base with PEFT's "
+            "merge_and_unload first",
+        ),
+        (
+            {"bias": "all"},
+            ": trains biases (bias: all); merge it into its base with PEFT's merge_and_unload "
+            "first",
+        ),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            ": was initialised with pissa_niter_4, which changes the base too; save it again with "
+            "PEFT's path_initial_model_for_weight_conversion",
+        ),
+        (
+            {"r": 3},
+            f": adapter_config.json gives '{UP}' rank 3, but lora_A [2, 3], lora_B [5, 2]",
+        ),
+        ({"r": "two"}, f": adapter_config.json has no r for '{UP}'"),
+        ({"lora_alpha": -1}, f": adapter_config.json has no lora_alpha for '{UP}'"),
+        ({"alpha_pattern": {"(": 2}}, ": '(' is not a regular expression"),
+    ],
+)
+def test_what_is_more_or_less_than_lora(tmp_path, config, message):
+    assert refusal(write_adapter(tmp_path / "a", pair(), **config)) == message
+
+
+def test_weights_that_do_not_fit_together(tmp_path):
+    tensors = pair()
+    name = f"base_model.model.{UP}.lora_B.weight"
+    folder = tmp_path / "a"
+    assert refusal(write_adapter(folder, {**tensors, name: torch.zeros(5, 3)})) == (
+        f": '{UP}' does not fit together: lora_A [2, 3], lora_B [5, 3]"
+    )
+    half = {key: value for key, value in tensors.items() if key != name}
+    assert refusal(write_adapter(folder, half)) == f": '{UP}' has not one lora_A and one lora_B"
+    assert refusal(write_adapter(folder, {**tensors, "strange": torch.zeros(1)})) == (
+        ": tensor 'strange' is not part of a LoRA adapter"
+    )
+    whole = {f"base_model.model.{UP}.weight": torch.zeros(5, 3)}
+    assert refusal(write_adapter(folder, whole)) == ": the adapter has no LoRA weights"
+
+
+def test_no_weights_or_pickled_ones(tmp_path):
+    folder = write_adapter(tmp_path / "a", {})
+    assert refusal(folder) == ": an adapter without adapter_model.safetensors"
+    (folder / "adapter_model.bin").write_bytes(b"")
+    assert refusal(folder) == (
+        ": has only pickled weights (.bin); load it with PEFT and save it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        ([f"{UP}.weight"], f"{UP}.weight"),
+        ([f"language_model.{UP}.weight"], f"language_model.{UP}.weight"),
+        (["layers.0.mlp.up_proj.weight"], "layers.0.mlp.up_proj.weight"),
+    ],
+)
+def test_names_on_disk_may_lack_or_add_outer_words(tmp_path, stored, found):
+    adapter = read_adapter(write_adapter(tmp_path / "a", pair()))
+    assert match_tensors(adapter, stored) == {UP: found}
+
+
+@pytest.mark.parametrize("stored", [["mlp.up_proj.weight.x"], ["other.weight"], []])
+def test_a_module_that_the_base_lacks(tmp_path, stored):
+    adapter = read_adapter(write_adapter(tmp_path / "a", pair()))
+    with pytest.raises(CheckpointError, match=r"adapts 'model\.layers\.0\.mlp\.up_proj\.weight'"):
+        match_tensors(adapter, stored)
+
+
+def frame(tmp_path: Path, shape: tuple[int, ...], **config) -> Checkpoint:
+    name = f"{UP}.weight"
+    info = TensorInfo(name, "F32", shape, tmp_path / "model.safetensors", 0, 60)
+    return Checkpoint("base", None, tmp_path, config, {name: info}, {name: Place(0, "mlp")})
+
+
+def test_a_base_of_another_width(tmp_path):
+    adapter = read_adapter(write_adapter(tmp_path / "a", pair()))
+    with pytest.raises(CheckpointError) as caught:
+        adapt(frame(tmp_path, (5, 4)), adapter, source="mine")
+    assert str(caught.value) == (
+        f"mine: changes '{UP}.weight' of shape [5, 3]; in base it is [5, 4]"
+    )
+
+
+def test_an_adapted_head_where_it_is_tied(tmp_path):
+    adapter = read_adapter(write_adapter(tmp_path / "a", {**pair(), **pair("lm_head")}))
+    with pytest.raises(CheckpointError, match="changes 'lm_head', but embedding and head are one"):
+        adapt(frame(tmp_path, (5, 3), tie_word_embeddings=True), adapter, source="mine")

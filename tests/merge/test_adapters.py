@@ -1,0 +1,302 @@
+"""Merging adapters: every result goes through PEFT, or against the dense computation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from merging import (
+    check_equal,
+    layer_of,
+    save_expert,
+    save_tokenizer,
+    takes,
+    tensors_of,
+    tiny_llama,
+)
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config
+
+import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import LayerswapError
+
+ZONES = {"bottom": 1, "top": 1, "bottom_transition": 1}
+TOKENS = torch.tensor([[3, 7, 11, 2, 9, 30, 31], [5, 5, 8, 1, 40, 2, 0]])
+SETTINGS = {
+    "plain": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]},
+    "rslora": {
+        "r": 6, "lora_alpha": 12, "use_rslora": True, "target_modules": "all-linear",
+        "rank_pattern": {"layers.1.mlp.up_proj": 3}, "alpha_pattern": {"up_proj": 5},
+    },
+    "partial": {
+        "r": 2, "lora_alpha": 1, "target_modules": ["k_proj", "down_proj"],
+        "layers_to_transform": [0, 3], "layers_pattern": "layers",
+    },
+    "with embedding": {"r": 3, "lora_alpha": 3, "target_modules": ["embed_tokens", "o_proj"]},
+    "with a trained head": {
+        "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"],
+    },
+}  # fmt: skip
+
+
+def save_adapter(folder: Path, base: Path, seed: int, **settings) -> Path:
+    model = AutoModelForCausalLM.from_pretrained(base)
+    torch.manual_seed(seed)
+    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.copy_(parameter + torch.randn(parameter.shape) * 0.1)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters") / "base"
+    return save_tokenizer(save_expert(folder, tiny_llama(), 0))
+
+
+@pytest.fixture(scope="module")
+def adapters(base) -> dict[str, Path]:
+    return {
+        name: save_adapter(base.parent / name.replace(" ", "-"), base, seed, **settings)
+        for seed, (name, settings) in enumerate(SETTINGS.items(), start=1)
+    }
+
+
+def dense(base: Path, adapter: Path | None = None) -> dict[str, torch.Tensor]:
+    """Every weight of base plus adapter, float64, as PEFT merges them."""
+    model = AutoModelForCausalLM.from_pretrained(base).double()
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return dict(model.state_dict())
+
+
+def expected(base: Path, task: Path | None, language: Path | None) -> dict[str, torch.Tensor]:
+    """The swap of two dense models, with the zones of `ZONES` and blends outside."""
+    a, b = dense(base, task), dense(base, language)
+    merged = {}
+    for name in a:
+        source = takes(layer_of(name), 4, 1, 1, 1)
+        merged[name] = {"task": a[name], "language": b[name]}.get(source)
+        if merged[name] is None:
+            merged[name] = (a[name] + b[name]) / 2
+    return merged
+
+
+def logits(base: Path, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(base).double()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def adapted_logits(base: Path, adapter: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(base).double()
+    with torch.no_grad():
+        return PeftModel.from_pretrained(model, adapter).double()(TOKENS).logits
+
+
+PAIRS = [
+    ("plain", "rslora"),
+    ("rslora", "plain"),
+    ("rslora", "rslora"),
+    ("partial", "plain"),
+    ("with embedding", "rslora"),
+    ("with a trained head", "plain"),
+    ("plain", "with a trained head"),
+]
+
+
+@pytest.mark.parametrize(("task", "language"), PAIRS)
+def test_adapters_compose_to_an_adapter_that_peft_loads(base, adapters, tmp_path, task, language):
+    plan = ls.swap(task=adapters[task], language=adapters[language], **ZONES)
+    plan.save(tmp_path / "out")
+    want = logits(base, expected(base, adapters[task], adapters[language]))
+    found = adapted_logits(base, tmp_path / "out")
+    assert torch.allclose(found, want, rtol=0, atol=2e-6)
+    assert not torch.allclose(found, logits(base, dense(base)), rtol=0, atol=1e-2)
+    with torch.no_grad():
+        assert torch.allclose(plan.load()(TOKENS).logits.double(), want, rtol=0, atol=2e-5)
+    stored = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert sum(tensor.nbytes for tensor in stored.values()) == plan.nbytes
+
+
+@pytest.mark.parametrize(("task", "language"), PAIRS)
+def test_adapters_bake_into_full_weights(base, adapters, tmp_path, task, language):
+    recipe = {
+        "experts": {"task": str(adapters[task]), "language": str(adapters[language])},
+        "swap": ZONES,
+        "bake": True,
+    }
+    ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out")
+    want = expected(base, adapters[task], adapters[language])
+    for name, tensor in tensors_of(tmp_path / "out").items():
+        assert torch.allclose(tensor.double(), want[name], rtol=0, atol=1e-6), name
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_an_adapter_with_a_full_expert(base, adapters, tmp_path):
+    full = save_tokenizer(save_expert(tmp_path / "full", tiny_llama(), 9))
+    ls.swap(task=full, language=adapters["rslora"], **ZONES).save(tmp_path / "out")
+    a, b = dense(full), dense(base, adapters["rslora"])
+    for name, tensor in tensors_of(tmp_path / "out").items():
+        source = takes(layer_of(name), 4, 1, 1, 1)
+        want = {"task": a[name], "language": b[name]}.get(source, (a[name] + b[name]) / 2)
+        assert torch.allclose(tensor.double(), want, rtol=0, atol=1e-6), name
+
+
+def test_places_that_no_adapter_changes_keep_the_bytes_of_the_base(base, adapters, tmp_path):
+    recipe = {
+        "experts": {"one": str(adapters["partial"])},
+        "soup": {"experts": ["one"]},
+        "bake": True,
+    }
+    ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out")
+    found, stored = tensors_of(tmp_path / "out"), tensors_of(base)
+    same = [name for name in stored if torch.equal(found[name], stored[name])]
+    changed = {name for name in stored if name not in same}
+    assert changed == {
+        f"model.layers.{layer}.{module}.weight"
+        for layer in (0, 3)
+        for module in ("self_attn.k_proj", "mlp.down_proj")
+    }
+    for name in same:
+        check_equal(found[name], stored[name], name)
+
+
+def test_ties_of_adapters_works_on_baked_deltas(base, adapters, tmp_path):
+    names = ("plain", "rslora")
+    experts = {name: str(adapters[name]) for name in names}
+    merge = {"method": "task_arithmetic", "experts": dict.fromkeys(names, 0.7)}
+    recipe = {"experts": experts, "base": str(base), "merge": merge}
+    with pytest.raises(LayerswapError, match="task_arithmetic of adapters is no adapter; ask for"):
+        ls.make_plan(check_recipe(recipe, where="test"))
+    ls.make_plan(check_recipe({**recipe, "bake": True}, where="test")).save(tmp_path / "out")
+    start, one, two = dense(base), *(dense(base, adapters[name]) for name in names)
+    for name, tensor in tensors_of(tmp_path / "out").items():
+        want = start[name] + 0.7 * (one[name] - start[name]) + 0.7 * (two[name] - start[name])
+        assert torch.allclose(tensor.double(), want, rtol=0, atol=2e-6), name
+
+
+def test_a_smaller_rank_is_the_nearest_one(base, adapters, tmp_path):
+    recipe = {
+        "experts": {"one": str(adapters["plain"]), "two": str(adapters["rslora"])},
+        "soup": {"experts": ["one", "two"]},
+        "rank": 3,
+    }
+    ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out")
+    start, one, two = dense(base), dense(base, adapters["plain"]), dense(base, adapters["rslora"])
+    found = dense(base, tmp_path / "out")
+    worst = 0.0
+    for name in start:
+        delta = (one[name] + two[name]) / 2 - start[name]
+        if delta.dim() < 2 or not delta.any():
+            continue
+        u, sizes, v = torch.linalg.svd(delta, full_matrices=False)
+        best = (u[:, :3] * sizes[:3]) @ v[:3]
+        assert torch.allclose(found[name] - start[name], best, rtol=0, atol=1e-5), name
+        worst = max(worst, float((delta - best).norm() / delta.norm()))
+    record = json.loads((tmp_path / "out" / "layerswap.json").read_text())
+    assert record["largest_share_lost_to_rank"] == pytest.approx(worst, rel=1e-5)
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["r"] == 3
+    assert not config["rank_pattern"]
+
+
+def test_the_scaling_is_one_for_readers_that_know_no_patterns(base, adapters, tmp_path):
+    ls.swap(task=adapters["plain"], language=adapters["rslora"], **ZONES).save(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == config["r"] == max([10, *config["rank_pattern"].values()])
+    assert config["alpha_pattern"] == config["rank_pattern"]
+    assert not config["use_rslora"]
+    assert config["base_model_name_or_path"] == str(base)
+
+
+def test_conv1d_layers(tmp_path):
+    config = GPT2Config(n_layer=4, n_embd=16, n_head=2, n_positions=32, vocab_size=50)
+    base = save_expert(tmp_path / "base", config, 0)
+    settings = {"r": 3, "lora_alpha": 6, "target_modules": ["c_attn", "c_proj", "c_fc"]}
+    one = save_adapter(tmp_path / "one", base, 1, fan_in_fan_out=True, **settings)
+    two = save_adapter(tmp_path / "two", base, 2, fan_in_fan_out=True, use_rslora=True, **settings)
+    want = expected(base, one, two)
+    ls.swap(task=one, language=two, **ZONES).save(tmp_path / "out")
+    assert torch.allclose(adapted_logits(base, tmp_path / "out"), logits(base, want), atol=1e-5)
+    recipe = {"experts": {"task": str(one), "language": str(two)}, "swap": ZONES, "bake": True}
+    ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "full")
+    for name, tensor in tensors_of(tmp_path / "full").items():
+        assert torch.allclose(tensor.double(), want[name], rtol=0, atol=1e-6), name
+
+
+def test_magnitude_weights_of_adapters_are_those_of_their_dense_deltas(base, adapters):
+    names = ("plain", "rslora")
+    recipe = {
+        "experts": {name: str(adapters[name]) for name in names},
+        "base": str(base),
+        "soup": {"experts": list(names)},
+        "weights": "magnitude",
+    }
+    found = ls.make_plan(check_recipe(recipe, where="test")).magnitude
+    start = dense(base)
+    weights = {}
+    for name in names:
+        rows = []
+        for tensor, value in dense(base, adapters[name]).items():
+            delta = (value - start[tensor]).abs()
+            rows.append(delta.mean(dim=0) if delta.dim() == 2 else delta.mean().reshape(1))
+        weights[name] = 1 / float(torch.cat(rows).mean())
+    total = sum(weights.values())
+    assert found == pytest.approx({n: w / total for n, w in weights.items()}, rel=1e-5)
+
+
+def test_a_hub_base_needs_no_weights_to_compose_adapters(base, adapters, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text((base / "config.json").read_text())
+    plan = ls.swap(task=adapters["plain"], language=adapters["rslora"], base=bare, **ZONES)
+    plan.save(tmp_path / "out")
+    ls.swap(task=adapters["plain"], language=adapters["rslora"], **ZONES).save(tmp_path / "too")
+    bare_made, made = (
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("out", "too")
+    )
+    for name, tensor in made.items():
+        check_equal(bare_made[name], tensor, name)
+
+
+def test_adapters_of_two_bases(base, adapters, tmp_path):
+    other = save_adapter(tmp_path / "other", base, 3, **SETTINGS["plain"])
+    path = other / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "base_model_name_or_path": "org/other"}))
+    with pytest.raises(LayerswapError) as caught:
+        ls.swap(task=adapters["plain"], language=other)
+    assert str(caught.value) == (
+        f"task adapts {base} and language adapts org/other; if they are the same model, say which "
+        "to take with `base` (--base)"
+    )
+    path.write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    with pytest.raises(LayerswapError, match="language: the adapter names no base; give one with"):
+        ls.swap(task=adapters["plain"], language=other)
+
+
+def test_an_adapter_with_nan(base, adapters, tmp_path):
+    spoilt = save_adapter(tmp_path / "spoilt", base, 3, **SETTINGS["plain"])
+    path = spoilt / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "layers.2" in name)
+    tensors[name][0, 0] = float("nan")
+    from safetensors.torch import save_file
+
+    save_file(tensors, path)
+    with pytest.raises(LayerswapError, match=r"of the adapter holds NaN or infinity"):
+        ls.swap(task=spoilt, language=adapters["plain"], **ZONES).save(tmp_path / "out")
+    recipe = {"experts": {"one": str(spoilt)}, "soup": {"experts": ["one"]}, "bake": True}
+    with pytest.raises(LayerswapError, match=r"adapter_model.safetensors: tensor .* holds NaN"):
+        ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
