@@ -51,6 +51,8 @@ class Recipe(Strict):
         merge: another merge method, such as TIES, at every place.
         weights: weights of a blend: `uniform`, `magnitude`, or a number per expert.
         places: overrides, applied in order.
+        tokenizer: whose tokenizer the output has where they differ: `task`, `language`, an
+            expert's name, or `union`.
         bake: write full weights even where all experts are adapters.
         rank: largest rank of a merged adapter; as many as an exact blend needs when not given.
         dtype: dtype of the output; as the experts when not given.
@@ -69,6 +71,7 @@ class Recipe(Strict):
     merge: MergeMethod | None = None
     weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
     places: list[Override] = []
+    tokenizer: str | None = None
     bake: bool = False
     rank: PositiveInt | None = None
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
@@ -125,6 +128,22 @@ class Recipe(Strict):
                 raise error.within(f"places[{i}]") from None
             composition = composition.replace(changes)
         return composition.rename({name: self.flat(name) for name in self.experts})
+
+    @property
+    def experts_in_order(self) -> list[str]:
+        """The experts: those of the method in its order, then the others by name.
+
+        The order of the recipe's mapping must not decide which expert gives the configuration.
+        """
+        method = self.method
+        first = (
+            list(method.experts)
+            if isinstance(method, SoupMethod | MergeMethod)
+            else [method.task, method.language]
+        )
+        parts = [part for name in first for part in self.flat(name).experts]
+        known = [part for part in parts if part in self.experts]
+        return list(dict.fromkeys([*known, *sorted(self.experts)]))
 
     def flat(self, name: str) -> Blend:
         """The blend of experts with a source that the expert `name` stands for."""

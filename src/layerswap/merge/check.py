@@ -9,6 +9,7 @@ from layerswap.checkpoint import Checkpoint, Place, text_config
 from layerswap.checkpoint.read import same_bytes
 from layerswap.compose import Composition
 from layerswap.errors import MergeError
+from layerswap.merge.vocabulary import vocabulary_tensors
 
 NOT_COMPUTED = frozenset(
     {
@@ -24,7 +25,9 @@ NOT_COMPUTED = frozenset(
 in another way. So may those of dropout, which only training sees."""
 
 
-def check_together(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
+def check_together(
+    checkpoints: Mapping[str, Checkpoint], *, aligned: bool = False
+) -> frozenset[str]:
     """Refuse checkpoints that were not fine-tuned from one base.
 
     Compares the architecture, the settings that change what a layer computes, the number of
@@ -32,6 +35,8 @@ def check_together(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
 
     Args:
         checkpoints: two or more, by the name to use in messages.
+        aligned: whether embeddings and heads are brought to one vocabulary, so that their
+            numbers of rows may differ.
 
     Returns:
         Names of tensors to leave out of the output: heads that are stored copies of tied
@@ -45,7 +50,7 @@ def check_together(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
     for other in names[1:]:
         pair = (names[0], checkpoints[names[0]]), (other, checkpoints[other])
         _check_configs(*pair)
-        _check_tensors(*pair, drop)
+        _check_tensors(*pair, drop, aligned=aligned)
     return drop
 
 
@@ -79,7 +84,11 @@ def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]
 
 
 def _check_tensors(
-    first: tuple[str, Checkpoint], second: tuple[str, Checkpoint], drop: frozenset[str]
+    first: tuple[str, Checkpoint],
+    second: tuple[str, Checkpoint],
+    drop: frozenset[str],
+    *,
+    aligned: bool,
 ) -> None:
     (a_name, a), (b_name, b) = first, second
     for lacks, has, missing in (
@@ -91,8 +100,10 @@ def _check_tensors(
                 f"{lacks} lacks {_some(missing)} that {has} has; they are not fine-tuned from "
                 "one base"
             )
+    rows = set(vocabulary_tensors(a)) if aligned else set()
     for name, info in a.tensors.items():
-        if name not in drop and info.shape != b.tensors[name].shape:
+        skip = 1 if name in rows else 0
+        if name not in drop and info.shape[skip:] != b.tensors[name].shape[skip:]:
             shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
             kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
             raise MergeError(f"{kind} differ: {name!r} is {shapes}")

@@ -15,6 +15,7 @@ from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.read import open_file, read_into
 from layerswap.compose import draw
+from layerswap.merge.tokenizer import add_tokens
 
 if TYPE_CHECKING:
     from layerswap.merge.plan import Plan
@@ -48,6 +49,8 @@ def write_configuration(folder: Path, plan: Plan) -> None:
     _write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
         _copy_first(folder, plan, group)
+    if plan.alignment is not None and plan.alignment.added:
+        add_tokens(folder, plan.alignment, plan.experts)
 
 
 def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
@@ -126,7 +129,8 @@ def model_card(plan: Plan, *, library: str = "transformers") -> str:
 
 def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
-    found = ([f for n in names if (f := c.folder / n).is_file()] for c in plan.sources.values())
+    sources = [plan.tokenizer_owner, *plan.sources.values()]
+    found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
     for file in next((files for files in found if files), ()):
         shutil.copyfile(file, folder / file.name)
 
@@ -141,6 +145,12 @@ def _config(plan: Plan) -> dict[str, Any]:
         dtype = names[dtypes.pop()]
         config.setdefault("dtype" if "torch_dtype" not in config else "torch_dtype", dtype)
         _set_known(config, ("dtype", "torch_dtype"), dtype)
+    if plan.alignment is not None:
+        _set_known(config, ("vocab_size",), plan.alignment.size)
+        owner = plan.tokenizer_owner.config
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if key in owner:
+                config[key] = owner[key]
     if plan.drop:
         config.setdefault("tie_word_embeddings", True)
         _set_known(config, ("tie_word_embeddings",), True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from layerswap.checkpoint import Checkpoint
 from layerswap.compose import Recipe
 from layerswap.compose.blend import Member
-from layerswap.compose.schema import Expert, MergeMethod, SoupMethod, SwapMethod
+from layerswap.compose.schema import Expert, SwapMethod
 from layerswap.delta.magnitude import magnitude_weights
 from layerswap.errors import RecipeError
 from layerswap.merge.adapter_plan import AdapterPlan
@@ -15,7 +15,7 @@ from layerswap.merge.check import check_together
 from layerswap.merge.guard import stamps_of
 from layerswap.merge.opening import open_sources
 from layerswap.merge.plan import Plan, with_base
-from layerswap.merge.tokenizer import check_tokenizers
+from layerswap.merge.vocabulary import align, vocabulary_tensors
 
 
 def make_plan(recipe: Recipe) -> Plan:
@@ -27,7 +27,7 @@ def make_plan(recipe: Recipe) -> Plan:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
             recipe does not fit them.
     """
-    opened = open_sources(recipe, _in_order(recipe))
+    opened = open_sources(recipe, recipe.experts_in_order)
     sources, base = opened.experts, opened.base
     if base is not None and recipe.base is None:
         # The base that adapters name is recorded, or the merge could not be made again.
@@ -35,27 +35,13 @@ def make_plan(recipe: Recipe) -> Plan:
         recipe = recipe.model_copy(update={"base": named})
     together = with_base(sources, base)
     stamps = stamps_of(together.values())
-    drop = check_together(together)
-    check_tokenizers(together)
-    magnitude = _measure(recipe, sources, base, drop)
+    alignment = align(recipe, together, base)
+    drop = check_together(together, aligned=alignment is not None)
+    rows = vocabulary_tensors(next(iter(sources.values()))) if alignment else ()
+    magnitude = _measure(recipe, sources, base, drop.union(rows))
     composition = recipe.resolve(next(iter(sources.values())).layers, magnitude)
     kind = AdapterPlan if opened.adapters_only else Plan
-    return kind(recipe, composition, sources, base, drop, magnitude, stamps)
-
-
-def _in_order(recipe: Recipe) -> list[str]:
-    """The experts: those of the method in its order, then the others by name.
-
-    The order of the recipe's mapping must not decide which expert gives the configuration.
-    """
-    method = recipe.method
-    first = (
-        list(method.experts)
-        if isinstance(method, SoupMethod | MergeMethod)
-        else [method.task, method.language]
-    )
-    flat = [part for name in first for part in recipe.flat(name).experts if part in recipe.experts]
-    return list(dict.fromkeys([*flat, *sorted(recipe.experts)]))
+    return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment)
 
 
 def _measure(

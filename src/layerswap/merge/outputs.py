@@ -14,11 +14,17 @@ from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.errors import MergeError
-from layerswap.merge.sources import Adapted
-from layerswap.merge.terms import Derived, Term, Terms, leaves
+from layerswap.merge.sources import Adapted, Gathered, Run
+from layerswap.merge.terms import Derived, Term, Terms, expert_tensors, leaves
+from layerswap.merge.vocabulary import Alignment, vocabulary_tensors
 
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The dtypes a recipe can ask for, as safetensors names them."""
+
+Gathereds = dict[tuple[str, str], Gathered]
+"""Aligned embeddings and heads by expert and tensor."""
+AlignedRows = tuple[Gathereds, Gathereds]
+"""Those for blends, and those for methods that take deltas."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ def output_tensors(
     base: Checkpoint | None = None,
     dtype: str | None = None,
     drop: frozenset[str] = frozenset(),
+    rows: AlignedRows = ({}, {}),
 ) -> list[OutputTensor]:
     """Every tensor of the merged model, in the byte order of the first expert's files.
 
@@ -97,6 +104,7 @@ def output_tensors(
         dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`; when None
             each tensor gets the widest dtype that an expert stores it in.
         drop: tensors to leave out (a stored copy of tied embeddings).
+        rows: what `aligned_rows` gave.
 
     Raises:
         MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) lies in
@@ -104,12 +112,13 @@ def output_tensors(
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else None
+    everyone = {**experts, **({BASE: base} if base else {})}
     outputs = []
     for name, info in first.tensors.items():
         if name in drop:
             continue
         blend = composition[first.places[name]]
-        inputs = _terms(blend, name, {**experts, **({BASE: base} if base else {})})
+        inputs = _terms(blend, name, everyone, rows)
         stored_inputs = list(leaves(inputs))
         if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
             only = _unblendable(stored_inputs)
@@ -117,8 +126,37 @@ def output_tensors(
             continue
         stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
         wide = target or _widest(stored & set(FLOAT_DTYPES))
-        outputs.append(OutputTensor(name, wide, info.shape, inputs))
+        shape = next(iter(expert_tensors(inputs))).shape
+        outputs.append(OutputTensor(name, wide, shape, inputs))
     return outputs
+
+
+def aligned_rows(
+    alignment: Alignment | None, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> AlignedRows:
+    """Embeddings and heads in the vocabulary of an alignment; those that are in it are left out.
+
+    Args:
+        alignment: where each row is found.
+        checkpoints: the experts and the base, by the names that the alignment has for them.
+        base: which of them is the base.
+    """
+    blends: Gathereds = {}
+    deltas: Gathereds = {}
+    for name, checkpoint in checkpoints.items() if alignment else ():
+        member = BASE if checkpoint is base else name
+        for tensor in vocabulary_tensors(checkpoint):
+            info = checkpoint.tensors[tensor]
+            if alignment is None or alignment.is_identity(name, info.shape[0]):
+                continue
+            for found, rows in ((blends, alignment.rows), (deltas, alignment.deltas)):
+                runs = tuple(
+                    Run(_source(checkpoints[whose], tensor), first, count)
+                    for whose, first, count in rows[name]
+                )
+                shape = (alignment.size, *info.shape[1:])
+                found[member, tensor] = Gathered(tensor, shape, info.dtype, runs)
+    return blends, deltas
 
 
 def pack_shards(
@@ -164,17 +202,29 @@ def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[Ou
     yield group
 
 
-def _terms(blend: Blend, name: str, checkpoints: Mapping[str, Checkpoint]) -> Terms:
+def _terms(
+    blend: Blend,
+    name: str,
+    checkpoints: Mapping[str, Checkpoint],
+    rows: AlignedRows,
+) -> Terms:
     """One tensor of a blend, as terms over what is stored."""
-    return tuple((_term(member, name, checkpoints), weight) for member, weight in blend.weights)
+    return tuple((_term(member, name, checkpoints, rows), w) for member, w in blend.weights)
 
 
-def _term(member: Member, name: str, checkpoints: Mapping[str, Checkpoint]) -> Term:
+def _term(
+    member: Member,
+    name: str,
+    checkpoints: Mapping[str, Checkpoint],
+    rows: AlignedRows,
+) -> Term:
     if isinstance(member, str):
-        return _source(checkpoints[member], name)
-    inputs = tuple(_terms(blend, name, checkpoints) for blend, _ in member.inputs)
-    base = _terms(member.base, name, checkpoints) if member.base else None
-    shape = next(leaves(inputs[0])).shape
+        return rows[0].get((member, name)) or _source(checkpoints[member], name)
+    if member.base is not None:
+        rows = rows[1], rows[1]
+    inputs = tuple(_terms(blend, name, checkpoints, rows) for blend, _ in member.inputs)
+    base = _terms(member.base, name, checkpoints, rows) if member.base else None
+    shape = next(iter(expert_tensors(inputs[0]))).shape
     return Derived(name, shape, member, inputs, base)
 
 

@@ -20,7 +20,16 @@ from layerswap.merge.check import check_tied
 from layerswap.merge.documents import RECORD, write_documents
 from layerswap.merge.engine import Progress, measure_model, write_shard
 from layerswap.merge.guard import Stamp, check_apart, check_space, check_unchanged
-from layerswap.merge.outputs import OutputTensor, Shard, index_of, output_tensors, pack_shards
+from layerswap.merge.outputs import (
+    OutputTensor,
+    Shard,
+    aligned_rows,
+    index_of,
+    output_tensors,
+    pack_shards,
+)
+from layerswap.merge.tokenizer import template_difference
+from layerswap.merge.vocabulary import Alignment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,6 +47,7 @@ class Plan:
         drop: stored copies of tied embeddings, left out of the output.
         magnitude: measured weights, when the recipe asks for them.
         stamps: size, time and inode of every weight file when it was opened.
+        alignment: how embeddings and heads come to one vocabulary, where they differ.
 
     Example:
         plan = swap(task="math-expert", language="swahili-expert", bottom=5, top=2)
@@ -52,6 +62,7 @@ class Plan:
     drop: frozenset[str]
     magnitude: Mapping[str, float] | None
     stamps: Mapping[Path, Stamp]
+    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         check_tied(self.composition, self.reference, self.drop)
@@ -71,11 +82,23 @@ class Plan:
         """The checkpoints that the output depends on: the experts used, and the base."""
         return with_base(self.used, self.base)
 
+    @property
+    def tokenizer_owner(self) -> Checkpoint:
+        """The checkpoint whose tokenizer the output has."""
+        if self.alignment is None:
+            return self.reference
+        return with_base(self.experts, self.base)[self.alignment.owner]
+
     @cached_property
     def tensors(self) -> list[OutputTensor]:
         """Every tensor that the merge will write."""
         return output_tensors(
-            self.composition, self.used, base=self.base, dtype=self.recipe.dtype, drop=self.drop
+            self.composition,
+            self.used,
+            base=self.base,
+            dtype=self.recipe.dtype,
+            drop=self.drop,
+            rows=aligned_rows(self.alignment, with_base(self.experts, self.base), self.base),
         )
 
     @property
@@ -86,6 +109,22 @@ class Plan:
     def shards(self) -> list[Shard]:
         """The output files."""
         return pack_shards(self.tensors, parse_size(self.recipe.max_shard_size), {"format": "pt"})
+
+    @property
+    def notes(self) -> list[str]:
+        """What a careful person would want to know of this merge, a line each."""
+        found = []
+        pair = template_difference(self.sources)
+        if pair:
+            found.append(
+                f"the chat templates of {pair[0]} and {pair[1]} differ; the output has that of "
+                f"{self.tokenizer_owner.identity}"
+            )
+        if self.alignment is not None:
+            found.append(f"embedding and head are aligned to {self.alignment.size} rows")
+            for name, tokens in self.alignment.added.items():
+                found.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
+        return found
 
     def __str__(self) -> str:
         return draw(self.composition)

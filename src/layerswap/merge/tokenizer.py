@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.errors import MergeError
+
+if TYPE_CHECKING:
+    from layerswap.merge.vocabulary import Alignment
 
 RAW_FILES = (
     "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
 """Files that define a vocabulary where there is no `tokenizer.json`."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 """Parts of `tokenizer.json` that decide which tokens a text becomes."""
 
@@ -27,16 +31,69 @@ def check_tokenizers(checkpoints: Mapping[str, Checkpoint]) -> None:
     Raises:
         MergeError: how they differ, with the number of tokens and examples.
     """
-    seen: list[tuple[str, Path]] = []
+    found = differences(checkpoints)
+    if found:
+        raise MergeError(
+            f"{found}; say which the output has with `tokenizer: task`, `language` or `union` "
+            "(--tokenizer)"
+        )
+
+
+def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
+    """How the tokenizers of the first two checkpoints that differ do so; None where none do."""
+    seen: tuple[str, Path] | None = None
     for name, checkpoint in checkpoints.items():
         folder = checkpoint.folder
         if not any((folder / file).is_file() for file in ("tokenizer.json", *RAW_FILES)):
             continue
-        if seen:
-            difference = _difference(seen[0][1], folder)
-            if difference:
-                raise MergeError(f"tokenizers of {seen[0][0]} and {name} differ: {difference}")
-        seen.append((name, folder))
+        if seen is None:
+            seen = name, folder
+            continue
+        difference = _difference(seen[1], folder)
+        if difference:
+            more = "".join(f"; {text}" for text in _settings_differences(seen[1], folder))
+            return f"tokenizers of {seen[0]} and {name} differ: {difference}{more}"
+    return None
+
+
+def template_difference(checkpoints: Mapping[str, Checkpoint]) -> tuple[str, str] | None:
+    """The first two checkpoints that have chat templates which are not the same."""
+    found = {name: _template(c.folder) for name, c in checkpoints.items()}
+    known = [(name, text) for name, text in found.items() if text]
+    other = next((name for name, text in known if text != known[0][1]), None)
+    return None if other is None else (known[0][0], other)
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
+    """Id of every token in `tokenizer.json`, added tokens included; empty without that file."""
+    path = checkpoint.folder / "tokenizer.json"
+    return _vocabulary(read_json_object(path)) if path.is_file() else {}
+
+
+def _settings_differences(first: Path, second: Path) -> Iterator[str]:
+    a, b = (_settings(folder) for folder in (first, second))
+    for key in SPECIAL_TOKENS:
+        if _content(a.get(key)) != _content(b.get(key)):
+            yield f"{key} is {_content(a.get(key))!r} and {_content(b.get(key))!r}"
+    if _template(first) != _template(second):
+        yield "the chat templates differ"
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _content(token: object) -> object:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _template(folder: Path) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8", errors="replace")
+    found = _settings(folder).get("chat_template")
+    return found if isinstance(found, str) else None
 
 
 def _difference(first: Path, second: Path) -> str | None:
@@ -90,3 +147,48 @@ def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 def _id(value: int | None) -> str:
     return "missing" if value is None else f"id {value}"
+
+
+def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpoint]) -> None:
+    """Add to the tokenizer in `folder` the tokens that only other experts have.
+
+    They are added tokens there: found in a text before it is split further. A token of a
+    byte-level vocabulary is added as the text that it stands for.
+
+    Raises:
+        MergeError: the tokenizer gives a token another id than its row has.
+    """
+    path = folder / "tokenizer.json"
+    data = read_json_object(path)
+    entries, taken = list(data.get("added_tokens") or ()), set(_vocabulary(data))
+    following = 1 + max(_vocabulary(data).values(), default=-1)
+    for name, tokens in alignment.added.items():
+        theirs = read_json_object(experts[name].folder / "tokenizer.json")
+        known = {entry["content"]: entry for entry in theirs.get("added_tokens") or ()}
+        for i, token in enumerate(tokens):
+            entry = known.get(token) or _plain_token(_as_text(token, theirs))
+            if entry["content"] in taken:
+                raise MergeError(
+                    f"tokenizers cannot be joined: {token!r} of {name} stands for a text that is a "
+                    "token already; choose one tokenizer"
+                )
+            entries.append({**entry, "id": following + i})
+            taken.add(entry["content"])
+        following += len(tokens)
+    path.write_text(json.dumps({**data, "added_tokens": entries}, ensure_ascii=False), "utf-8")
+
+
+def _plain_token(text: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"content": text, **flags}
+
+
+def _as_text(token: str, tokenizer: Mapping[str, Any]) -> str:
+    """What a token of a byte-level vocabulary stands for; others stand for themselves."""
+    if "ByteLevel" not in json.dumps(tokenizer.get("decoder")):
+        return token
+    from tokenizers.decoders import ByteLevel
+
+    text = str(ByteLevel().decode([token]))
+    # Half of a character stands for no text: its row can never be asked for.
+    return token if "\ufffd" in text else text

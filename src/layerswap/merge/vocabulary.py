@@ -1,0 +1,207 @@
+"""Bringing embeddings and heads to one vocabulary, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from layerswap.checkpoint import Checkpoint, text_config
+from layerswap.compose import Recipe
+from layerswap.errors import MergeError, RecipeError
+from layerswap.merge.tokenizer import check_tokenizers, differences, read_vocabulary
+
+UNION = "union"
+Rows = tuple[tuple[str, int, int], ...]
+"""Runs of rows: whose they are, the first of them, and how many."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """One vocabulary for all experts.
+
+    Attributes:
+        owner: the expert whose tokenizer is written.
+        size: rows of the embedding in the output.
+        rows: where each checkpoint's rows of that vocabulary are found. A row that a checkpoint
+            lacks is that of the first expert that has its token, so that a blend is one of those
+            that have it.
+        deltas: the same for methods that take deltas: a row that an expert lacks is the base's,
+            so that it adds nothing there.
+        added: tokens that the owner's tokenizer lacks, by the expert they come from, in the
+            order of their new ids.
+    """
+
+    owner: str
+    size: int
+    rows: Mapping[str, Rows]
+    deltas: Mapping[str, Rows]
+    added: Mapping[str, tuple[str, ...]]
+
+    def is_identity(self, name: str, count: int) -> bool:
+        """Whether a checkpoint's `count` rows stay as they are."""
+        return count == self.size and self.rows[name] == ((name, 0, count),)
+
+
+def align(
+    recipe: Recipe, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> Alignment | None:
+    """How to bring the checkpoints to one vocabulary; None where they have one already.
+
+    Args:
+        recipe: its `tokenizer` says whose vocabulary the output has.
+        checkpoints: the experts in their order, and the base.
+        base: which of them is the base.
+
+    Raises:
+        MergeError: the tokenizers differ and the recipe does not choose one, or there is no
+            `tokenizer.json` to align rows by.
+    """
+    sizes = {name: vocabulary_size(c) for name, c in checkpoints.items()}
+    if not all(sizes.values()):
+        check_tokenizers(checkpoints)
+        return None
+    choice = _choice(recipe)
+    if choice is None or not differences(checkpoints):
+        check_tokenizers(checkpoints)
+        return _padded(checkpoints, sizes)
+    tokens = _vocabularies(checkpoints, sizes)
+    owner = recipe.experts_in_order[0] if choice == UNION else choice
+    joined = [owner, *(name for name in checkpoints if choice == UNION and name != owner)]
+    target, size, added = _union(joined, tokens, sizes[owner])
+    experts = [name for name in checkpoints if checkpoints[name] is not base]
+    bases = [name for name in checkpoints if name not in experts]
+    rows = {
+        name: _rows([name, *experts, *bases], owner, (target, size), tokens) for name in checkpoints
+    }
+    deltas = {
+        name: _rows([name, *bases, *experts], owner, (target, size), tokens) for name in checkpoints
+    }
+    return Alignment(owner, size, rows, deltas, added)
+
+
+def vocabulary_size(checkpoint: Checkpoint) -> int:
+    """Rows of the embedding; 0 where the checkpoint was opened without tensors."""
+    names = vocabulary_tensors(checkpoint)
+    return checkpoint.tensors[names[0]].shape[0] if names else 0
+
+
+def vocabulary_tensors(checkpoint: Checkpoint) -> list[str]:
+    """Names of the tensors with one row per token: the embedding, and the head with its bias."""
+    size = text_config(checkpoint.config).get("vocab_size")
+    return [
+        name
+        for name, place in checkpoint.places.items()
+        if place.role in ("embedding", "head")
+        and name in checkpoint.tensors
+        and checkpoint.tensors[name].shape[:1] == (size,)
+        and not any(word in name for word in ("position", "wpe"))
+    ]
+
+
+def _choice(recipe: Recipe) -> str | None:
+    """`union`, or the expert with a source whose tokenizer the output has."""
+    choice = recipe.tokenizer
+    if choice is None or choice == UNION:
+        return choice
+    if choice not in recipe.experts:
+        choice = getattr(recipe.method, choice, None)
+    if not isinstance(choice, str) or choice not in recipe.experts:
+        raise RecipeError(
+            f"tokenizer: no expert {recipe.tokenizer!r}; name an expert, or write union"
+        )
+    if recipe.experts[choice].source is not None:
+        return choice
+    return str(recipe.flat(choice).experts[0])
+
+
+def _padded(checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]) -> Alignment | None:
+    """One tokenizer, embeddings padded to different sizes: the longest decides."""
+    if len(set(sizes.values())) == 1:
+        return None
+    known = {name: tokens for name, c in checkpoints.items() if (tokens := read_vocabulary(c))}
+    owner = max(checkpoints, key=lambda name: sizes[name])
+    for name, size in sizes.items():
+        if name not in known:
+            other = owner if size != sizes[owner] else min(sizes, key=lambda n: sizes[n])
+            raise MergeError(
+                f"vocabularies differ: {sizes[other]} rows in {other}, {size} in {name}, which has "
+                "no tokenizer.json to tell whether the rows are the same tokens"
+            )
+        last = max(known[name].values(), default=-1)
+        if last >= size:
+            raise MergeError(
+                f"{name} has {size} rows in its embedding, but its tokenizer has token {last}"
+            )
+    rows: dict[str, Rows] = {}
+    for name, size in sizes.items():
+        own: Rows = ((name, 0, size),)
+        more = sizes[owner] - size
+        rows[name] = (*own, (owner, size, more)) if more else own
+    return Alignment(owner, sizes[owner], rows, rows, {})
+
+
+def _vocabularies(
+    checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """Id of every token, per checkpoint."""
+    found: dict[str, dict[str, int]] = {}
+    for name, checkpoint in checkpoints.items():
+        tokens = read_vocabulary(checkpoint)
+        if not tokens:
+            # Adapters and bases often come without one; rows of one size are the same tokens.
+            like = next((other for other in found if sizes[other] == sizes[name]), None)
+            if like is None:
+                raise MergeError(f"{name} has no tokenizer.json to align its rows by")
+            tokens = found[like]
+        last = max(tokens.values(), default=-1)
+        if last >= sizes[name]:
+            raise MergeError(
+                f"{name} has {sizes[name]} rows in its embedding, but its tokenizer has token "
+                f"{last}"
+            )
+        found[name] = tokens
+    return found
+
+
+def _union(
+    names: Sequence[str], tokens: Mapping[str, Mapping[str, int]], size: int
+) -> tuple[dict[str, int], int, dict[str, tuple[str, ...]]]:
+    """The tokens of the first name, whose embedding has `size` rows, then those of the others."""
+    target = dict(tokens[names[0]])
+    added: dict[str, tuple[str, ...]] = {}
+    following = 1 + max(target.values(), default=-1)
+    for name in names[1:]:
+        theirs = tokens[name]
+        new = [token for token in sorted(theirs, key=theirs.__getitem__) if token not in target]
+        target.update({token: following + i for i, token in enumerate(new)})
+        following += len(new)
+        if new:
+            added[name] = tuple(new)
+    return target, max(size, following), added
+
+
+def _rows(
+    order: Sequence[str],
+    owner: str,
+    target: tuple[Mapping[str, int], int],
+    tokens: Mapping[str, Mapping[str, int]],
+) -> Rows:
+    """Where rows for the target vocabulary lie: each with the first of `order` that has its token.
+
+    Rows that no token has are padding; they are the owner's.
+    """
+    vocabulary, size = target
+    places: list[tuple[str, int]] = [(owner, row) for row in range(size)]
+    for token, row in vocabulary.items():
+        has = next(name for name in order if token in tokens[name])
+        places[row] = (has, tokens[has][token])
+    return tuple(_runs(places))
+
+
+def _runs(places: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
+    """Neighbouring rows of one checkpoint as one run."""
+    numbered = enumerate(places)
+    for (name, _), group in groupby(numbered, key=lambda item: (item[1][0], item[1][1] - item[0])):
+        rows = [row for _, (_, row) in group]
+        yield name, rows[0], len(rows)

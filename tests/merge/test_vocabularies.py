@@ -1,0 +1,238 @@
+"""Experts whose vocabularies or tokenizers differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from merging import (
+    change_config,
+    copied,
+    raw,
+    save_expert,
+    save_tokenizer,
+    tensors_of,
+    tiny_llama,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import LayerswapError
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+WORDS = {"task": "a b c d e", "language": "c a habari e f g"}
+
+
+def expert(root: Path, name: str, rows: int, words: str, seed: int, **config) -> Path:
+    folder = save_expert(root / name, tiny_llama(vocab_size=rows, **config), seed)
+    return save_tokenizer(folder, words)
+
+
+@pytest.fixture
+def unlike(tmp_path) -> dict[str, Path]:
+    """A task expert of 6 tokens in 8 rows, and a language expert of 7 tokens in 7 rows."""
+    return {
+        "task": expert(tmp_path, "task", 8, WORDS["task"], 0),
+        "language": expert(tmp_path, "language", 7, WORDS["language"], 1),
+    }
+
+
+def ids(name: str) -> dict[str, int]:
+    return {word: i for i, word in enumerate(["<unk>", *WORDS[name].split()])}
+
+
+def merged(experts: dict[str, Path], out: Path, tokenizer: str | None, **more) -> Path:
+    recipe = {
+        "experts": {name: str(path) for name, path in experts.items()},
+        "swap": {"bottom": 1, "top": 1},
+        **({"tokenizer": tokenizer} if tokenizer else {}),
+        **more,
+    }
+    return ls.make_plan(check_recipe(recipe, where="test")).save(out)
+
+
+def check_rows(experts: dict[str, Path], out: Path, order: list[str], size: int) -> None:
+    """Every row of the output, from the definition: the blend of those that have its token."""
+    stored = {name: tensors_of(path) for name, path in experts.items()}
+    found = tensors_of(out)
+    for tensor in (EMBEDDING, HEAD):
+        assert found[tensor].shape == (size, 24)
+        for row, token in enumerate(order):
+            rows = [stored[n][tensor][ids(n)[token]] for n in stored if token in ids(n)]
+            want = rows[0] * 0.5 + rows[-1] * 0.5
+            assert torch.equal(found[tensor][row], want), (tensor, token)
+
+
+@pytest.mark.parametrize("choice", ["task", "language"])
+def test_rows_are_aligned_to_the_chosen_tokenizer(unlike, tmp_path, choice):
+    out = merged(unlike, tmp_path / "out", choice)
+    size = {"task": 8, "language": 7}[choice]
+    check_rows(unlike, out, list(ids(choice)), size)
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == size
+    assert (out / "tokenizer.json").read_bytes() == (unlike[choice] / "tokenizer.json").read_bytes()
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.get_input_embeddings().num_embeddings == size
+
+
+def test_padding_is_that_of_the_tokenizers_owner(unlike, tmp_path):
+    found, own = tensors_of(merged(unlike, tmp_path / "out", "task")), tensors_of(unlike["task"])
+    for tensor in (EMBEDDING, HEAD):
+        assert torch.equal(found[tensor][6:], own[tensor][6:])
+
+
+def test_a_union_has_every_token_and_reads_both_texts(unlike, tmp_path):
+    out = merged(unlike, tmp_path / "out", "union")
+    order = [*ids("task"), *(word for word in ids("language") if word not in ids("task"))]
+    check_rows(unlike, out, order, 9)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer("a habari g")["input_ids"] == [order.index(w) for w in ("a", "habari", "g")]
+    assert len(tokenizer) == 9
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == 9
+
+
+def test_the_model_in_memory_is_the_one_on_disk(unlike, tmp_path):
+    recipe = {
+        "experts": {name: str(path) for name, path in unlike.items()},
+        "swap": {"bottom": 1, "top": 1},
+        "tokenizer": "union",
+    }
+    plan = ls.make_plan(check_recipe(recipe, where="test"))
+    weights = plan.load().state_dict()
+    for name, tensor in tensors_of(plan.save(tmp_path / "out")).items():
+        assert raw(weights[name]) == raw(tensor), name
+
+
+def test_verbatim_rows_keep_their_bits(unlike, tmp_path):
+    swap = {"bottom": 1, "top": 1, "outside": "language"}
+    out = merged(unlike, tmp_path / "out", "task", swap=swap)
+    found, own = tensors_of(out), {name: tensors_of(path) for name, path in unlike.items()}
+    for tensor in (EMBEDDING, HEAD):
+        for token, row in ids("task").items():
+            source = "language" if token in ids("language") else "task"
+            assert raw(found[tensor][row]) == raw(own[source][tensor][ids(source)[token]])
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
+def test_deltas_are_taken_row_by_row(unlike, tmp_path, method):
+    base = expert(tmp_path, "base", 8, WORDS["task"], 5)
+    merge = {"method": method, "experts": {"task": 1.0, "language": 1.0}}
+    merge |= {"density": 1.0} if method == "ties" else {}
+    out = merged(unlike, tmp_path / "out", "union", base=str(base), swap=None, merge=merge)
+    found = tensors_of(out)
+    own = {name: tensors_of(path) for name, path in unlike.items()}
+    for tensor in (EMBEDDING, HEAD):
+        # "b" is the task expert's alone: the language expert has no delta there to add.
+        row = ids("task")["b"]
+        b_task = own["task"][tensor][row]
+        assert torch.allclose(found[tensor][row], b_task, atol=1e-6)
+        habari = own["language"][tensor][ids("language")["habari"]]
+        assert torch.allclose(found[tensor][6], habari, atol=1e-6)
+
+
+def test_tied_embeddings(tmp_path):
+    experts = {
+        "task": expert(tmp_path, "task", 8, WORDS["task"], 0, tie_word_embeddings=True),
+        "language": expert(tmp_path, "language", 7, WORDS["language"], 1, tie_word_embeddings=True),
+    }
+    out = merged(experts, tmp_path / "out", "union")
+    assert HEAD not in tensors_of(out)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+# --- one tokenizer, padded to different sizes ---
+
+
+@pytest.mark.parametrize(("task", "language"), [(10, 16), (16, 10), (10, 10)])
+def test_one_tokenizer_with_more_or_less_padding(tmp_path, task, language):
+    experts = {
+        "task": expert(tmp_path, "task", task, "a b c d", 0),
+        "language": expert(tmp_path, "language", language, "a b c d", 1),
+    }
+    out = merged(experts, tmp_path / "out", None)
+    found = tensors_of(out)
+    own = [tensors_of(path) for path in experts.values()]
+    for tensor in (EMBEDDING, HEAD):
+        assert found[tensor].shape == (max(task, language), 24)
+        want = own[0][tensor][:10] * 0.5 + own[1][tensor][:10] * 0.5
+        assert torch.equal(found[tensor][:10], want)
+        longer = own[0] if task > language else own[1]
+        if task != language:
+            assert torch.equal(found[tensor][10:], longer[tensor][10:])
+    AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_rows_without_a_tokenizer_to_prove_them(tmp_path):
+    experts = {
+        "task": expert(tmp_path, "task", 8, "a b c d", 0),
+        "language": save_expert(tmp_path / "language", tiny_llama(vocab_size=7), 1),
+    }
+    with pytest.raises(LayerswapError) as caught:
+        merged(experts, tmp_path / "out", None)
+    assert str(caught.value) == (
+        "vocabularies differ: 8 rows in task, 7 in language, which has no tokenizer.json to tell "
+        "whether the rows are the same tokens"
+    )
+
+
+def test_a_tokenizer_longer_than_its_embedding(tmp_path):
+    experts = {
+        "task": expert(tmp_path, "task", 10, "a b c d e f g", 0),
+        "language": expert(tmp_path, "language", 7, "a b c d e f g", 1),
+    }
+    with pytest.raises(LayerswapError) as caught:
+        merged(experts, tmp_path / "out", None)
+    assert str(caught.value) == (
+        "language has 7 rows in its embedding, but its tokenizer has token 7"
+    )
+
+
+# --- what the user is told ---
+
+
+def test_how_tokenizers_differ(unlike):
+    for name, folder in unlike.items():
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text())
+        settings["eos_token"] = {"task": "</s>", "language": {"content": "<|end|>"}}[name]
+        path.write_text(json.dumps(settings))
+        (folder / "chat_template.jinja").write_text(f"{name} {{{{ messages }}}}")
+    with pytest.raises(LayerswapError) as caught:
+        ls.swap(**unlike)
+    assert str(caught.value) == (
+        "tokenizers of task and language differ: 8 tokens of 6 and 7 ('a' is id 1 and id 2, 'b' is "
+        "id 2 and missing, 'c' is id 3 and id 1); eos_token is '</s>' and '<|end|>'; the chat "
+        "templates differ; say which the output has with `tokenizer: task`, `language` or `union` "
+        "(--tokenizer)"
+    )
+
+
+def test_the_special_tokens_are_those_of_the_chosen_tokenizer(unlike, tmp_path):
+    change_config(unlike["task"], eos_token_id=3)
+    change_config(unlike["language"], eos_token_id=5)
+    out = merged(unlike, tmp_path / "out", "language")
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == 5
+
+
+def test_a_choice_that_names_no_expert(unlike):
+    recipe = {
+        "experts": {name: str(path) for name, path in unlike.items()},
+        "swap": {},
+        "tokenizer": "tsak",
+    }
+    with pytest.raises(LayerswapError) as caught:
+        ls.make_plan(check_recipe(recipe, where="test"))
+    assert str(caught.value) == "tokenizer: no expert 'tsak'; name an expert, or write union"
+
+
+def test_another_chat_template_is_only_noted(unlike, tmp_path):
+    same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
+    assert ls.swap(**same).notes == []
+    for name, folder in same.items():
+        (folder / "chat_template.jinja").write_text(name)
+    assert ls.swap(**same).notes == [
+        f"the chat templates of task and language differ; the output has that of {same['task']}"
+    ]
