@@ -9,10 +9,11 @@ import platform
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
+from layerswap.checkpoint.journal import read_journal
 from layerswap.errors import MergeError
 
 PARTIAL = ".partial-"
@@ -24,17 +25,22 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def atomic_folder(target: Path, *, marker: str, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(
+    target: Path, *, marker: str, overwrite: bool = False, resume: str | None = None
+) -> Iterator[Path]:
     """A fresh folder beside `target` that becomes `target` when the block ends well.
 
     Every file is flushed to disk before the rename, and the parent folder after it. An exception
     removes the unfinished folder. A killed process leaves it behind under a name with
-    `.partial-`; the next commit to the same target, once that process is gone, removes it.
+    `.partial-`; the next commit to the same target, once that process is gone, goes on with it
+    or removes it.
 
     Args:
         target: the folder to create.
         marker: a file that only our own outputs hold; a folder without it is never replaced.
         overwrite: replace an existing folder.
+        resume: the key of the work; a folder that a killed process left with a journal of this
+            key is handed out again (see `checkpoint.journal`).
 
     Raises:
         MergeError: `target` exists and may not be replaced, or the disk refuses.
@@ -43,10 +49,11 @@ def atomic_folder(target: Path, *, marker: str, overwrite: bool = False) -> Iter
     """
     refuse_target(target, marker=marker, overwrite=overwrite)
     real = target.resolve()  # "." and ".." have no name to put a suffix to
-    _sweep_leftovers(real)
     folder = real.with_name(f"{_partial_prefix(real)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
-        folder.mkdir()
+        _adopt(real, folder, resume)
+        _sweep_leftovers(real)
+        folder.mkdir(exist_ok=True)
         yield folder
         sync_tree(folder)
         _put_in_place(folder, real, marker=marker, overwrite=overwrite)
@@ -130,12 +137,30 @@ def _exchange(first: Path, second: Path) -> bool:
     raise OSError(code, os.strerror(code), str(second))
 
 
-def _sweep_leftovers(target: Path) -> None:
+def _adopt(target: Path, folder: Path, key: str | None) -> None:
+    """Take over, as `folder`, the leftover with the most finished work of this key."""
+    if key is None:
+        return
+    found = {leftover: read_journal(leftover, key) for leftover in _leftovers(target)}
+    work = {leftover: sum(files.values()) for leftover, files in found.items() if files}
+    # Two runs that resume at once cannot both rename it: the other finds nothing and starts anew.
+    for leftover in sorted(work, key=work.__getitem__, reverse=True)[:1]:
+        with suppress(FileNotFoundError):
+            leftover.rename(folder)
+
+
+def _leftovers(target: Path) -> Iterator[Path]:
+    """Unfinished folders of this target whose process is gone."""
     prefix = _partial_prefix(target)
-    for leftover in target.parent.glob(f"{escape(prefix)}*"):
+    for leftover in sorted(target.parent.glob(f"{escape(prefix)}*")):
         pid = leftover.name.removeprefix(prefix).split("-")[0]
         if pid.isdecimal() and not _alive(int(pid)):
-            shutil.rmtree(leftover, ignore_errors=True)
+            yield leftover
+
+
+def _sweep_leftovers(target: Path) -> None:
+    for leftover in _leftovers(target):
+        shutil.rmtree(leftover, ignore_errors=True)
     if target.exists():
         for leftover in target.parent.glob(f"{escape(target.name)}{REPLACED}*"):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -23,6 +23,9 @@ def merge(
     top_transition: options.TopTransition = None,
     outside: options.OutsideLayers = None,
     weights: options.Weights = None,
+    tokenizer: options.Tokenizer = None,
+    bake: options.Bake = None,
+    rank: options.Rank = None,
     dtype: options.Dtype = None,
     max_shard_size: options.MaxShardSize = None,
     overwrite: Annotated[
@@ -30,6 +33,15 @@ def merge(
     ] = False,
     allow_non_finite: Annotated[
         bool, typer.Option("--allow-non-finite", help="Let NaN and infinity through arithmetic.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the same merge was killed.")
+    ] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the output to the Hub.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: let everybody see it.")
     ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Workers. Default: the usable processors.")
@@ -45,18 +57,24 @@ def merge(
     from layerswap.cli.progress import byte_progress
     from layerswap.merge import make_plan
     from layerswap.merge.documents import RECORD
+    from layerswap.merge.push import check_hub_id, push_folder
 
     flags = {
         "task": task, "language": language, "base": base, "bottom": bottom, "top": top,
         "bottom_transition": bottom_transition, "top_transition": top_transition,
         "outside": outside, "weights": weights, "dtype": dtype, "max_shard_size": max_shard_size,
+        "tokenizer": tokenizer, "bake": bake, "rank": rank,
     }  # fmt: skip
+    if push is not None:
+        check_hub_id(push)
     checked = options.build_recipe(recipe, flags)
     # Before the sources are opened: opening may download them.
     refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
     plan = make_plan(checked)
     plan.check_target(out, overwrite=overwrite)
     typer.echo(str(plan))
+    for note in plan.notes:
+        typer.echo(f"note: {note}")
     with byte_progress("merging", plan.nbytes) as progress:
         written = plan.save(
             out,
@@ -64,5 +82,8 @@ def merge(
             threads=threads,
             progress=progress,
             allow_non_finite=allow_non_finite,
+            resume=resume,
         )
     typer.echo(f"wrote {written} ({decimal(plan.nbytes)})")
+    if push is not None:
+        typer.echo(f"uploaded to {push_folder(written, push, private=not public)}")

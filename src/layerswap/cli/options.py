@@ -52,6 +52,20 @@ Weights = Annotated[
         metavar="uniform|magnitude|W_TASK,W_LANG", help="Weights of a blend. Default: uniform."
     ),
 ]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="task|language|union",
+        help="Whose tokenizer the output has, where they differ; rows are aligned by token.",
+    ),
+]
+Bake = Annotated[
+    bool | None,
+    typer.Option("--bake", help="Write full weights even where both experts are adapters."),
+]
+Rank = Annotated[
+    int | None, typer.Option(min=1, help="Largest rank of a merged adapter. Default: exact.")
+]
 Dtype = Annotated[
     str | None,
     typer.Option(
@@ -62,11 +76,15 @@ MaxShardSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Largest size of an output file. Default: 5GB.")
 ]
 
+OUTPUT = ("tokenizer", "bake", "rank", "dtype", "max_shard_size")
+"""Options that may stand beside a recipe file."""
+
 
 def build_recipe(path: Path | None, flags: dict[str, Any]) -> Recipe:
     """The recipe in a file, or the one that the flags of `merge` and `plan` describe.
 
-    With a file, only `dtype` and `max_shard_size` may be given beside it, and override it.
+    With a file, only what is said of the output (`tokenizer`, `bake`, `rank`, `dtype` and
+    `max_shard_size`) may be given beside it, and overrides it.
 
     Raises:
         RecipeError: both or neither are given, or the recipe is wrong.
@@ -74,9 +92,7 @@ def build_recipe(path: Path | None, flags: dict[str, Any]) -> Recipe:
     from layerswap.compose.recipe import check_recipe, read_recipe
 
     given = {name: value for name, value in flags.items() if value is not None}
-    output: dict[str, Any] = {
-        name: given.pop(name) for name in ("dtype", "max_shard_size") if name in given
-    }
+    output: dict[str, Any] = {name: given.pop(name) for name in OUTPUT if name in given}
     if path is not None:
         if given:
             flag = next(iter(given)).replace("_", "-")

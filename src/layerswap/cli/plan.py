@@ -22,6 +22,9 @@ def plan(
     top_transition: options.TopTransition = None,
     outside: options.OutsideLayers = None,
     weights: options.Weights = None,
+    tokenizer: options.Tokenizer = None,
+    bake: options.Bake = None,
+    rank: options.Rank = None,
     dtype: options.Dtype = None,
     max_shard_size: options.MaxShardSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -38,6 +41,7 @@ def plan(
         "task": task, "language": language, "base": base, "bottom": bottom, "top": top,
         "bottom_transition": bottom_transition, "top_transition": top_transition,
         "outside": outside, "weights": weights, "dtype": dtype, "max_shard_size": max_shard_size,
+        "tokenizer": tokenizer, "bake": bake, "rank": rank,
     }  # fmt: skip
     made = make_plan(options.build_recipe(recipe, flags))
     facts = made.to_dict()
@@ -46,6 +50,8 @@ def plan(
         return
     typer.echo(str(made))
     typer.echo()
+    for note in made.notes:
+        typer.echo(f"note: {note}")
     for name, identity in facts["experts"].items():
         typer.echo(f"{name}: {identity}")
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])

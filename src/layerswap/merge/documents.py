@@ -41,7 +41,7 @@ def write_documents(folder: Path, plan: Plan) -> None:
     """Write configuration, tokenizer, generation configuration, card and record."""
     write_configuration(folder, plan)
     (folder / "README.md").write_text(model_card(plan), "utf-8")
-    _write_json(folder / RECORD, record(plan))
+    _write_json(folder / RECORD, plan.record)
 
 
 def write_configuration(folder: Path, plan: Plan) -> None:
@@ -63,7 +63,7 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """
     _copy_first(folder, plan, COPIED[1])
     (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
-    _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
+    _write_json(folder / RECORD, {**plan.record, "largest_share_lost_to_rank": lost})
 
 
 def record(plan: Plan) -> dict[str, Any]:

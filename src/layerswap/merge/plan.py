@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,26 +9,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, atomic_folder, refuse_target
+from layerswap.checkpoint import Checkpoint, refuse_target
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.mistakes import parse_size
 from layerswap.compose.operation import Operation
 from layerswap.compose.schema import Override
 from layerswap.errors import RecipeError
 from layerswap.merge.check import check_tied
-from layerswap.merge.documents import RECORD, write_documents
-from layerswap.merge.engine import Progress, measure_model, write_shard
+from layerswap.merge.documents import RECORD, record
+from layerswap.merge.engine import Progress
 from layerswap.merge.guard import Stamp, check_apart, check_space, check_unchanged
 from layerswap.merge.outputs import (
     OutputTensor,
     Shard,
     aligned_rows,
-    index_of,
     output_tensors,
     pack_shards,
 )
 from layerswap.merge.tokenizer import template_difference
 from layerswap.merge.vocabulary import Alignment
+from layerswap.merge.writing import write_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -202,6 +201,7 @@ class Plan:
         threads: int | None = None,
         progress: Progress | None = None,
         allow_non_finite: bool = False,
+        resume: bool = False,
     ) -> Path:
         """Write the merged checkpoint: a folder that transformers and vLLM load.
 
@@ -214,31 +214,29 @@ class Plan:
             threads: workers; the number of usable processors when None.
             progress: called with the number of bytes just written, by any of the workers.
             allow_non_finite: let NaN and infinity through arithmetic.
+            resume: go on where the same merge was killed, keeping the output files that it
+                finished.
 
         Raises:
             LayerswapError: the output exists, does not fit on the disk or cannot be written, or
                 a source holds NaN or infinity, or changed meanwhile.
         """
         target = self.check_target(out, overwrite=overwrite)
-        shards = self.shards()
-        workers = threads or len(os.sched_getaffinity(0))
-        thresholds = measure_model(self.tensors)
-        with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
-            for shard in shards:
-                write_shard(
-                    folder / shard.file,
-                    shard,
-                    threads=workers,
-                    progress=progress or _silent,
-                    thresholds=thresholds,
-                    allow_non_finite=allow_non_finite,
-                )
-            index = index_of(shards)
-            if index:
-                (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
-            write_documents(folder, self)
-            check_unchanged(self.stamps)
+        write_plan(
+            self,
+            target,
+            overwrite=overwrite,
+            threads=threads or len(os.sched_getaffinity(0)),
+            progress=progress or _silent,
+            allow_non_finite=allow_non_finite,
+            resume=resume,
+        )
         return target
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The content of `layerswap.json`."""
+        return record(self)
 
     def check_target(self, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """The absolute folder that `save` would write, checked without writing anything.

@@ -25,6 +25,9 @@ def swap(
     top_transition: int = 0,
     outside: Outside = "blend",
     weights: str | Mapping[str, float] = "uniform",
+    tokenizer: str | None = None,
+    bake: bool = False,
+    rank: int | None = None,
     dtype: str | None = None,
     max_shard_size: str = "5GB",
 ) -> Plan:
@@ -40,6 +43,10 @@ def swap(
         top_transition: blended layers below the top zone.
         outside: what embeddings, final norm and head take.
         weights: of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
+        tokenizer: whose tokenizer the output has where they differ: an expert's name, or
+            `union`.
+        bake: write full weights even where all experts are adapters.
+        rank: largest rank of a merged adapter; exact when None.
         dtype: `float32`, `bfloat16` or `float16`; as stored when None.
         max_shard_size: largest size of an output file.
 
@@ -61,6 +68,9 @@ def swap(
         "base": None if base is None else os.fspath(base),
         "swap": {key: value for key, value in method.items() if value is not None},
         "weights": weights if isinstance(weights, str) else dict(weights),
+        "tokenizer": tokenizer,
+        "bake": bake,
+        "rank": rank,
         "dtype": dtype,
         "max_shard_size": max_shard_size,
     }
@@ -72,6 +82,9 @@ def soup(
     *,
     base: Source | None = None,
     weights: str | Mapping[str, float] = "uniform",
+    tokenizer: str | None = None,
+    bake: bool = False,
+    rank: int | None = None,
     dtype: str | None = None,
     max_shard_size: str = "5GB",
 ) -> Plan:
@@ -81,6 +94,10 @@ def soup(
         experts: the experts, or the experts by name; without names they are `expert_1` and on.
         base: the checkpoint they were fine-tuned from; magnitude weights need it.
         weights: `uniform`, `magnitude`, or a weight per name.
+        tokenizer: whose tokenizer the output has where they differ: an expert's name, or
+            `union`.
+        bake: write full weights even where all experts are adapters.
+        rank: largest rank of a merged adapter; exact when None.
         dtype: `float32`, `bfloat16` or `float16`; as stored when None.
         max_shard_size: largest size of an output file.
 
@@ -94,6 +111,9 @@ def soup(
         "base": None if base is None else os.fspath(base),
         "soup": {"experts": list(experts)},
         "weights": weights if isinstance(weights, str) else dict(weights),
+        "tokenizer": tokenizer,
+        "bake": bake,
+        "rank": rank,
         "dtype": dtype,
         "max_shard_size": max_shard_size,
     }
