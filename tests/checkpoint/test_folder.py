@@ -254,8 +254,8 @@ def test_an_index_that_is_a_list_or_a_folder(sharded):
 
 ADAPTER = ": a LoRA adapter, where a full checkpoint is needed"
 PICKLED = (
-    ": has only pickled weights (.bin), which can run code when loaded; convert them to "
-    "safetensors first"
+    ": has only pickled weights (.bin), which can run code when loaded; pass --allow-pickle to "
+    "read them as tensors only, or convert them to safetensors"
 )
 
 

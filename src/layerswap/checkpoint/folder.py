@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint.adapter import Adapter, LowRank, is_adapter
 from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.hub import fetch_checkpoint
+from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
 from layerswap.checkpoint.read import open_file, read_elements, read_tensor
 from layerswap.checkpoint.strict_json import clipped, read_json_object
@@ -108,7 +109,11 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: str, *, revision: str | None = None, patterns: Sequence[Pattern] = ()
+    source: str,
+    *,
+    revision: str | None = None,
+    patterns: Sequence[Pattern] = (),
+    allow_pickle: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint: a local folder, or a Hub id that is downloaded first.
 
@@ -119,15 +124,19 @@ def open_checkpoint(
         source: local folder, or `owner/name[@revision]` on the Hub.
         revision: Hub branch, tag or commit; the commit it resolves to is recorded.
         patterns: places of tensors whose names no built-in layout knows.
+        allow_pickle: read pickled weights (`.bin`) where there are no others; see
+            `checkpoint.pickled`.
 
     Raises:
         CheckpointError: it cannot be found, is incomplete, ambiguous or damaged, or has tensors
             that no layout places.
     """
     folder, commit = fetch_checkpoint(source, revision)
+    if allow_pickle and commit and not any(folder.glob("*.safetensors")):
+        folder, commit = fetch_checkpoint(source, commit, pickled=True)
     try:
         config = _read_config(folder)
-        tensors = _read_tensors(folder)
+        tensors = _read_tensors(folder, allow_pickle)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
     try:
@@ -182,7 +191,7 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
+def _read_tensors(folder: Path, allow_pickle: bool) -> dict[str, TensorInfo]:
     single, index = folder / SINGLE, folder / INDEX
     # A link to nothing counts as present: it is an incomplete checkpoint, not another kind.
     has_single, has_index = (path.is_symlink() or path.exists() for path in (single, index))
@@ -194,6 +203,8 @@ def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
         return _read_shards(folder, index)
     if has_single:
         return read_header(single)
+    if allow_pickle and any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
+        return read_pickled(folder)
     raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
 
 
@@ -202,8 +213,8 @@ def _why_no_weights(folder: Path) -> str:
         return f"has safetensors files but neither {SINGLE} nor {INDEX}"
     if any(folder.glob("*.bin")):
         return (
-            "has only pickled weights (.bin), which can run code when loaded; convert them to "
-            "safetensors first"
+            "has only pickled weights (.bin), which can run code when loaded; pass "
+            "--allow-pickle to read them as tensors only, or convert them to safetensors"
         )
     return "has no weights in safetensors format"
 

@@ -13,7 +13,7 @@ ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 def fetch_checkpoint(
-    source: str, revision: str | None = None, *, weights: bool = True
+    source: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
 ) -> tuple[Path, str | None]:
     """The local folder that holds `source`, downloaded first when it is a Hub id.
 
@@ -21,6 +21,7 @@ def fetch_checkpoint(
         source: a local folder, or a Hub id `owner/name`, optionally `owner/name@revision`.
         revision: branch, tag or commit on the Hub; overrides the one in `source`.
         weights: whether to download the weights too.
+        pickled: whether to download pickled weights too.
 
     Returns:
         The folder, and the full commit hash that the Hub gave (None for a local folder).
@@ -45,6 +46,7 @@ def fetch_checkpoint(
     if not HUB_ID.fullmatch(name):
         raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
     allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
+    allowed += ["*.bin"] if pickled else []
     return _download(name, revision or inline or None, allowed)
 
 

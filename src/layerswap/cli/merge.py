@@ -28,6 +28,7 @@ def merge(
     rank: options.Rank = None,
     dtype: options.Dtype = None,
     max_shard_size: options.MaxShardSize = None,
+    allow_pickle: options.AllowPickle = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that layerswap wrote.")
     ] = False,
@@ -70,7 +71,7 @@ def merge(
     checked = options.build_recipe(recipe, flags)
     # Before the sources are opened: opening may download them.
     refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
-    plan = make_plan(checked)
+    plan = make_plan(checked, allow_pickle=allow_pickle)
     plan.check_target(out, overwrite=overwrite)
     typer.echo(str(plan))
     for note in plan.notes:

@@ -75,6 +75,10 @@ Dtype = Annotated[
 MaxShardSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Largest size of an output file. Default: 5GB.")
 ]
+AllowPickle = Annotated[
+    bool,
+    typer.Option("--allow-pickle", help="Read pickled weights (.bin), as tensors only."),
+]
 
 OUTPUT = ("tokenizer", "bake", "rank", "dtype", "max_shard_size")
 """Options that may stand beside a recipe file."""

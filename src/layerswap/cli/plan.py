@@ -27,6 +27,7 @@ def plan(
     rank: options.Rank = None,
     dtype: options.Dtype = None,
     max_shard_size: options.MaxShardSize = None,
+    allow_pickle: options.AllowPickle = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Draw a composition and say what it would write; writes nothing.
@@ -43,7 +44,7 @@ def plan(
         "outside": outside, "weights": weights, "dtype": dtype, "max_shard_size": max_shard_size,
         "tokenizer": tokenizer, "bake": bake, "rank": rank,
     }  # fmt: skip
-    made = make_plan(options.build_recipe(recipe, flags))
+    made = make_plan(options.build_recipe(recipe, flags), allow_pickle=allow_pickle)
     facts = made.to_dict()
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))

@@ -18,16 +18,20 @@ from layerswap.merge.plan import Plan, with_base
 from layerswap.merge.vocabulary import align, vocabulary_tensors
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def make_plan(recipe: Recipe, *, allow_pickle: bool = False) -> Plan:
     """Open the sources of a recipe, check them against each other, and resolve it.
 
     Reads headers and JSON only, except that magnitude weights read every tensor.
+
+    Args:
+        recipe: what to merge.
+        allow_pickle: read pickled weights (`.bin`), as tensors only.
 
     Raises:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
             recipe does not fit them.
     """
-    opened = open_sources(recipe, recipe.experts_in_order)
+    opened = open_sources(recipe, recipe.experts_in_order, allow_pickle=allow_pickle)
     sources, base = opened.experts, opened.base
     if base is not None and recipe.base is None:
         # The base that adapters name is recorded, or the merge could not be made again.

@@ -38,7 +38,7 @@ class Sources:
     adapters_only: bool
 
 
-def open_sources(recipe: Recipe, names: Sequence[str]) -> Sources:
+def open_sources(recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = False) -> Sources:
     """Open the experts of these names, and the base.
 
     Raises:
@@ -56,12 +56,13 @@ def open_sources(recipe: Recipe, names: Sequence[str]) -> Sources:
             if is_adapter(folder):
                 adapters[name] = read_adapter(folder), commit
             else:
-                full[name] = _open(expert, recipe)
+                full[name] = _open(expert, recipe, allow_pickle)
         except LayerswapError as error:
             raise error.within(name) from None
         _refuse_unfinished(name, expert.source, folder.resolve())
     only = bool(adapters) and not full and not recipe.bake
-    base = _open_base(recipe, {name: adapter for name, (adapter, _) in adapters.items()}, only)
+    named = {name: adapter for name, (adapter, _) in adapters.items()}
+    base = _open_base(recipe, named, only, allow_pickle)
     for name, (adapter, commit) in adapters.items():
         assert base is not None, "adapters were opened without their base"
         source = str(recipe.experts[name].source).partition("@")[0 if commit else 2]
@@ -75,7 +76,7 @@ def open_sources(recipe: Recipe, names: Sequence[str]) -> Sources:
 
 
 def _open_base(
-    recipe: Recipe, adapters: Mapping[str, Adapter], adapters_only: bool
+    recipe: Recipe, adapters: Mapping[str, Adapter], adapters_only: bool, allow_pickle: bool
 ) -> Checkpoint | None:
     if recipe.base is not None and recipe.base.source is not None:
         entry, context = recipe.base, "base"
@@ -87,7 +88,7 @@ def _open_base(
     try:
         if adapters_only and recipe.weights != "magnitude" and not _has_weights(entry):
             return open_configuration(str(entry.source), revision=entry.revision)
-        return _open(entry, recipe)
+        return _open(entry, recipe, allow_pickle)
     except LayerswapError as error:
         raise error.within(context) from None
 
@@ -114,9 +115,12 @@ def _has_weights(entry: Expert) -> bool:
     return any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
-def _open(expert: Expert, recipe: Recipe) -> Checkpoint:
+def _open(expert: Expert, recipe: Recipe, allow_pickle: bool) -> Checkpoint:
     return open_checkpoint(
-        str(expert.source), revision=expert.revision, patterns=recipe.place_patterns
+        str(expert.source),
+        revision=expert.revision,
+        patterns=recipe.place_patterns,
+        allow_pickle=allow_pickle,
     )
 
 

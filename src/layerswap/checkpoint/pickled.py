@@ -1,0 +1,148 @@
+"""Pickled weights (`.bin`), turned into safetensors once, and only when the user allows it.
+
+`torch.load(weights_only=True)` refuses anything but tensors and plain containers, so no code in
+the file runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from layerswap.checkpoint.commit import atomic_folder
+from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, read_header
+from layerswap.checkpoint.read import torch_dtype
+from layerswap.checkpoint.strict_json import clipped, read_json_object
+from layerswap.errors import CheckpointError, LayerswapError
+
+if TYPE_CHECKING:
+    import torch
+
+PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+MANIFEST = "converted.json"
+"""Sizes of the converted files, and what they were made from."""
+
+
+def read_pickled(folder: Path) -> dict[str, TensorInfo]:
+    """The tensors of a checkpoint that has only pickled weights.
+
+    They are converted to safetensors in the cache (`$LAYERSWAP_CACHE`, else
+    `~/.cache/layerswap`), one file at a time; a conversion is used again as long as the pickled
+    files stay as they are.
+
+    Raises:
+        CheckpointError: the files are incomplete, hold more than tensors, or a tensor twice; or
+            the cache cannot be written.
+    """
+    files = _files(folder)
+    key = hashlib.sha256(json.dumps(_stamps(files)).encode()).hexdigest()[:24]
+    target = _cache() / "converted" / key
+    try:
+        if not _is_whole(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_folder(target, marker=MANIFEST, overwrite=target.exists()) as draft:
+                sizes = {file.name: _convert(file, draft) for file in files}
+                manifest = {"made_from": _stamps(files), "sizes": sizes}
+                (draft / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written ({error.strerror})") from None
+    except LayerswapError as error:
+        # Another process may have converted the same files meanwhile.
+        if not _is_whole(target):
+            raise CheckpointError(str(error)) from None
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in read_header(target / f"{file.stem}.safetensors").items():
+            if name in tensors:
+                raise CheckpointError(f"{folder}: two files hold {clipped(repr(name))}")
+            tensors[name] = info
+    return tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / PICKLED_INDEX
+    if not index.is_file():
+        return [folder / PICKLED]
+    weight_map = read_json_object(index).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    for name in names:
+        if not isinstance(name, str) or name != PurePosixPath(name).name or "\\" in name:
+            raise CheckpointError(f"{index}: {clipped(repr(name))} points outside its folder")
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: shard {name}, named by {index.name}, is missing")
+    return [folder / name for name in sorted(names)]
+
+
+def _stamps(files: list[Path]) -> list[list[str | int]]:
+    found = [(file.resolve(), file.stat()) for file in files]
+    return [[str(path), s.st_size, s.st_mtime_ns, s.st_ino] for path, s in found]
+
+
+def _cache() -> Path:
+    own = os.environ.get("LAYERSWAP_CACHE")
+    common = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(own).expanduser() if own else Path(common).expanduser() / "layerswap"
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether a conversion is all there: its existence alone proves nothing."""
+    try:
+        sizes = read_json_object(target / MANIFEST).get("sizes")
+        return isinstance(sizes, dict) and all(
+            (target / f"{Path(name).stem}.safetensors").stat().st_size == size
+            for name, size in sizes.items()
+        )
+    except (OSError, CheckpointError):
+        return False
+
+
+def _convert(file: Path, folder: Path) -> int:
+    """Write the tensors of one pickled file as safetensors; the new file's size in bytes."""
+    import torch
+
+    dtypes = {}
+    for dtype, bits in DTYPE_BITS.items():
+        if bits % 8 == 0:
+            dtypes[torch_dtype(dtype)] = dtype
+    weights = _load(file)
+    for name, tensor in weights.items():
+        if tensor.dtype not in dtypes or tensor.layout != torch.strided:
+            raise CheckpointError(f"{file}: {clipped(repr(name))} is no plain tensor")
+    tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    header = header_bytes(
+        [(name, dtypes[t.dtype], tuple(t.shape), t.nbytes) for name, t in tensors.items()],
+        {"format": "pt"},
+    )
+    path = folder / f"{file.stem}.safetensors"
+    with path.open("wb") as out:
+        out.write(header)
+        for tensor in tensors.values():
+            if tensor.nbytes:
+                out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return path.stat().st_size
+
+
+def _load(file: Path) -> Mapping[str, torch.Tensor]:
+    import torch
+
+    try:
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # files of before torch 1.6 cannot be mapped
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle raises whatever a damaged stream makes it raise
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise CheckpointError(f"{file}: cannot be read as tensors only ({why})") from None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"{file}: holds no tensors by name")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{file}: {clipped(repr(name))} is a {type(value).__name__}, not a tensor"
+            )
+    return found
