@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from layerswap.compose.operation import METHODS as SPECS
+from layerswap.merge import thresholds
 from layerswap.merge.methods import METHODS, Chunk
-from layerswap.merge.thresholds import magnitude_thresholds
+from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 SIZE = 1003
 
@@ -34,7 +35,8 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
             yield [part[start : start + chunk].clone() for part in parts]
 
     shares = METHODS[method].ranks(values)
-    thresholds = magnitude_thresholds(chunks, len(parts), shares) if shares else ()
+    stream = Stream(len(parts[0]), chunks, lambda a, b: [part[a:b] for part in parts])
+    found = magnitude_thresholds([stream], len(parts), shares) if shares else ()
     stacked = torch.stack(parts).double()
     gram = stacked @ stacked.T if METHODS[method].gram else None
     results, start = [], 0
@@ -42,7 +44,7 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
         before = [piece.clone() for piece in pieces]
         results.append(
             METHODS[method].combine(
-                Chunk(pieces, weights, values, thresholds, gram, name=name, start=start)
+                Chunk(pieces, weights, values, found, gram, name=name, start=start)
             )
         )
         assert all(torch.equal(a, b) for a, b in zip(before, pieces, strict=True)), "parts changed"
@@ -237,19 +239,46 @@ def test_scale_is_linear(method):
     torch.testing.assert_close(twice, 2 * once, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("size", [1, 2, 1000])
-def test_thresholds_are_exact(seed, size):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(size, generator=generator) * 10.0 ** torch.randint(-30, 30, (size,))
+@pytest.mark.parametrize("buckets", [2, 64, thresholds.BUCKETS])
+@pytest.mark.parametrize("margin", [0.0, 0.01, 1.0])
+@pytest.mark.parametrize("size", [1, 2, 1000, 20_000])
+def test_thresholds_are_exact(size, margin, buckets, monkeypatch):
+    monkeypatch.setattr(thresholds, "BUCKETS", buckets)
+    monkeypatch.setattr(thresholds, "MARGIN", margin)
+    monkeypatch.setattr(thresholds, "SAMPLE", 4096)
+    monkeypatch.setattr(thresholds, "HELD", 100)
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(size, generator=generator)
+    x *= 10.0 ** torch.randint(-30, 30, (size,), generator=generator)
     x[::3] = x[0]
-    shares = (0.0, 0.1, 0.25, 0.5, 1.0)
+    # A sample that sees only the beginning misleads the search, and must not change its result.
+    misled = x.sort().values
+    shares = (0.0, 0.1, 0.25, 0.5, 0.999, 1.0)
+    for values, threads in ((x, 1), (misled, 3)):
+        streams = [
+            Stream(
+                len(piece),
+                lambda piece=piece: ([part] for part in piece.split(701)),
+                lambda start, stop, piece=piece: [piece[:1].repeat(stop - start)],
+            )
+            for piece in values.split(6000)
+        ]
+        found = magnitude_thresholds(streams, 1, shares, threads)[0]
+        ordered = x.abs().sort(descending=True).values
+        for share, threshold in zip(shares, found, strict=True):
+            rank = round(share * size)
+            assert threshold == (float(ordered[rank - 1]) if rank else math.inf)
+
+
+def test_thresholds_of_one_pass_where_the_sample_is_fair():
+    x = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
+    passes = []
 
     def chunks():
-        yield from ([part] for part in x.split(7))
+        passes.append(1)
+        yield from ([part] for part in x.split(1 << 18))
 
-    found = magnitude_thresholds(chunks, 1, shares)[0]
-    ordered = x.abs().sort(descending=True).values
-    for share, threshold in zip(shares, found, strict=True):
-        rank = round(share * size)
-        assert threshold == (float(ordered[rank - 1]) if rank else math.inf)
+    stream = Stream(len(x), chunks, lambda start, stop: [x[start:stop]])
+    (found,) = magnitude_thresholds([stream], 1, (0.2,))
+    assert found[0] == float(x.abs().sort(descending=True).values[600_000 - 1])
+    assert len(passes) == 1

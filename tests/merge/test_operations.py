@@ -129,6 +129,7 @@ def test_same_bytes_however_the_work_is_done(experts, tmp_path, monkeypatch, met
     plan = merge_everywhere(experts, method)
     expected = weight_bytes(plan.save(tmp_path / "one", threads=1))
     monkeypatch.setattr(engine, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(engine, "PIECE_BYTES", 3 * 1000)
     other = make_plan(plan.recipe)
     assert weight_bytes(other.save(tmp_path / "two", threads=3)) == expected
 

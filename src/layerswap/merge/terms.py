@@ -14,7 +14,7 @@ from layerswap.compose.operation import Operation
 from layerswap.errors import MergeError
 from layerswap.merge import kernels, sources
 from layerswap.merge.methods import METHODS, Chunk
-from layerswap.merge.thresholds import magnitude_thresholds
+from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ Terms = tuple[tuple["Term", float], ...]
 Thresholds = tuple[tuple[float, ...], ...]
 """Per expert, one magnitude per rank that a method asked for."""
 
-CHUNK_ELEMENTS = 1 << 22
-"""Elements handled at a time while a tensor is measured."""
+CHUNK_ELEMENTS = 1 << 18
+"""Elements handled at a time while a tensor is measured: few enough to stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,14 @@ class Reader:
         for start in range(0, term.elements, CHUNK_ELEMENTS):
             yield self._parts(term, start, min(start + CHUNK_ELEMENTS, term.elements))
 
+    def stream(self, term: Derived) -> Stream:
+        """A derived tensor's deltas (or weights) as the search for thresholds reads them."""
+        return Stream(
+            term.elements,
+            lambda: self.parts(term),
+            lambda start, stop: self._parts(term, start, stop),
+        )
+
     def _parts(self, term: Derived, start: int, stop: int) -> list[torch.Tensor]:
         parts = [self.total(terms, start, stop) for terms in term.inputs]
         if term.base is not None:
@@ -174,7 +182,7 @@ class Reader:
         if operation in self._model_thresholds:
             return _Facts(self._model_thresholds[operation])
         if shares:
-            return _Facts(magnitude_thresholds(lambda: self.parts(term), len(term.inputs), shares))
+            return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), shares))
         return _Facts(gram=self._gram(term) if method.gram else None)
 
     def _gram(self, term: Derived) -> torch.Tensor:
@@ -189,13 +197,14 @@ class Reader:
 
 
 def model_thresholds(
-    terms: Sequence[Term], handles: Mapping[Path, int]
+    terms: Sequence[Term], handles: Mapping[Path, int], threads: int = 1
 ) -> dict[Operation, Thresholds]:
     """Thresholds of the operations that rank the entries of all their tensors together.
 
     Args:
         terms: what every output tensor is made of.
         handles: its files, open.
+        threads: tensors read at a time.
     """
     groups: dict[Operation, list[Derived]] = {}
     for term in terms:
@@ -206,15 +215,9 @@ def model_thresholds(
     # Inner operations come first, so an outer one finds theirs in `found`.
     for operation, members in groups.items():
         shares = METHODS[operation.method].ranks(dict(operation.parameters))
-        reader = Reader(handles, found)
-
-        def chunks(
-            reader: Reader = reader, members: list[Derived] = members
-        ) -> Iterator[list[torch.Tensor]]:
-            for member in members:
-                yield from reader.parts(member)
-
-        found[operation] = magnitude_thresholds(chunks, len(operation.inputs), shares)
+        # A reader of its own for every tensor: a reader serves one thread.
+        streams = [Reader(handles, found).stream(member) for member in members]
+        found[operation] = magnitude_thresholds(streams, len(operation.inputs), shares, threads)
     return found
 
 
