@@ -74,10 +74,9 @@ def ties(chunk: Chunk) -> torch.Tensor:
     total, and averages the entries that agree with it, weighted; scaled by `scale`. The paper
     ranks the entries of the whole model (`scope: model`); mergekit ranks tensor by tensor.
     """
-    import torch
-
+    # Masks are numbers, 1 and 0, because selecting is several times slower than multiplying.
     kept = [
-        torch.where(part.abs() >= threshold, part, 0.0)
+        part.abs().ge_(threshold).mul_(part)
         for part, (threshold,) in zip(chunk.parts, chunk.thresholds, strict=True)
     ]
     return _elect_and_average(kept, chunk.weights).mul_(chunk.number("scale"))
@@ -103,12 +102,10 @@ def breadcrumbs(chunk: Chunk) -> torch.Tensor:
     Tensor by tensor, drops the `outliers` share of largest magnitudes and keeps the `density`
     share below them.
     """
-    import torch
-
     kept = []
     for part, (low, high) in zip(chunk.parts, chunk.thresholds, strict=True):
         magnitude = part.abs()
-        kept.append(torch.where((magnitude >= low) & (magnitude < high), part, 0.0))
+        kept.append(magnitude.ge(low).logical_and_(magnitude.lt(high)).mul(part))
     return _weighted(kept, chunk.weights).mul_(chunk.number("scale"))
 
 
@@ -179,20 +176,16 @@ def _elect_and_average(parts: Sequence[torch.Tensor], weights: Sequence[float]) 
     sign = _weighted(parts, weights).sign_()
     total, share = torch.zeros_like(sign), torch.zeros_like(sign)
     for part, weight in zip(parts, weights, strict=True):
-        agrees = (part * sign) > 0
-        total.add_(torch.where(agrees, part, 0.0), alpha=weight)
+        agrees = part.sign().mul_(sign).gt_(0)
         share.add_(agrees, alpha=weight)
-    return total.div_(share.masked_fill_(share == 0, 1.0))
+        total.add_(agrees.mul_(part), alpha=weight)
+    # Where nothing agrees the total is 0 too.
+    return total.div_(share.clamp_(min=torch.finfo(share.dtype).tiny))
 
 
 def _dropped(chunk: Chunk) -> list[torch.Tensor]:
-    import torch
-
     density = chunk.number("density")
-    return [
-        torch.where(_mask(chunk, i, density), part, 0.0).div_(density)
-        for i, part in enumerate(chunk.parts)
-    ]
+    return [_mask(chunk, i, density).mul(part).div_(density) for i, part in enumerate(chunk.parts)]
 
 
 def _mask(chunk: Chunk, expert: int, density: float) -> torch.Tensor:

@@ -24,7 +24,7 @@ HELD = 1 << 20
 """Elements in a bracket that are held before they are counted."""
 SAMPLE = 1 << 20
 """Elements that a search looks at before its first pass."""
-MARGIN = 0.01
+MARGIN = 0.005
 """How far the bracket reaches to each side of the wanted rank, as a share of the elements."""
 _END = 1 << 31
 
@@ -109,12 +109,19 @@ class _Search:
 
         if self.done:
             return
+        width = self._high - self._low
         above = int(np.count_nonzero(bits >= self._high))
+        # The outer values are counted alone: deltas of 16-bit weights are few values, each so
+        # frequent that it fills the bracket's end, and counting one value is far cheaper.
+        ends = [0] if width == 1 else [0, width - 1]
+        found = [int(np.count_nonzero(bits == self._low + end)) for end in ends]
         # As an unsigned number, what lies below the bracket is beyond its width too.
-        offset = bits - np.int32(self._low)
-        inside = offset[offset.view(np.uint32) < self._high - self._low] >> self._shift
+        offset = bits - np.int32(self._low + 1)
+        inside = (offset[offset.view(np.uint32) < max(0, width - 2)] + 1) >> self._shift
         with self._lock:
             self._above += above
+            for end, count in zip(ends, found, strict=True):
+                self._counts[end >> self._shift] += count
             self._held.append(inside)
             self._held_count += len(inside)
             if self._held_count >= HELD:
