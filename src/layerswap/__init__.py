@@ -19,10 +19,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
+    from layerswap.delta import Atlas, measure_delta, suggest
     from layerswap.errors import LayerswapError
     from layerswap.merge import Plan, make_plan, soup, swap
 
 __all__ = [
+    "Atlas",
     "Blend",
     "Checkpoint",
     "Composition",
@@ -33,16 +35,19 @@ __all__ = [
     "Zones",
     "__version__",
     "make_plan",
+    "measure_delta",
     "open_checkpoint",
     "partition",
     "read_recipe",
     "soup",
+    "suggest",
     "swap",
 ]
 
 _ROOMS = {
     "checkpoint": ("Checkpoint", "Place", "open_checkpoint"),
     "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
+    "delta": ("Atlas", "measure_delta", "suggest"),
     "errors": ("LayerswapError",),
     "merge": ("Plan", "make_plan", "soup", "swap"),
 }

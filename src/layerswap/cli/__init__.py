@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import lab, merge, plan, quickstart
+from layerswap.cli import delta, lab, merge, plan, quickstart, suggest
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
+app.command("delta")(delta.delta)
+app.command("suggest")(suggest.suggest)
 app.add_typer(lab.app, name="lab")
 
 

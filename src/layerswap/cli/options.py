@@ -75,6 +75,12 @@ Dtype = Annotated[
 MaxShardSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Largest size of an output file. Default: 5GB.")
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a folder that layerswap wrote.")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Workers. Default: the usable processors.")
+]
 AllowPickle = Annotated[
     bool,
     typer.Option("--allow-pickle", help="Read pickled weights (.bin), as tensors only."),
