@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,11 +148,11 @@ class Reader:
 
     def _measure(self, term: Derived) -> _Facts:
         method, operation = METHODS[term.operation.method], term.operation
-        shares = method.ranks(dict(operation.parameters))
         if operation in self._model_thresholds:
             return _Facts(self._model_thresholds[operation])
-        if shares:
-            return _Facts(magnitude_thresholds(lambda: self.parts(term), len(term.inputs), shares))
+        ranks = partial(method.ranks, dict(operation.parameters))
+        if term.elements and ranks(term.elements):
+            return _Facts(magnitude_thresholds(lambda: self.parts(term), len(term.inputs), ranks))
         return _Facts(gram=self._gram(term) if method.gram else None)
 
     def _gram(self, term: Derived) -> torch.Tensor:
@@ -182,7 +183,9 @@ def model_thresholds(
     found: dict[Operation, Thresholds] = {}
     # Inner operations come first, so an outer one finds theirs in `found`.
     for operation, members in groups.items():
-        shares = METHODS[operation.method].ranks(dict(operation.parameters))
+        ranks = partial(METHODS[operation.method].ranks, dict(operation.parameters))
+        if not ranks(sum(member.elements for member in members)):
+            continue
         reader = Reader(handles, found)
 
         def chunks(
@@ -191,7 +194,7 @@ def model_thresholds(
             for member in members:
                 yield from reader.parts(member)
 
-        found[operation] = magnitude_thresholds(chunks, len(operation.inputs), shares)
+        found[operation] = magnitude_thresholds(chunks, len(operation.inputs), ranks)
     return found
 
 

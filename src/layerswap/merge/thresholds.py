@@ -20,26 +20,25 @@ _LEVEL = 1 << 16
 
 
 def magnitude_thresholds(
-    chunks: Chunks, experts: int, shares: Sequence[float]
+    chunks: Chunks, experts: int, ranks: Callable[[int], Sequence[int]]
 ) -> tuple[tuple[float, ...], ...]:
-    """Per expert, the magnitude that each share of its elements reaches; exact.
+    """Per expert, the magnitudes at the given ranks; exact.
 
-    Share s of n elements asks for the `round(s * n)`-th largest |x|, counting from 1; a share
-    that rounds to no element gives infinity.
+    Rank k asks for the k-th largest |x|, counting from 1; rank 0 gives infinity.
 
     Args:
         chunks: called once per pass, two passes in all.
         experts: how many vectors a chunk holds.
-        shares: in 0..1.
+        ranks: the ranks for a number of elements.
 
-    Example: over `[3, -1, 2, 0]`, shares 0.5 and 0 give 2.0 and infinity.
+    Example: over `[3, -1, 2, 0]`, ranks 2 and 0 give 2.0 and infinity.
     """
     coarse = [_Counts() for _ in range(experts)]
     for parts in chunks():
         for counts, part in zip(coarse, parts, strict=True):
             counts.add(_bits(part) >> 16)
-    found = [[counts.bucket(round(share * counts.total)) for share in shares] for counts in coarse]
-    fine = [[_Counts() for _ in shares] for _ in range(experts)]
+    found = [[counts.bucket(rank) for rank in ranks(counts.total)] for counts in coarse]
+    fine = [[_Counts() for _ in buckets] for buckets in found]
     for parts in chunks():
         for part, buckets, counters in zip(parts, found, fine, strict=True):
             bits = _bits(part)
