@@ -9,6 +9,7 @@ from layerswap.checkpoint import Checkpoint, open_checkpoint
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.compose import Recipe
 from layerswap.compose.blend import Member
+from layerswap.compose.mergekit import MergekitMethod
 from layerswap.compose.schema import MergeMethod, SoupMethod, SwapMethod
 from layerswap.delta.magnitude import magnitude_weights
 from layerswap.errors import LayerswapError, MergeError, RecipeError
@@ -40,7 +41,9 @@ def make_plan(recipe: Recipe) -> Plan:
     drop = check_together(together)
     check_tokenizers(together)
     magnitude = _measure(recipe, sources, base, drop)
-    composition = recipe.resolve(next(iter(sources.values())).layers, magnitude)
+    first = next(iter(sources.values()))
+    tensors = {name: place for name, place in first.places.items() if name not in drop}
+    composition = recipe.resolve(first.layers, magnitude, tensors)
     return Plan(recipe, composition, sources, base, drop, magnitude, stamps)
 
 
@@ -52,9 +55,10 @@ def _in_order(recipe: Recipe) -> list[str]:
     method = recipe.method
     first = (
         list(method.experts)
-        if isinstance(method, SoupMethod | MergeMethod)
+        if isinstance(method, SoupMethod | MergeMethod | MergekitMethod)
         else [method.task, method.language]
     )
+    first = [name for name in first if name in recipe.experts]  # mergekit names the base too
     flat = [part for name in first for part in recipe.flat(name).experts if part in recipe.experts]
     return list(dict.fromkeys([*flat, *sorted(recipe.experts)]))
 
