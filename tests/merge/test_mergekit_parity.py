@@ -41,23 +41,27 @@ def models(tmp_path_factory) -> Path:
     return root
 
 
-def merge_with_both(config, models, folder, *, flags=()):
-    """Every tensor that mergekit and layerswap make of a configuration."""
+def located(value, models):
+    """A configuration whose models are folders in `models`."""
+    if isinstance(value, dict):
+        return {
+            key: str(models / item) if key in ("model", "base_model") else located(item, models)
+            for key, item in value.items()
+        }
+    return [located(item, models) for item in value] if isinstance(value, list) else value
+
+
+def merge_with_both(config, models, folder):
+    """Every tensor that layerswap and mergekit make of a configuration."""
     path = folder / "config.yml"
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
-    command = [MERGEKIT, str(path), str(folder / "theirs"), "--quiet", *flags]
-    done = subprocess.run(
-        command, cwd=models, capture_output=True, text=True, check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    path.write_text(yaml.safe_dump(located(config, models), sort_keys=False))
+    ours = tensors_of(make_plan(read_recipe(path)).save(folder / "ours"))
+    command = [MERGEKIT, str(path), str(folder / "theirs"), "--quiet"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    here = Path.cwd()
-    try:
-        os.chdir(models)
-        ours = make_plan(read_recipe(path)).save(folder / "ours")
-    finally:
-        os.chdir(here)
-    return tensors_of(ours), tensors_of(folder / "theirs")
+    return ours, tensors_of(folder / "theirs")
 
 
 def steps(ours, theirs):

@@ -21,6 +21,7 @@ from layerswap.compose.explain import explain, joined
 from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
 from layerswap.compose.mergekit.mistakes import mistakes as mergekit_mistakes
 from layerswap.compose.mergekit.read import keys_at
+from layerswap.compose.mistakes import METHODS as OWN_METHODS
 from layerswap.compose.mistakes import Mistake, mistakes
 from layerswap.compose.presets import partition, soup, swap
 from layerswap.compose.schema import (
@@ -89,6 +90,16 @@ class Recipe(Strict):
         method = self.swap or self.soup or self.partition or self.merge or self.mergekit
         assert method is not None, "the validator let a recipe without a method through"
         return method
+
+    def __str__(self) -> str:
+        method, kind = self.method, "recipe"
+        name = next(key for key in (*OWN_METHODS, "mergekit") if getattr(self, key) is not None)
+        if isinstance(method, MergekitMethod):
+            kind, name = "mergekit configuration", method.merge_method
+        elif isinstance(method, MergeMethod):
+            name = method.method
+        over = "" if self.base is None else ", with its base"
+        return f"a {kind}: {name} of {', '.join(self.experts)}{over}"
 
     @property
     def place_patterns(self) -> tuple[Pattern, ...]:
