@@ -144,5 +144,5 @@ def _settings(value: object) -> Parameters:
         try:
             found[name] = read_setting(setting)
         except ValueError:
-            continue
+            found[name] = []  # set, but to nothing: its own mistake is reported elsewhere
     return found
