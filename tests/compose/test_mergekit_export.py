@@ -215,7 +215,7 @@ def test_what_mergekit_cannot_express(text, message):
          "mergekit cannot put anything beside model_stock in one model"),
         (MERGES + "  third: z\n" + BOTH.replace("METHOD", "slerp")
          + "swap: {task: both, language: third, outside: task}",
-         "embedding: mergekit's slerp is of language and task alone"),
+         "layer 0 attention: mergekit's slerp is of language and task alone"),
     ],
 )  # fmt: skip
 def test_what_mergekit_cannot_express_beside_another(text, message):

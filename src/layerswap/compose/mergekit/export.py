@@ -80,7 +80,7 @@ def export(
     tensors = tensors or llama_tensors(composition.layers)
     tensors = {n: p for n, p in tensors.items() if p.layer is None or p.layer < composition.layers}
     spelling = _spelling(recipe, composition, tensors)
-    config = {"merge_method": spelling.method, **written(composition, spelling)}
+    config = {"merge_method": spelling.method, **written(composition.layers, spelling)}
     if spelling.base is not None:
         config["base_model"] = spelling.base
     return _finished(renamed(_ordered(config), references), recipe, stored)
@@ -110,9 +110,7 @@ def _composition(
 
 
 def _spelling(recipe: Recipe, composition: Composition, tensors: Mapping[str, Place]) -> Spelling:
-    # Outside the layers only what has a tensor counts; in a layer the rest gives the default.
-    inside = [place for place in composition.blends if place.layer is not None]
-    places = {place: composition[place] for place in (*tensors.values(), *inside)}
+    places = {place: composition[place] for place in tensors.values()}
     operations = [m for b in places.values() for m in b.members if not isinstance(m, str)]
     methods = sorted({operation.method for operation in operations})
     if len(methods) > 1:
@@ -124,15 +122,15 @@ def _spelling(recipe: Recipe, composition: Composition, tensors: Mapping[str, Pl
     if not operations:
         method = "passthrough" if _passes_through(places, composition.layers) else "linear"
         said = {place: Said(_weights(blend), {}) for place, blend in places.items()}
-        return Spelling(method, None, models, said.__getitem__, tensors)
+        return Spelling(method, None, models, said, tensors)
     if methods[0] == "slerp":
         pair = _pair(operations)
         said = {place: _turned(place, blend, pair) for place, blend in places.items()}
-        return Spelling("slerp", pair[0], pair, said.__getitem__, tensors)
+        return Spelling("slerp", pair[0], pair, said, tensors)
     if methods[0] == "model_stock" and len(set(places.values())) > 1:
         raise RecipeError("mergekit cannot put anything beside model_stock in one model")
     said = {place: _added(place, blend, operations[0]) for place, blend in places.items()}
-    return Spelling(methods[0], BASE, models, said.__getitem__, tensors)
+    return Spelling(methods[0], BASE, models, said, tensors)
 
 
 def _weights(blend: Blend) -> dict[str, float]:
@@ -141,10 +139,11 @@ def _weights(blend: Blend) -> dict[str, float]:
 
 def _passes_through(places: Mapping[Place, Blend], layers: int) -> bool:
     """Whether every layer is one expert's, and what is outside goes with the nearest layer."""
+    of_layer: dict[int, Blend] = {}
     for place, blend in places.items():
         near = 0 if place.role == "embedding" else layers - 1
-        other = places[Place(near if place.layer is None else place.layer, "attention")]
-        if not blend.verbatim or blend != other:
+        layer = near if place.layer is None else place.layer
+        if not blend.verbatim or of_layer.setdefault(layer, blend) != blend:
             return False
     return True
 

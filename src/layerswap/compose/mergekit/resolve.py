@@ -67,17 +67,22 @@ def resolve(
             raise RecipeError(_divided(place, first, other, tensor, blend))
     blends = {place: blend for place, (_, blend) in found.items()}
 
-    def blend_of(place: Place) -> Blend:
-        if place in blends:
-            return blends[place]
-        if place.layer is None:
-            # A tied head is its embedding; what else has no tensor goes with the final norm.
-            other = Place(None, "embedding" if place.role == "head" else "final_norm")
-            if other in blends:
-                return blends[other]
-        return _blend_at(method.merge_method, stack, positions, "", place)
+    return Composition.build(layers, lambda place: _nearest(place, blends))
 
-    return Composition.build(layers, blend_of)
+
+def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
+    """The blend of a place; one without tensors goes with another, as nothing is computed there.
+
+    A tied head has none: it is the embedding.
+    """
+    if place.layer is None:
+        roles = ["embedding"] if place.role == "head" else ["final_norm", "embedding"]
+    else:
+        roles = ["mlp", "attention", "norm"]
+    for other in (place, *(Place(place.layer, role) for role in roles)):
+        if other in blends:
+            return blends[other]
+    return next(iter(blends.values()))
 
 
 def _positions(stack: Iterable[Slice]) -> list[tuple[int, float]]:
@@ -111,17 +116,16 @@ def _blend_at(
     else:
         one, t = stack[-1], 0.0
         sources = one.sources[: len(stack[0].sources)]
-    where = tensor or " ".join(str(part) for part in place if part is not None)
     if (METHODS[name].deltas or name == "slerp") and one.base not in [s.model for s in sources]:
         raise RecipeError(
-            f"{where}: mergekit takes as many sources of the last slice as the first has, which "
+            f"{tensor}: mergekit takes as many sources of the last slice as the first has, which "
             f"leaves out the base model {one.base!r}; write it first"
         )
     try:
         entries = [_entry(name, one, source, tensor, t) for source in sources]
         return merged(name, entries, one.base, _shared(name, one, tensor, t))
     except RecipeError as error:
-        raise error.within(where) from None
+        raise error.within(tensor) from None
 
 
 def _entry(name: str, one: Slice, source: Source, tensor: str, t: float) -> Entry:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose.composition import LAYER_ROLES, Composition
 from layerswap.compose.mergekit.settings import value_at
 from layerswap.errors import RecipeError
 
@@ -39,29 +38,29 @@ class Spelling:
         method: mergekit's `merge_method`.
         base: the base model's name, or None.
         models: every model, in the order to list them.
-        said: what must be said for a place.
+        said: what must be said for every place that has a tensor.
         tensors: the place of every tensor.
     """
 
     method: str
     base: str | None
     models: Sequence[str]
-    said: Callable[[Place], Said]
+    said: Mapping[Place, Said]
     tensors: Mapping[str, Place]
 
 
-def written(composition: Composition, spelling: Spelling) -> dict[str, Any]:
+def written(layers: int, spelling: Spelling) -> dict[str, Any]:
     """The keys `models` or `slices`, and `parameters`, of a configuration.
 
     Raises:
         RecipeError: no filter tells two tensors apart that must be told apart.
     """
-    groups = list(_groups(composition, spelling))
+    groups = list(_groups(layers, spelling))
     contexts = [_context(groups, i, spelling) for i in range(len(groups))]
-    listed = _listed(contexts, groups, spelling)
+    listed = _listed(contexts, spelling)
     entries = []
     for (first, stop), context, models in zip(groups, contexts, listed, strict=True):
-        default = spelling.said(Place(first, "other"))
+        default = _usual(context, spelling)
         layer_range = {"layer_range": [first, stop]} if len(groups) > 1 else {}
         sources = [
             {"model": model, **layer_range, **_own(model, context, default, spelling)}
@@ -85,18 +84,24 @@ def _own(
     return {"parameters": {"weight": _setting(weights, default.weights.get(model, 0.0))}}
 
 
-def _groups(composition: Composition, spelling: Spelling) -> Iterator[tuple[int, int]]:
+def _usual(context: Mapping[str, Said], spelling: Spelling) -> Said:
+    """What is said for most tensors of the layers in a slice."""
+    said = [s for name, s in context.items() if spelling.tensors[name].layer is not None]
+    return max(said, key=said.count)
+
+
+def _groups(layers: int, spelling: Spelling) -> Iterator[tuple[int, int]]:
     """Neighbouring layers that are alike, as [first, stop)."""
+    by_layer: list[dict[str, Said]] = [{} for _ in range(layers)]
+    for place, said in spelling.said.items():
+        if place.layer is not None:
+            by_layer[place.layer][place.role] = said
     first = 0
-
-    def of(layer: int) -> list[Said]:
-        return [spelling.said(Place(layer, role)) for role in LAYER_ROLES]
-
-    for layer in range(1, composition.layers):
-        if of(layer) != of(layer - 1):
+    for layer in range(1, layers):
+        if by_layer[layer] != by_layer[layer - 1]:
             yield first, layer
             first = layer
-    yield first, composition.layers
+    yield first, layers
 
 
 def _context(groups: Sequence[tuple[int, int]], number: int, spelling: Spelling) -> dict[str, Said]:
@@ -104,45 +109,39 @@ def _context(groups: Sequence[tuple[int, int]], number: int, spelling: Spelling)
     first, stop = groups[number]
     found = {}
     for name, place in spelling.tensors.items():
-        before = place.role == "embedding"
         reached = (
             first <= place.layer < stop
             if place.layer is not None
-            else number == (0 if before else len(groups) - 1)
+            else number == (len(groups) - 1 if _comes_after(place) else 0)
         )
         if reached:
-            found[name] = spelling.said(place)
+            found[name] = spelling.said[place]
     return found
 
 
-def _listed(
-    contexts: Sequence[Mapping[str, Said]],
-    groups: Sequence[tuple[int, int]],
-    spelling: Spelling,
-) -> list[list[str]]:
+def _listed(contexts: Sequence[Mapping[str, Said]], spelling: Spelling) -> list[list[str]]:
     """The models of each slice.
 
     After the layers mergekit takes as many sources of the last slice as the first one has, so the
     last begins with what is needed there and the first has at least as many.
     """
 
-    def needed(context: Mapping[str, Said], only: Callable[[str], bool] = bool) -> list[str]:
-        named = {m for name, said in context.items() if only(name) for m in said.weights}
-        fixed = {spelling.base} if spelling.base else set()
-        if spelling.method == "slerp":
-            fixed |= set(spelling.models)
-        return [model for model in spelling.models if model in named | fixed]
+    def needed(said: Iterable[Said]) -> list[str]:
+        named = {model for one in said for model in one.weights}
+        named |= {spelling.base} if spelling.base else set()
+        named |= set(spelling.models) if spelling.method == "slerp" else set()
+        return [model for model in spelling.models if model in named]
 
-    listed = []
-    for (first, _), context in zip(groups, contexts, strict=True):
-        default = {"": spelling.said(Place(first, "other"))}
-        listed.append(needed({**context, **default}))
-    after = needed(contexts[-1], lambda name: spelling.tensors[name].layer is None)
-    after = [model for model in after if model in listed[-1]]
+    listed = [needed(context.values()) for context in contexts]
+    after = needed(said for place, said in spelling.said.items() if _comes_after(place))
     listed[-1].sort(key=lambda model: model not in after)
     spare = [model for model in after if model not in listed[0]]
     listed[0] += spare[: max(0, len(after) - len(listed[0]))]
     return listed
+
+
+def _comes_after(place: Place) -> bool:
+    return place.layer is None and place.role != "embedding"
 
 
 def _setting(values: Mapping[str, Value], default: Value) -> Any:
