@@ -16,8 +16,10 @@ import torch
 import yaml
 from merging import save_expert, tensors_of, tiny_llama
 
-from layerswap.compose.recipe import read_recipe
+from layerswap.compose.mergekit import llama_tensors
+from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.merge import make_plan
+from layerswap.merge.export import export_mergekit
 
 MERGEKIT = os.environ.get("LAYERSWAP_MERGEKIT", "")
 pytestmark = [
@@ -51,17 +53,22 @@ def located(value, models):
     return [located(item, models) for item in value] if isinstance(value, list) else value
 
 
+def run_mergekit(path, out):
+    """Every tensor that mergekit makes of a configuration."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = [MERGEKIT, str(path), str(out), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return tensors_of(out)
+
+
 def merge_with_both(config, models, folder):
     """Every tensor that layerswap and mergekit make of a configuration."""
     path = folder / "config.yml"
     path.write_text(yaml.safe_dump(located(config, models), sort_keys=False))
     ours = tensors_of(make_plan(read_recipe(path)).save(folder / "ours"))
-    command = [MERGEKIT, str(path), str(folder / "theirs"), "--quiet"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return ours, tensors_of(folder / "theirs")
+    return ours, run_mergekit(path, folder / "theirs")
 
 
 def steps(ours, theirs):
@@ -101,7 +108,9 @@ CASES = {
     },
     "linear, gradients": {
         "merge_method": "linear",
-        "models": [model("a", weight=[1, 0.2, 0]), model("b", weight=[0, 0.5]), model("c", weight=1)],
+        "models": [
+            model("a", weight=[1, 0.2, 0]), model("b", weight=[0, 0.5]), model("c", weight=1),
+        ],
     },
     "linear, base and filters": {
         "merge_method": "linear", "base_model": "base", "parameters": {"weight": 0.4},
@@ -189,18 +198,183 @@ CASES = {
     "modules": {
         "merge_method": "linear", "parameters": {"weight": 1},
         "modules": {
-            "default": {"models": [model("a"), model("b")], "parameters": {"weight": [0, 1]}}
+            "default": {
+                "models": [model("a", weight=3), model("b")], "parameters": {"weight": [1, 2]},
+            }
         },
     },
 }  # fmt: skip
+
+
+def far_apart(ours, theirs, models):
+    """The elements of each tensor that are more than one step apart, where there are any.
+
+    Where a sum nearly cancels, float32's own rounding of its terms is more than a step of the
+    little that is left.
+    """
+    assert ours.keys() == theirs.keys()
+    sources = [tensors_of(models / name) for name in ("base", "a", "b", "c")]
+    found = {}
+    for name in ours:
+        size = torch.stack([source[name].abs() for source in sources]).amax(0)
+        gap = (ours[name].float() - theirs[name].float()).abs()
+        found[name] = (steps(ours[name], theirs[name]) > 1) & (gap > 2.0**-21 * size)
+    return {name: far for name, far in found.items() if far.any()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_equal_within_one_rounding(case, models, tmp_path):
     config = {**CASES[case], "dtype": "float32", "out_dtype": "bfloat16"}
     ours, theirs = merge_with_both(config, models, tmp_path)
+    assert far_apart(ours, theirs, models) == {}
+    equal = sum(int((steps(ours[n], theirs[n]) == 0).sum()) for n in ours)
+    assert equal > 0.99 * sum(tensor.numel() for tensor in ours.values())
+
+
+@pytest.mark.parametrize("kind", ["-bf16", "-tied"])
+def test_layers_passed_through_are_the_same_bits(kind, models, tmp_path):
+    slices = [("a", 0, 1), ("b", 1, 3), ("c", 3, 4)]
+    config = {
+        "merge_method": "passthrough",
+        "slices": [{"sources": [part(name + kind, *layers)]} for name, *layers in slices],
+    }
+    ours, theirs = merge_with_both(config, models, tmp_path)
     assert ours.keys() == theirs.keys()
-    apart = {name: steps(ours[name], theirs[name]) for name in ours}
-    assert {name: int(a.max()) for name, a in apart.items() if a.max() > 1} == {}
-    equal = sum(int((a == 0).sum()) for a in apart.values())
-    assert equal > 0.99 * sum(a.numel() for a in apart.values())
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert ("lm_head.weight" in ours) == (kind != "-tied")
+
+
+TIES = {"method": "ties", "experts": ["task", "language"], "scope": "tensor", "density": 0.5}
+RECIPES = {
+    "swap": {"swap": {"bottom": 1, "top": 1, "bottom_transition": 1}},
+    "weighted swap": {"swap": {"top": 0}, "weights": {"task": 1, "language": 3}},
+    "swap, all copied": {"swap": {"bottom": 1, "top": 0, "outside": "task"}},
+    "partition": {"partition": {"name": "A"}},
+    "soup": {"soup": {"experts": ["task", "language", "third"]}},
+    "places": {
+        "swap": {"outside": "task"},
+        "places": [
+            {"layers": "1-2", "roles": ["mlp"], "take": {"third": 1, "task": 2}},
+            {"layers": "outside", "roles": ["head"], "take": ["language", "third"]},
+            {"layers": "0", "roles": ["norm"], "take": "third"},
+        ],
+    },
+    "ties": {"merge": {**TIES, "experts": {"task": 1, "language": 0.5}, "scale": 0.8}},
+    "ties between copies": {"swap": {"task": "both", "bottom": 1, "top": 1, "outside": "language"}},
+    "slerp between copies": {
+        "swap": {"task": "turned", "bottom": 1, "top": 1, "outside": "language"}
+    },
+}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_exports_give_what_the_recipe_gives(case, models, tmp_path):
+    kind = "" if "between" in case else "-bf16"
+    names = {"task": "a", "language": "b", "third": "c"}
+    experts = {name: str(models / f"{folder}{kind}") for name, folder in names.items()}
+    made = {
+        "both": {"merge": TIES},
+        "turned": {"merge": {"method": "slerp", "experts": {"task": 0.3, "language": 0.7}}},
+    }
+    data = {
+        "experts": {**experts, **made},
+        "base": str(models / f"base{kind}"),
+        "dtype": "bfloat16",
+        **RECIPES[case],
+    }
+    if case == "ties":
+        data["experts"] = {name: str(models / folder) for name, folder in names.items()}
+        data["base"] = str(models / "base")
+    recipe = check_recipe(data, where="test")
+    path = tmp_path / "exported.yml"
+    path.write_text(str(export_mergekit(recipe)))
+    ours = tensors_of(make_plan(recipe).save(tmp_path / "ours"))
+    theirs = run_mergekit(path, tmp_path / "theirs")
+    assert far_apart(ours, theirs, models) == {}
+    composition = recipe.resolve(LAYERS)
+    for name, place in llama_tensors(LAYERS).items():
+        if composition[place].verbatim and "between" not in case:
+            assert torch.equal(ours[name], theirs[name]), name
+
+
+def deltas(models, names, tensor, kind="-bf16"):
+    base = tensors_of(models / f"base{kind}")[tensor].float()
+    return [tensors_of(models / f"{name}{kind}")[tensor].float() - base for name in names]
+
+
+def test_departure_equal_magnitudes_and_exact_cancellation_in_ties(models, tmp_path):
+    """mergekit keeps some of several equal magnitudes, and counts a sum of 0 as positive."""
+    names = [f"{name}-bf16" for name in "ab"]
+    config = {
+        "merge_method": "ties", "base_model": "base-bf16", "dtype": "float32",
+        "out_dtype": "bfloat16", "models": [model(n, weight=1, density=0.5) for n in names],
+    }  # fmt: skip
+    found = far_apart(*merge_with_both(config, models, tmp_path), models)
+    for tensor, far in found.items():
+        total, at_threshold = torch.zeros(far.shape), torch.zeros(far.shape, dtype=torch.bool)
+        for delta in deltas(models, "ab", tensor):
+            size = delta.abs()
+            threshold = size.flatten().sort(descending=True).values[int(0.5 * delta.numel()) - 1]
+            at_threshold |= size == threshold
+            total += torch.where(size >= threshold, delta, 0.0)
+        assert not (far & ~at_threshold & (total != 0)).any(), tensor
+
+
+def test_departure_without_a_dtype_mergekit_rounds_every_step(models, tmp_path):
+    config = {
+        "merge_method": "task_arithmetic", "base_model": "base-bf16",
+        "models": [model("a-bf16", weight=0.6), model("b-bf16", weight=0.7)],
+    }  # fmt: skip
+    ours, theirs = merge_with_both(config, models, tmp_path)
+    assert far_apart(ours, theirs, models)
+    for name, tensor in ours.items():
+        base = tensors_of(models / "base-bf16")[name].float()
+        a, b = deltas(models, "ab", name)
+        exact = base + 0.6 * a + 0.7 * b
+        assert (tensor.float() - exact).abs().max() <= (theirs[name].float() - exact).abs().max()
+
+
+def test_departure_model_stock_of_deltas_that_disagree(models, tmp_path):
+    """layerswap keeps the base where the mean cosine is negative; mergekit extrapolates."""
+    from safetensors.torch import load_file, save_file
+
+    base, a = (load_file(models / name / "model.safetensors") for name in ("base", "a"))
+    for name in ("base", "a", "against"):
+        shutil.copytree(models / "a", tmp_path / name)
+    save_file(base, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    against = {n: base[n] - 0.5 * (a[n] - base[n]) + 0.1 * a[n].flip(0) for n in base}
+    save_file(against, tmp_path / "against" / "model.safetensors", {"format": "pt"})
+    config = {
+        "merge_method": "model_stock", "base_model": "base", "dtype": "float32",
+        "models": [model("a"), model("against")],
+    }  # fmt: skip
+    ours, theirs = merge_with_both(config, tmp_path, tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(ours[name], base[name])
+    assert not torch.allclose(theirs[name], base[name], atol=1e-3)
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+def test_departure_dare_draws_other_masks(rescale, models, tmp_path):
+    """The same share is kept; mergekit scales to the delta's L1 norm, layerswap by the density."""
+    config = {
+        "merge_method": "dare_linear", "base_model": "base", "dtype": "float32",
+        "models": [model("a", weight=1, density=0.25)], "parameters": {"rescale": rescale},
+    }  # fmt: skip
+    ours, theirs = merge_with_both(config, models, tmp_path)
+    base, a = tensors_of(models / "base"), tensors_of(models / "a")
+    kept = []
+    for merged in (ours, theirs):
+        changed = {n: (t - base[n]).abs() > 1e-9 for n, t in merged.items()}
+        count = sum(mask.sum() for mask in changed.values())
+        kept.append(float(count / sum(t.numel() for t in base.values())))
+    assert kept == pytest.approx([0.25, 0.25], abs=0.01)
+    name = "model.layers.0.mlp.up_proj.weight"
+    delta = a[name] - base[name]
+    kept_by_them = (theirs[name] - base[name]).abs() > 1e-9
+    theirs_factor = float(delta.abs().sum() / delta[kept_by_them].abs().sum())
+    for merged, factor in ((ours, 4.0), (theirs, theirs_factor)):
+        change = merged[name] - base[name]
+        ratio = (change / delta)[change.abs() > 1e-6]
+        expected = torch.full_like(ratio, factor if rescale else 1.0)
+        torch.testing.assert_close(ratio, expected, rtol=1e-2, atol=0)
