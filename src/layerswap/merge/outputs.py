@@ -109,7 +109,8 @@ def output_tensors(
         if name in drop:
             continue
         blend = composition[first.places[name]]
-        inputs = _terms(blend, name, {**experts, **({BASE: base} if base else {})})
+        # An expert may be called `base` where no delta is taken from the base.
+        inputs = _terms(blend, name, {**({BASE: base} if base else {}), **experts})
         stored_inputs = list(leaves(inputs))
         if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
             only = _unblendable(stored_inputs)
