@@ -486,3 +486,9 @@ def test_a_recipe_s_own_mergekit_part_is_checked():
         "m.yml, line 5: mergekit.models[2]: linear needs a weight for 'base'",
         "m.yml, line 6: weights: weights stand in `mergekit`; remove `weights`",
     ]
+    text = "experts: {base: x}\nbase: y\n"
+    text += "mergekit: {merge_method: passthrough, models: [{model: base}]}"
+    assert refusal(text) == (
+        "m.yml, line 3: mergekit: beside the base no expert can be called 'base'; give it another "
+        "name"
+    )

@@ -1,12 +1,16 @@
 """layerswap against the real mergekit, on the same configurations and checkpoints.
 
-An optional job: set LAYERSWAP_MERGEKIT to a `mergekit-yaml` executable and run with `-m slow`.
-The departures that docs/mergekit.md lists have a test each, which fails when one is gone.
+An optional job: set LAYERSWAP_MERGEKIT to a `mergekit-yaml` executable and run with `-m slow`;
+`install_mergekit` in bench/merge_runs.py makes one. The departures that docs/mergekit.md lists have
+a test each where they change numbers, which fails when one is gone.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +19,7 @@ import pytest
 import torch
 import yaml
 from merging import save_expert, tensors_of, tiny_llama
+from safetensors.torch import save_file
 
 from layerswap.compose.mergekit import llama_tensors
 from layerswap.compose.recipe import check_recipe, read_recipe
@@ -30,6 +35,8 @@ pytestmark = [
     ),
 ]
 LAYERS = 4
+SEEDS = 60
+"""How many configurations are drawn."""
 
 
 @pytest.fixture(scope="session")
@@ -231,6 +238,98 @@ def test_equal_within_one_rounding(case, models, tmp_path):
     assert equal > 0.99 * sum(tensor.numel() for tensor in ours.values())
 
 
+FILTERS = [
+    "self_attn", "mlp", "norm", "layernorm", "embed_tokens", "lm_head", "model.norm", "layers.1.",
+    "*",
+]  # fmt: skip
+
+
+class Random:
+    """Draws configurations that both can read, whatever their keys and levels."""
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+
+    def gradient(self, low, high):
+        numbers = [round(self.draw.uniform(low, high), 3) for _ in range(self.draw.randint(1, 5))]
+        return numbers if self.draw.random() < 0.5 else numbers[0]
+
+    def setting(self, low, high, *, last=True):
+        if self.draw.random() < 0.5:
+            return self.gradient(low, high)
+        conditions = [
+            {"filter": word, "value": self.gradient(low, high)}
+            for word in self.draw.sample(FILTERS, self.draw.randint(1, 3))
+        ]
+        return conditions + [{"value": self.gradient(low, high)}] * last
+
+    def settings(self, ranges, chance, *, last=False):
+        names = [name for name in ranges if self.draw.random() < chance]
+        return {name: self.setting(*ranges[name], last=last) for name in names}
+
+    def configuration(self):
+        method = self.draw.choice(["linear", "slerp", "task_arithmetic", "ties", "breadcrumbs"])
+        own, shared = {"weight": (0.1, 2.0)}, {}
+        if method == "slerp":
+            own, shared = {}, {"t": (0.0, 1.0)}
+        elif method != "linear":
+            own["density"], shared["lambda"] = (0.2, 1.0), (0.5, 1.5)
+        if method == "breadcrumbs":
+            own["gamma"] = (0.0, 0.3)
+        normalize = self.draw.random() < 0.5
+        if method in ("task_arithmetic", "breadcrumbs") and not normalize:
+            own["weight"] = (-1.0, 2.0)
+        top = {name: self.setting(*values) for name, values in (own | shared).items()}
+        if method in ("task_arithmetic", "ties", "breadcrumbs"):
+            top["normalize"] = normalize
+        config = {"merge_method": method, "parameters": top}
+        if method != "linear":
+            config["base_model"] = "base"
+        cuts = sorted({0, LAYERS, *self.draw.sample(range(1, LAYERS), self.draw.randint(0, 2))})
+        slices = []
+        for first, stop in itertools.pairwise(cuts):
+            count = 1 if method == "slerp" else self.draw.randint(1, 3)
+            names = ["base"] * ("base_model" in config) + self.draw.sample("abc", count)
+            sources = [part(name, first, stop, **self.settings(own, 0.5)) for name in names]
+            slices.append({"sources": sources, "parameters": self.settings(own | shared, 0.3)})
+        if len(slices) > 1:
+            return {**config, "slices": slices}
+        models = [{k: v for k, v in s.items() if k != "layer_range"} for s in slices[0]["sources"]]
+        return {**config, "models": models}
+
+
+MERGE_ALL = """
+import sys
+from pathlib import Path
+import yaml
+from mergekit.config import MergeConfiguration
+from mergekit.merge import MergeOptions, run_merge
+for path in sorted(Path(sys.argv[1]).glob("*.yml")):
+    config = MergeConfiguration.model_validate(yaml.safe_load(path.read_text()))
+    run_merge(config, str(path.with_suffix("")), MergeOptions(quiet=True))
+"""
+
+
+def test_random_configurations(models, tmp_path):
+    drawn = {f"{seed:02}": Random(seed).configuration() for seed in range(SEEDS)}
+    for name, config in drawn.items():
+        whole = {**located(config, models), "dtype": "float32", "out_dtype": "bfloat16"}
+        (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(whole, sort_keys=False))
+    python = Path(shutil.which(MERGEKIT)).parent / "python"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = [str(python), "-c", MERGE_ALL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    wrong = {}
+    for name, config in drawn.items():
+        plan = make_plan(read_recipe(tmp_path / f"{name}.yml"))
+        ours = tensors_of(plan.save(tmp_path / f"{name}-ours"))
+        far = far_apart(ours, tensors_of(tmp_path / name), models)
+        wrong |= {name: (config, list(far))} if far else {}
+    assert wrong == {}
+
+
 @pytest.mark.parametrize("kind", ["-bf16", "-tied"])
 def test_layers_passed_through_are_the_same_bits(kind, models, tmp_path):
     slices = [("a", 0, 1), ("b", 1, 3), ("c", 3, 4)]
@@ -336,14 +435,14 @@ def test_departure_without_a_dtype_mergekit_rounds_every_step(models, tmp_path):
 
 def test_departure_model_stock_of_deltas_that_disagree(models, tmp_path):
     """layerswap keeps the base where the mean cosine is negative; mergekit extrapolates."""
-    from safetensors.torch import load_file, save_file
+    base, a = tensors_of(models / "base"), tensors_of(models / "a")
+    for name in ("base", "a"):
+        shutil.copytree(models / name, tmp_path / name)
 
-    base, a = (load_file(models / name / "model.safetensors") for name in ("base", "a"))
-    for name in ("base", "a", "against"):
-        shutil.copytree(models / "a", tmp_path / name)
-    save_file(base, tmp_path / "base" / "model.safetensors", {"format": "pt"})
-    against = {n: base[n] - 0.5 * (a[n] - base[n]) + 0.1 * a[n].flip(0) for n in base}
-    save_file(against, tmp_path / "against" / "model.safetensors", {"format": "pt"})
+    def opposed(name, tensor):
+        return tensor - 0.5 * (a[name] - tensor) + 0.1 * a[name].flip(0)
+
+    changed(models / "base", tmp_path / "against", opposed)
     config = {
         "merge_method": "model_stock", "base_model": "base", "dtype": "float32",
         "models": [model("a"), model("against")],
@@ -352,6 +451,39 @@ def test_departure_model_stock_of_deltas_that_disagree(models, tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
     assert torch.equal(ours[name], base[name])
     assert not torch.allclose(theirs[name], base[name], atol=1e-3)
+
+
+def changed(source, folder, change):
+    """A copy of a float32 model with other weights."""
+    shutil.copytree(source, folder)
+    tensors = {name: change(name, tensor) for name, tensor in tensors_of(source).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_departure_slerp_with_nothing(models, tmp_path):
+    """Nothing has no direction: mergekit takes it to be at right angles."""
+    name = "model.layers.1.self_attn.k_proj.weight"
+    changed(models / "b", tmp_path / "b", lambda n, t: torch.zeros_like(t) if n == name else t)
+    shutil.copytree(models / "a", tmp_path / "a")
+    config = {
+        "merge_method": "slerp", "base_model": "a", "models": [model("b")],
+        "parameters": {"t": 0.25}, "dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = merge_with_both(config, tmp_path, tmp_path)
+    a = tensors_of(models / "a")[name]
+    torch.testing.assert_close(ours[name], 0.75 * a)
+    torch.testing.assert_close(theirs[name], a * math.sin(0.75 * math.pi / 2))
+
+
+def test_departure_sources_are_not_rounded_first(models, tmp_path):
+    config = {
+        "merge_method": "passthrough", "models": [model("a")],
+        "dtype": "float16", "out_dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = merge_with_both(config, models, tmp_path)
+    for name, tensor in tensors_of(models / "a").items():
+        assert torch.equal(ours[name], tensor)
+        assert torch.equal(theirs[name], tensor.half().float())
 
 
 @pytest.mark.parametrize("rescale", [True, False])

@@ -168,6 +168,8 @@ def _wrong_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
 
 
 def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
+    if data.get("mergekit") is not None and data.get("base") is not None and "base" in experts:
+        yield ("mergekit",), "beside the base no expert can be called 'base'; give it another name"
     merges: dict[KeyPath, object] = {("merge",): data.get("merge")}
     for name, expert in experts.items():
         if isinstance(expert, dict):
