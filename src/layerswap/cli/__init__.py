@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import delta, lab, merge, plan, quickstart, suggest
+from layerswap.cli import delta, lab, merge, plan, quickstart, recipe, suggest
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
 app.command("delta")(delta.delta)
 app.command("suggest")(suggest.suggest)
+app.add_typer(recipe.app, name="recipe")
 app.add_typer(lab.app, name="lab")
 
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 RecipeFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[RECIPE.yaml]", help="A recipe; or give --task and --language."),
+    typer.Argument(
+        metavar="[RECIPE.yaml]",
+        help="A recipe or a mergekit configuration; or give --task and --language.",
+    ),
 ]
 Task = Annotated[
     str | None, typer.Option(help="Task expert: a folder or a Hub id (name[@revision]).")

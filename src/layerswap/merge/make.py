@@ -41,9 +41,11 @@ def make_plan(recipe: Recipe, *, allow_pickle: bool = False) -> Plan:
     stamps = stamps_of(together.values())
     alignment = align(recipe, together, base)
     drop = check_together(together, aligned=alignment is not None)
-    rows = vocabulary_tensors(next(iter(sources.values()))) if alignment else ()
+    first = next(iter(sources.values()))
+    rows = vocabulary_tensors(first) if alignment else ()
     magnitude = _measure(recipe, sources, base, drop.union(rows))
-    composition = recipe.resolve(next(iter(sources.values())).layers, magnitude)
+    tensors = {name: place for name, place in first.places.items() if name not in drop}
+    composition = recipe.resolve(first.layers, magnitude, tensors)
     kind = AdapterPlan if opened.adapters_only else Plan
     return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment)
 

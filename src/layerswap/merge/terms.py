@@ -178,11 +178,11 @@ class Reader:
 
     def _measure(self, term: Derived) -> _Facts:
         method, operation = METHODS[term.operation.method], term.operation
-        shares = method.ranks(dict(operation.parameters))
         if operation in self._model_thresholds:
             return _Facts(self._model_thresholds[operation])
-        if shares:
-            return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), shares))
+        ranks = method.ranks(dict(operation.parameters), term.elements) if term.elements else ()
+        if ranks:
+            return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), ranks))
         return _Facts(gram=self._gram(term) if method.gram else None)
 
     def _gram(self, term: Derived) -> torch.Tensor:
@@ -214,10 +214,13 @@ def model_thresholds(
     found: dict[Operation, Thresholds] = {}
     # Inner operations come first, so an outer one finds theirs in `found`.
     for operation, members in groups.items():
-        shares = METHODS[operation.method].ranks(dict(operation.parameters))
+        count = sum(member.elements for member in members)
+        ranks = METHODS[operation.method].ranks(dict(operation.parameters), count)
+        if not ranks:
+            continue
         # A reader of its own for every tensor: a reader serves one thread.
         streams = [Reader(handles, found).stream(member) for member in members]
-        found[operation] = magnitude_thresholds(streams, len(operation.inputs), shares, threads)
+        found[operation] = magnitude_thresholds(streams, len(operation.inputs), ranks, threads)
     return found
 
 

@@ -45,25 +45,24 @@ class Stream:
 
 
 def magnitude_thresholds(
-    streams: Sequence[Stream], experts: int, shares: Sequence[float], threads: int = 1
+    streams: Sequence[Stream], experts: int, ranks: Sequence[int], threads: int = 1
 ) -> tuple[tuple[float, ...], ...]:
-    """Per expert, the magnitude that each share of its elements reaches; exact.
+    """Per expert, the magnitudes at the given ranks; exact.
 
-    Share s of n elements asks for the `round(s * n)`-th largest |x|, counting from 1; a share
-    that rounds to no element gives infinity.
+    Rank k asks for the k-th largest |x|, counting from 1; rank 0 gives infinity.
 
     Args:
         streams: the tensors whose elements are ranked together.
         experts: how many vectors a chunk holds.
-        shares: in 0..1.
+        ranks: from 0 to the number of elements.
         threads: streams read at a time.
 
-    Example: over `[3, -1, 2, 0]`, shares 0.5 and 0 give 2.0 and infinity.
+    Example: over `[3, -1, 2, 0]`, ranks 2 and 0 give 2.0 and infinity.
     """
     total = sum(stream.elements for stream in streams)
     samples = _samples(streams, experts, total)
     searches = [
-        [_Search(round(share * total), sample, share) for share in shares] for sample in samples
+        [_Search(rank, sample, rank / max(1, total)) for rank in ranks] for sample in samples
     ]
     while any(not search.done for row in searches for search in row):
 
