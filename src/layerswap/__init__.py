@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
     from layerswap.errors import LayerswapError
-    from layerswap.merge import Plan, make_plan, soup, swap
+    from layerswap.merge import Plan, make_plan, soup, swap, verify
 
 __all__ = [
     "Blend",
@@ -38,13 +38,14 @@ __all__ = [
     "read_recipe",
     "soup",
     "swap",
+    "verify",
 ]
 
 _ROOMS = {
     "checkpoint": ("Checkpoint", "Place", "open_checkpoint"),
     "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
     "errors": ("LayerswapError",),
-    "merge": ("Plan", "make_plan", "soup", "swap"),
+    "merge": ("Plan", "make_plan", "soup", "swap", "verify"),
 }
 
 

@@ -199,7 +199,7 @@ def model_thresholds(
     """
     groups: dict[Operation, list[Derived]] = {}
     for term in terms:
-        for derived in _derived(term):
+        for derived in derived_tensors(term):
             if dict(derived.operation.parameters).get("scope") == "model":
                 groups.setdefault(derived.operation, []).append(derived)
     found: dict[Operation, Thresholds] = {}
@@ -218,10 +218,10 @@ def model_thresholds(
     return found
 
 
-def _derived(term: Term) -> Iterator[Derived]:
+def derived_tensors(term: Term) -> Iterator[Derived]:
     """Every derived tensor below and including a term, inner ones first."""
     if isinstance(term, Derived):
         for terms in (*term.inputs, *((term.base,) if term.base else ())):
             for inner, _ in terms:
-                yield from _derived(inner)
+                yield from derived_tensors(inner)
         yield term
