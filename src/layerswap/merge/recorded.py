@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import read_json_object
+from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.read import open_file, read_into
 from layerswap.compose import Composition, Recipe
@@ -72,7 +72,10 @@ class Recorded:
         for name, where in moved.items():
             if name not in self.sources:
                 raise RecipeError(f"no source {name!r}{nearest(name, list(self.sources))}")
-            if name in data["experts"]:
+            whose = name.removeprefix("fisher of ")
+            if name not in data["experts"] and whose in data["experts"]:
+                data["experts"][whose]["fisher"] = where
+            elif name in data["experts"]:
                 entry = {k: v for k, v in data["experts"][name].items() if k != "revision"}
                 data["experts"][name] = {**entry, "source": where}
             else:
@@ -133,8 +136,9 @@ def read_record(folder: Path) -> Recorded:
         if not isinstance(data.get(key), kind):
             raise MergeError(f"{path}: has no {key}")
     for name, entry in data["sources"].items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("fingerprints"), dict):
-            raise MergeError(f"{path}: sources.{name} has no fingerprints")
+        found = entry if isinstance(entry, dict) else {}
+        if not isinstance(found.get("fingerprints"), dict) or "source" not in found:
+            raise MergeError(f"{path}: sources.{name} has no source with fingerprints")
     if not isinstance(data.get(HASHES, {}), dict):
         raise MergeError(f"{path}: {HASHES} is not a mapping")
     data.setdefault("magnitude_weights", None)
@@ -153,23 +157,25 @@ def plan_again(recorded: Recorded, moved: Mapping[str, str], *, allow_pickle: bo
         LayerswapError: a source cannot be opened, or they do not fit together any more.
     """
     plan = make_plan(recorded.recipe_with(moved), allow_pickle=allow_pickle)
-    names = recorded.sources
-    experts = {
-        name: replace(c, source=names[name]["source"], revision=names[name]["revision"])
-        if name in moved
-        else c
-        for name, c in plan.experts.items()
+
+    def as_recorded(name: str, checkpoint: Checkpoint) -> Checkpoint:
+        if name not in moved:
+            return checkpoint
+        entry = recorded.sources[name]
+        return replace(checkpoint, source=entry["source"], revision=entry.get("revision"))
+
+    fishers = {
+        name: replace(fisher, stored=as_recorded(f"fisher of {name}", fisher.stored))
+        for name, fisher in plan.fishers.items()
     }
-    base = plan.base
-    key = next((name for name in ("base", "the base") if name in moved), None)
-    if base is not None and key is not None and key not in experts:
-        base = replace(base, source=names[key]["source"], revision=names[key]["revision"])
+    base_name = "base" if "base" not in plan.experts else "the base"
     return replace(
         plan,
         recipe=recorded.recipe,
         magnitude=recorded.data["magnitude_weights"],
-        experts=experts,
-        base=base,
+        experts={name: as_recorded(name, c) for name, c in plan.experts.items()},
+        base=as_recorded(base_name, plan.base) if plan.base else None,
+        fishers=fishers,
     )
 
 
