@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
     from layerswap.errors import LayerswapError
+    from layerswap.evaluate.fisher import estimate_fisher
     from layerswap.merge import Plan, make_plan, soup, swap, verify
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Recipe",
     "Zones",
     "__version__",
+    "estimate_fisher",
     "make_plan",
     "open_checkpoint",
     "partition",
@@ -45,6 +47,7 @@ _ROOMS = {
     "checkpoint": ("Checkpoint", "Place", "open_checkpoint"),
     "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
     "errors": ("LayerswapError",),
+    "evaluate.fisher": ("estimate_fisher",),
     "merge": ("Plan", "make_plan", "soup", "swap", "verify"),
 }
 

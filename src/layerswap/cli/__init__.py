@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import lab, merge, plan, quickstart, verify
+from layerswap.cli import fisher, lab, merge, plan, quickstart, verify
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("quickstart")(quickstart.quickstart)
 app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
+app.command("fisher")(fisher.fisher)
 app.add_typer(lab.app, name="lab")
 
 
