@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,6 +193,7 @@ def record_hashes(recorded: Recorded, files: Sequence[Path]) -> None:
             stream.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
+        shutil.copymode(recorded.path, draft)
         draft.replace(recorded.path)
     except OSError as error:
         raise MergeError(f"{recorded.path}: cannot be written ({error.strerror})") from None
