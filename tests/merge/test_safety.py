@@ -42,7 +42,7 @@ def sharded(folder: Path) -> Path:
     tensors = tensors_of(folder)
     (folder / "model.safetensors").unlink()
     weight_map = {}
-    for name, tensor in tensors.items():
+    for name in tensors:
         layer = name.split(".")[2] if ".layers." in name else "x"
         weight_map[name] = f"part-{layer}.safetensors"
     for file in set(weight_map.values()):
@@ -216,7 +216,7 @@ def test_a_write_that_fails_at_any_moment_leaves_nothing(pair, tmp_path, monkeyp
         monkeypatch.setattr(os, name, counted(name))
     plan.save(out, threads=1)
     count, before = calls[0], weight_bytes(out)
-    assert count > 40
+    assert count > 30
     other = plan_of(pair, bottom=2)
     for moment in range(1, count - 1):
         calls[0], fails[0] = 0, moment
@@ -255,9 +255,8 @@ def test_a_shard_that_vanishes_during_a_merge(pair, tmp_path, size):
     def progress(_):
         gone.unlink(missing_ok=True)
 
-    why = {"20KB": "cannot be read", "5GB": "vanished"}[size]
     message = refusal(plan.save, out, threads=1, progress=progress)
-    assert message == f"{gone}: {why} (No such file or directory)"
+    assert message == f"{gone}: cannot be read (No such file or directory)"
     assert [f.name for f in tmp_path.iterdir()] == ["spoilt"]
 
 
@@ -287,9 +286,7 @@ def test_a_wrong_total_size_in_a_source_is_not_taken_over(pair, tmp_path):
 
 
 def test_other_names_for_the_same_tensors_are_refused(pair):
-    prefixed = {
-        f"language_{name}": t for name, t in tensors_of(pair[1]).items() if "model." in name
-    }
+    prefixed = {f"language_model.{name}": t for name, t in tensors_of(pair[1]).items()}
     change_tensors(pair[1], {**dict.fromkeys(tensors_of(pair[1])), **prefixed})
     assert refusal(plan_of, pair) == (
         "language lacks 'lm_head.weight' and 38 more tensors that task has; they are not "
@@ -310,11 +307,10 @@ def test_an_unknown_layout_is_never_guessed(pair):
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 def test_a_quantised_tensor_is_named(pair, tmp_path, dtype):
-    for folder in pair:
-        values = tensors_of(folder)["model.norm.weight"].to(dtype)
-        change_tensors(folder, {"model.norm.weight": values + 1 if folder == pair[0] else values})
+    for number, folder in enumerate(pair, start=1):
+        change_tensors(folder, {"model.norm.weight": torch.full((24,), number).to(dtype)})
     name = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8"}[dtype]
-    message = refusal(plan_of(pair).save, tmp_path / "out")
+    message = refusal(lambda: plan_of(pair).save(tmp_path / "out"))
     assert message == (
         f"tensor 'model.norm.weight' is {name} and differs between the experts; only "
         "floating-point tensors of 16 bits and more can be blended"
@@ -406,7 +402,8 @@ def texts_of_the_source():
 
 
 def test_every_message_on_the_page_is_one_of_the_source():
-    patterns = [re.compile(f"(?:.+: )?{text}") for text in set(texts_of_the_source())]
-    messages = [text for row in ROWS for text in re.findall(r"`([^`]+)`", row[2])]
+    texts = {text.replace("`", "'") for text in texts_of_the_source()}
+    patterns = [re.compile(f"(?:.+: )?{text}") for text in texts]
+    messages = [text for row in ROWS for text in re.findall(r"`([^`]* [^`]*)`", row[2])]
     assert len(messages) > 30
     assert [m for m in messages if not any(p.fullmatch(m) for p in patterns)] == []

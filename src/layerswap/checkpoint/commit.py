@@ -32,9 +32,9 @@ def atomic_folder(
     """A fresh folder beside `target` that becomes `target` when the block ends well.
 
     Every file is flushed to disk before the rename, and the parent folder after it. New files
-    follow the umask; a folder that is replaced passes its permissions on. An exception removes the unfinished folder. A killed process leaves it behind under a name with
-    `.partial-`; the next commit to the same target, once that process is gone, goes on with it
-    or removes it.
+    follow the umask; a folder that is replaced passes its permissions on. An exception removes
+    the unfinished folder. A killed process leaves it behind under a name with `.partial-`; the
+    next commit to the same target, once that process is gone, goes on with it or removes it.
 
     Args:
         target: the folder to create.
