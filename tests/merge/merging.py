@@ -78,6 +78,22 @@ def save_fisher(folder: Path, expert: Path, seed: int = 0) -> Path:
     return folder
 
 
+def save_holes(folder: Path, megabytes: int) -> Path:
+    """A checkpoint of this size whose bytes are zeros that take no disk."""
+    from layerswap.checkpoint import header_bytes
+
+    folder.mkdir(parents=True)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = megabytes * 10**6 // 3 // 4096
+    names = ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))]
+    with (folder / "model.safetensors").open("wb") as file:
+        header = header_bytes([(name, "F32", (rows, 1024), rows * 4096) for name in names], {})
+        file.write(header)
+        file.truncate(len(header) + 3 * rows * 4096)
+    return folder
+
+
 def copied(source: Path, folder: Path) -> Path:
     """A copy of an expert to spoil."""
     shutil.copytree(source, folder)

@@ -18,6 +18,7 @@ from merging import (
     tensors_of,
     tiny_llama,
 )
+from test_merge_process import run
 
 import layerswap as ls
 from layerswap.checkpoint import read_header
@@ -535,3 +536,33 @@ def test_progress_adds_up(out):
 def test_a_share_is_a_share(out, share):
     with pytest.raises(LayerswapError, match="the share of a sample is above 0 and at most 1"):
         verification.verify(out, share=share)
+
+
+HEAVY = """
+import json, resource, sys
+from pathlib import Path
+import torch, layerswap as ls
+from merging import save_holes
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+root = Path(sys.argv[1])
+for name, size in (("small", 75), ("large", 300)):
+    pair = {e: save_holes(root / name / e, size) for e in ("task", "language")}
+    ls.swap(**pair, bottom=1, top=0, bottom_transition=1).save(root / name / "out", threads=2)
+before, grown = peak(), []
+for name in ("small", "large"):
+    assert ls.verify(root / name / "out", full=True, threads=2).passed
+    grown.append(peak() - before)
+print(json.dumps(grown))
+"""
+
+
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
+    try:
+        small, large = json.loads(run(HEAVY, tmp_path))
+        assert large < small + 50e6
+        assert large < 400e6
+    finally:
+        shutil.rmtree(tmp_path, ignore_errors=True)
