@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
     from layerswap.delta import Atlas, measure_delta, suggest
     from layerswap.errors import LayerswapError
-    from layerswap.merge import Plan, make_plan, soup, swap
+    from layerswap.evaluate.fisher import estimate_fisher
+    from layerswap.merge import Plan, make_plan, soup, swap, verify
 
 __all__ = [
     "Atlas",
@@ -34,6 +35,7 @@ __all__ = [
     "Recipe",
     "Zones",
     "__version__",
+    "estimate_fisher",
     "make_plan",
     "measure_delta",
     "open_checkpoint",
@@ -42,6 +44,7 @@ __all__ = [
     "soup",
     "suggest",
     "swap",
+    "verify",
 ]
 
 _ROOMS = {
@@ -49,7 +52,8 @@ _ROOMS = {
     "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
     "delta": ("Atlas", "measure_delta", "suggest"),
     "errors": ("LayerswapError",),
-    "merge": ("Plan", "make_plan", "soup", "swap"),
+    "evaluate.fisher": ("estimate_fisher",),
+    "merge": ("Plan", "make_plan", "soup", "swap", "verify"),
 }
 
 

@@ -57,6 +57,43 @@ def save_tokenizer(folder: Path, words: str = "a b c d e f") -> Path:
     return folder
 
 
+def save_fisher(folder: Path, expert: Path, seed: int = 0) -> Path:
+    """A made-up diagonal Fisher of an expert of one file: uneven, and 0 in places."""
+    from layerswap.merge.documents import fingerprint
+
+    generator = torch.Generator().manual_seed(seed)
+    fisher = {}
+    for name, tensor in sorted(tensors_of(expert).items()):
+        values = torch.rand(tensor.shape, generator=generator).pow(8) * 10.0 ** (-seed - 6)
+        fisher[name] = values * (torch.rand(tensor.shape, generator=generator) > 0.2)
+    folder.mkdir(exist_ok=True)
+    save_file(fisher, folder / "fisher.safetensors")
+    record = {
+        "checkpoint": {
+            "fingerprints": {"model.safetensors": fingerprint(expert / "model.safetensors")}
+        },
+        "norm": float(sum((f.double() ** 2).sum() for f in fisher.values()) ** 0.5),
+    }
+    (folder / "fisher.json").write_text(json.dumps(record))
+    return folder
+
+
+def save_holes(folder: Path, megabytes: int) -> Path:
+    """A checkpoint of this size whose bytes are zeros that take no disk."""
+    from layerswap.checkpoint import header_bytes
+
+    folder.mkdir(parents=True)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = megabytes * 10**6 // 3 // 4096
+    names = ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))]
+    with (folder / "model.safetensors").open("wb") as file:
+        header = header_bytes([(name, "F32", (rows, 1024), rows * 4096) for name in names], {})
+        file.write(header)
+        file.truncate(len(header) + 3 * rows * 4096)
+    return folder
+
+
 def copied(source: Path, folder: Path) -> Path:
     """A copy of an expert to spoil."""
     shutil.copytree(source, folder)

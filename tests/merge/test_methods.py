@@ -39,17 +39,32 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
     found = magnitude_thresholds([stream], len(parts), ranks) if ranks else ()
     stacked = torch.stack(parts).double()
     gram = stacked @ stacked.T if METHODS[method].gram else None
+    fishers = fishers_of(parts) if SPECS[method].fisher else []
     results, start = [], 0
     for pieces in chunks():
         before = [piece.clone() for piece in pieces]
         results.append(
             METHODS[method].combine(
-                Chunk(pieces, weights, values, found, gram, name=name, start=start)
+                Chunk(
+                    pieces,
+                    weights,
+                    values,
+                    found,
+                    gram,
+                    name=name,
+                    start=start,
+                    fishers=[fisher[start : start + len(pieces[0])] for fisher in fishers],
+                )
             )
         )
         assert all(torch.equal(a, b) for a, b in zip(before, pieces, strict=True)), "parts changed"
         start += len(pieces[0])
     return torch.cat(results)
+
+
+def fishers_of(parts):
+    """A diagonal Fisher for each part: uneven, and 0 here and there."""
+    return [torch.relu(part * 3e-4 + part.roll(5) * 1e-4) for part in parts]
 
 
 def close(result, reference):
@@ -169,6 +184,33 @@ def test_slerp(t):
     angle = math.acos(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)))
     reference = (math.sin((1 - t) * angle) * x + math.sin(t * angle) * y) / math.sin(angle)
     close(merged("slerp", [a, b], [1 - t, t]), reference)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.5, 2.0, 0.0]])
+def test_fisher(weights):
+    parts = deltas(3)
+    fishers = arrays(fishers_of(parts))
+    x = arrays(parts)
+    shares = [w * np.maximum(f, 1e-20) for w, f in zip(weights, fishers, strict=True)]
+    reference = sum(s * a for s, a in zip(shares, x, strict=True)) / sum(shares)
+    close(merged("fisher", parts, weights), reference)
+    nothing = sum(f > 0 for f in fishers) == 0
+    assert 20 < nothing.sum() < SIZE / 2
+    average = np.average(x, axis=0, weights=weights)
+    np.testing.assert_allclose(reference[nothing], average[nothing], rtol=1e-12)
+
+
+def test_a_high_floor_makes_the_fisher_average_a_plain_one():
+    parts = deltas(2)
+    close(merged("fisher", parts, [1.0, 3.0], floor=1.0), np.average(arrays(parts), 0, [1, 3]))
+
+
+def test_a_fisher_may_be_tiny():
+    parts = deltas(2)
+    fishers = [torch.full((SIZE,), 1e-18), torch.full((SIZE,), 3e-18)]
+    values = {"floor": 1e-20, "normalise": "none"}
+    result = METHODS["fisher"].combine(Chunk(parts, [1.0, 1.0], values, fishers=fishers))
+    close(result, np.average(arrays(parts), 0, [1, 3]))
 
 
 def test_slerp_of_nearly_parallel_tensors_is_linear():

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from merging import change_tensors, copied, weight_bytes
+from merging import change_tensors, copied, save_fisher, weight_bytes
 from safetensors.torch import load_file
 from test_methods import elect_and_average, keep_largest
 
@@ -19,7 +19,7 @@ from layerswap.errors import MergeError, RecipeError
 from layerswap.merge import engine, make_plan, terms
 
 
-def recipe(experts, **keys):
+def recipe(experts, /, **keys):
     data = {
         "base": str(experts["base"]),
         "experts": {name: str(experts[name]) for name in ("task", "language", "third")},
@@ -30,7 +30,19 @@ def recipe(experts, **keys):
 
 def merge_everywhere(experts, method, names=("task", "language"), **settings):
     spec = {"method": method, "experts": list(names), **settings}
+    if METHODS[method].fisher:
+        return make_plan(recipe(experts, merge=spec, experts=with_fishers(experts)))
     return make_plan(recipe(experts, merge=spec))
+
+
+def with_fishers(experts):
+    """The experts of a recipe, each with a Fisher beside its folder."""
+    entries = {}
+    for seed, name in enumerate(("task", "language", "third")):
+        folder = experts[name]
+        fisher = save_fisher(folder.with_name(f"{folder.name}-fisher"), folder, seed)
+        entries[name] = {"source": str(folder), "fisher": str(fisher)}
+    return entries
 
 
 def arrays(folder):
@@ -182,7 +194,7 @@ REFUSED = {
     "unknown method": (
         HEAD + "merge: {method: tiess, experts: [task]}",
         "r, line 3: merge: no method 'tiess'; there are breadcrumbs, dare_linear, dare_ties, "
-        "model_stock, slerp, task_arithmetic, ties",
+        "fisher, model_stock, slerp, task_arithmetic, ties",
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",

@@ -7,6 +7,7 @@ import errno
 import os
 import platform
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,10 +31,10 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """A fresh folder beside `target` that becomes `target` when the block ends well.
 
-    Every file is flushed to disk before the rename, and the parent folder after it. An exception
-    removes the unfinished folder. A killed process leaves it behind under a name with
-    `.partial-`; the next commit to the same target, once that process is gone, goes on with it
-    or removes it.
+    Every file is flushed to disk before the rename, and the parent folder after it. New files
+    follow the umask; a folder that is replaced passes its permissions on. An exception removes
+    the unfinished folder. A killed process leaves it behind under a name with `.partial-`; the
+    next commit to the same target, once that process is gone, goes on with it or removes it.
 
     Args:
         target: the folder to create.
@@ -54,6 +55,7 @@ def atomic_folder(
         _adopt(real, folder, resume)
         _sweep_leftovers(real)
         folder.mkdir(exist_ok=True)
+        _keep_mode(real, folder)
         yield folder
         sync_tree(folder)
         _put_in_place(folder, real, marker=marker, overwrite=overwrite)
@@ -62,6 +64,12 @@ def atomic_folder(
         raise MergeError(f"{target}: cannot be written ({detail}); nothing was kept") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_mode(target: Path, folder: Path) -> None:
+    """Give `folder` the permissions of the folder that it will replace; its owner keeps all."""
+    if target.is_dir():
+        folder.chmod(stat.S_IMODE(target.stat().st_mode) | stat.S_IRWXU)
 
 
 def refuse_target(target: Path, *, marker: str, overwrite: bool) -> None:

@@ -10,7 +10,17 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import delta, lab, merge, plan, quickstart, recipe, suggest
+from layerswap.cli import (
+    delta,
+    fisher,
+    lab,
+    merge,
+    plan,
+    quickstart,
+    recipe,
+    suggest,
+    verify,
+)
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -27,6 +37,8 @@ app.command("plan")(plan.plan)
 app.command("delta")(delta.delta)
 app.command("suggest")(suggest.suggest)
 app.add_typer(recipe.app, name="recipe")
+app.command("verify")(verify.verify)
+app.command("fisher")(fisher.fisher)
 app.add_typer(lab.app, name="lab")
 
 

@@ -134,3 +134,20 @@ def _read_weights(text: str) -> str | dict[str, float]:
             f"--weights: {text!r} is not uniform, magnitude or two numbers like 0.6,0.4"
         ) from None
     return {"task": task, "language": language}
+
+
+def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
+    """Values of an option that is given as `NAME=VALUE`, by name.
+
+    Raises:
+        RecipeError: a text without a name or a value, or a name given twice.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise RecipeError(f"{option}: {text!r} is not NAME=PATH")
+        if name in pairs:
+            raise RecipeError(f"{option}: {name!r} is given twice")
+        pairs[name] = value
+    return pairs

@@ -86,6 +86,12 @@ class Blend:
         return tuple(sorted(names))
 
     @property
+    def fishers(self) -> tuple[str, ...]:
+        """Every expert whose diagonal Fisher is read, sorted."""
+        operations = [member for member in self.members if isinstance(member, Operation)]
+        return tuple(sorted({name for o in operations for name in o.all_fishers}))
+
+    @property
     def shares(self) -> dict[str, float]:
         """How much each expert takes part, summing to 1, for pictures.
 

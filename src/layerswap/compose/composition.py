@@ -73,6 +73,11 @@ class Composition:
         """Every expert that some place takes from, sorted."""
         return tuple(sorted({e for blend in self.blends.values() for e in blend.experts}))
 
+    @property
+    def fishers(self) -> tuple[str, ...]:
+        """Every expert whose diagonal Fisher some place needs, sorted."""
+        return tuple(sorted({e for blend in self.blends.values() for e in blend.fishers}))
+
     def __getitem__(self, place: Place) -> Blend:
         return self.blends[place]
 

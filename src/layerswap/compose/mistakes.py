@@ -32,6 +32,7 @@ def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
         found += unknown or _cycles(experts)
         found += _wrong_weights(data)
         found += _base_mistakes(data, experts)
+        found += _fisher_mistakes(data, experts)
     size = data.get("max_shard_size")
     if isinstance(size, str):
         try:
@@ -170,18 +171,39 @@ def _wrong_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
 def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
     if data.get("mergekit") is not None and data.get("base") is not None and "base" in experts:
         yield ("mergekit",), "beside the base no expert can be called 'base'; give it another name"
+    for path, method, _ in _merges(data, experts):
+        if not OPERATIONS[method].base:
+            continue
+        if data.get("base") is None:
+            yield path, f"{method} works on deltas; give `base`"
+        if "base" in experts:
+            yield path, "with deltas no expert can be called 'base'; give it another name"
+
+
+def _fisher_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
+    for _, method, merge in _merges(data, experts):
+        names = merge.get("experts") if OPERATIONS[method].fisher else None
+        for name in names if isinstance(names, dict | list) else ():
+            if not isinstance(name, str) or name not in experts:
+                continue
+            if not isinstance(experts[name], dict) or experts[name].get("fisher") is None:
+                yield ("experts", name), f"{method} needs its Fisher; give `fisher`"
+            if f"fisher of {name}" in experts:
+                yield ("experts", f"fisher of {name}"), "the name of a Fisher; give it another"
+
+
+def _merges(
+    data: Mapping[Any, Any], experts: Mapping[Any, Any]
+) -> Iterator[tuple[KeyPath, str, Mapping[Any, Any]]]:
+    """Every merge with a method that there is, by its key path."""
     merges: dict[KeyPath, object] = {("merge",): data.get("merge")}
     for name, expert in experts.items():
         if isinstance(expert, dict):
             merges["experts", name, "merge"] = expert.get("merge")
     for path, merge in merges.items():
         method = merge.get("method") if isinstance(merge, dict) else None
-        if not isinstance(method, str) or method not in OPERATIONS or not OPERATIONS[method].base:
-            continue
-        if data.get("base") is None:
-            yield path, f"{method} works on deltas; give `base`"
-        if "base" in experts:
-            yield path, "with deltas no expert can be called 'base'; give it another name"
+        if isinstance(merge, dict) and isinstance(method, str) and method in OPERATIONS:
+            yield path, method, merge
 
 
 def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:

@@ -66,12 +66,14 @@ class MethodSpec:
         base: whether it works on deltas, and so needs the base.
         parameters: its settings.
         experts: the number of experts it takes: smallest and largest.
+        fisher: whether it needs the diagonal Fisher of every expert.
     """
 
     paper: str
     base: bool
     parameters: Mapping[str, Parameter]
     experts: tuple[int, float] = (1, float("inf"))
+    fisher: bool = False
 
 
 SCALE = Parameter(1.0, high=1e6)
@@ -114,6 +116,15 @@ METHODS: dict[str, MethodSpec] = {
             "scale": SCALE,
         },
     ),
+    "fisher": MethodSpec(
+        "Matena and Raffel, 2022",
+        False,
+        {
+            "floor": Parameter(1e-20, high=1e6, open_low=True),
+            "normalise": Parameter("none", choices=("none", "model")),
+        },
+        fisher=True,
+    ),
     "slerp": MethodSpec("Shoemake, 1985", False, {}, (2, 2)),
     "model_stock": MethodSpec("Jang et al., 2024", True, {}, (2, float("inf"))),
 }
@@ -129,6 +140,8 @@ class Operation:
         inputs: (blend, weight) pairs, as given and in a fixed order.
         base: the blend that deltas are taken from, None for a method without deltas.
         parameters: (name, value) of every parameter of the method, sorted by name.
+        fishers: for a method that needs them, the expert of the recipe whose Fisher goes with
+            each input.
 
     Example: `Operation.of("ties", {Blend.of("a"): 1, Blend.of("b"): 1}, base=Blend.of("base"))`
     """
@@ -137,6 +150,7 @@ class Operation:
     inputs: tuple[tuple[Blend, float], ...]
     base: Blend | None
     parameters: tuple[tuple[str, Value], ...]
+    fishers: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -146,20 +160,28 @@ class Operation:
         *,
         base: Blend | None = None,
         parameters: Mapping[str, Value] | None = None,
+        fishers: Mapping[Blend, str] | None = None,
     ) -> Operation:
         """The operation, with defaults for parameters that are not given.
 
         Raises:
             RecipeError: no such method, a parameter that it does not have or allow, no base
-                where deltas are needed, or a number of experts that it cannot take.
+                where deltas are needed, no Fisher where those are, or a number of experts that
+                it cannot take.
         """
         spec = METHODS[check_operation(method, parameters or {}, len(inputs))]
         if spec.base and base is None:
             raise RecipeError(f"{method} works on deltas and needs the base")
         values = {name: p.default for name, p in spec.parameters.items()} | dict(parameters or {})
         ordered = sorted(inputs.items(), key=lambda pair: str(pair[0]))
+        if spec.fisher and set(fishers or ()) != set(inputs):
+            raise RecipeError(f"{method} needs the Fisher of every expert")
         return cls(
-            method, tuple(ordered), base if spec.base else None, tuple(sorted(values.items()))
+            method,
+            tuple(ordered),
+            base if spec.base else None,
+            tuple(sorted(values.items())),
+            tuple(fishers[blend] for blend, _ in ordered) if spec.fisher and fishers else (),
         )
 
     @property
@@ -167,6 +189,13 @@ class Operation:
         """Every expert that it reads, the base included, sorted."""
         blends = [blend for blend, _ in self.inputs] + ([self.base] if self.base else [])
         return tuple(sorted({name for blend in blends for name in blend.experts}))
+
+    @property
+    def all_fishers(self) -> tuple[str, ...]:
+        """Every expert whose Fisher it reads, or an operation among its inputs does; sorted."""
+        blends = [blend for blend, _ in self.inputs] + ([self.base] if self.base else [])
+        inner = {name for blend in blends for name in blend.fishers}
+        return tuple(sorted(inner.union(self.fishers)))
 
     @property
     def shares(self) -> dict[str, float]:
@@ -183,10 +212,12 @@ class Operation:
 
     def rename(self, blends: Mapping[str, Blend]) -> Operation:
         """A copy in which each expert named in `blends` is replaced by that blend."""
-        inputs = ((blend.rename(blends), weight) for blend, weight in self.inputs)
+        inputs = [(blend.rename(blends), weight) for blend, weight in self.inputs]
         base = self.base.rename(blends) if self.base else None
-        ordered = sorted(inputs, key=lambda pair: str(pair[0]))
-        return Operation(self.method, tuple(ordered), base, self.parameters)
+        order = sorted(range(len(inputs)), key=lambda i: str(inputs[i][0]))
+        fishers = tuple(self.fishers[i] for i in order) if self.fishers else ()
+        ordered = tuple(inputs[i] for i in order)
+        return Operation(self.method, ordered, base, self.parameters, fishers)
 
     def __str__(self) -> str:
         inputs = ", ".join(

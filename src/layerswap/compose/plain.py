@@ -34,18 +34,24 @@ def blend_from_dict(data: Mapping[str, Any]) -> Blend:
 
 
 def _operation_to_dict(operation: Operation) -> dict[str, Any]:
+    inputs = [{**blend_to_dict(b), "weight": weight} for b, weight in operation.inputs]
+    if operation.fishers:
+        pairs = zip(inputs, operation.fishers, strict=True)
+        inputs = [{**entry, "fisher": name} for entry, name in pairs]
     return {
         "method": operation.method,
-        "inputs": [{**blend_to_dict(b), "weight": weight} for b, weight in operation.inputs],
+        "inputs": inputs,
         "base": blend_to_dict(operation.base) if operation.base else None,
         "parameters": dict(operation.parameters),
     }
 
 
 def _operation_from_dict(data: Mapping[str, Any]) -> Operation:
+    fishers = {blend_from_dict(e): e["fisher"] for e in data["inputs"] if "fisher" in e}
     return Operation.of(
         data["method"],
         {blend_from_dict(entry): entry["weight"] for entry in data["inputs"]},
         base=blend_from_dict(data["base"]) if data["base"] else None,
         parameters=data["parameters"],
+        fishers=fishers,
     )

@@ -20,7 +20,7 @@ from layerswap.checkpoint.places import ROLES, Pattern, Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import all_places, summed
 from layerswap.compose.mistakes import nearest
-from layerswap.compose.operation import Operation, check_operation
+from layerswap.compose.operation import METHODS, Operation, check_operation
 from layerswap.compose.presets import Outside, Zones, default_zones
 from layerswap.errors import RecipeError
 
@@ -108,18 +108,35 @@ class MergeMethod(Strict):
         return self
 
     def operation(self, blend_of: Callable[[str], Blend]) -> Operation:
-        """The operation over what `blend_of` says that each expert stands for."""
+        """The operation over what `blend_of` says that each expert stands for.
+
+        Raises:
+            RecipeError: two experts are the same one, and each has a Fisher.
+        """
         inputs = summed((blend_of(name), weight) for name, weight in self.experts.items())
-        return Operation.of(self.method, inputs, base=Blend.of(BASE), parameters=self.model_extra)
+        fishers = {blend_of(name): name for name in self.experts}
+        if METHODS[self.method].fisher and len(fishers) < len(self.experts):
+            raise RecipeError(f"{self.method}: two of {', '.join(self.experts)} are the same")
+        return Operation.of(
+            self.method,
+            inputs,
+            base=Blend.of(BASE),
+            parameters=self.model_extra,
+            fishers=fishers,
+        )
 
 
 class Expert(Strict):
-    """Where an expert comes from: a checkpoint, a soup of other experts, or another merge."""
+    """Where an expert comes from: a checkpoint, a soup of other experts, or another merge.
+
+    Its diagonal Fisher, which the merge method `fisher` needs, is a folder or a Hub id.
+    """
 
     source: Annotated[str, Field(min_length=1)] | None = None
     revision: str | None = None
     soup: Weights | None = None
     merge: MergeMethod | None = None
+    fisher: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> Expert:

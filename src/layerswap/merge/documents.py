@@ -175,6 +175,10 @@ def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
         entry["source"] = name_of(checkpoint)
         if checkpoint.revision:
             entry["revision"] = checkpoint.revision
+    for name, fisher in plan.fishers.items():
+        stored = fisher.stored
+        pinned = f"@{stored.revision}" if stored.revision else ""
+        data["experts"][name]["fisher"] = name_of(stored) + pinned
     return data
 
 

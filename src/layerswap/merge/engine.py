@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from layerswap.checkpoint import DTYPE_BITS
 from layerswap.checkpoint.read import open_file, read_into, read_tensor, torch_dtype
@@ -41,6 +41,7 @@ NO_KERNEL_COPY = (
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just written."""
+Piece = TypeVar("Piece")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _Copy:
 
 
 @dataclass(frozen=True)
-class _Compute:
+class Compute:
     """Elements [start, stop) of one output tensor, computed and written at `offset`.
 
     A derived tensor is one piece, whatever its size: it is measured once, by one worker.
@@ -90,27 +91,27 @@ def write_shard(
         CheckpointError: a source cannot be read or has shrunk.
         OSError: the output cannot be written.
     """
-    # Copies first: they run while torch, which only arithmetic needs, is still being imported.
-    work: list[_Copy | _Compute] = [*_copies(shard), *_computes(shard)]
+    copies: list[_Copy | Compute] = list(_copies(shard))
+    computes: list[_Copy | Compute] = list(_computes(shard))
     with ExitStack() as stack:
         files = {file for tensor, _ in shard.tensors for file in tensor.files}
-        handles = _open_all(stack, files)
+        handles = open_all(stack, files)
         output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         stack.callback(os.close, output)
         _write(output, shard.header, 0)
         progress(len(shard.header))
 
-        def run(piece: _Copy | _Compute) -> None:
+        def run(piece: _Copy | Compute) -> None:
             if isinstance(piece, _Copy):
                 copy_span(handles[piece.source], output, piece)
                 progress(piece.nbytes)
             else:
                 reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
-                for data, offset in _computed(piece, reader, allow_non_finite):
+                for data, offset in computed(piece, reader, allow_non_finite):
                     _write(output, data, offset)
                     progress(len(data))
 
-        _run_all(run, work, threads)
+        run_all(run, computes, threads, copies=copies)
 
 
 def measure_model(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Thresholds]:
@@ -118,7 +119,7 @@ def measure_model(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Ope
     terms = [term for tensor in tensors for term, _ in tensor.inputs]
     with ExitStack() as stack:
         derived = [tensor for tensor in tensors if not tensor.linear]
-        handles = _open_all(stack, {file for tensor in derived for file in tensor.files})
+        handles = open_all(stack, {file for tensor in derived for file in tensor.files})
         return model_thresholds(terms, handles, threads)
 
 
@@ -139,10 +140,10 @@ def compute_tensor(
         return read_tensor(next(leaves(tensor.inputs))).reshape(tensor.shape)
     buffer = bytearray(tensor.nbytes)
     with ExitStack() as stack:
-        handles = _open_all(stack, tensor.files)
+        handles = open_all(stack, tensor.files)
         reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
-        whole = _Compute(tensor, 0, tensor.elements, 0)
-        for data, offset in _computed(whole, reader, allow_non_finite):
+        whole = Compute(tensor, 0, tensor.elements, 0)
+        for data, offset in computed(whole, reader, allow_non_finite):
             buffer[offset : offset + len(data)] = data
     dtype = torch_dtype(tensor.dtype)
     if not buffer:
@@ -177,26 +178,26 @@ def _pieces(span: _Copy) -> Iterator[_Copy]:
         yield _Copy(span.source, span.source_offset + start, span.offset + start, length)
 
 
-def _computes(shard: Shard) -> Iterator[_Compute]:
+def _computes(shard: Shard) -> Iterator[Compute]:
     for tensor, offset in shard.tensors:
         if tensor.verbatim or not tensor.elements:
             continue
-        whole = _Compute(tensor, 0, tensor.elements, offset)
+        whole = Compute(tensor, 0, tensor.elements, offset)
         yield from _chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
 
 
-def _chunks(piece: _Compute, nbytes: int) -> Iterator[_Compute]:
+def _chunks(piece: Compute, nbytes: int) -> Iterator[Compute]:
     """A piece cut into pieces of at most this many bytes of output."""
     size = DTYPE_BITS[piece.tensor.dtype] // 8
     step = nbytes // size
     for start in range(piece.start, piece.stop, step):
         stop = min(start + step, piece.stop)
         offset = piece.offset + (start - piece.start) * size
-        yield _Compute(piece.tensor, start, stop, offset)
+        yield Compute(piece.tensor, start, stop, offset)
 
 
-def _computed(
-    piece: _Compute, reader: Reader, allow_non_finite: bool
+def computed(
+    piece: Compute, reader: Reader, allow_non_finite: bool
 ) -> Iterator[tuple[memoryview, int]]:
     """The bytes of a piece and where they go, chunk by chunk."""
     import torch
@@ -209,13 +210,14 @@ def _computed(
         yield memoryview(result.view(torch.uint8).numpy().data), chunk.offset
 
 
-def _non_finite(chunk: _Compute, reader: Reader) -> str:
+def _non_finite(chunk: Compute, reader: Reader) -> str:
     tensor = chunk.tensor
     found = reader.blame(tensor.inputs, chunk.start, chunk.stop)
     return found or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider --dtype"
 
 
-def _open_all(stack: ExitStack, files: Iterable[Path]) -> dict[Path, int]:
+def open_all(stack: ExitStack, files: Iterable[Path]) -> dict[Path, int]:
+    """Descriptors of files, open for reading until the stack is left."""
     return {file: stack.enter_context(open_file(file)) for file in sorted(files)}
 
 
@@ -254,15 +256,23 @@ def _write(output: int, data: bytes | memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def _run_all(
-    run: Callable[[_Copy | _Compute], None], work: Sequence[_Copy | _Compute], threads: int
+def run_all(
+    run: Callable[[Piece], None],
+    work: Sequence[Piece],
+    threads: int,
+    *,
+    copies: Sequence[Piece] = (),
 ) -> None:
+    """Run every piece of work on a pool of threads; the first error stops the rest.
+
+    `copies` is work without arithmetic. It begins at once, and runs while torch, which only
+    arithmetic needs, is still being imported.
+    """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
     try:
-        copies = pool.map(run, (piece for piece in work if isinstance(piece, _Copy)))
-        computes = [piece for piece in work if isinstance(piece, _Compute)]
-        with _single_threaded_torch() if computes else nullcontext():
-            for _ in chain(pool.map(run, computes), copies):
+        copied = pool.map(run, copies)
+        with _single_threaded_torch() if work else nullcontext():
+            for _ in chain(pool.map(run, work), copied):
                 pass
     finally:
         pool.shutdown(cancel_futures=True)

@@ -12,6 +12,7 @@ from layerswap.delta.magnitude import magnitude_weights
 from layerswap.errors import RecipeError
 from layerswap.merge.adapter_plan import AdapterPlan
 from layerswap.merge.check import check_together
+from layerswap.merge.fisher import open_fishers, stored_fishers
 from layerswap.merge.guard import stamps_of
 from layerswap.merge.opening import open_sources
 from layerswap.merge.plan import Plan, with_base
@@ -46,8 +47,10 @@ def make_plan(recipe: Recipe, *, allow_pickle: bool = False) -> Plan:
     magnitude = _measure(recipe, sources, base, drop.union(rows))
     tensors = {name: place for name, place in first.places.items() if name not in drop}
     composition = recipe.resolve(first.layers, magnitude, tensors)
+    fishers = open_fishers(recipe, sources, drop, aligned=alignment is not None)
+    stamps |= stamps_of(stored_fishers(fishers).values())
     kind = AdapterPlan if opened.adapters_only else Plan
-    return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment)
+    return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment, fishers)
 
 
 def _measure(

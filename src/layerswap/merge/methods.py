@@ -29,6 +29,7 @@ class Chunk:
         parameters: every parameter of the method.
         thresholds: per expert, the magnitudes at the ranks that the method asked for.
         gram: float64 `[experts, experts]`, inner products of the whole tensors, if asked for.
+        fishers: per expert, the diagonal Fisher at the same elements, for a method that needs it.
         name: the tensor's name.
         start: position of the chunk's first element in the tensor.
     """
@@ -38,6 +39,7 @@ class Chunk:
     parameters: Mapping[str, Value]
     thresholds: Sequence[Sequence[float]] = ()
     gram: torch.Tensor | None = None
+    fishers: Sequence[torch.Tensor] = ()
     name: str = ""
     start: int = 0
 
@@ -162,12 +164,30 @@ def _band_ranks(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
     return dropped + kept, dropped
 
 
+def fisher(chunk: Chunk) -> torch.Tensor:
+    """Fisher-weighted average (Matena & Raffel, 2022, section 3, for diagonal Fishers).
+
+    `sum_i w_i F_i theta_i / sum_i w_i F_i`, element by element, in float64. No F is below
+    `floor`, so that where no expert's Fisher says anything the result is the plain weighted
+    average. With `normalise: model` each F is divided by its Euclidean norm over the whole model.
+    """
+    import torch
+
+    total, mass = (torch.zeros_like(chunk.parts[0], dtype=torch.float64) for _ in range(2))
+    for part, precision, weight in zip(chunk.parts, chunk.fishers, chunk.weights, strict=True):
+        share = precision.double().clamp_min(chunk.number("floor")).mul_(weight)
+        mass.add_(share)
+        total.add_(share.mul_(part))
+    return total.div_(mass).to(chunk.parts[0].dtype)
+
+
 METHODS: dict[str, Method] = {
     "task_arithmetic": Method(task_arithmetic),
     "ties": Method(ties, ranks=_kept_rank),
     "dare_linear": Method(dare_linear),
     "dare_ties": Method(dare_ties),
     "breadcrumbs": Method(breadcrumbs, ranks=_band_ranks),
+    "fisher": Method(fisher),
     "slerp": Method(slerp, gram=True),
     "model_stock": Method(model_stock, gram=True),
 }

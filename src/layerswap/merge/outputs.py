@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
@@ -14,6 +15,7 @@ from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.errors import MergeError
+from layerswap.merge.fisher import Fisher
 from layerswap.merge.sources import Adapted, Gathered, Run
 from layerswap.merge.terms import Derived, Term, Terms, expert_tensors, leaves
 from layerswap.merge.vocabulary import Alignment, vocabulary_tensors
@@ -92,6 +94,7 @@ def output_tensors(
     dtype: str | None = None,
     drop: frozenset[str] = frozenset(),
     rows: AlignedRows = ({}, {}),
+    fishers: Mapping[str, Fisher] = MappingProxyType({}),
 ) -> list[OutputTensor]:
     """Every tensor of the merged model, in the byte order of the first expert's files.
 
@@ -105,6 +108,7 @@ def output_tensors(
             each tensor gets the widest dtype that an expert stores it in.
         drop: tensors to leave out (a stored copy of tied embeddings).
         rows: what `aligned_rows` gave.
+        fishers: diagonal Fishers by the expert of the recipe that they are of.
 
     Raises:
         MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) lies in
@@ -119,7 +123,7 @@ def output_tensors(
         if name in drop:
             continue
         blend = composition[first.places[name]]
-        inputs = _terms(blend, name, everyone, rows)
+        inputs = _terms(blend, name, everyone, rows, fishers)
         stored_inputs = list(leaves(inputs))
         if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
             only = _unblendable(stored_inputs)
@@ -208,9 +212,12 @@ def _terms(
     name: str,
     checkpoints: Mapping[str, Checkpoint],
     rows: AlignedRows,
+    fishers: Mapping[str, Fisher],
 ) -> Terms:
     """One tensor of a blend, as terms over what is stored."""
-    return tuple((_term(member, name, checkpoints, rows), w) for member, w in blend.weights)
+    return tuple(
+        (_term(member, name, checkpoints, rows, fishers), w) for member, w in blend.weights
+    )
 
 
 def _term(
@@ -218,15 +225,18 @@ def _term(
     name: str,
     checkpoints: Mapping[str, Checkpoint],
     rows: AlignedRows,
+    fishers: Mapping[str, Fisher],
 ) -> Term:
     if isinstance(member, str):
         return rows[0].get((member, name)) or _source(checkpoints[member], name)
     if member.base is not None:
         rows = rows[1], rows[1]
-    inputs = tuple(_terms(blend, name, checkpoints, rows) for blend, _ in member.inputs)
-    base = _terms(member.base, name, checkpoints, rows) if member.base else None
+    inputs = tuple(_terms(blend, name, checkpoints, rows, fishers) for blend, _ in member.inputs)
+    base = _terms(member.base, name, checkpoints, rows, fishers) if member.base else None
     shape = next(iter(expert_tensors(inputs[0]))).shape
-    return Derived(name, shape, member, inputs, base)
+    normalised = dict(member.parameters).get("normalise") == "model"
+    precisions = (fishers[key].terms(name, normalised) for key in member.fishers)
+    return Derived(name, shape, member, inputs, base, tuple(filter(None, precisions)))
 
 
 def _source(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:

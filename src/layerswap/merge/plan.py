@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from layerswap.errors import RecipeError
 from layerswap.merge.check import check_tied
 from layerswap.merge.documents import RECORD, record
 from layerswap.merge.engine import Progress
+from layerswap.merge.fisher import Fisher, stored_fishers
 from layerswap.merge.guard import Stamp, check_apart, check_space, check_unchanged
 from layerswap.merge.outputs import (
     OutputTensor,
@@ -47,6 +48,7 @@ class Plan:
         magnitude: measured weights, when the recipe asks for them.
         stamps: size, time and inode of every weight file when it was opened.
         alignment: how embeddings and heads come to one vocabulary, where they differ.
+        fishers: the diagonal Fishers that the recipe names, by expert.
 
     Example:
         plan = swap(task="math-expert", language="swahili-expert", bottom=5, top=2)
@@ -62,6 +64,7 @@ class Plan:
     magnitude: Mapping[str, float] | None
     stamps: Mapping[Path, Stamp]
     alignment: Alignment | None = None
+    fishers: Mapping[str, Fisher] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_tied(self.composition, self.reference, self.drop)
@@ -78,8 +81,9 @@ class Plan:
 
     @property
     def sources(self) -> dict[str, Checkpoint]:
-        """The checkpoints that the output depends on: the experts used, and the base."""
-        return with_base(self.used, self.base)
+        """What the output depends on: the experts used, the base, and the Fishers used."""
+        used = {n: f for n, f in self.fishers.items() if n in self.composition.fishers}
+        return {**with_base(self.used, self.base), **stored_fishers(used)}
 
     @property
     def tokenizer_owner(self) -> Checkpoint:
@@ -98,6 +102,7 @@ class Plan:
             dtype=self.recipe.dtype,
             drop=self.drop,
             rows=aligned_rows(self.alignment, with_base(self.experts, self.base), self.base),
+            fishers=self.fishers,
         )
 
     @property
@@ -247,7 +252,8 @@ class Plan:
         """
         target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
         refuse_target(target, marker=RECORD, overwrite=overwrite)
-        check_apart(target, with_base(self.experts, self.base))
+        everything = {**with_base(self.experts, self.base), **stored_fishers(self.fishers)}
+        check_apart(target, everything)
         check_space(target.parent, self.nbytes)
         check_unchanged(self.stamps)
         return target

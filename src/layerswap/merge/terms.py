@@ -40,6 +40,7 @@ class Derived:
         operation: the method and its parameters.
         inputs: a weighted sum per expert of the operation.
         base: the weighted sum that deltas are taken from; None for a method without deltas.
+        fishers: the diagonal Fisher that goes with each input, for a method that needs it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Derived:
     operation: Operation
     inputs: tuple[Terms, ...]
     base: Terms | None
+    fishers: tuple[Terms, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -65,10 +67,10 @@ def leaves(terms: Terms) -> Iterator[TensorInfo]:
 
 
 def expert_tensors(terms: Terms) -> Iterator[sources.Source]:
-    """Every tensor of an expert that a weighted sum is made of."""
+    """Every tensor of an expert, or of its Fisher, that a weighted sum is made of."""
     for term, _ in terms:
         if isinstance(term, Derived):
-            for inner in (*term.inputs, *((term.base,) if term.base else ())):
+            for inner in (*term.inputs, *((term.base,) if term.base else ()), *term.fishers):
                 yield from expert_tensors(inner)
         else:
             yield term
@@ -118,6 +120,7 @@ class Reader:
                 parameters=dict(operation.parameters),
                 thresholds=self._measured(term).thresholds,
                 gram=self._measured(term).gram,
+                fishers=[self.total(terms, start, stop) for terms in term.fishers],
                 name=term.name,
                 start=start,
             )
@@ -208,7 +211,7 @@ def model_thresholds(
     """
     groups: dict[Operation, list[Derived]] = {}
     for term in terms:
-        for derived in _derived(term):
+        for derived in derived_tensors(term):
             if dict(derived.operation.parameters).get("scope") == "model":
                 groups.setdefault(derived.operation, []).append(derived)
     found: dict[Operation, Thresholds] = {}
@@ -224,10 +227,10 @@ def model_thresholds(
     return found
 
 
-def _derived(term: Term) -> Iterator[Derived]:
+def derived_tensors(term: Term) -> Iterator[Derived]:
     """Every derived tensor below and including a term, inner ones first."""
     if isinstance(term, Derived):
         for terms in (*term.inputs, *((term.base,) if term.base else ())):
             for inner, _ in terms:
-                yield from _derived(inner)
+                yield from derived_tensors(inner)
         yield term

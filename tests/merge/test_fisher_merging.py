@@ -1,0 +1,288 @@
+"""Fisher-weighted averaging end to end, against a few lines of float64."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from merging import copied, save_expert, save_fisher, save_tokenizer, tensors_of, tiny_llama
+from safetensors.torch import load_file, save_file
+
+import layerswap as ls
+from layerswap.compose import Composition
+from layerswap.compose.recipe import check_recipe, parse_recipe
+from layerswap.errors import LayerswapError, RecipeError
+
+NAMES = ("task", "language", "third")
+
+
+@pytest.fixture(scope="module")
+def fishers(experts, tmp_path_factory):
+    root = tmp_path_factory.mktemp("fishers")
+    return {n: save_fisher(root / n, experts[n], seed) for seed, n in enumerate(NAMES)}
+
+
+def recipe(experts, fishers, **keys):
+    entries = {n: {"source": str(experts[n]), "fisher": str(fishers[n])} for n in fishers}
+    return check_recipe({"experts": entries, **keys}, where="r")
+
+
+def everywhere(experts, fishers, **settings):
+    spec = {"method": "fisher", "experts": {"task": 1, "language": 0.25}, **settings}
+    return ls.make_plan(recipe(experts, fishers, merge=spec))
+
+
+def stored(fishers, name):
+    found = load_file(fishers[name] / "fisher.safetensors")
+    return {tensor: values.double().numpy() for tensor, values in found.items()}
+
+
+def weighted(experts, fishers, weights, floor=1e-20, norms=None):
+    """The definition: sum_i w_i F_i theta_i / sum_i w_i F_i, in float64."""
+    merged = {}
+    theta = {n: tensors_of(experts[n]) for n in weights}
+    fisher = {n: stored(fishers, n) for n in weights}
+    for name in theta["task"]:
+        scaled = {n: fisher[n][name] / (norms[n] if norms else 1) for n in weights}
+        shares = {n: w * np.maximum(scaled[n], floor) for n, w in weights.items()}
+        parts = [shares[n] * theta[n][name].double().numpy() for n in weights]
+        merged[name] = sum(parts) / sum(shares.values())
+    return merged
+
+
+def close(folder, expected):
+    found = tensors_of(folder)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name].double(), values, rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+def test_the_average_is_weighted_element_by_element(experts, fishers, tmp_path):
+    out = everywhere(experts, fishers).save(tmp_path / "out")
+    expected = weighted(experts, fishers, {"task": 1, "language": 0.25})
+    close(out, expected)
+    name = "model.layers.0.mlp.up_proj.weight"
+    task, language = (tensors_of(experts[n])[name].numpy() for n in ("task", "language"))
+    assert np.abs((task + 0.25 * language) / 1.25 - expected[name]).max() > 0.01
+
+
+def test_a_floor(experts, fishers, tmp_path):
+    out = everywhere(experts, fishers, floor=1e-7).save(tmp_path / "out")
+    close(out, weighted(experts, fishers, {"task": 1, "language": 0.25}, floor=1e-7))
+
+
+def test_fishers_of_another_scale_are_normalised(experts, fishers, tmp_path):
+    flat = {n: np.concatenate([f.ravel() for f in stored(fishers, n).values()]) for n in NAMES}
+    norms = {name: np.linalg.norm(values) for name, values in flat.items()}
+    assert norms["task"] > 5 * norms["language"]
+    out = everywhere(experts, fishers, normalise="model").save(tmp_path / "out")
+    close(out, weighted(experts, fishers, {"task": 1, "language": 0.25}, norms=norms))
+
+
+def test_the_middle_of_a_swap_and_a_soup_of_experts(experts, fishers, tmp_path):
+    entries = {
+        **{n: {"source": str(experts[n]), "fisher": str(fishers[n])} for n in NAMES},
+        "both": {"merge": {"method": "fisher", "experts": ["task", "third"]}},
+    }
+    data = {"experts": entries, "swap": {"task": "both", "bottom": 1, "top": 1, "outside": "task"}}
+    plan = ls.make_plan(check_recipe(data, where="r"))
+    assert set(plan.sources) == {*NAMES, "fisher of task", "fisher of third"}
+    found = tensors_of(plan.save(tmp_path / "out"))
+    expected = weighted(experts, fishers, {"task": 1, "third": 1})
+    language = tensors_of(experts["language"])
+    for name, tensor in found.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        want = language[name].double() if layer in (0, 3) else expected[name]
+        np.testing.assert_allclose(tensor.double(), want, rtol=1e-6, atol=1e-8)
+
+
+def test_a_soup_may_have_a_fisher_of_its_own(experts, fishers, tmp_path):
+    entries = {
+        "task": {"source": str(experts["task"]), "fisher": str(fishers["task"])},
+        "a": str(experts["language"]),
+        "b": str(experts["third"]),
+        "language": {"soup": ["a", "b"], "fisher": str(fishers["language"])},
+    }
+    data = {"experts": entries, "merge": {"method": "fisher", "experts": ["task", "language"]}}
+    plan = ls.make_plan(check_recipe(data, where="r"))
+    soup = copied(experts["task"], tmp_path / "soup")
+    a, b = (tensors_of(experts[n]) for n in ("language", "third"))
+    (soup / "model.safetensors").unlink()
+    save_file({n: (a[n] + b[n]) / 2 for n in a}, soup / "model.safetensors")
+    scales = {"task": 1, "language": 1}
+    expected = weighted({"task": experts["task"], "language": soup}, fishers, scales)
+    close(plan.save(tmp_path / "out"), expected)
+
+
+def test_the_record_names_the_fishers_and_makes_the_same_merge(experts, fishers, tmp_path):
+    plan = everywhere(experts, fishers, normalise="model")
+    out = plan.save(tmp_path / "out")
+    record = json.loads((out / "layerswap.json").read_text())
+    assert record["recipe"]["experts"]["task"]["fisher"] == str(fishers["task"])
+    assert set(record["sources"]) == {"task", "language", "fisher of task", "fisher of language"}
+    assert Composition.from_dict(record["composition"]) == plan.composition
+    again = ls.make_plan(check_recipe(record["recipe"], where="r")).save(tmp_path / "again")
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    assert str(fishers["task"].parent) not in (out / "README.md").read_text()
+    loaded = plan.load().state_dict()
+    assert all(torch.equal(loaded[name], t) for name, t in tensors_of(out).items())
+
+
+def test_verify_reads_the_fishers_too(experts, fishers, tmp_path):
+    own = {n: copied(fishers[n], tmp_path / f"{n}-fisher") for n in ("task", "language")}
+    out = everywhere(experts, own).save(tmp_path / "out")
+    assert ls.verify(out, full=True).passed
+    moved = own["task"].rename(tmp_path / "moved")
+    assert not ls.verify(out).passed
+    assert ls.verify(out, sources={"fisher of task": moved}, full=True).passed
+    weights = load_file(moved / "fisher.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, moved / "fisher.safetensors")
+    found = ls.verify(out, sources={"fisher of task": moved}, full=True).findings
+    assert found[0] == "fisher of task: fisher.safetensors changed since the merge"
+
+
+# --- refusals ---
+
+
+def refused(experts, fishers):
+    with pytest.raises(LayerswapError) as caught:
+        everywhere(experts, fishers)
+    return str(caught.value)
+
+
+def edited(folder, **changes):
+    tensors = load_file(folder / "fisher.safetensors") | changes
+    kept = {name: t for name, t in tensors.items() if t is not None}
+    save_file(kept, folder / "fisher.safetensors")
+
+
+NORM = "model.norm.weight"
+SPOILT = {
+    "lacks": ({NORM: None}, "lacks 'model.norm.weight', unlike {expert}"),
+    "extra": ({"odd": torch.ones(1)}, "holds 'odd', unlike {expert}"),
+    "shape": ({NORM: torch.ones(3)}, "'model.norm.weight' is [3], not [24] as in {expert}"),
+    "dtype": (
+        {NORM: torch.ones(24, dtype=torch.int32)},
+        "'model.norm.weight' is I32; a Fisher is float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_fisher_of_other_tensors(experts, fishers, tmp_path, case):
+    changes, message = SPOILT[case]
+    spoilt = copied(fishers["task"], tmp_path / "spoilt")
+    edited(spoilt, **changes)
+    found = refused(experts, {**fishers, "task": spoilt})
+    path = spoilt / "fisher.safetensors"
+    assert found == f"fisher of task: {path}: {message.format(expert=experts['task'])}"
+
+
+def test_the_fisher_of_another_checkpoint(experts, fishers):
+    crossed = {**fishers, "task": fishers["language"]}
+    assert refused(experts, crossed) == (
+        f"fisher of task: {fishers['language']}: was not estimated on {experts['task']} as it is "
+        "now; estimate it again"
+    )
+
+
+def test_no_fisher_there(experts, fishers, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert refused(experts, {**fishers, "task": empty}) == (
+        f"fisher of task: {empty}: has no fisher.safetensors; make it with `layerswap fisher`"
+    )
+    shutil.copy(fishers["task"] / "fisher.safetensors", empty)
+    assert refused(experts, {**fishers, "task": empty}) == (
+        f"fisher of task: {empty}/fisher.json: cannot be read (No such file or directory)"
+    )
+
+
+@pytest.mark.parametrize("norm", [0, -1, "1", None, 1e999])
+def test_a_norm_is_a_number(experts, fishers, tmp_path, norm):
+    spoilt = copied(fishers["task"], tmp_path / "spoilt")
+    record = json.loads((spoilt / "fisher.json").read_text())
+    (spoilt / "fisher.json").write_text(json.dumps({**record, "norm": norm}))
+    assert refused(experts, {**fishers, "task": spoilt}).startswith(f"fisher of task: {spoilt}/")
+
+
+def test_nan_in_a_fisher(experts, fishers, tmp_path):
+    spoilt = copied(fishers["task"], tmp_path / "spoilt")
+    edited(spoilt, **{NORM: torch.full((24,), float("nan"))})
+    plan = everywhere(experts, {**fishers, "task": spoilt})
+    with pytest.raises(LayerswapError) as caught:
+        plan.save(tmp_path / "out")
+    assert str(caught.value) == (
+        f"{spoilt}/fisher.safetensors: tensor {NORM!r} holds NaN or infinity"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fisher_that_changed_before_the_merge(experts, fishers, tmp_path):
+    own = copied(fishers["task"], tmp_path / "own")
+    plan = everywhere(experts, {**fishers, "task": own})
+    edited(own, **{NORM: torch.ones(24)})
+    with pytest.raises(LayerswapError, match=r"own/fisher.safetensors: changed since the merge"):
+        plan.save(tmp_path / "out")
+    with pytest.raises(LayerswapError, match=r"would write into the checkpoint of fisher of task$"):
+        plan.save(own / "out")
+
+
+def test_experts_of_two_vocabularies(tmp_path):
+    entries = {}
+    for seed, (name, words) in enumerate({"task": "a b c", "language": "c b e f"}.items()):
+        folder = save_expert(tmp_path / name, tiny_llama(vocab_size=8), seed)
+        save_tokenizer(folder, words)
+        fisher = save_fisher(tmp_path / f"{name}-fisher", folder)
+        entries[name] = {"source": str(folder), "fisher": str(fisher)}
+    data = {"experts": entries, "merge": {"method": "fisher", "experts": [*entries]}}
+    with pytest.raises(LayerswapError) as caught:
+        ls.make_plan(check_recipe({**data, "tokenizer": "task"}, where="r"))
+    assert str(caught.value) == "task: a Fisher needs experts of one vocabulary"
+
+
+REFUSED = {
+    "no fisher": (
+        "experts: {a: ./a, b: {source: ./b, fisher: ./f}}\n"
+        "merge: {method: fisher, experts: [a, b]}",
+        "r, line 1: experts.a: fisher needs its Fisher; give `fisher`",
+    ),
+    "floor": (
+        "experts: {a: {source: ./a, fisher: ./f}}\nmerge: {method: fisher, experts: [a], floor: 0}",
+        "r, line 2: merge: floor: 0 is not a number above 0 to 1e+06",
+    ),
+    "normalise": (
+        "experts: {a: {source: ./a, fisher: ./f}}\n"
+        "merge: {method: fisher, experts: [a], normalise: yes}",
+        "r, line 2: merge: normalise: True is not one of none, model",
+    ),
+    "name": (
+        "experts: {a: {source: ./a, fisher: ./f}, fisher of a: ./b}\n"
+        "merge: {method: fisher, experts: [a]}",
+        "r, line 1: experts.fisher of a: the name of a Fisher; give it another",
+    ),
+    "empty": (
+        "experts: {a: {source: ./a, fisher: ''}}\nsoup: {experts: [a]}",
+        "r, line 1: experts.a.fisher: write a text that is not empty; found ''",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_the_line(case):
+    text, message = REFUSED[case]
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, where="r")
+    assert str(caught.value) == message
+
+
+def test_one_expert_under_two_names(experts, fishers):
+    entries = {n: {"soup": ["x"], "fisher": "f"} for n in ("a", "b")} | {"x": "./x"}
+    inner = {"merge": {"method": "fisher", "experts": ["a", "b"]}}
+    data = {"experts": {**entries, "both": inner}, "soup": {"experts": ["both"]}}
+    with pytest.raises(RecipeError, match=r"^fisher: two of a, b are the same$"):
+        check_recipe(data, where="r").resolve(4)

@@ -1,0 +1,409 @@
+"""What can go wrong around a merge, end to end; docs/safety.md says which test shows which case."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from merging import change_config, change_tensors, copied, tensors_of, weight_bytes
+from safetensors.torch import save_file
+from test_merge_process import run
+
+import layerswap as ls
+from layerswap.errors import LayerswapError
+
+ROOT = Path(__file__).parent.parent.parent
+UP = "model.layers.{}.mlp.up_proj.weight"
+
+
+def refusal(call, *args, **kwargs) -> str:
+    with pytest.raises(LayerswapError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def plan_of(pair, bottom=1, **settings) -> ls.Plan:
+    settings = {"max_shard_size": "20KB", **settings}
+    return ls.swap(task=pair[0], language=pair[1], bottom=bottom, top=1, **settings)
+
+
+def sharded(folder: Path) -> Path:
+    """The same checkpoint in a file for each layer."""
+    tensors = tensors_of(folder)
+    (folder / "model.safetensors").unlink()
+    weight_map = {}
+    for name in tensors:
+        layer = name.split(".")[2] if ".layers." in name else "x"
+        weight_map[name] = f"part-{layer}.safetensors"
+    for file in set(weight_map.values()):
+        chosen = {name: tensors[name] for name in tensors if weight_map[name] == file}
+        save_file(chosen, folder / file, {"format": "pt"})
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+# --- two merges to one target (F21) ---
+
+RACE = """
+import json, os, sys
+from pathlib import Path
+import torch, layerswap as ls
+from layerswap.errors import LayerswapError
+from merging import weight_bytes
+torch.set_num_threads(1)
+task, language, root, overwrite = sys.argv[1:5]
+root, overwrite = Path(root), overwrite == "1"
+plans = [ls.swap(task=task, language=language, bottom=b, top=1, max_shard_size="20KB")
+         for b in (0, 2)]
+whole = [weight_bytes(plan.save(root / f"ref{i}")) for i, plan in enumerate(plans)]
+files = {f.name for f in (root / "ref0").iterdir()}
+rounds = []
+for number in range(8):
+    out = root / f"out{number}"
+    if overwrite:
+        plans[0].save(out)
+    start, go = os.pipe()
+    said, say = os.pipe()
+    children = []
+    for i, plan in enumerate(plans):
+        pid = os.fork()
+        if not pid:
+            os.close(go)
+            os.read(start, 1)  # ends when the parent closes its side: both at once
+            try:
+                plan.save(out, threads=1, overwrite=overwrite)
+                os.write(say, f"{i}|done\\n".encode())
+            except LayerswapError as error:
+                os.write(say, f"{i}|{error}\\n".encode())
+            except BaseException as error:
+                os.write(say, f"{i}|{error!r}\\n".encode())
+            os._exit(0)
+        children.append(pid)
+    os.close(start), os.close(go), os.close(say)
+    for pid in children:
+        os.waitpid(pid, 0)
+    with os.fdopen(said) as stream:
+        lines = dict(line.rstrip("\\n").split("|", 1) for line in stream)
+    rounds.append({"answers": [lines["0"], lines["1"]], "found": whole.index(weight_bytes(out)),
+                   "complete": {f.name for f in out.iterdir()} == files,
+                   "left": [f.name for f in root.iterdir() if f.name.startswith(out.name + ".")],
+                   "out": str(out)})
+print(json.dumps(rounds))
+"""
+
+
+def test_of_two_merges_to_one_target_one_wins_whole(experts, tmp_path):
+    rounds = json.loads(run(RACE, experts["task"], experts["language"], tmp_path, 0))
+    for case in rounds:
+        assert case["complete"], case
+        assert case["left"] == [], case
+        winner = case["answers"].index("done")
+        assert case["found"] == winner, case
+        assert case["answers"][1 - winner] == (
+            f"{case['out']}: exists already; choose another output or pass --overwrite"
+        )
+
+
+def test_of_two_merges_that_overwrite_the_last_wins_whole(experts, tmp_path):
+    rounds = json.loads(run(RACE, experts["task"], experts["language"], tmp_path, 1))
+    for case in rounds:
+        assert case["answers"] == ["done", "done"], case
+        assert case["complete"], case
+        assert case["left"] == [], case
+
+
+# --- a disk that is full (F16) ---
+
+ON_A_SMALL_DISK = """
+import json, shutil, sys
+from pathlib import Path
+import torch, layerswap as ls
+from layerswap.errors import LayerswapError
+from merging import weight_bytes
+task, language, disk = sys.argv[1:4]
+disk = Path(disk)
+plan = ls.swap(task=task, language=language, bottom=1, top=1, max_shard_size="20KB")
+other = ls.swap(task=task, language=language, bottom=2, top=1, max_shard_size="20KB")
+out, said = disk / "out", []
+
+def attempt(plan, **settings):
+    try:
+        plan.save(out, **settings)
+        said.append("done")
+    except LayerswapError as error:
+        said.append(str(error))
+    said.append(sorted(f.name for f in disk.iterdir()))
+
+def fill(count):
+    with (disk / "film").open("ab") as file:
+        while True:
+            try:
+                file.write(bytes(4096)), file.flush()
+            except OSError:
+                return
+
+attempt(plan, progress=fill)
+(disk / "film").unlink()
+attempt(plan)
+before = weight_bytes(out)
+attempt(other, overwrite=True, progress=fill)
+(disk / "film").unlink()
+said.append(weight_bytes(out) == before)
+(disk / "half").write_bytes(bytes(shutil.disk_usage(disk).free - 50_000))
+attempt(other, overwrite=True)
+said.append(weight_bytes(out) == before)
+print(json.dumps(said))
+"""
+
+
+def test_a_disk_that_fills_up_during_a_merge(experts, tmp_path):
+    """On a tmpfs of its own, in a namespace where anybody may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=400k tmpfs {disk}"
+    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*inside, mount], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no mount namespaces here")
+    arguments = [str(experts["task"]), str(experts["language"]), str(disk)]
+    program = [sys.executable, "-c", ON_A_SMALL_DISK, *arguments]
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [*inside, f'{mount} && exec "$0" "$@"', *program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    full = f"{disk}/out: cannot be written (No space left on device); nothing was kept"
+    *said, refused, left, kept = json.loads(done.stdout)
+    assert said == [
+        full, ["film"],
+        "done", ["out"],
+        full, ["film", "out"], True,
+    ]  # fmt: skip
+    assert re.fullmatch(rf"{disk}: needs 0\.1 MB, only 0\.0 MB are free", refused)
+    assert (left, kept) == (["half", "out"], True)
+
+
+def test_a_write_that_fails_at_any_moment_leaves_nothing(pair, tmp_path, monkeypatch):
+    plan, out = plan_of(pair), tmp_path / "out"
+    real = {name: getattr(os, name) for name in ("pwrite", "copy_file_range", "fsync")}
+    calls, fails = [0], [None]
+
+    def counted(name):
+        def call(*arguments):
+            calls[0] += 1
+            if calls[0] == fails[0]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real[name](*arguments)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, counted(name))
+    plan.save(out, threads=1)
+    count, before = calls[0], weight_bytes(out)
+    assert count > 30
+    other = plan_of(pair, bottom=2)
+    for moment in range(1, count - 1):
+        calls[0], fails[0] = 0, moment
+        message = refusal(other.save, out, threads=1, overwrite=True)
+        assert message == f"{out}: cannot be written (No space left on device); nothing was kept"
+        assert weight_bytes(out) == before
+        assert sorted(f.name for f in tmp_path.iterdir()) == ["out", "spoilt"]
+
+
+@pytest.mark.parametrize("what", ["config", "tokenizer"])
+def test_documents_that_cannot_be_written_fail_the_whole_merge(pair, tmp_path, monkeypatch, what):
+    """Weights without a tokenizer are not a success (F24)."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    plan = plan_of(pair)
+    if what == "config":
+        monkeypatch.setattr(Path, "write_text", fail)
+    else:
+        monkeypatch.setattr(shutil, "copyfile", fail)
+    out = tmp_path / "out"
+    message = refusal(plan.save, out)
+    assert message == f"{out}: cannot be written (Input/output error); nothing was kept"
+    assert [f.name for f in tmp_path.iterdir()] == ["spoilt"]
+
+
+# --- sources that go away or change (F7) ---
+
+
+@pytest.mark.parametrize("size", ["20KB", "5GB"])
+def test_a_shard_that_vanishes_during_a_merge(pair, tmp_path, size):
+    plan = plan_of((pair[0], sharded(pair[1])), max_shard_size=size)
+    gone, out = pair[1] / "part-3.safetensors", tmp_path / "out"
+
+    def progress(_):
+        gone.unlink(missing_ok=True)
+
+    message = refusal(plan.save, out, threads=1, progress=progress)
+    assert message == f"{gone}: cannot be read (No such file or directory)"
+    assert [f.name for f in tmp_path.iterdir()] == ["spoilt"]
+
+
+def test_a_shard_that_is_replaced_during_a_merge(pair, tmp_path):
+    plan = plan_of((pair[0], sharded(pair[1])))
+    shard, out = pair[1] / "part-3.safetensors", tmp_path / "out"
+    other = shard.read_bytes()
+
+    def progress(_):
+        shard.unlink()
+        shard.write_bytes(other)
+
+    message = refusal(plan.save, out, threads=1, progress=progress)
+    assert message == f"{shard}: changed since the merge was planned; plan it again"
+    assert not out.exists()
+
+
+def test_a_wrong_total_size_in_a_source_is_not_taken_over(pair, tmp_path):
+    out = plan_of((pair[0], sharded(pair[1]))).save(tmp_path / "out")
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(
+        tensor.numel() * tensor.element_size() for tensor in tensors_of(out).values()
+    )
+
+
+# --- experts that are not alike (F9, F12, F13) ---
+
+
+def test_other_names_for_the_same_tensors_are_refused(pair):
+    prefixed = {f"language_model.{name}": t for name, t in tensors_of(pair[1]).items()}
+    change_tensors(pair[1], {**dict.fromkeys(tensors_of(pair[1])), **prefixed})
+    assert refusal(plan_of, pair) == (
+        "language lacks 'lm_head.weight' and 38 more tensors that task has; they are not "
+        "fine-tuned from one base"
+    )
+
+
+def test_an_unknown_layout_is_never_guessed(pair):
+    odd = {name.replace("self_attn", "mixer"): t for name, t in tensors_of(pair[1]).items()}
+    change_tensors(pair[1], {**dict.fromkeys(tensors_of(pair[1])), **odd})
+    message = refusal(plan_of, pair)
+    assert message.startswith(
+        f"language: {pair[1]}: cannot tell the layer and role of 16 of 39 tensors: "
+        "'model.layers.0.mixer.k_proj.weight', "
+    )
+    assert "say so in the recipe, as `patterns: [{match: " in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_a_quantised_tensor_is_named(pair, tmp_path, dtype):
+    for number, folder in enumerate(pair, start=1):
+        change_tensors(folder, {"model.norm.weight": torch.full((24,), number).to(dtype)})
+    name = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8"}[dtype]
+    message = refusal(lambda: plan_of(pair).save(tmp_path / "out"))
+    assert message == (
+        f"tensor 'model.norm.weight' is {name} and differs between the experts; only "
+        "floating-point tensors of 16 bits and more can be blended"
+    )
+
+
+def test_a_quantised_checkpoint_is_refused_by_name(pair):
+    change_config(pair[1], quantization_config={"quant_method": "fp8"})
+    assert refusal(plan_of, pair) == (
+        f"language: {pair[1]}: quantised weights cannot be merged; use the unquantised checkpoint"
+    )
+
+
+# --- permissions (F18) and links (F19) ---
+
+
+def test_a_folder_that_is_replaced_passes_its_mode_on(pair, tmp_path):
+    out = plan_of(pair).save(tmp_path / "out")
+    out.chmod(0o2710)
+    before = os.umask(0o022)
+    try:
+        plan_of(pair, bottom=2).save(out, overwrite=True)
+    finally:
+        os.umask(before)
+    assert out.stat().st_mode & 0o7777 == 0o2710
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}
+
+
+def test_a_private_folder_is_private_while_it_is_replaced(pair, tmp_path):
+    out = plan_of(pair).save(tmp_path / "out")
+    out.chmod(0o700)
+    modes = set()
+
+    def progress(_):
+        modes.update(f.stat().st_mode & 0o777 for f in tmp_path.glob("out.partial-*"))
+
+    plan_of(pair, bottom=2).save(out, overwrite=True, progress=progress)
+    assert modes == {0o700}
+
+
+def test_a_source_that_shares_its_inode_with_an_old_output_keeps_its_bytes(pair, tmp_path):
+    out = plan_of(pair, max_shard_size="5GB").save(tmp_path / "out")
+    linked = copied(pair[0], tmp_path / "linked")
+    (linked / "model.safetensors").unlink()
+    (linked / "model.safetensors").hardlink_to(out / "model.safetensors")
+    before = (linked / "model.safetensors").read_bytes()
+    plan = plan_of((linked, pair[1]), bottom=2, max_shard_size="5GB")
+    plan.save(out, overwrite=True)
+    assert (linked / "model.safetensors").read_bytes() == before
+    assert (out / "model.safetensors").read_bytes() != before
+
+
+# --- the page that says all this ---
+
+PAGE = (ROOT / "docs" / "safety.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in PAGE.splitlines()
+    if line.startswith("| F") or line.startswith("|  ")
+]
+
+
+def test_the_page_has_every_case_once():
+    assert [row[0] for row in ROWS if row[0]] == [f"F{number}" for number in range(1, 25)]
+    assert all(len(row) == 4 for row in ROWS)
+
+
+def test_every_test_that_the_page_names_exists():
+    defined = {
+        f"{file.stem}::{node.name}"
+        for file in ROOT.glob("tests/*/test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    named = [name for row in ROWS for name in re.findall(r"`([^`]+)`", row[3])]
+    assert len(named) >= len(ROWS)
+    assert [name for name in named if name not in defined] == []
+
+
+def texts_of_the_source():
+    """Every text in the source, as a pattern in which what is filled in stands for anything."""
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [p.value if isinstance(p, ast.Constant) else None for p in parts]
+            words = [text for text in texts if isinstance(text, str)]
+            if max(map(len, words), default=0) >= 8:
+                yield "".join(".+" if t is None else re.escape(str(t)) for t in texts)
+
+
+def test_every_message_on_the_page_is_one_of_the_source():
+    texts = {text.replace("`", "'") for text in texts_of_the_source()}
+    patterns = [re.compile(f"(?:.+: )?{text}") for text in texts]
+    messages = [text for row in ROWS for text in re.findall(r"`([^`]* [^`]*)`", row[2])]
+    assert len(messages) > 30
+    assert [m for m in messages if not any(p.fullmatch(m) for p in patterns)] == []

@@ -1,0 +1,568 @@
+"""What `verify` finds in an output that is not what its record says, and what it does not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+from merging import (
+    change_tensors,
+    copied,
+    save_expert,
+    save_tokenizer,
+    tensors_of,
+    tiny_llama,
+)
+from test_merge_process import run
+
+import layerswap as ls
+from layerswap.checkpoint import read_header
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import LayerswapError
+from layerswap.merge import compare, recorded, verification
+
+UP = "model.layers.{}.mlp.up_proj.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+@pytest.fixture(scope="module")
+def whole(experts, tmp_path_factory):
+    """A swap of five shards; never to be changed."""
+    plan = ls.swap(
+        task=experts["task"], language=experts["language"], base=experts["base"], bottom=1, top=1,
+        weights="magnitude", max_shard_size="20KB",
+    )  # fmt: skip
+    out = plan.save(tmp_path_factory.mktemp("verify") / "out")
+    assert len(list(out.glob("*.safetensors"))) > 3
+    return out
+
+
+@pytest.fixture
+def out(whole, tmp_path):
+    """A copy of it, to spoil."""
+    return copied(whole, tmp_path / "out")
+
+
+def findings(folder, **settings):
+    report = ls.verify(folder, **settings)
+    assert report.passed == (not report.findings and not report.unverified)
+    return report.findings
+
+
+def shard_of(folder, name):
+    return next(f for f in sorted(folder.glob("*.safetensors")) if name in read_header(f))
+
+
+def flip(folder, name, at=0):
+    """Flip one bit of a stored tensor."""
+    file = shard_of(folder, name)
+    with file.open("r+b") as handle:
+        handle.seek(read_header(file)[name].offset + at)
+        byte = handle.read(1)[0]
+        handle.seek(-1, os.SEEK_CUR)
+        handle.write(bytes([byte ^ 1]))
+    return file
+
+
+def edit(folder, change, file="layerswap.json"):
+    data = json.loads((folder / file).read_text())
+    change(data)
+    (folder / file).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def test_an_untouched_output_is_verified(whole):
+    report = ls.verify(whole, full=True)
+    assert report.passed
+    assert report.notes == []
+    sizes = {name: t.numel() * t.element_size() for name, t in tensors_of(whole).items()}
+    blended = {NORM, HEAD, "model.embed_tokens.weight"}
+    assert report.computed.tensors == 3
+    assert report.computed.compared == report.computed.nbytes == sum(sizes[n] for n in blended)
+    assert report.verbatim.tensors == len(sizes) - 3
+    assert report.verbatim.compared == sum(sizes.values()) - report.computed.nbytes
+    assert str(report).splitlines() == [
+        "36 verbatim tensors (74.5 kB), all compared with their source",
+        "3 computed tensors (9.7 kB), all computed again",
+        f"{whole}: verified",
+    ]
+
+
+def test_magnitude_weights_are_only_measured_in_full(whole, out):
+    note = "magnitude weights are taken from the record; --full measures them"
+    assert ls.verify(whole).notes == [note]
+    weights = json.loads((out / "layerswap.json").read_text())["magnitude_weights"]
+    weights = {name: weight * (1 + 1e-6) for name, weight in weights.items()}
+    edit(out, lambda record: record.update(magnitude_weights=weights))
+    expected = f"{out}/layerswap.json: magnitude_weights are not those of the sources"
+    assert expected in findings(out, full=True)
+
+
+def test_one_bit_of_a_verbatim_tensor(out):
+    file = flip(out, UP.format(2), at=1234)
+    expected = f"{file}: tensor {UP.format(2)!r} is not its source, from byte 1234 of 3840 on"
+    assert findings(out) == [expected]
+
+
+def test_one_bit_of_a_computed_tensor(out):
+    file = flip(out, HEAD, at=4799)
+    expected = f"{file}: tensor {HEAD!r} is not what the recipe gives, from byte 4799 of 4800 on"
+    assert findings(out, full=True) == [expected]
+
+
+def test_a_sample_finds_one_bit_as_often_as_it_says(out, monkeypatch):
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 100)
+    flip(out, HEAD, at=2000)
+    share, trials = 0.25, 60
+    found = sum(bool(findings(out, share=share, seed=seed)) for seed in range(trials))
+    room = 4 * math.sqrt(share * (1 - share) * trials)
+    assert abs(found - share * trials) < room
+    assert findings(out, full=True)
+
+
+def test_a_sample_is_at_least_its_share_and_the_same_twice(whole, monkeypatch):
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 100)
+    one, two = (ls.verify(whole, share=0.3, seed=1).to_dict() for _ in range(2))
+    assert one == two
+    counted = one["computed"]
+    assert 0.3 <= counted["compared_bytes"] / counted["bytes"] < 0.35
+    smallest = ls.verify(whole, share=1e-9).computed
+    assert smallest.compared == 100 + 100 + 96  # one block of each tensor
+
+
+def test_two_tensors_that_changed_places(out):
+    names = [UP.format(1), UP.format(2)]
+    files = [shard_of(out, name) for name in names]
+    infos = [read_header(file)[name] for file, name in zip(files, names, strict=True)]
+    data = [
+        f.read_bytes()[i.offset : i.offset + i.nbytes] for f, i in zip(files, infos, strict=True)
+    ]
+    for file, info, content in zip(files, infos, reversed(data), strict=True):
+        with file.open("r+b") as handle:
+            handle.seek(info.offset)
+            handle.write(content)
+    found = findings(out)
+    assert [any(name in line for line in found) for name in names] == [True, True]
+    assert len(found) == 2
+
+
+def test_names_that_changed_places_in_a_header(out):
+    name, other = (f"model.layers.2.self_attn.{letter}_proj.weight" for letter in "kv")
+    file = shard_of(out, name)
+    assert other in read_header(file)
+    data = file.read_bytes()
+    swapped = data.replace(name.encode(), b"X").replace(other.encode(), name.encode(), 1)
+    swapped = swapped.replace(b"X", other.encode(), 1)
+    file.write_bytes(swapped)
+    found = findings(out)
+    assert f"{file}: the header is not the one that the merge writes" in found
+    assert len(found) == 3
+
+
+def test_a_truncated_shard(out):
+    file = shard_of(out, UP.format(2))
+    os.truncate(file, file.stat().st_size - 1)
+    (found,) = findings(out)
+    assert found.startswith(f"{file}: tensor ")
+    assert found.endswith("; the file is cut short")
+
+
+def test_a_missing_shard(out):
+    file = shard_of(out, UP.format(2))
+    file.unlink()
+    assert findings(out) == [f"{file}: is missing"]
+
+
+def test_files_that_the_merge_does_not_write(out):
+    for name in ("pytorch_model.bin", "modeling_odd.py", "model-00009-of-00009.safetensors"):
+        (out / name).write_bytes(b"")
+    (out / "checkpoint-5").mkdir()
+    (out / ".gitattributes").write_text("what the Hub adds")
+    names = ["checkpoint-5", "model-00009-of-00009.safetensors", "modeling_odd.py"]
+    expected = [f"{out}/{name}: not a file that the merge writes" for name in names]
+    assert findings(out) == [
+        *expected,
+        f"{out}/pytorch_model.bin: not a file that the merge writes",
+    ]
+
+
+def test_a_tensor_in_two_shards_and_one_in_none(experts, tmp_path):
+    out = ls.swap(task=experts["task"], language=experts["language"]).save(tmp_path / "out")
+    change_tensors(out, {"model.layers.9.extra": torch.ones(2), NORM: None})
+    file = out / "model.safetensors"
+    assert findings(out) == [
+        f"{file}: holds 'model.layers.9.extra' that the merge does not write there",
+        f"{file}: lacks {NORM!r} that the merge writes there",
+    ]
+
+
+def test_another_dtype(experts, tmp_path):
+    out = ls.swap(task=experts["task"], language=experts["language"]).save(tmp_path / "out")
+    change_tensors(out, {NORM: tensors_of(out)[NORM].bfloat16()})
+    expected = f"{out}/model.safetensors: tensor {NORM!r} is BF16 [24]; the merge writes F32 [24]"
+    assert findings(out) == [expected]
+
+
+def test_an_index_of_other_files(out):
+    index = out / "model.safetensors.index.json"
+    edit(out, lambda data: data["metadata"].update(total_size=1), index.name)
+    assert findings(out) == [f"{index}: not the index that the merge writes"]
+    index.write_text("{")
+    assert findings(out)[0].startswith(f"{index}: not valid JSON")
+    index.unlink()
+    assert findings(out) == [f"{index}: is missing"]
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_documents(out, file):
+    edit(out, lambda data: data.update(odd=1), file)
+    assert findings(out) == [f"{out}/{file}: not as the merge writes it"]
+    (out / file).unlink()
+    assert findings(out) == [f"{out}/{file}: is missing"]
+
+
+def test_a_configuration_may_be_laid_out_in_another_way(out):
+    path = out / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    assert findings(out) == []
+
+
+def test_a_card_is_the_users_to_write(out):
+    (out / "README.md").write_text("# Swahili mathematician")
+    report = ls.verify(out)
+    assert report.passed
+    assert "README.md is not as the merge wrote it" in report.notes
+
+
+# --- the record ---
+
+
+def widen(record):
+    record["recipe"]["swap"]["bottom"] = 2
+
+
+def other_source(record):
+    record["sources"]["math"] = record["sources"].pop("task")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (widen, "the composition is not that of the recipe"),
+        (lambda r: r["recipe"].update(dtype=None), "the recipe is not written as the merge does"),
+        (lambda r: r.update(note="mine"), "'note' is no key that the merge writes"),
+        (other_source, "the merge has no source 'math'"),
+    ],
+)
+def test_an_edited_record(out, change, expected):
+    edit(out, change)
+    found = findings(out)
+    assert f"{out}/layerswap.json: {expected}" in found
+    assert all("\n" not in line for line in found)
+
+
+def test_an_edited_fingerprint(out):
+    edit(out, lambda r: r["sources"]["task"]["fingerprints"].update({"model.safetensors": "0"}))
+    assert findings(out) == ["task: model.safetensors changed since the merge"]
+
+
+def test_a_record_that_is_no_recipe(out):
+    edit(out, lambda record: record["recipe"]["swap"].update(botom=2))
+    with pytest.raises(LayerswapError) as caught:
+        ls.verify(out)
+    expected = f"{out}/layerswap.json: swap.botom: unknown key; did you mean 'bottom'?"
+    assert str(caught.value) == expected
+
+
+def test_a_record_whose_recipe_and_composition_were_edited_alike(experts, out):
+    other = ls.swap(
+        task=experts["task"], language=experts["language"], base=experts["base"], bottom=2, top=1,
+        weights="magnitude", max_shard_size="20KB",
+    )  # fmt: skip
+    (out / "layerswap.json").write_text(json.dumps(other.record))
+    found = findings(out)
+    assert len(found) == 9
+    assert all("model.layers.1." in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "{out}: has no layerswap.json, so layerswap did not write it"),
+        ("{}", "{out}/layerswap.json: has no recipe"),
+        ('{"a": 1, "a": 1}', "{out}/layerswap.json: key 'a' is given twice"),
+    ],
+)
+def test_without_a_record_there_is_nothing_to_verify(out, content, message):
+    (out / "layerswap.json").unlink()
+    if content is not None:
+        (out / "layerswap.json").write_text(content)
+    with pytest.raises(LayerswapError) as caught:
+        ls.verify(out)
+    assert str(caught.value) == message.format(out=out)
+
+
+def test_an_unfinished_merge(out):
+    partial = out.rename(out.with_name("out.partial-host-1-ab"))
+    with pytest.raises(LayerswapError, match=r"an unfinished merge; merge it again$"):
+        ls.verify(partial)
+
+
+def test_another_version_is_noted(out):
+    edit(out, lambda record: record.update(layerswap_version="0.0.1", odd=1))
+    report = ls.verify(out)
+    assert report.passed
+    assert report.notes[0] == f"written by layerswap 0.0.1; this is {ls.__version__}"
+
+
+# --- sources ---
+
+
+@pytest.fixture
+def movable(experts, tmp_path):
+    """An output whose sources are copies that can be moved and spoilt."""
+    root = tmp_path / "sources"
+    pair = {name: copied(experts[name], root / name) for name in ("task", "language")}
+    plan = ls.swap(**pair, bottom=1, top=1, max_shard_size="20KB")
+    return plan.save(tmp_path / "out"), pair
+
+
+def test_a_changed_source(movable):
+    out, pair = movable
+    change_tensors(pair["language"], {UP.format(0): torch.zeros(40, 24)})
+    found = findings(out)
+    assert found[0] == "language: model.safetensors changed since the merge"
+    assert any(UP.format(0) in line for line in found[1:])
+
+
+def test_a_source_that_moved(movable):
+    out, pair = movable
+    moved = pair["task"].rename(pair["task"].with_name("elsewhere"))
+    assert findings(out, sources={"task": moved}) == []
+    assert ls.verify(out, sources={"task": moved}).passed
+
+
+def test_a_source_that_is_gone(movable, experts):
+    out, pair = movable
+    shutil.rmtree(pair["language"])
+    report = ls.verify(out)
+    assert report.findings == []
+    assert not report.passed
+    assert report.unverified == [
+        f"language: {pair['language']}: no such folder, and not a Hub id like 'owner/name'; say "
+        "where a source is now with --source NAME=PATH",
+        "21 of 39 tensors, which need language",
+        "configuration, tokenizer and order of the tensors",
+    ]
+    assert report.verbatim.tensors == 18
+    file = flip(out, UP.format(1))
+    expected = f"{file}: tensor {UP.format(1)!r} is not its source, from byte 0 of 3840 on"
+    assert ls.verify(out).findings == [expected]
+
+
+def test_a_source_in_place_of_another(movable, experts):
+    out, _ = movable
+    found = findings(out, sources={"task": experts["third"]})
+    assert found[0] == "task: model.safetensors changed since the merge"
+    with pytest.raises(LayerswapError) as caught:
+        ls.verify(out, sources={"taks": experts["third"]})
+    assert str(caught.value) == "no source 'taks'; did you mean 'task'?"
+
+
+def test_a_source_that_does_not_fit_any_more(movable, tmp_path):
+    out, pair = movable
+    shutil.rmtree(pair["task"])
+    save_expert(pair["task"], tiny_llama(hidden_size=48), 0)
+    report = ls.verify(out)
+    assert "task: model.safetensors changed since the merge" in report.findings
+    assert report.unverified[0].startswith("head_dim differs: 12 in task, 6 in language; say")
+
+
+# --- hashes ---
+
+
+def test_recorded_hashes_are_compared_also_without_sources(movable):
+    out, pair = movable
+    report = ls.verify(out, record=True)
+    count = len(list(out.iterdir())) - 1
+    assert report.notes[-1] == f"recorded the SHA-256 of {count} files"
+    again = ls.verify(out, full=True)
+    assert again.passed
+    assert again.hashed == count
+    shutil.rmtree(pair["task"])
+    shutil.rmtree(pair["language"])
+    assert ls.verify(out).hashed == count
+    file = flip(out, HEAD)
+    (out / "tokenizer.json").unlink()
+    assert ls.verify(out).findings == [
+        f"{file}: changed since its SHA-256 was recorded",
+        f"{out}/tokenizer.json: gone since its SHA-256 was recorded",
+    ]
+
+
+def test_hashes_are_not_recorded_of_what_is_wrong(out):
+    flip(out, UP.format(1))
+    before = (out / "layerswap.json").read_bytes()
+    assert not ls.verify(out, record=True).passed
+    assert (out / "layerswap.json").read_bytes() == before
+
+
+def test_a_record_that_cannot_be_replaced_stays(out, monkeypatch):
+    before = (out / "layerswap.json").read_bytes()
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorded.os, "fsync", fail)
+    with pytest.raises(LayerswapError, match=r"cannot be written \(No space left on device\)$"):
+        ls.verify(out, record=True)
+    assert (out / "layerswap.json").read_bytes() == before
+    assert findings(out) == []
+
+
+# --- all kinds of merges ---
+
+METHODS = ["breadcrumbs", "dare_ties", "model_stock", "slerp", "task_arithmetic", "ties"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_merge_methods(experts, tmp_path, monkeypatch, method):
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 1000)
+    recipe = {
+        "base": str(experts["base"]),
+        "experts": {name: str(experts[name]) for name in ("task", "language")},
+        "merge": {"method": method, "experts": ["task", "language"]},
+        "dtype": "bfloat16",
+    }
+    out = ls.make_plan(check_recipe(recipe, where="r")).save(tmp_path / "out")
+    assert ls.verify(out, full=True).passed
+    sample = ls.verify(out, share=0.2)
+    assert sample.passed
+    assert 0 < sample.computed.compared < sample.computed.nbytes
+    file = flip(out, UP.format(2), at=7)
+    expected = (
+        f"{file}: tensor {UP.format(2)!r} is not what the recipe gives, from byte 7 of 1920 on"
+    )
+    assert findings(out, full=True) == [expected]
+
+
+@pytest.fixture(scope="module")
+def adapters(experts, tmp_path_factory):
+    from test_adapters import save_adapter
+
+    settings = {"lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]}
+    root = tmp_path_factory.mktemp("adapters")
+    pair = zip(("task", "language"), (2, 3), strict=True)
+    return {n: save_adapter(root / n, experts["base"], r, r=r, **settings) for n, r in pair}
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_merged_adapter(adapters, tmp_path, rank):
+    recipe = {"experts": {n: str(f) for n, f in adapters.items()}, "soup": {"experts": [*adapters]}}
+    plan = ls.make_plan(check_recipe({**recipe, **({"rank": rank} if rank else {})}, where="r"))
+    out = plan.save(tmp_path / "out")
+    report = ls.verify(out)
+    assert report.passed
+    assert report.computed.tensors == 16
+    data = bytearray((out / "adapter_model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (out / "adapter_model.safetensors").write_bytes(data)
+    (out / "stray").touch()
+    assert findings(out) == [
+        f"{out}/adapter_model.safetensors: not as the merge writes it",
+        f"{out}/stray: not a file that the merge writes",
+    ]
+
+
+def test_adapters_baked_into_full_weights(experts, adapters, tmp_path):
+    sources = {name: str(folder) for name, folder in adapters.items()}
+    recipe = {"experts": sources, "swap": {"bottom": 1, "top": 1}, "bake": True}
+    out = ls.make_plan(check_recipe(recipe, where="r")).save(tmp_path / "out")
+    report = ls.verify(out, full=True)
+    assert report.passed
+    # What no adapter changes has the bytes of the base.
+    assert (report.verbatim.tensors, report.computed.tensors) == (28, 11)
+    flip(out, UP.format(2))
+    assert len(findings(out, full=True)) == 1
+
+
+@pytest.mark.parametrize("choice", ["language", "union"])
+def test_vocabularies_that_were_aligned(tmp_path, choice):
+    pair = {}
+    for seed, (name, words) in enumerate({"task": "a b c", "language": "c b e f"}.items()):
+        folder = save_expert(tmp_path / name, tiny_llama(vocab_size=8), seed)
+        pair[name] = str(save_tokenizer(folder, words))
+    recipe = {"experts": pair, "swap": {"bottom": 1, "top": 1}, "tokenizer": choice}
+    out = ls.make_plan(check_recipe(recipe, where="r")).save(tmp_path / "out")
+    assert ls.verify(out, full=True).passed
+    file = flip(out, HEAD)
+    assert [line.split(":")[0] for line in findings(out, full=True)] == [str(file)]
+    edit(out, lambda data: data.update(added_tokens=[]), "tokenizer.json")
+    assert f"{out}/tokenizer.json: not as the merge writes it" in findings(out)
+
+
+def test_threads_and_chunks_decide_nothing(out, monkeypatch):
+    flip(out, UP.format(1), at=3000)
+    flip(out, HEAD, at=4000)
+    expected = findings(out, full=True, threads=1)
+    assert len(expected) == 2
+    monkeypatch.setattr(compare, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 64)
+    assert findings(out, full=True, threads=5) == expected
+
+
+def test_progress_adds_up(out):
+    told = {}
+
+    @contextmanager
+    def bars(label, total):
+        done = []
+        yield done.append
+        told[label] = (total, sum(done))
+
+    ls.verify(out, record=True)
+    report = ls.verify(out, progress=bars)
+    assert set(told) == {"hashing", "verifying"}
+    assert all(total == done > 0 for total, done in told.values())
+    assert told["verifying"][0] == report.verbatim.compared + report.computed.compared
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.1])
+def test_a_share_is_a_share(out, share):
+    with pytest.raises(LayerswapError, match="the share of a sample is above 0 and at most 1"):
+        verification.verify(out, share=share)
+
+
+HEAVY = """
+import json, resource, sys
+from pathlib import Path
+import torch, layerswap as ls
+from merging import save_holes
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+root = Path(sys.argv[1])
+for name, size in (("small", 75), ("large", 300)):
+    pair = {e: save_holes(root / name / e, size) for e in ("task", "language")}
+    ls.swap(**pair, bottom=1, top=0, bottom_transition=1).save(root / name / "out", threads=2)
+before, grown = peak(), []
+for name in ("small", "large"):
+    assert ls.verify(root / name / "out", full=True, threads=2).passed
+    grown.append(peak() - before)
+print(json.dumps(grown))
+"""
+
+
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
+    try:
+        small, large = json.loads(run(HEAVY, tmp_path))
+        assert large < small + 50e6
+        assert large < 400e6
+    finally:
+        shutil.rmtree(tmp_path, ignore_errors=True)
