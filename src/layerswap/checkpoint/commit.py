@@ -111,8 +111,8 @@ def _refuse(target: Path, *, marker: str, overwrite: bool) -> None:
 def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -> None:
     # Another process may have finished the same target meanwhile.
     refuse_target(target, marker=marker, overwrite=overwrite)
-    if not target.exists():
-        folder.rename(target)
+    if not overwrite or not target.exists():
+        _rename_to_free(folder, target, marker=marker, overwrite=overwrite)
         old = None
     elif _exchange(folder, target):
         old = folder
@@ -128,6 +128,15 @@ def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -
     # Only now: a power cut must never find the old folder half removed under its own name.
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _rename_to_free(folder: Path, target: Path, *, marker: str, overwrite: bool) -> None:
+    """Rename to a name that was free a moment ago; who came first keeps it."""
+    try:
+        folder.rename(target)
+    except OSError:
+        refuse_target(target, marker=marker, overwrite=False)
+        raise
 
 
 def _exchange(first: Path, second: Path) -> bool:
