@@ -127,9 +127,9 @@ def _compare(
     piece: Work, handles: Mapping[Path, int], known: Mapping[Operation, Thresholds]
 ) -> Iterator[tuple[str, int]]:
     if isinstance(piece, _Same):
-        expected = memoryview(bytearray(piece.nbytes))
-        source = piece.source
-        read_into(handles[source.file], source.offset + piece.start, expected, source.file)
+        expected = bytearray(piece.nbytes)
+        source, offset = piece.source, piece.source.offset + piece.start
+        read_into(handles[source.file], offset, memoryview(expected), source.file)
         yield from _compare_bytes(piece.tensor, piece.found, piece.start, expected, handles)
         return
     reader = Reader(handles, known, allow_non_finite=True)
@@ -138,13 +138,20 @@ def _compare(
 
 
 def _compare_bytes(
-    name: str, found: TensorInfo, start: int, expected: memoryview, handles: Mapping[Path, int]
+    name: str,
+    found: TensorInfo,
+    start: int,
+    expected: bytearray | memoryview,
+    handles: Mapping[Path, int],
 ) -> Iterator[tuple[str, int]]:
-    stored = memoryview(bytearray(len(expected)))
-    read_into(handles[found.file], found.offset + start, stored, found.file)
+    import numpy as np
+
+    stored = bytearray(len(expected))
+    read_into(handles[found.file], found.offset + start, memoryview(stored), found.file)
+    # A bytearray compares by memcmp; two memoryviews would compare item by item.
     if stored != expected:
-        pairs = enumerate(zip(stored, expected, strict=True))
-        yield name, start + next(i for i, (a, b) in pairs if a != b)
+        wrong = np.frombuffer(stored, np.uint8) != np.frombuffer(expected, np.uint8)
+        yield name, start + int(wrong.argmax())
 
 
 def _again(tensor: OutputTensor, found: TensorInfo, start: int, stop: int) -> _Again:
