@@ -19,11 +19,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
+    from layerswap.delta import Atlas, measure_delta, suggest
     from layerswap.errors import LayerswapError
     from layerswap.evaluate.fisher import estimate_fisher
     from layerswap.merge import Plan, make_plan, soup, swap, verify
 
 __all__ = [
+    "Atlas",
     "Blend",
     "Checkpoint",
     "Composition",
@@ -35,10 +37,12 @@ __all__ = [
     "__version__",
     "estimate_fisher",
     "make_plan",
+    "measure_delta",
     "open_checkpoint",
     "partition",
     "read_recipe",
     "soup",
+    "suggest",
     "swap",
     "verify",
 ]
@@ -46,6 +50,7 @@ __all__ = [
 _ROOMS = {
     "checkpoint": ("Checkpoint", "Place", "open_checkpoint"),
     "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
+    "delta": ("Atlas", "measure_delta", "suggest"),
     "errors": ("LayerswapError",),
     "evaluate.fisher": ("estimate_fisher",),
     "merge": ("Plan", "make_plan", "soup", "swap", "verify"),

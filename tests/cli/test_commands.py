@@ -241,7 +241,7 @@ def test_hub_id_when_offline(experts):
 
 
 def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch, experts):
-    def broken(recipe):
+    def broken(recipe, **options):
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr("layerswap.merge.make_plan", broken)

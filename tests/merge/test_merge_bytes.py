@@ -37,6 +37,7 @@ def test_threads(experts, tmp_path, expected, threads):
 @pytest.mark.parametrize("size", [8, 40, 1000])
 def test_chunks_and_spans(experts, tmp_path, expected, monkeypatch, size):
     monkeypatch.setattr(engine, "CHUNK_BYTES", size)
+    monkeypatch.setattr(engine, "PIECE_BYTES", 3 * size)
     monkeypatch.setattr(engine, "SPAN_BYTES", size + 3)
     assert weight_bytes(make(experts).save(tmp_path / "out")) == expected
 
@@ -54,6 +55,7 @@ def test_without_copies_in_the_kernel(experts, tmp_path, expected, monkeypatch, 
 
     monkeypatch.setattr(os, "copy_file_range", fail)
     monkeypatch.setattr(engine, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(engine, "PIECE_BYTES", 3 * 1000)
     assert weight_bytes(make(experts).save(tmp_path / "out")) == expected
     assert calls
 
@@ -72,6 +74,7 @@ def test_copies_in_the_kernel_that_do_less(experts, tmp_path, expected, monkeypa
 
     monkeypatch.setattr(os, "copy_file_range", partly)
     monkeypatch.setattr(engine, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(engine, "PIECE_BYTES", 3 * 1000)
     assert weight_bytes(make(experts).save(tmp_path / "out", threads=1)) == expected
     assert len(calls) > 10
 

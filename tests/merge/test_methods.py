@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from layerswap.compose.operation import METHODS as SPECS
+from layerswap.merge import thresholds
 from layerswap.merge.methods import METHODS, Chunk
-from layerswap.merge.thresholds import magnitude_thresholds
+from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 SIZE = 1003
 
@@ -33,8 +34,9 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
         for start in range(0, len(parts[0]), chunk):
             yield [part[start : start + chunk].clone() for part in parts]
 
-    shares = METHODS[method].ranks(values)
-    thresholds = magnitude_thresholds(chunks, len(parts), shares) if shares else ()
+    ranks = METHODS[method].ranks(values, len(parts[0]))
+    stream = Stream(len(parts[0]), chunks, lambda a, b: [part[a:b] for part in parts])
+    found = magnitude_thresholds([stream], len(parts), ranks) if ranks else ()
     stacked = torch.stack(parts).double()
     gram = stacked @ stacked.T if METHODS[method].gram else None
     fishers = fishers_of(parts) if SPECS[method].fisher else []
@@ -47,7 +49,7 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
                     pieces,
                     weights,
                     values,
-                    thresholds,
+                    found,
                     gram,
                     name=name,
                     start=start,
@@ -75,21 +77,25 @@ def arrays(parts):
 
 
 def keep_largest(x, share):
-    """The `share` of entries with the largest magnitude, by sorting."""
-    count = round(share * len(x))
+    """The `share` of entries with the largest magnitude, at least one, by sorting."""
+    return keep_first(x, max(1, int(share * len(x))))
+
+
+def keep_first(x, count):
     order = np.argsort(-np.abs(x), kind="stable")
     kept = np.zeros_like(x)
     kept[order[:count]] = x[order[:count]]
     return kept
 
 
-def elect_and_average(parts, weights):
+def elect_and_average(parts, weights, disjoint="mean"):
     total = sum(w * x for w, x in zip(weights, parts, strict=True))
     result = np.zeros_like(total)
     for i, gamma in enumerate(np.sign(total)):
         chosen = [(w, x[i]) for w, x in zip(weights, parts, strict=True) if x[i] * gamma > 0]
         if chosen:
-            result[i] = sum(w * v for w, v in chosen) / sum(w for w, _ in chosen)
+            share = sum(w for w, _ in chosen) if disjoint == "mean" else 1.0
+            result[i] = sum(w * v for w, v in chosen) / share
     return result
 
 
@@ -108,11 +114,26 @@ def test_ties(density, weights):
     close(merged("ties", parts, weights, density=density, scale=0.9), reference)
 
 
+def test_ties_can_add_what_agrees_instead_of_averaging_it():
+    parts, weights = deltas(3), [1.0, 2.0, 0.5]
+    trimmed = [keep_largest(x, 0.3) for x in arrays(parts)]
+    reference = elect_and_average(trimmed, weights, "sum")
+    close(merged("ties", parts, weights, density=0.3, disjoint="sum"), reference)
+
+
+def test_breadcrumbs_drop_fewer_outliers_where_density_leaves_no_room():
+    parts = deltas(1)
+    kept = int(0.9 * SIZE)
+    reference = arrays(parts)[0] - keep_first(arrays(parts)[0], SIZE - kept)
+    close(merged("breadcrumbs", parts, density=0.9, outliers=0.3), reference)
+
+
 def test_breadcrumbs():
     parts = deltas(2)
     reference = 0.0
     for x in arrays(parts):
-        band = keep_largest(x, 0.6 + 0.1) - keep_largest(x, 0.1)
+        outliers = int(0.1 * SIZE)
+        band = keep_first(x, outliers + int(0.6 * SIZE)) - keep_first(x, outliers)
         # The published mask drops entries at or above the upper threshold, by rank.
         reference = reference + band
     result = merged("breadcrumbs", parts, density=0.6, outliers=0.1)
@@ -151,6 +172,8 @@ def test_dare_ties():
         draws = np.random.Philox(key=key).random_raw(SIZE)
         dropped.append(np.where(draws / 2.0**64 < 0.4, x, 0.0) / 0.4)
     close(merged("dare_ties", parts, density=0.4), elect_and_average(dropped, [1.0] * 3))
+    reference = elect_and_average(dropped, [1.0, 0.5, 2.0], "sum")
+    close(merged("dare_ties", parts, [1.0, 0.5, 2.0], density=0.4, disjoint="sum"), reference)
 
 
 @pytest.mark.parametrize("t", [0.0, 0.25, 0.5, 1.0])
@@ -279,19 +302,45 @@ def test_scale_is_linear(method):
     torch.testing.assert_close(twice, 2 * once, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("size", [1, 2, 1000])
-def test_thresholds_are_exact(seed, size):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(size, generator=generator) * 10.0 ** torch.randint(-30, 30, (size,))
+@pytest.mark.parametrize("buckets", [2, 64, thresholds.BUCKETS])
+@pytest.mark.parametrize("margin", [0.0, 0.01, 1.0])
+@pytest.mark.parametrize("size", [1, 2, 1000, 20_000])
+def test_thresholds_are_exact(size, margin, buckets, monkeypatch):
+    monkeypatch.setattr(thresholds, "BUCKETS", buckets)
+    monkeypatch.setattr(thresholds, "MARGIN", margin)
+    monkeypatch.setattr(thresholds, "SAMPLE", 4096)
+    monkeypatch.setattr(thresholds, "HELD", 100)
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(size, generator=generator)
+    x *= 10.0 ** torch.randint(-30, 30, (size,), generator=generator)
     x[::3] = x[0]
-    shares = (0.0, 0.1, 0.25, 0.5, 1.0)
+    # A sample that sees only the beginning misleads the search, and must not change its result.
+    misled = x.sort().values
+    ranks = [int(share * size) for share in (0.0, 0.1, 0.25, 0.5, 0.999, 1.0)]
+    for values, threads in ((x, 1), (misled, 3)):
+        streams = [
+            Stream(
+                len(piece),
+                lambda piece=piece: ([part] for part in piece.split(701)),
+                lambda start, stop, piece=piece: [piece[:1].repeat(stop - start)],
+            )
+            for piece in values.split(6000)
+        ]
+        found = magnitude_thresholds(streams, 1, ranks, threads)[0]
+        ordered = x.abs().sort(descending=True).values
+        for rank, threshold in zip(ranks, found, strict=True):
+            assert threshold == (float(ordered[rank - 1]) if rank else math.inf)
+
+
+def test_thresholds_of_one_pass_where_the_sample_is_fair():
+    x = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
+    passes = []
 
     def chunks():
-        yield from ([part] for part in x.split(7))
+        passes.append(1)
+        yield from ([part] for part in x.split(1 << 18))
 
-    found = magnitude_thresholds(chunks, 1, shares)[0]
-    ordered = x.abs().sort(descending=True).values
-    for share, threshold in zip(shares, found, strict=True):
-        rank = round(share * size)
-        assert threshold == (float(ordered[rank - 1]) if rank else math.inf)
+    stream = Stream(len(x), chunks, lambda start, stop: [x[start:stop]])
+    (found,) = magnitude_thresholds([stream], 1, (600_000,))
+    assert found[0] == float(x.abs().sort(descending=True).values[600_000 - 1])
+    assert len(passes) == 1

@@ -141,6 +141,7 @@ def test_same_bytes_however_the_work_is_done(experts, tmp_path, monkeypatch, met
     plan = merge_everywhere(experts, method)
     expected = weight_bytes(plan.save(tmp_path / "one", threads=1))
     monkeypatch.setattr(engine, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(engine, "PIECE_BYTES", 3 * 1000)
     other = make_plan(plan.recipe)
     assert weight_bytes(other.save(tmp_path / "two", threads=3)) == expected
 
@@ -197,7 +198,7 @@ REFUSED = {
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",
-        "r, line 3: merge: ties has no parameter 'densty'; it has density, scale, scope",
+        "r, line 3: merge: ties has no parameter 'densty'; it has density, disjoint, scale, scope",
     ),
     "value": (
         HEAD + "merge: {method: ties, experts: [task], density: 1.5}",

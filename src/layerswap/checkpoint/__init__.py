@@ -3,7 +3,7 @@
 Nothing here imports torch: a checkpoint is opened by its JSON and its safetensors headers.
 """
 
-from layerswap.checkpoint.adapted import adapt
+from layerswap.checkpoint.adapted import adapt, open_expert
 from layerswap.checkpoint.adapter import Adapter, LowRank, is_adapter, read_adapter
 from layerswap.checkpoint.commit import atomic_folder, refuse_target
 from layerswap.checkpoint.folder import (
@@ -31,6 +31,7 @@ __all__ = [
     "is_adapter",
     "open_checkpoint",
     "open_configuration",
+    "open_expert",
     "parse_json",
     "place_tensors",
     "read_adapter",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from layerswap.checkpoint.adapter import Adapter, match_tensors
-from layerswap.checkpoint.folder import Checkpoint, text_config
+from layerswap.checkpoint.adapter import Adapter, is_adapter, match_tensors, read_adapter
+from layerswap.checkpoint.folder import Checkpoint, open_checkpoint, text_config
+from layerswap.checkpoint.hub import fetch_checkpoint
 from layerswap.checkpoint.places import Pattern, Place, place
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.errors import CheckpointError
@@ -89,3 +90,18 @@ def _module_places(names: set[str], patterns: Sequence[Pattern]) -> dict[str, Pl
             "`patterns` in the recipe"
         )
     return {name: where for name, where in found.items() if where is not None}
+
+
+def open_expert(
+    source: str, base: Checkpoint, *, revision: str | None = None, patterns: Sequence[Pattern] = ()
+) -> Checkpoint:
+    """Open a full checkpoint, or an adapter over `base`, whichever the source holds.
+
+    Raises:
+        CheckpointError: as `open_checkpoint`, `read_adapter` and `adapt`.
+    """
+    folder, commit = fetch_checkpoint(source, revision)
+    if not is_adapter(folder):
+        return open_checkpoint(source, revision=revision, patterns=patterns)
+    name = source.partition("@")[0] if commit else source
+    return adapt(base, read_adapter(folder), source=name, revision=commit, patterns=patterns)

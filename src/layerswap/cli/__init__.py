@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import fisher, lab, merge, plan, quickstart, verify
+from layerswap.cli import delta, fisher, lab, merge, plan, quickstart, recipe, suggest, verify
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -26,6 +26,9 @@ app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)
+app.command("delta")(delta.delta)
+app.command("suggest")(suggest.suggest)
+app.add_typer(recipe.app, name="recipe")
 app.add_typer(lab.app, name="lab")
 
 

@@ -29,9 +29,7 @@ def merge(
     dtype: options.Dtype = None,
     max_shard_size: options.MaxShardSize = None,
     allow_pickle: options.AllowPickle = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a folder that layerswap wrote.")
-    ] = False,
+    overwrite: options.Overwrite = False,
     allow_non_finite: Annotated[
         bool, typer.Option("--allow-non-finite", help="Let NaN and infinity through arithmetic.")
     ] = False,
@@ -44,9 +42,7 @@ def merge(
     public: Annotated[
         bool, typer.Option("--public", help="With --push: let everybody see it.")
     ] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Workers. Default: the usable processors.")
-    ] = None,
+    threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 RecipeFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[RECIPE.yaml]", help="A recipe; or give --task and --language."),
+    typer.Argument(
+        metavar="[RECIPE.yaml]",
+        help="A recipe or a mergekit configuration; or give --task and --language.",
+    ),
 ]
 Task = Annotated[
     str | None, typer.Option(help="Task expert: a folder or a Hub id (name[@revision]).")
@@ -74,6 +77,12 @@ Dtype = Annotated[
 ]
 MaxShardSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Largest size of an output file. Default: 5GB.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a folder that layerswap wrote.")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Workers. Default: the usable processors.")
 ]
 AllowPickle = Annotated[
     bool,

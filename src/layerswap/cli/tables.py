@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from layerswap.delta.proposal import Evidence
     from layerswap.evaluate.statistics import Interval
 
 
@@ -26,6 +27,31 @@ def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
         table.add_row(name.replace("_", " "), *(percent(row[measure]) for measure in measures))
     text = StringIO()
     Console(file=text, width=120).print(table)
+    return text.getvalue().rstrip()
+
+
+def evidence_table(evidence: Sequence[Evidence]) -> str:
+    """What is known of each layer, the last on top, as everywhere."""
+    from io import StringIO
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, caption="shares of what each expert changed, smoothed")
+    for column in ("layer", "task", "language", "lean", "rows in common", "cosine"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for layer in reversed(evidence):
+        table.add_row(
+            str(layer.layer),
+            f"{layer.task_smoothed:.1%}",
+            f"{layer.language_smoothed:.1%}",
+            f"{layer.lean:+.2f}",
+            "" if layer.overlap is None else f"{layer.overlap:.0%}",
+            "" if layer.cosine is None else f"{layer.cosine:+.3f}",
+        )
+    text = StringIO()
+    Console(file=text, width=100).print(table)
     return text.getvalue().rstrip()
 
 

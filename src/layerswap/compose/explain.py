@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import InitErrorDetails
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from layerswap.compose.mistakes import nearest
+from layerswap.compose.mistakes import Mistake, nearest
 from layerswap.compose.yaml_file import KeyPath
 
 
@@ -66,6 +66,42 @@ def _phrase(item: Any, keys: list[str], path: KeyPath) -> str:
         return f"{found!r:.60} is not allowed{nearest(str(found), known)}"
     wanted = _WANTED.get(kind, f"{item['msg'][0].lower()}{item['msg'][1:]}")
     return f"{wanted}; found {found!r:.60}"
+
+
+Checked = TypeVar("Checked")
+
+
+def joined(
+    title: str,
+    data: Any,
+    handler: Callable[[Any], Checked],
+    mistakes: Callable[[Mapping[Any, Any]], list[Mistake]],
+) -> Checked:
+    """What Pydantic makes of raw data, its findings and ours reported together.
+
+    Pydantic checks a model's own rules only once its fields are valid; a person wants to see
+    every mistake at once, so ours look at the raw data and join Pydantic's list.
+
+    Args:
+        title: the model's name.
+        data: the raw data.
+        handler: Pydantic's own check.
+        mistakes: our rules.
+
+    Raises:
+        ValidationError: what both found.
+    """
+    ours = [
+        InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
+        for path, text in (mistakes(data) if isinstance(data, dict) else ())
+    ]
+    try:
+        checked = handler(data)
+    except ValidationError as error:
+        ours = [as_detail(item) for item in error.errors(include_url=False)] + ours
+    if ours:
+        raise ValidationError.from_exception_data(title, ours)
+    return checked
 
 
 def as_detail(item: Any) -> InitErrorDetails:

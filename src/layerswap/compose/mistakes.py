@@ -67,7 +67,7 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
-    given = [name for name in METHODS if data.get(name) is not None]
+    given = [name for name in (*METHODS, "mergekit") if data.get(name) is not None]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
         empty = [name for name in METHODS if name in data and data[name] is None]
@@ -79,6 +79,8 @@ def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
             yield (method,), f"the task and the language expert are both {pair[0]!r}"
     if data.get("partition") is not None and "weights" in data:
         yield ("weights",), "a partition blends nothing; remove `weights`"
+    if data.get("mergekit") is not None and "weights" in data:
+        yield ("weights",), "weights stand in `mergekit`; remove `weights`"
     if data.get("merge") is not None and "weights" in data:
         yield ("weights",), "weights of a merge stand in `merge.experts`; remove `weights`"
     base = data.get("base")
@@ -119,7 +121,19 @@ def _method_names(data: Mapping[Any, Any]) -> dict[KeyPath, object]:
     if isinstance(soup, dict) and isinstance(soup.get("experts"), list):
         names |= {("soup", "experts", i): name for i, name in enumerate(soup["experts"])}
     names |= dict(_parts((), {"merge": data.get("merge")}))
+    names |= dict(_models(("mergekit",), data.get("mergekit"), data.get("base") is not None))
     return names
+
+
+def _models(path: KeyPath, value: object, base: bool) -> Iterator[tuple[KeyPath, object]]:
+    """The experts that a mergekit configuration in a recipe names; it calls the base `base`."""
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if key in ("model", "base_model") and not (base and item == "base"):
+            yield (*path, key), item
+        elif key != "parameters":
+            yield from _models((*path, key), item, base)
+    for i, item in enumerate(value if isinstance(value, list) else ()):
+        yield from _models((*path, i), item, base)
 
 
 def _parts(path: KeyPath, expert: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, object]]:
@@ -155,6 +169,8 @@ def _wrong_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
 
 
 def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
+    if data.get("mergekit") is not None and data.get("base") is not None and "base" in experts:
+        yield ("mergekit",), "beside the base no expert can be called 'base'; give it another name"
     for path, method, _ in _merges(data, experts):
         if not OPERATIONS[method].base:
             continue

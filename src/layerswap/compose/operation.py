@@ -84,6 +84,7 @@ def _density(default: float) -> Parameter:
 
 
 SEED = Parameter(0, high=2**63 - 1, whole=True)
+DISJOINT = Parameter("mean", choices=("mean", "sum"))
 METHODS: dict[str, MethodSpec] = {
     "task_arithmetic": MethodSpec("Ilharco et al., 2023", True, {"scale": SCALE}),
     "ties": MethodSpec(
@@ -93,6 +94,7 @@ METHODS: dict[str, MethodSpec] = {
             "density": _density(0.2),
             "scale": SCALE,
             "scope": Parameter("model", choices=("model", "tensor")),
+            "disjoint": DISJOINT,
         },
     ),
     "dare_linear": MethodSpec(
@@ -103,7 +105,7 @@ METHODS: dict[str, MethodSpec] = {
     "dare_ties": MethodSpec(
         "Yu et al., 2024",
         True,
-        {"density": _density(0.5), "scale": SCALE, "seed": SEED},
+        {"density": _density(0.5), "scale": SCALE, "seed": SEED, "disjoint": DISJOINT},
     ),
     "breadcrumbs": MethodSpec(
         "Davari and Belilovsky, 2024",
@@ -197,12 +199,15 @@ class Operation:
 
     @property
     def shares(self) -> dict[str, float]:
-        """How much each expert takes part, summing to 1: the weighted mean of its inputs."""
-        total = sum(weight for _, weight in self.inputs)
+        """How much each expert takes part, summing to 1: the weighted mean of its inputs.
+
+        An expert whose delta is subtracted takes part as much as one whose delta is added.
+        """
+        total = sum(abs(weight) for _, weight in self.inputs)
         shares: dict[str, float] = {}
         for blend, weight in self.inputs:
             for expert, share in blend.shares.items():
-                shares[expert] = shares.get(expert, 0.0) + share * weight / total
+                shares[expert] = shares.get(expert, 0.0) + share * abs(weight) / total
         return shares
 
     def rename(self, blends: Mapping[str, Blend]) -> Operation:

@@ -14,13 +14,16 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from layerswap.checkpoint.places import Pattern
+from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition, summed
-from layerswap.compose.explain import as_detail, explain
-from layerswap.compose.mistakes import mistakes
+from layerswap.compose.explain import explain, joined
+from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
+from layerswap.compose.mergekit.mistakes import mistakes as mergekit_mistakes
+from layerswap.compose.mergekit.read import keys_at
+from layerswap.compose.mistakes import METHODS as OWN_METHODS
+from layerswap.compose.mistakes import Mistake, mistakes
 from layerswap.compose.presets import partition, soup, swap
 from layerswap.compose.schema import (
     DTYPES,
@@ -38,6 +41,9 @@ from layerswap.compose.schema import (
 from layerswap.compose.yaml_file import KeyPath, parse_yaml
 from layerswap.errors import RecipeError
 
+Method = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | MergekitMethod
+"""How a recipe composes."""
+
 
 class Recipe(Strict):
     """A whole recipe. Exactly one of `swap`, `soup`, `partition` and `merge` says how to compose.
@@ -49,6 +55,7 @@ class Recipe(Strict):
         soup: one blend everywhere.
         partition: a named partition of the second paper.
         merge: another merge method, such as TIES, at every place.
+        mergekit: a mergekit configuration over the experts; `read_recipe` writes it.
         weights: weights of a blend: `uniform`, `magnitude`, or a number per expert.
         places: overrides, applied in order.
         tokenizer: whose tokenizer the output has where they differ: `task`, `language`, an
@@ -69,6 +76,7 @@ class Recipe(Strict):
     soup: SoupMethod | None = None
     partition: PartitionMethod | None = None
     merge: MergeMethod | None = None
+    mergekit: MergekitMethod | None = None
     weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
     places: list[Override] = []
     tokenizer: str | None = None
@@ -82,44 +90,54 @@ class Recipe(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
-        # Pydantic checks a model's own rules only once its fields are valid; a person wants to
-        # see every mistake at once, so ours look at the raw data and join Pydantic's list.
-        ours = [
-            InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
-            for path, text in (mistakes(data) if isinstance(data, dict) else ())
-        ]
-        try:
-            recipe = handler(data)
-        except ValidationError as error:
-            ours = [as_detail(item) for item in error.errors(include_url=False)] + ours
-        if ours:
-            raise ValidationError.from_exception_data(cls.__name__, ours)
-        return recipe
+        return joined(cls.__name__, data, handler, _all_mistakes)
 
     @property
-    def method(self) -> SwapMethod | SoupMethod | PartitionMethod | MergeMethod:
+    def method(self) -> Method:
         """The one method that is given."""
-        method = self.swap or self.soup or self.partition or self.merge
+        method = self.swap or self.soup or self.partition or self.merge or self.mergekit
         assert method is not None, "the validator let a recipe without a method through"
         return method
+
+    def __str__(self) -> str:
+        method, kind = self.method, "recipe"
+        name = next(key for key in (*OWN_METHODS, "mergekit") if getattr(self, key) is not None)
+        if isinstance(method, MergekitMethod):
+            kind, name = "mergekit configuration", method.merge_method
+        elif isinstance(method, MergeMethod):
+            name = method.method
+        over = "" if self.base is None else ", with its base"
+        return f"a {kind}: {name} of {', '.join(self.experts)}{over}"
 
     @property
     def place_patterns(self) -> tuple[Pattern, ...]:
         """The recipe's patterns as the checkpoint room takes them."""
         return tuple(Pattern(entry.match, entry.role) for entry in self.patterns)
 
-    def resolve(self, layers: int, magnitude: Mapping[str, float] | None = None) -> Composition:
+    def resolve(
+        self,
+        layers: int,
+        magnitude: Mapping[str, float] | None = None,
+        tensors: Mapping[str, Place] | None = None,
+    ) -> Composition:
         """The composition for a model of `layers` layers, over experts that have a source.
 
         Args:
             layers: number of layers, L.
             magnitude: the measured weight of each expert that the method blends; needed when
                 `weights` is `magnitude`.
+            tensors: the place of every tensor, by which mergekit's filters are read; those of
+                a Llama when None.
 
         Raises:
             RecipeError: the zones do not fit, or an override names places that do not exist.
         """
-        composition = _compose(self.method, layers, self._weights(magnitude))
+        method = self.method
+        composition = (
+            resolve(method, layers, tensors)
+            if isinstance(method, MergekitMethod)
+            else _compose(method, layers, self._weights(magnitude))
+        )
         for i, override in enumerate(self.places):
             try:
                 blend = Blend.of(override.take)
@@ -138,9 +156,10 @@ class Recipe(Strict):
         method = self.method
         first = (
             list(method.experts)
-            if isinstance(method, SoupMethod | MergeMethod)
+            if isinstance(method, SoupMethod | MergeMethod | MergekitMethod)
             else [method.task, method.language]
         )
+        first = [name for name in first if name in self.experts]  # mergekit names the base too
         parts = [part for name in first for part in self.flat(name).experts]
         known = [part for part in parts if part in self.experts]
         return list(dict.fromkeys([*known, *sorted(self.experts)]))
@@ -165,7 +184,7 @@ class Recipe(Strict):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a YAML file.
+    """The recipe in a YAML file, which may be a mergekit configuration.
 
     Raises:
         RecipeError: the file cannot be read, or the recipe is wrong; all mistakes at once, each
@@ -186,6 +205,8 @@ def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
         raise RecipeError(
             f"{where}: a recipe is a mapping with `experts` and one of swap, soup, partition, merge"
         )
+    if is_mergekit(data):
+        return check_recipe(recipe_data(data, where=where, lines=lines), where=where)
     return check_recipe(data, where=where, lines=lines)
 
 
@@ -225,8 +246,17 @@ def _compose(
     )
 
 
+def _all_mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
+    """Every mistake in a recipe's raw data, those of a mergekit configuration in it too."""
+    inner = data.get("mergekit")
+    found = mergekit_mistakes(inner) if isinstance(inner, dict) else []
+    return mistakes(data) + [(("mergekit", *path), text) for path, text in found]
+
+
 def _keys_at(path: KeyPath) -> list[str]:
     """The keys that are valid at a key path of a recipe."""
+    if path and path[0] == "mergekit":
+        return keys_at(path[1:])
     models: dict[str, type[Strict]] = {
         "experts": Expert,
         "base": Expert,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -57,6 +58,21 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         raise RecipeError(f"{where}: lists and mappings are nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
+
+
+def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
+    """Write a file of text that is not to replace another one by accident.
+
+    Raises:
+        RecipeError: it is there already, or cannot be written.
+    """
+    try:
+        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise RecipeError(f"{path}: is there already; give --overwrite to replace it") from None
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:

@@ -9,10 +9,11 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from layerswap.checkpoint import DTYPE_BITS
 from layerswap.checkpoint.read import open_file, read_into, read_tensor, torch_dtype
@@ -25,8 +26,11 @@ from layerswap.merge.terms import Reader, Thresholds, leaves, model_thresholds
 if TYPE_CHECKING:
     import torch
 
-CHUNK_BYTES = 1 << 24
-"""Bytes of output computed at a time by one worker."""
+CHUNK_BYTES = 1 << 19
+"""Bytes of output computed at a time by one worker: few enough to stay in the cache, and in
+memory that the allocator keeps."""
+PIECE_BYTES = 1 << 25
+"""Bytes of output that one worker computes before it takes other work."""
 SPAN_BYTES = 1 << 26
 """Bytes copied between two reports of progress."""
 NO_KERNEL_COPY = (
@@ -37,7 +41,6 @@ NO_KERNEL_COPY = (
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just written."""
-Piece = TypeVar("Piece")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def write_shard(
         CheckpointError: a source cannot be read or has shrunk.
         OSError: the output cannot be written.
     """
+    # Copies first: they run while torch, which only arithmetic needs, is still being imported.
     work: list[_Copy | Compute] = [*_copies(shard), *_computes(shard)]
     with ExitStack() as stack:
         files = {file for tensor, _ in shard.tensors for file in tensor.files}
@@ -106,16 +110,16 @@ def write_shard(
                     _write(output, data, offset)
                     progress(len(data))
 
-        run_all(run, work, threads)
+        _run_all(run, work, threads)
 
 
-def measure_model(tensors: Sequence[OutputTensor]) -> dict[Operation, Thresholds]:
+def measure_model(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Thresholds]:
     """What operations must know of the whole model before a tensor of theirs can be computed."""
     terms = [term for tensor in tensors for term, _ in tensor.inputs]
     with ExitStack() as stack:
         derived = [tensor for tensor in tensors if not tensor.linear]
         handles = open_all(stack, {file for tensor in derived for file in tensor.files})
-        return model_thresholds(terms, handles)
+        return model_thresholds(terms, handles, threads)
 
 
 def compute_tensor(
@@ -178,12 +182,13 @@ def _computes(shard: Shard) -> Iterator[Compute]:
         if tensor.verbatim or not tensor.elements:
             continue
         whole = Compute(tensor, 0, tensor.elements, offset)
-        yield from _chunks(whole) if tensor.linear else (whole,)
+        yield from _chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
 
 
-def _chunks(piece: Compute) -> Iterator[Compute]:
+def _chunks(piece: Compute, nbytes: int) -> Iterator[Compute]:
+    """A piece cut into pieces of at most this many bytes of output."""
     size = DTYPE_BITS[piece.tensor.dtype] // 8
-    step = CHUNK_BYTES // size
+    step = nbytes // size
     for start in range(piece.start, piece.stop, step):
         stop = min(start + step, piece.stop)
         offset = piece.offset + (start - piece.start) * size
@@ -197,7 +202,7 @@ def computed(
     import torch
 
     dtype = torch_dtype(piece.tensor.dtype)
-    for chunk in _chunks(piece):
+    for chunk in _chunks(piece, CHUNK_BYTES):
         result = reader.total(piece.tensor.inputs, chunk.start, chunk.stop).to(dtype)
         if not allow_non_finite and not kernels.is_finite(result):
             raise MergeError(_non_finite(chunk, reader))
@@ -236,7 +241,7 @@ def copy_span(source: int, output: int, piece: _Copy) -> None:
             count = 0
         # Some filesystems answer 0 in the middle of a file; only reading tells its real end.
         if count == 0:
-            buffer = memoryview(bytearray(min(CHUNK_BYTES, left)))
+            buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
             read_into(source, start, buffer, piece.source)
             _write(output, buffer, offset)
             count = len(buffer)
@@ -250,19 +255,22 @@ def _write(output: int, data: bytes | memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def run_all(run: Callable[[Piece], None], work: Sequence[Piece], threads: int) -> None:
-    """Run every piece of work on a pool of threads; the first error stops the rest."""
+def _run_all(
+    run: Callable[[_Copy | Compute], None], work: Sequence[_Copy | Compute], threads: int
+) -> None:
     pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
     try:
-        with _single_threaded_torch():
-            for _ in pool.map(run, work):
+        copies = pool.map(run, (piece for piece in work if isinstance(piece, _Copy)))
+        computes = [piece for piece in work if isinstance(piece, Compute)]
+        with single_threaded_torch() if computes else nullcontext():
+            for _ in chain(pool.map(run, computes), copies):
                 pass
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _single_threaded_torch() -> Iterator[None]:
+def single_threaded_torch() -> Iterator[None]:
     """One torch thread per worker; the workers are the parallelism."""
     import torch
 

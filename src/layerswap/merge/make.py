@@ -42,9 +42,11 @@ def make_plan(recipe: Recipe, *, allow_pickle: bool = False) -> Plan:
     stamps = stamps_of(together.values())
     alignment = align(recipe, together, base)
     drop = check_together(together, aligned=alignment is not None)
-    rows = vocabulary_tensors(next(iter(sources.values()))) if alignment else ()
+    first = next(iter(sources.values()))
+    rows = vocabulary_tensors(first) if alignment else ()
     magnitude = _measure(recipe, sources, base, drop.union(rows))
-    composition = recipe.resolve(next(iter(sources.values())).layers, magnitude)
+    tensors = {name: place for name, place in first.places.items() if name not in drop}
+    composition = recipe.resolve(first.layers, magnitude, tensors)
     fishers = open_fishers(recipe, sources, drop, aligned=alignment is not None)
     stamps |= stamps_of(stored_fishers(fishers).values())
     kind = AdapterPlan if opened.adapters_only else Plan

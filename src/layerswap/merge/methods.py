@@ -54,13 +54,13 @@ class Method:
 
     Attributes:
         combine: from a chunk to the merged delta (or weights), float32.
-        ranks: the ranks in magnitude, as shares of the elements in 0..1, whose thresholds it
-            needs, from its parameters; 0.2 asks for the magnitude that a fifth reaches.
+        ranks: the ranks in magnitude, from 1 for the largest, whose thresholds it needs, from
+            its parameters and the number of elements; 0 asks for infinity.
         gram: whether it needs the inner products.
     """
 
     combine: Callable[[Chunk], torch.Tensor]
-    ranks: Callable[[Mapping[str, Value]], Sequence[float]] = field(default=lambda p: ())
+    ranks: Callable[[Mapping[str, Value], int], Sequence[int]] = field(default=lambda p, n: ())
     gram: bool = False
 
 
@@ -73,16 +73,20 @@ def ties(chunk: Chunk) -> torch.Tensor:
     """Trim, elect sign and merge (Yadav et al., 2023, Algorithm 1).
 
     Keeps the `density` largest entries of each delta, elects per entry the sign with the larger
-    total, and averages the entries that agree with it, weighted; scaled by `scale`. The paper
-    ranks the entries of the whole model (`scope: model`); mergekit ranks tensor by tensor.
+    total, and averages the entries that agree with it, weighted (or adds them, with
+    `disjoint: sum`); scaled by `scale`. The paper ranks the entries of the whole model
+    (`scope: model`); mergekit ranks tensor by tensor.
     """
-    import torch
-
-    kept = [
-        torch.where(part.abs() >= threshold, part, 0.0)
-        for part, (threshold,) in zip(chunk.parts, chunk.thresholds, strict=True)
-    ]
-    return _elect_and_average(kept, chunk.weights).mul_(chunk.number("scale"))
+    # Masks are numbers, 1 and 0, because selecting is several times slower than multiplying.
+    kept = (
+        [
+            part.abs().ge_(threshold).mul_(part)
+            for part, (threshold,) in zip(chunk.parts, chunk.thresholds, strict=True)
+        ]
+        if chunk.thresholds
+        else chunk.parts
+    )
+    return _elect_and_merge(kept, chunk)
 
 
 def dare_linear(chunk: Chunk) -> torch.Tensor:
@@ -95,22 +99,20 @@ def dare_linear(chunk: Chunk) -> torch.Tensor:
 
 
 def dare_ties(chunk: Chunk) -> torch.Tensor:
-    """Drop and rescale (Yu et al., 2024), then elect signs and average as TIES, untrimmed."""
-    return _elect_and_average(_dropped(chunk), chunk.weights).mul_(chunk.number("scale"))
+    """Drop and rescale (Yu et al., 2024), then elect signs and merge as TIES, untrimmed."""
+    return _elect_and_merge(_dropped(chunk), chunk)
 
 
 def breadcrumbs(chunk: Chunk) -> torch.Tensor:
     """Mask outliers and small values of each delta, then add (Davari & Belilovsky, 2024, eq. 1-2).
 
     Tensor by tensor, drops the `outliers` share of largest magnitudes and keeps the `density`
-    share below them.
+    share below them; where the two add up to more than 1, fewer outliers are dropped.
     """
-    import torch
-
     kept = []
     for part, (low, high) in zip(chunk.parts, chunk.thresholds, strict=True):
         magnitude = part.abs()
-        kept.append(torch.where((magnitude >= low) & (magnitude < high), part, 0.0))
+        kept.append(magnitude.ge(low).logical_and_(magnitude.lt(high)).mul(part))
     return _weighted(kept, chunk.weights).mul_(chunk.number("scale"))
 
 
@@ -166,18 +168,25 @@ def fisher(chunk: Chunk) -> torch.Tensor:
     return total.div_(mass).to(chunk.parts[0].dtype)
 
 
+def _kept_rank(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
+    """The smallest magnitude kept: at least one entry, and nothing to measure if all are."""
+    density = float(parameters["density"])
+    return (max(1, int(density * count)),) if density < 1 else ()
+
+
+def _band_ranks(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
+    """The smallest magnitude kept, and the smallest outlier."""
+    kept = int(float(parameters["density"]) * count)
+    dropped = min(int(float(parameters["outliers"]) * count), count - kept)
+    return dropped + kept, dropped
+
+
 METHODS: dict[str, Method] = {
     "task_arithmetic": Method(task_arithmetic),
-    "ties": Method(ties, ranks=lambda p: (float(p["density"]),)),
+    "ties": Method(ties, ranks=_kept_rank),
     "dare_linear": Method(dare_linear),
     "dare_ties": Method(dare_ties),
-    "breadcrumbs": Method(
-        breadcrumbs,
-        ranks=lambda p: (
-            min(1.0, float(p["density"]) + float(p["outliers"])),
-            float(p["outliers"]),
-        ),
-    ),
+    "breadcrumbs": Method(breadcrumbs, ranks=_band_ranks),
     "fisher": Method(fisher),
     "slerp": Method(slerp, gram=True),
     "model_stock": Method(model_stock, gram=True),
@@ -192,27 +201,25 @@ def _weighted(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.
     return total
 
 
-def _elect_and_average(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Per entry, the weighted mean of the non-zero parts whose sign has the larger total."""
+def _elect_and_merge(parts: Sequence[torch.Tensor], chunk: Chunk) -> torch.Tensor:
+    """Per entry, the weighted mean (or sum) of the parts whose sign has the larger total."""
     import torch
 
-    sign = _weighted(parts, weights).sign_()
+    sign = _weighted(parts, chunk.weights).sign_()
     total, share = torch.zeros_like(sign), torch.zeros_like(sign)
-    for part, weight in zip(parts, weights, strict=True):
-        agrees = (part * sign) > 0
-        total.add_(torch.where(agrees, part, 0.0), alpha=weight)
+    for part, weight in zip(parts, chunk.weights, strict=True):
+        agrees = part.sign().mul_(sign).gt_(0)
         share.add_(agrees, alpha=weight)
-    return total.div_(share.masked_fill_(share == 0, 1.0))
+        total.add_(agrees.mul_(part), alpha=weight)
+    if chunk.parameters["disjoint"] == "mean":
+        # Where nothing agrees the total is 0 too.
+        total.div_(share.add_(share.eq(0)))
+    return total.mul_(chunk.number("scale"))
 
 
 def _dropped(chunk: Chunk) -> list[torch.Tensor]:
-    import torch
-
     density = chunk.number("density")
-    return [
-        torch.where(_mask(chunk, i, density), part, 0.0).div_(density)
-        for i, part in enumerate(chunk.parts)
-    ]
+    return [_mask(chunk, i, density).mul(part).div_(density) for i, part in enumerate(chunk.parts)]
 
 
 def _mask(chunk: Chunk, expert: int, density: float) -> torch.Tensor:

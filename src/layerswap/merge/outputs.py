@@ -116,7 +116,8 @@ def output_tensors(
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else None
-    everyone = {**experts, **({BASE: base} if base else {})}
+    # An expert may be called `base` where no delta is taken from the base.
+    everyone = {**({BASE: base} if base else {}), **experts}
     outputs = []
     for name, info in first.tensors.items():
         if name in drop:

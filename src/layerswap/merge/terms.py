@@ -14,7 +14,7 @@ from layerswap.compose.operation import Operation
 from layerswap.errors import MergeError
 from layerswap.merge import kernels, sources
 from layerswap.merge.methods import METHODS, Chunk
-from layerswap.merge.thresholds import magnitude_thresholds
+from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ Terms = tuple[tuple["Term", float], ...]
 Thresholds = tuple[tuple[float, ...], ...]
 """Per expert, one magnitude per rank that a method asked for."""
 
-CHUNK_ELEMENTS = 1 << 22
-"""Elements handled at a time while a tensor is measured."""
+CHUNK_ELEMENTS = 1 << 18
+"""Elements handled at a time while a tensor is measured: few enough to stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,14 @@ class Reader:
         for start in range(0, term.elements, CHUNK_ELEMENTS):
             yield self._parts(term, start, min(start + CHUNK_ELEMENTS, term.elements))
 
+    def stream(self, term: Derived) -> Stream:
+        """A derived tensor's deltas (or weights) as the search for thresholds reads them."""
+        return Stream(
+            term.elements,
+            lambda: self.parts(term),
+            lambda start, stop: self._parts(term, start, stop),
+        )
+
     def _parts(self, term: Derived, start: int, stop: int) -> list[torch.Tensor]:
         parts = [self.total(terms, start, stop) for terms in term.inputs]
         if term.base is not None:
@@ -173,11 +181,11 @@ class Reader:
 
     def _measure(self, term: Derived) -> _Facts:
         method, operation = METHODS[term.operation.method], term.operation
-        shares = method.ranks(dict(operation.parameters))
         if operation in self._model_thresholds:
             return _Facts(self._model_thresholds[operation])
-        if shares:
-            return _Facts(magnitude_thresholds(lambda: self.parts(term), len(term.inputs), shares))
+        ranks = method.ranks(dict(operation.parameters), term.elements) if term.elements else ()
+        if ranks:
+            return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), ranks))
         return _Facts(gram=self._gram(term) if method.gram else None)
 
     def _gram(self, term: Derived) -> torch.Tensor:
@@ -192,13 +200,14 @@ class Reader:
 
 
 def model_thresholds(
-    terms: Sequence[Term], handles: Mapping[Path, int]
+    terms: Sequence[Term], handles: Mapping[Path, int], threads: int = 1
 ) -> dict[Operation, Thresholds]:
     """Thresholds of the operations that rank the entries of all their tensors together.
 
     Args:
         terms: what every output tensor is made of.
         handles: its files, open.
+        threads: tensors read at a time.
     """
     groups: dict[Operation, list[Derived]] = {}
     for term in terms:
@@ -208,16 +217,13 @@ def model_thresholds(
     found: dict[Operation, Thresholds] = {}
     # Inner operations come first, so an outer one finds theirs in `found`.
     for operation, members in groups.items():
-        shares = METHODS[operation.method].ranks(dict(operation.parameters))
-        reader = Reader(handles, found)
-
-        def chunks(
-            reader: Reader = reader, members: list[Derived] = members
-        ) -> Iterator[list[torch.Tensor]]:
-            for member in members:
-                yield from reader.parts(member)
-
-        found[operation] = magnitude_thresholds(chunks, len(operation.inputs), shares)
+        count = sum(member.elements for member in members)
+        ranks = METHODS[operation.method].ranks(dict(operation.parameters), count)
+        if not ranks:
+            continue
+        # A reader of its own for every tensor: a reader serves one thread.
+        streams = [Reader(handles, found).stream(member) for member in members]
+        found[operation] = magnitude_thresholds(streams, len(operation.inputs), ranks, threads)
     return found
 
 

@@ -1,95 +1,198 @@
-"""Exact magnitude thresholds without sorting: a histogram in two levels over float bits.
+"""Exact magnitude thresholds without sorting.
 
-The bits of a non-negative float32, read as an integer, order as the float does. Counting their
-upper 16 bits finds the bucket that holds the wanted rank; counting the lower 16 bits within it
-finds the value, exactly. Two passes, whatever the size; counts add up across chunks, tensors and
-threads in any order.
+The bits of a non-negative float32, read as an integer, order as the float does. A sample brackets
+the wanted rank; one pass counts what lies above the bracket and makes a histogram of what lies in
+it. While a bucket is wider than one value, or the bracket missed, the next pass looks closer.
+Mostly one pass is enough, memory does not grow with the tensor, and counts add up across chunks,
+tensors and threads in any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-Chunks = Callable[[], "Iterable[Sequence[torch.Tensor]]"]
-"""Starts a pass: gives chunk after chunk, each as one float32 vector per expert."""
-_LEVEL = 1 << 16
+BUCKETS = 1 << 22
+"""Values that one pass can tell apart in a bracket."""
+HELD = 1 << 20
+"""Elements in a bracket that are held before they are counted."""
+SAMPLE = 1 << 20
+"""Elements that a search looks at before its first pass."""
+MARGIN = 0.005
+"""How far the bracket reaches to each side of the wanted rank, as a share of the elements."""
+_END = 1 << 31
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A tensor as the search sees it, one float32 vector per expert.
+
+    Attributes:
+        elements: its length.
+        chunks: starts a pass over it.
+        part: elements [start, stop) of it.
+    """
+
+    elements: int
+    chunks: Callable[[], Iterable[Sequence[torch.Tensor]]]
+    part: Callable[[int, int], Sequence[torch.Tensor]]
 
 
 def magnitude_thresholds(
-    chunks: Chunks, experts: int, shares: Sequence[float]
+    streams: Sequence[Stream], experts: int, ranks: Sequence[int], threads: int = 1
 ) -> tuple[tuple[float, ...], ...]:
-    """Per expert, the magnitude that each share of its elements reaches; exact.
+    """Per expert, the magnitudes at the given ranks; exact.
 
-    Share s of n elements asks for the `round(s * n)`-th largest |x|, counting from 1; a share
-    that rounds to no element gives infinity.
+    Rank k asks for the k-th largest |x|, counting from 1; rank 0 gives infinity.
 
     Args:
-        chunks: called once per pass, two passes in all.
+        streams: the tensors whose elements are ranked together.
         experts: how many vectors a chunk holds.
-        shares: in 0..1.
+        ranks: from 0 to the number of elements.
+        threads: streams read at a time.
 
-    Example: over `[3, -1, 2, 0]`, shares 0.5 and 0 give 2.0 and infinity.
+    Example: over `[3, -1, 2, 0]`, ranks 2 and 0 give 2.0 and infinity.
     """
-    coarse = [_Counts() for _ in range(experts)]
-    for parts in chunks():
-        for counts, part in zip(coarse, parts, strict=True):
-            counts.add(_bits(part) >> 16)
-    found = [[counts.bucket(round(share * counts.total)) for share in shares] for counts in coarse]
-    fine = [[_Counts() for _ in shares] for _ in range(experts)]
-    for parts in chunks():
-        for part, buckets, counters in zip(parts, found, fine, strict=True):
-            bits = _bits(part)
-            for (high, _), counts in zip(buckets, counters, strict=True):
-                counts.add((bits & (_LEVEL - 1))[(bits >> 16) == high])
-    return tuple(
-        tuple(
-            _value(high, counts.bucket(rank)[0]) if rank else float("inf")
-            for (high, rank), counts in zip(buckets, counters, strict=True)
-        )
-        for buckets, counters in zip(found, fine, strict=True)
-    )
+    total = sum(stream.elements for stream in streams)
+    samples = _samples(streams, experts, total)
+    searches = [
+        [_Search(rank, sample, rank / max(1, total)) for rank in ranks] for sample in samples
+    ]
+    while any(not search.done for row in searches for search in row):
+
+        def count(stream: Stream) -> None:
+            for parts in stream.chunks():
+                for row, part in zip(searches, parts, strict=True):
+                    bits = _bits(part)
+                    for search in row:
+                        search.count(bits)
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="rank") as pool:
+            for _ in pool.map(count, streams):
+                pass
+        for row in searches:
+            for search in row:
+                search.narrow()
+    return tuple(tuple(search.value for search in row) for row in searches)
 
 
-class _Counts:
-    """How many elements have each 16-bit key."""
+class _Search:
+    """One expert's rank: the value lies in [low, high) of the bits, once the bracket is right."""
 
-    def __init__(self) -> None:
-        import torch
-
-        self._counts = torch.zeros(_LEVEL, dtype=torch.int64)
-
-    def add(self, keys: torch.Tensor) -> None:
-        import torch
-
-        self._counts += torch.bincount(keys, minlength=_LEVEL)
+    def __init__(self, rank: int, sample: Any, share: float) -> None:
+        self._rank = rank
+        self._low, self._high = _bracket(sample, share)
+        self.done = rank == 0
+        self._lock = Lock()
+        self._held: list[Any] = []
+        self._reset()
 
     @property
-    def total(self) -> int:
-        return int(self._counts.sum())
+    def value(self) -> float:
+        """The value found."""
+        import numpy as np
 
-    def bucket(self, rank: int) -> tuple[int, int]:
-        """The key of the rank-th largest element, and its rank among those with that key."""
-        import torch
+        if self._rank == 0:
+            return float("inf")
+        return float(np.array([self._low], dtype=np.int32).view(np.float32)[0])
 
-        if rank == 0:
-            return -1, 0
-        above = self._counts.flip(0).cumsum(0)
-        position = int(torch.searchsorted(above, rank))
-        before = int(above[position - 1]) if position else 0
-        return _LEVEL - 1 - position, rank - before
+    def count(self, bits: Any) -> None:
+        """Count the elements of a chunk that lie above and in the bracket."""
+        import numpy as np
+
+        if self.done:
+            return
+        width = self._high - self._low
+        above = int(np.count_nonzero(bits >= self._high))
+        # The outer values are counted alone: deltas of 16-bit weights are few values, each so
+        # frequent that it fills the bracket's end, and counting one value is far cheaper.
+        ends = [0] if width == 1 else [0, width - 1]
+        found = [int(np.count_nonzero(bits == self._low + end)) for end in ends]
+        # As an unsigned number, what lies below the bracket is beyond its width too.
+        offset = bits - np.int32(self._low + 1)
+        inside = (offset[offset.view(np.uint32) < max(0, width - 2)] + 1) >> self._shift
+        with self._lock:
+            self._above += above
+            for end, count in zip(ends, found, strict=True):
+                self._counts[end >> self._shift] += count
+            self._held.append(inside)
+            self._held_count += len(inside)
+            if self._held_count >= HELD:
+                self._flush()
+
+    def narrow(self) -> None:
+        """After a pass: the bucket that holds the rank, or another bracket if this one missed."""
+        if self.done:
+            return
+        self._flush()
+        inside = self._counts.sum()
+        if self._rank <= self._above:
+            self._low, self._high = self._high, _END
+        elif self._rank > self._above + inside:
+            self._low, self._high = 0, self._low
+        else:
+            from_top = self._counts[::-1].cumsum()
+            bucket = len(from_top) - 1 - int(from_top.searchsorted(self._rank - self._above))
+            self.done = self._shift == 0
+            self._low += bucket << self._shift
+            self._high = min(self._high, self._low + (1 << self._shift))
+        self._reset()
+
+    def _flush(self) -> None:
+        import numpy as np
+
+        if self._held:
+            keys = np.concatenate(self._held)
+            self._counts += np.bincount(keys, minlength=len(self._counts))
+        self._held.clear()
+        self._held_count = 0
+
+    def _reset(self) -> None:
+        import numpy as np
+
+        width = self._high - self._low
+        self._shift = max(0, (width - 1).bit_length() - (BUCKETS - 1).bit_length())
+        buckets = 0 if self.done else ((width - 1) >> self._shift) + 1
+        self._counts = np.zeros(buckets, dtype=np.int64)
+        self._above, self._held_count = 0, 0
+        self._held.clear()
 
 
-def _bits(part: torch.Tensor) -> torch.Tensor:
+def _bracket(sample: Any, share: float) -> tuple[int, int]:
+    """Bits [low, high) between which a sorted sample says that the share's magnitude lies."""
+    count = len(sample)
+    if count == 0:
+        return 0, _END
+    below = (1 - share) * count
+    first, last = int(below - MARGIN * count), int(below + MARGIN * count) + 1
+    low = int(sample[min(first, count - 1)]) if first >= 0 else 0
+    high = int(sample[last]) + 1 if last < count else _END
+    return low, high
+
+
+def _samples(streams: Sequence[Stream], experts: int, total: int) -> list[Any]:
+    """Per expert, the sorted bits of blocks that lie evenly over all streams."""
+    import numpy as np
+
+    found: list[list[Any]] = [[] for _ in range(experts)]
+    block = 4096
+    for stream in streams:
+        blocks = max(1, round(SAMPLE // block * stream.elements / max(1, total)))
+        last = max(0, stream.elements - block)
+        for start in sorted({last * i // max(1, blocks - 1) for i in range(blocks)}):
+            parts = stream.part(start, min(start + block, stream.elements))
+            for bits, part in zip(found, parts, strict=True):
+                bits.append(_bits(part))
+    return [np.sort(np.concatenate(bits)) if bits else np.zeros(0, np.int32) for bits in found]
+
+
+def _bits(part: torch.Tensor) -> Any:
     import torch
 
-    return part.float().abs().view(torch.int32)
-
-
-def _value(high: int, low: int) -> float:
-    import torch
-
-    return float(torch.tensor((high << 16) | low, dtype=torch.int32).view(torch.float32))
+    return part.float().abs().view(torch.int32).numpy()

@@ -42,7 +42,7 @@ def write_plan(
         left = [shard for shard in shards if shard.file not in journal.finished]
         if journal.finished:
             progress(sum(shard.nbytes for shard in shards if shard not in left))
-        thresholds = measure_model(plan.tensors) if left else {}
+        thresholds = measure_model(plan.tensors, threads) if left else {}
         for shard in left:
             write_shard(
                 folder / shard.file,

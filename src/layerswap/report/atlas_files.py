@@ -1,0 +1,87 @@
+"""An atlas on disk: its tables, its figures and its page, in one folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from layerswap.checkpoint import atomic_folder, refuse_target
+from layerswap.delta.atlas import ATLAS, Atlas
+from layerswap.delta.measure import Sums
+from layerswap.report.delta_map import map_figure, map_of, save_figure
+from layerswap.report.delta_page import delta_page
+
+LOSS = 0.3
+"""Share of a delta lost to bfloat16 above which the user is warned."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written, and what to tell the user."""
+
+    folder: Path
+    lines: tuple[str, ...]
+
+
+def refuse_atlas(out: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that cannot be written, before anything is read.
+
+    Raises:
+        MergeError: it exists, or its parent is missing or not writable.
+    """
+    refuse_target(out.expanduser().absolute(), marker=ATLAS, overwrite=overwrite)
+
+
+def write_atlas(
+    atlas: Atlas,
+    out: Path,
+    *,
+    threshold: float | None = None,
+    numbers: bool = False,
+    overwrite: bool = False,
+) -> Written:
+    """Write tables (Parquet), the map (SVG, PDF, PNG) and the interactive page (HTML).
+
+    Args:
+        atlas: what to write.
+        out: the folder to create.
+        threshold: row MAV above which a row counts; the top 15% of all rows when None.
+        numbers: whether the figure has the fractions in its cells.
+        overwrite: replace a folder that this function wrote.
+
+    Raises:
+        MergeError: the folder exists or cannot be written.
+    """
+    at = atlas.threshold() if threshold is None else threshold
+    target = out.expanduser().absolute()
+    with atomic_folder(target, marker=ATLAS, overwrite=overwrite) as folder:
+        atlas.save(folder)
+        maps = [map_of(atlas, expert, at) for expert in atlas.experts]
+        caption = f"rows ({atlas.axis} features) with a MAV above {at:.2g}"
+        save_figure(map_figure(maps, caption=caption, numbers=numbers), folder / "map")
+        (folder / "map.html").write_text(delta_page(atlas, at), "utf-8")
+    return Written(target, tuple(_lines(atlas, target)))
+
+
+def _lines(atlas: Atlas, folder: Path) -> list[str]:
+    lines = []
+    for expert in atlas.experts:
+        lost = atlas.lost(expert)
+        changes = [c for (name, _), c in atlas.changes.items() if name == expert]
+        biggest = max(changes, key=lambda change: change.relative_norm).relative_norm
+        lines.append(
+            f"{expert}: deltas of up to {biggest:.2%} of their tensor's norm; bfloat16 takes "
+            f"{lost:.1%} of the whole delta"
+        )
+        if lost > LOSS:
+            lines.append(
+                f"warning: much of the delta of {expert} is lost to bfloat16; save experts in "
+                "float32"
+            )
+    for first, second in atlas.sums:
+        total = sum(atlas.conflict(first, second).values(), start=Sums())
+        lines.append(
+            f"{first} against {second}: cosine {total.cosine:.3f}, opposite signs in "
+            f"{total.disagreement:.1%} of what both changed"
+        )
+    return [*lines, f"wrote {folder}; open {folder / 'map.html'}"]

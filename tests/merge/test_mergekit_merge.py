@@ -1,0 +1,188 @@
+"""mergekit configurations merged: every tensor against mergekit's formulas in float64."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from merging import save_expert, tensors_of, tiny_llama
+
+from layerswap.compose.recipe import check_recipe, parse_recipe
+from layerswap.errors import LayerswapError
+from layerswap.merge import make_plan
+
+
+def sparse(delta, method, density, gamma):
+    """A delta made sparse over the flat tensor, by sorting."""
+    if density >= 1 or method == "task_arithmetic":
+        return delta
+    flat, count = delta.ravel(), delta.size
+    order = np.argsort(-np.abs(flat.astype(np.float32)), kind="stable")
+    kept = int(density * count)
+    outliers = min(int(gamma * count), count - kept) if "breadcrumbs" in method else 0
+    mask = np.zeros(count)
+    mask[order[outliers : outliers + max(kept, outliers == 0)]] = 1
+    return (flat * mask).reshape(delta.shape)
+
+
+def generalised(method, base, entries, *, normalize, scale=1.0):
+    """mergekit's generalised task arithmetic on one tensor.
+
+    `entries` are (tensor, weight, density, gamma).
+    """
+    deltas = [w * sparse(x - base, method, d, g) for x, w, d, g in entries]
+    weights = [np.full(base.shape, w) for _, w, _, _ in entries]
+    if method in ("ties", "dare_ties", "breadcrumbs_ties"):
+        majority = np.where(sum(deltas) >= 0, 1, -1)
+        agree = [np.sign(delta) == majority for delta in deltas]
+        deltas = [delta * mask for delta, mask in zip(deltas, agree, strict=True)]
+        weights = [weight * mask for weight, mask in zip(weights, agree, strict=True)]
+    divisor = sum(weights)
+    divisor = np.where(np.abs(divisor) < 1e-8, 1.0, divisor)
+    return base + scale * sum(deltas) / (divisor if normalize else 1.0)
+
+
+def merged(config, experts, folder):
+    """The tensors that layerswap makes of a configuration whose models are fixture names."""
+    text = yaml.safe_dump(config)
+    for name, path in experts.items():
+        text = text.replace(f"model: {name}\n", f"model: {path}\n")
+    plan = make_plan(parse_recipe(text))
+    return {n: t.double().numpy() for n, t in tensors_of(plan.save(folder)).items()}
+
+
+def arrays(folder):
+    return {n: t.double().numpy() for n, t in tensors_of(folder).items()}
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(
+    "method", ["task_arithmetic", "ties", "dare_ties", "breadcrumbs", "breadcrumbs_ties"]
+)
+@pytest.mark.parametrize("alike", [True, False])
+def test_deltas(method, normalize, alike, experts, tmp_path):
+    densities = (0.5, 0.5) if alike else (0.3, 0.83)
+    densities = (1, 1) if method == "dare_ties" else densities  # the masks are ours alone
+    config = {
+        "merge_method": method,
+        "base_model": "base",
+        "models": [
+            {"model": "task", "parameters": {"weight": 0.7, "density": densities[0]}},
+            {"model": "language", "parameters": {"weight": 0.4, "density": densities[1]}},
+        ],
+        "parameters": {"normalize": normalize, "lambda": 0.9, "gamma": 0.05},
+    }
+    found = merged(config, experts, tmp_path / "out")
+    base, task, language = (arrays(experts[n]) for n in ("base", "task", "language"))
+    for name, values in found.items():
+        pair = [(task[name], 0.7, densities[0], 0.05), (language[name], 0.4, densities[1], 0.05)]
+        expected = generalised(method, base[name], pair, normalize=normalize, scale=0.9)
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=2e-7, err_msg=name)
+
+
+def test_gradients_filters_and_slices_reach_the_tensors(experts, tmp_path):
+    def part(name, first, stop, **parameters):
+        return {"model": name, "layer_range": [first, stop], "parameters": parameters}
+
+    by_name = [{"filter": "mlp", "value": [0.0, 1.0]}, {"value": 0.5}]
+    config = {
+        "merge_method": "linear",
+        "parameters": {"weight": 1},
+        "slices": [
+            {"sources": [part("task", 0, 3, weight=by_name), part("language", 0, 3)]},
+            {"sources": [part("third", 3, 4), part("task", 3, 4, weight=3)]},
+        ],
+    }
+    found = merged(config, experts, tmp_path / "out")
+    task, language, third = (arrays(experts[n]) for n in ("task", "language", "third"))
+    for name, values in found.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        if layer == 3 or name in ("model.norm.weight", "lm_head.weight"):
+            expected = (third[name] + 3 * task[name]) / 4
+        else:
+            weight = (layer or 0) / 2 if "mlp" in name else 0.5
+            expected = (weight * task[name] + language[name]) / (weight + 1)
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=2e-7, err_msg=name)
+
+
+def test_the_base_model_of_a_blend_gives_the_configuration(experts, tmp_path):
+    config = {
+        "merge_method": "slerp",
+        "base_model": "language",
+        "models": [{"model": "task"}, {"model": "language"}],
+        "parameters": {"t": [0.0, 0.5]},
+    }
+    text = yaml.safe_dump(config)
+    for name in ("task", "language"):
+        text = text.replace(f"model: {name}\n", f"model: {experts[name]}\n")
+    plan = make_plan(parse_recipe(text))
+    assert plan.reference.folder == experts["language"]
+    assert list(plan.experts) == ["language", "task"]
+
+
+def test_the_record_merges_to_the_same_bytes(experts, tmp_path):
+    config = {
+        "merge_method": "dare_ties",
+        "base_model": "base",
+        "dtype": "bfloat16",
+        "models": [
+            {"model": "task", "parameters": {"weight": [0, 1], "density": 0.5}},
+            {"model": "language", "parameters": {"weight": 1, "density": 0.25}},
+        ],
+    }
+    first = merged(config, experts, tmp_path / "first")
+    record = json.loads((tmp_path / "first" / "layerswap.json").read_text())
+    assert record["recipe"]["mergekit"]["merge_method"] == "dare_ties"
+    again = arrays(make_plan(check_recipe(record["recipe"], where="again")).save(tmp_path / "two"))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_a_tied_head_goes_with_its_embedding(tmp_path):
+    folders = {
+        name: save_expert(tmp_path / name, tiny_llama(tie_word_embeddings=True), seed)
+        for seed, name in enumerate(("task", "language"))
+    }
+    slices = [("language", 0, 1), ("task", 1, 4)]
+    config = {
+        "merge_method": "passthrough",
+        "slices": [
+            {"sources": [{"layer_range": [first, stop], "model": str(folders[name])}]}
+            for name, first, stop in slices
+        ],
+    }
+    found = merged(config, {}, tmp_path / "out")
+    language, task = arrays(folders["language"]), arrays(folders["task"])
+    assert "lm_head.weight" not in found
+    name = "model.embed_tokens.weight"
+    assert np.array_equal(found[name], language[name])
+    assert np.array_equal(found["model.norm.weight"], task["model.norm.weight"])
+
+
+def test_another_depth_is_refused_before_anything_is_written(experts, tmp_path):
+    text = yaml.safe_dump(
+        {
+            "merge_method": "passthrough",
+            "slices": [{"sources": [{"model": str(experts["task"]), "layer_range": [0, 3]}]}],
+        }
+    )
+    with pytest.raises(LayerswapError) as caught:
+        make_plan(parse_recipe(text))
+    assert str(caught.value) == (
+        "the slices have 3 layers and the models 4; layerswap keeps the depth: frankenmerges are "
+        "out of scope"
+    )
+
+
+def test_an_expert_called_base_is_not_the_recipe_s_base(experts, tmp_path):
+    data = {
+        "experts": {"base": str(experts["task"]), "other": str(experts["language"])},
+        "base": str(experts["base"]),
+        "soup": {"experts": ["base", "other"]},
+    }
+    plan = make_plan(check_recipe(data, where="test"))
+    found = arrays(plan.save(tmp_path / "out"))
+    task, language = arrays(experts["task"]), arrays(experts["language"])
+    for name, values in found.items():
+        np.testing.assert_allclose(values, (task[name] + language[name]) / 2, rtol=1e-6, atol=1e-8)
