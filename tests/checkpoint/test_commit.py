@@ -377,7 +377,7 @@ def test_a_target_that_appears_at_the_last_moment_is_kept(target, kind, monkeypa
         real(source, destination)
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(MergeError, match="exists already|exists and is not a folder"):
+    with pytest.raises(MergeError, match=r"exists already|exists and is not a folder"):
         commit_version(target, 1)
     assert names(target.parent) == ["out"]
     assert names(target) == ["precious"] if kind == "folder" else target.read_text() == "precious"

@@ -69,7 +69,7 @@ plans = [ls.swap(task=task, language=language, bottom=b, top=1, max_shard_size="
 whole = [weight_bytes(plan.save(root / f"ref{i}")) for i, plan in enumerate(plans)]
 files = {f.name for f in (root / "ref0").iterdir()}
 rounds = []
-for number in range(8):
+for number in range(5):
     out = root / f"out{number}"
     if overwrite:
         plans[0].save(out)

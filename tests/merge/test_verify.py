@@ -22,7 +22,7 @@ from test_merge_process import run
 
 import layerswap as ls
 from layerswap.checkpoint import read_header
-from layerswap.compose.recipe import check_recipe
+from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import LayerswapError
 from layerswap.merge import compare, recorded, verification
 
@@ -451,6 +451,20 @@ def test_merge_methods(experts, tmp_path, monkeypatch, method):
     assert findings(out, full=True) == [expected]
 
 
+def test_a_mergekit_configuration(experts, tmp_path):
+    text = (
+        "merge_method: ties\nparameters: {density: 0.5}\nmodels:\n"
+        f"  - {{model: {experts['task']}, parameters: {{weight: 1}}}}\n"
+        f"  - {{model: {experts['language']}, parameters: {{weight: 0.5}}}}\n"
+        f"base_model: {experts['base']}\ndtype: bfloat16\n"
+    )
+    out = ls.make_plan(parse_recipe(text)).save(tmp_path / "out")
+    assert ls.verify(out, full=True).passed
+    assert ls.verify(out).passed
+    flip(out, UP.format(0))
+    assert len(findings(out, full=True)) == 1
+
+
 @pytest.fixture(scope="module")
 def adapters(experts, tmp_path_factory):
     from test_adapters import save_adapter
@@ -511,8 +525,7 @@ def test_threads_and_chunks_decide_nothing(out, monkeypatch):
     flip(out, HEAD, at=4000)
     expected = findings(out, full=True, threads=1)
     assert len(expected) == 2
-    monkeypatch.setattr(compare, "CHUNK_BYTES", 700)
-    monkeypatch.setattr(compare, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(compare, "PIECE_BYTES", 700)
     assert findings(out, full=True, threads=5) == expected
 
 

@@ -125,12 +125,12 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
     with open_file(first.file) as a, open_file(second.file) as b:
-        size = min(chunk, first.nbytes)
-        buffers = memoryview(bytearray(size)), memoryview(bytearray(size))
         for start in range(0, first.nbytes, chunk):
             length = min(chunk, first.nbytes - start)
-            read_into(a, first.offset + start, buffers[0][:length], first.file)
-            read_into(b, second.offset + start, buffers[1][:length], second.file)
-            if buffers[0][:length] != buffers[1][:length]:
+            # Bytearrays compare by memcmp; memoryviews would compare item by item.
+            buffers = bytearray(length), bytearray(length)
+            read_into(a, first.offset + start, memoryview(buffers[0]), first.file)
+            read_into(b, second.offset + start, memoryview(buffers[1]), second.file)
+            if buffers[0] != buffers[1]:
                 return False
     return True

@@ -10,17 +10,7 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import (
-    delta,
-    fisher,
-    lab,
-    merge,
-    plan,
-    quickstart,
-    recipe,
-    suggest,
-    verify,
-)
+from layerswap.cli import delta, fisher, lab, merge, plan, quickstart, recipe, suggest, verify
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -34,11 +24,11 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
+app.command("verify")(verify.verify)
+app.command("fisher")(fisher.fisher)
 app.command("delta")(delta.delta)
 app.command("suggest")(suggest.suggest)
 app.add_typer(recipe.app, name="recipe")
-app.command("verify")(verify.verify)
-app.command("fisher")(fisher.fisher)
 app.add_typer(lab.app, name="lab")
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +19,19 @@ from typing import TypeVar
 from layerswap.checkpoint import DTYPE_BITS, TensorInfo
 from layerswap.checkpoint.read import read_into
 from layerswap.compose.operation import Operation
-from layerswap.merge.engine import CHUNK_BYTES, Compute, Progress, computed, open_all, run_all
+from layerswap.merge.engine import (
+    Compute,
+    Progress,
+    computed,
+    open_all,
+    single_threaded_torch,
+)
 from layerswap.merge.methods import METHODS
 from layerswap.merge.outputs import OutputTensor
 from layerswap.merge.terms import Reader, Thresholds, derived_tensors, leaves
 
+PIECE_BYTES = 1 << 24
+"""Bytes of output compared at a time by one worker."""
 BLOCK_BYTES = 1 << 18
 """Length of the blocks of output that a sample is made of, in bytes."""
 
@@ -59,8 +69,8 @@ def verbatim_work(pairs: Sequence[Pair]) -> list[Work]:
     for tensor, found in pairs:
         if tensor.verbatim:
             source = next(leaves(tensor.inputs))
-            for start in range(0, found.nbytes, CHUNK_BYTES):
-                length = min(CHUNK_BYTES, found.nbytes - start)
+            for start in range(0, found.nbytes, PIECE_BYTES):
+                length = min(PIECE_BYTES, found.nbytes - start)
                 work.append(_Same(tensor.name, source, found, start, length))
     return work
 
@@ -88,7 +98,8 @@ def computed_work(
         work.append(_again(tensor, found, 0, tensor.elements))
     for tensor, found in rest:
         if tensor.name not in whole:
-            step = max(1, BLOCK_BYTES * 8 // DTYPE_BITS[tensor.dtype])
+            nbytes = PIECE_BYTES if share == 1 else BLOCK_BYTES
+            step = max(1, nbytes * 8 // DTYPE_BITS[tensor.dtype])
             starts = range(0, tensor.elements, step)
             for start in _drawn(starts, share, f"{seed}/{tensor.name}"):
                 stop = min(start + step, tensor.elements)
@@ -119,7 +130,12 @@ def differences(
                     found[name] = min(position, found.get(name, position))
             progress(piece.nbytes)
 
-        run_all(run, work, threads)
+        with single_threaded_torch(), ThreadPoolExecutor(threads) as pool:
+            try:
+                deque(pool.map(run, work), maxlen=0)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
     return dict(sorted(found.items()))
 
 
@@ -127,9 +143,9 @@ def _compare(
     piece: Work, handles: Mapping[Path, int], known: Mapping[Operation, Thresholds]
 ) -> Iterator[tuple[str, int]]:
     if isinstance(piece, _Same):
-        expected = memoryview(bytearray(piece.nbytes))
-        source = piece.source
-        read_into(handles[source.file], source.offset + piece.start, expected, source.file)
+        expected = bytearray(piece.nbytes)
+        source, offset = piece.source, piece.source.offset + piece.start
+        read_into(handles[source.file], offset, memoryview(expected), source.file)
         yield from _compare_bytes(piece.tensor, piece.found, piece.start, expected, handles)
         return
     reader = Reader(handles, known, allow_non_finite=True)
@@ -138,13 +154,20 @@ def _compare(
 
 
 def _compare_bytes(
-    name: str, found: TensorInfo, start: int, expected: memoryview, handles: Mapping[Path, int]
+    name: str,
+    found: TensorInfo,
+    start: int,
+    expected: bytearray | memoryview,
+    handles: Mapping[Path, int],
 ) -> Iterator[tuple[str, int]]:
-    stored = memoryview(bytearray(len(expected)))
-    read_into(handles[found.file], found.offset + start, stored, found.file)
+    import numpy as np
+
+    stored = bytearray(len(expected))
+    read_into(handles[found.file], found.offset + start, memoryview(stored), found.file)
+    # A bytearray compares by memcmp; two memoryviews would compare item by item.
     if stored != expected:
-        pairs = enumerate(zip(stored, expected, strict=True))
-        yield name, start + next(i for i, (a, b) in pairs if a != b)
+        wrong = np.frombuffer(stored, np.uint8) != np.frombuffer(expected, np.uint8)
+        yield name, start + int(wrong.argmax())
 
 
 def _again(tensor: OutputTensor, found: TensorInfo, start: int, stop: int) -> _Again:

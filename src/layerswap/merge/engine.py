@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from layerswap.checkpoint import DTYPE_BITS
 from layerswap.checkpoint.read import open_file, read_into, read_tensor, torch_dtype
@@ -41,7 +41,6 @@ NO_KERNEL_COPY = (
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just written."""
-Piece = TypeVar("Piece")
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ def write_shard(
         CheckpointError: a source cannot be read or has shrunk.
         OSError: the output cannot be written.
     """
-    copies: list[_Copy | Compute] = list(_copies(shard))
-    computes: list[_Copy | Compute] = list(_computes(shard))
+    # Copies first: they run while torch, which only arithmetic needs, is still being imported.
+    work: list[_Copy | Compute] = [*_copies(shard), *_computes(shard)]
     with ExitStack() as stack:
         files = {file for tensor, _ in shard.tensors for file in tensor.files}
         handles = open_all(stack, files)
@@ -111,7 +110,7 @@ def write_shard(
                     _write(output, data, offset)
                     progress(len(data))
 
-        run_all(run, computes, threads, copies=copies)
+        _run_all(run, work, threads)
 
 
 def measure_model(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Thresholds]:
@@ -256,30 +255,22 @@ def _write(output: int, data: bytes | memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def run_all(
-    run: Callable[[Piece], None],
-    work: Sequence[Piece],
-    threads: int,
-    *,
-    copies: Sequence[Piece] = (),
+def _run_all(
+    run: Callable[[_Copy | Compute], None], work: Sequence[_Copy | Compute], threads: int
 ) -> None:
-    """Run every piece of work on a pool of threads; the first error stops the rest.
-
-    `copies` is work without arithmetic. It begins at once, and runs while torch, which only
-    arithmetic needs, is still being imported.
-    """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
     try:
-        copied = pool.map(run, copies)
-        with _single_threaded_torch() if work else nullcontext():
-            for _ in chain(pool.map(run, work), copied):
+        copies = pool.map(run, (piece for piece in work if isinstance(piece, _Copy)))
+        computes = [piece for piece in work if isinstance(piece, Compute)]
+        with single_threaded_torch() if computes else nullcontext():
+            for _ in chain(pool.map(run, computes), copies):
                 pass
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _single_threaded_torch() -> Iterator[None]:
+def single_threaded_torch() -> Iterator[None]:
     """One torch thread per worker; the workers are the parallelism."""
     import torch
 

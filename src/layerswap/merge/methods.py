@@ -151,19 +151,6 @@ def model_stock(chunk: Chunk) -> torch.Tensor:
     return _weighted(chunk.parts, [1 / count] * count).mul_(ratio)
 
 
-def _kept_rank(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
-    """The smallest magnitude kept: at least one entry, and nothing to measure if all are."""
-    density = float(parameters["density"])
-    return (max(1, int(density * count)),) if density < 1 else ()
-
-
-def _band_ranks(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
-    """The smallest magnitude kept, and the smallest outlier."""
-    kept = int(float(parameters["density"]) * count)
-    dropped = min(int(float(parameters["outliers"]) * count), count - kept)
-    return dropped + kept, dropped
-
-
 def fisher(chunk: Chunk) -> torch.Tensor:
     """Fisher-weighted average (Matena & Raffel, 2022, section 3, for diagonal Fishers).
 
@@ -179,6 +166,19 @@ def fisher(chunk: Chunk) -> torch.Tensor:
         mass.add_(share)
         total.add_(share.mul_(part))
     return total.div_(mass).to(chunk.parts[0].dtype)
+
+
+def _kept_rank(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
+    """The smallest magnitude kept: at least one entry, and nothing to measure if all are."""
+    density = float(parameters["density"])
+    return (max(1, int(density * count)),) if density < 1 else ()
+
+
+def _band_ranks(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
+    """The smallest magnitude kept, and the smallest outlier."""
+    kept = int(float(parameters["density"]) * count)
+    dropped = min(int(float(parameters["outliers"]) * count), count - kept)
+    return dropped + kept, dropped
 
 
 METHODS: dict[str, Method] = {

@@ -144,7 +144,7 @@ def _compare(
     pairs: Sequence[Pair], plan: Plan | None, report: Verification, settings: _Settings
 ) -> None:
     """Compare tensors bit for bit, and count them."""
-    known = {} if plan is None else measure_model(plan.tensors)
+    known = {} if plan is None else measure_model(plan.tensors, settings.threads)
     copied = verbatim_work(pairs)
     again = computed_work(pairs, share=settings.share, seed=settings.seed, known=known)
     work: list[Work] = [*copied, *again]
