@@ -492,3 +492,20 @@ def test_a_recipe_s_own_mergekit_part_is_checked():
         "m.yml, line 3: mergekit: beside the base no expert can be called 'base'; give it another "
         "name"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("tokenizer_source: union", "union"),
+        ("tokenizer: {source: org/two}", "two"),
+        ("tokenizer_source: base", None),
+        ("dtype: float32", None),
+    ],
+)
+def test_whose_tokenizer_the_output_has(line, expected):
+    text = (
+        "merge_method: linear\nmodels:\n- {model: org/one, parameters: {weight: 1}}\n"
+        f"- {{model: org/two, parameters: {{weight: 1}}}}\n{line}\n"
+    )
+    assert parse_recipe(text).tokenizer == expected

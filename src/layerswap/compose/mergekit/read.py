@@ -65,6 +65,7 @@ def recipe_data(
         **({"base": _expert(base)} if base else {}),
         "mergekit": renamed(method.model_dump(exclude_unset=True), names),
         **({"dtype": dtype.removeprefix("torch.")} if dtype else {}),
+        **_tokenizer(file, names),
     }
 
 
@@ -105,6 +106,13 @@ def _names(models: list[str], base: str | None) -> dict[str, str]:
         taken.add(name)
         names[model] = name
     return names
+
+
+def _tokenizer(file: _File, names: Mapping[str, str]) -> dict[str, str]:
+    """Whose tokenizer to align to; nothing for the base's, which experts of one base share."""
+    chosen = file.tokenizer.source if file.tokenizer else file.tokenizer_source
+    name = "union" if chosen == "union" else names.get(chosen) if isinstance(chosen, str) else None
+    return {"tokenizer": name} if name and name != BASE else {}
 
 
 def _expert(model: str) -> dict[str, str]:
