@@ -179,6 +179,8 @@ BOTH = "  both: {merge: {method: METHOD, experts: [task, language]}}\n"
     ("text", "message"),
     [
         (HEADER + "swap: {}", "the number of layers is not known; give --layers"),
+        ("experts: {a: {source: /m/a, fisher: /f/a}}\nmerge: {method: fisher, experts: [a]}",
+         "mergekit has no fisher method"),
         (HEADER + "base: /m/base\nswap: {}\nweights: magnitude",
          "weights: magnitude weights are measured when merging; write the numbers that "
          "layerswap.json holds"),

@@ -127,6 +127,8 @@ def _spelling(recipe: Recipe, composition: Composition, tensors: Mapping[str, Pl
         pair = _pair(operations)
         said = {place: _turned(place, blend, pair) for place, blend in places.items()}
         return Spelling("slerp", pair[0], pair, said, tensors)
+    if operations[0].fishers:
+        raise RecipeError(f"mergekit has no {methods[0]} method")
     if methods[0] == "model_stock" and len(set(places.values())) > 1:
         raise RecipeError("mergekit cannot put anything beside model_stock in one model")
     said = {place: _added(place, blend, operations[0]) for place, blend in places.items()}
