@@ -54,7 +54,7 @@ def estimate_fisher(
     """Write the diagonal Fisher of a checkpoint, for Fisher-weighted averaging.
 
     The mean over examples x of `(d log p(y | x) / d theta)^2`, element by element (Matena &
-    Raffel, 2022, section 3). With `labels="model"`, the paper's Fisher, every token y is drawn
+    Raffel, 2022). With `labels="model"`, the paper's Fisher, every token y is drawn
     from the model's own prediction after the tokens of x before it; with `labels="data"`, the
     *empirical* Fisher, y is the text itself. `log p` is the sum over the tokens of an example.
 

@@ -152,11 +152,12 @@ def model_stock(chunk: Chunk) -> torch.Tensor:
 
 
 def fisher(chunk: Chunk) -> torch.Tensor:
-    """Fisher-weighted average (Matena & Raffel, 2022, section 3, for diagonal Fishers).
+    """Fisher-weighted average (Matena & Raffel, 2022: Fisher merging with diagonal Fishers).
 
     `sum_i w_i F_i theta_i / sum_i w_i F_i`, element by element, in float64. No F is below
     `floor`, so that where no expert's Fisher says anything the result is the plain weighted
-    average. With `normalise: model` each F is divided by its Euclidean norm over the whole model.
+    average. With `normalise: model` each F is divided by its Euclidean norm over the whole model,
+    as the authors' code does by default (which raises to its floor only the first model's F).
     """
     import torch
 
