@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from layerswap.delta import Atlas, measure_delta, suggest
     from layerswap.errors import LayerswapError
     from layerswap.evaluate.fisher import estimate_fisher
-    from layerswap.merge import Plan, make_plan, soup, swap, verify
+    from layerswap.merge import Plan, make_plan, revert, soup, swap, verify
 
 __all__ = [
     "Atlas",
@@ -41,6 +41,7 @@ __all__ = [
     "open_checkpoint",
     "partition",
     "read_recipe",
+    "revert",
     "soup",
     "suggest",
     "swap",
@@ -53,7 +54,7 @@ _ROOMS = {
     "delta": ("Atlas", "measure_delta", "suggest"),
     "errors": ("LayerswapError",),
     "evaluate.fisher": ("estimate_fisher",),
-    "merge": ("Plan", "make_plan", "soup", "swap", "verify"),
+    "merge": ("Plan", "make_plan", "revert", "soup", "swap", "verify"),
 }
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
 from layerswap.delta import magnitude
+from layerswap.delta.rows import Rows
 from layerswap.errors import CheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "merge"))
@@ -72,7 +73,7 @@ def test_conv1d_layers_are_transposed_but_embeddings_are_not(tmp_path):
     ],
 )
 def test_rows_are_input_features(shape, transposed, rows):
-    assert magnitude.row_count(shape, transposed) == rows
+    assert Rows.of(shape, transposed=transposed).count == rows
 
 
 def test_the_weights_reach_the_blend(tmp_path):

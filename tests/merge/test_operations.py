@@ -29,7 +29,12 @@ def recipe(experts, /, **keys):
 
 
 def merge_everywhere(experts, method, names=("task", "language"), **settings):
-    spec = {"method": method, "experts": list(names), **settings}
+    most = METHODS[method].experts[1]
+    spec = {
+        "method": method,
+        "experts": list(names)[: None if most > len(names) else int(most)],
+        **settings,
+    }
     if METHODS[method].fisher:
         return make_plan(recipe(experts, merge=spec, experts=with_fishers(experts)))
     return make_plan(recipe(experts, merge=spec))
@@ -168,12 +173,13 @@ def test_in_memory_as_on_disk_and_again_from_the_record(experts, tmp_path, metho
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_nan_in_a_source_stops_the_merge(experts, tmp_path, method):
-    spoilt = copied(experts["language"], tmp_path / "spoilt")
+    who = "language" if METHODS[method].experts[1] > 1 else "task"
+    spoilt = copied(experts[who], tmp_path / "spoilt")
     name = "model.layers.1.mlp.up_proj.weight"
     tensor = load_file(spoilt / "model.safetensors")[name]
     tensor[3, 4] = float("nan")
     change_tensors(spoilt, {name: tensor})
-    plan = merge_everywhere({**experts, "language": spoilt}, method)
+    plan = merge_everywhere({**experts, who: spoilt}, method)
     with pytest.raises(MergeError) as caught:
         plan.save(tmp_path / "out")
     file = spoilt / "model.safetensors"
@@ -194,7 +200,7 @@ REFUSED = {
     "unknown method": (
         HEAD + "merge: {method: tiess, experts: [task]}",
         "r, line 3: merge: no method 'tiess'; there are breadcrumbs, dare_linear, dare_ties, "
-        "fisher, model_stock, slerp, task_arithmetic, ties",
+        "fisher, model_stock, revert, slerp, task_arithmetic, ties",
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
+"""Model types whose matrices are stored [in, out] (transformers' Conv1D)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ class Checkpoint:
             lows = self.adapter.modules.values()
             tensors = [*(low.a for low in lows), *self.adapter.saved.values()]
         return sorted({tensor.file for tensor in tensors})
+
+    def transposes(self, name: str) -> bool:
+        """Whether a matrix is stored [in, out], as transformers' Conv1D does.
+
+        Embeddings and head are no Conv1D, even where the layers are.
+        """
+        return self.config.get("model_type") in CONV1D_TYPES and self.places[name].layer is not None
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor in its own dtype; see `elements` for a part of one.

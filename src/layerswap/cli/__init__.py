@@ -10,7 +10,18 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import delta, fisher, lab, merge, plan, quickstart, recipe, suggest, verify
+from layerswap.cli import (
+    delta,
+    fisher,
+    lab,
+    merge,
+    plan,
+    quickstart,
+    recipe,
+    revert,
+    suggest,
+    verify,
+)
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -27,6 +38,7 @@ app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)
 app.command("delta")(delta.delta)
+app.command("revert")(revert.revert)
 app.command("suggest")(suggest.suggest)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(lab.app, name="lab")

@@ -89,8 +89,9 @@ def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
 
 
 def _unknown_names(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
+    known = {*experts, *(["base"] if data.get("base") is not None else [])}
     for path, name in _references(data, experts):
-        if isinstance(name, str) and name not in experts:
+        if isinstance(name, str) and name not in known:
             yield path, f"no expert {name!r}{nearest(name, [str(key) for key in experts])}"
 
 

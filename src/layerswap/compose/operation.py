@@ -125,6 +125,16 @@ METHODS: dict[str, MethodSpec] = {
         },
         fisher=True,
     ),
+    "revert": MethodSpec(
+        "Bandarkar et al., 2025, section 3.3",
+        True,
+        {
+            "keep": Parameter(1.0, high=1.0),
+            "threshold": Parameter(0.0),
+            "axis": Parameter("input", choices=("input", "output")),
+        },
+        (1, 1),
+    ),
     "slerp": MethodSpec("Shoemake, 1985", False, {}, (2, 2)),
     "model_stock": MethodSpec("Jang et al., 2024", True, {}, (2, float("inf"))),
 }

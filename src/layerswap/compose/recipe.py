@@ -26,6 +26,7 @@ from layerswap.compose.mistakes import METHODS as OWN_METHODS
 from layerswap.compose.mistakes import Mistake, mistakes
 from layerswap.compose.presets import partition, soup, swap
 from layerswap.compose.schema import (
+    BASE,
     DTYPES,
     Expert,
     MergeMethod,
@@ -166,6 +167,8 @@ class Recipe(Strict):
 
     def flat(self, name: str) -> Blend:
         """The blend of experts with a source that the expert `name` stands for."""
+        if name == BASE and name not in self.experts:
+            return Blend.of(BASE)
         expert = self.experts[name]
         if expert.merge is not None:
             return Blend.of(expert.merge.operation(self.flat))

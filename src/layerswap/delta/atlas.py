@@ -13,8 +13,8 @@ from pathlib import Path
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
 from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.delta.magnitude import CONV1D_TYPES
-from layerswap.delta.measure import Axis, Change, Sums, measure_tensor
+from layerswap.delta.measure import Change, Sums, measure_tensor
+from layerswap.delta.rows import Axis
 from layerswap.errors import CheckpointError
 
 ATLAS = "atlas.json"
@@ -221,16 +221,14 @@ def measure(
     import torch
 
     base, order = subjects.base, list(subjects.experts)
-    conv1d = base.config.get("model_type") in CONV1D_TYPES
     changes: dict[tuple[str, str], Change] = {}
     sums: dict[tuple[str, str], dict[str, Sums]] = {
         (a, b): {} for i, a in enumerate(order) for b in order[i + 1 :]
     }
 
     def work(name: str) -> tuple[list[Change], dict[tuple[int, int], Sums]]:
-        transposed = conv1d and base.places[name].layer is not None
         experts = list(subjects.experts.values())
-        found = measure_tensor(base, experts, name, axis=axis, transposed=transposed)
+        found = measure_tensor(base, experts, name, axis=axis, transposed=base.transposes(name))
         if progress is not None:
             progress(base.tensors[name].nbytes * (1 + len(order)))
         return found

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.read import FLOAT_DTYPES
+from layerswap.delta.rows import Rows
 from layerswap.errors import CheckpointError
 
 CHUNK_ELEMENTS = 1 << 22
-CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
-"""Model types whose matrices are stored [in, out] (transformers' Conv1D)."""
 
 
 def magnitude_weight(
@@ -36,28 +35,16 @@ def magnitude_weight(
             nothing changed at all.
     """
     total, rows = 0.0, 0
-    conv1d = base.config.get("model_type") in CONV1D_TYPES
     for name, info in base.tensors.items():
         stored = name not in skip and all(name in expert.tensors for expert, _ in parts)
         if info.dtype not in FLOAT_DTYPES or not stored:
             continue
-        # Embeddings and head are no Conv1D, even where the layers are.
-        count = row_count(info.shape, conv1d and base.places[name].layer is not None)
+        count = Rows.of(info.shape, transposed=base.transposes(name)).count
         total += mean_absolute_delta(base, parts, name) * count
         rows += count
     if total == 0:
         raise CheckpointError(f"{parts[0][0].identity}: no tensor differs from {base.identity}")
     return rows / total
-
-
-def row_count(shape: tuple[int, ...], transposed: bool) -> int:
-    """Rows (input features) of a tensor of this shape; see `magnitude_weight`."""
-    if len(shape) < 2:
-        return 1
-    matrices = 1
-    for size in shape[:-2]:
-        matrices *= size
-    return matrices * (shape[-2] if transposed else shape[-1])
 
 
 def mean_absolute_delta(

@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.read import open_file, read_elements
+from layerswap.delta.rows import Axis, Rows
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
-Axis = Literal["input", "output"]
 CHUNK_ELEMENTS = 1 << 17
 """Elements read at a time, rounded to whole lines: few enough to stay in the cache."""
 SAMPLED = 1 << 16
@@ -114,12 +114,10 @@ def measure_tensor(
     """
     info = base.tensors[name]
     _check_shapes(info, experts, name)
-    width = info.shape[-1] if len(info.shape) > 1 else max(1, info.elements)
-    matrix = info.shape[-2] if len(info.shape) > 1 else 1
-    lines = len(info.shape) < 2 or (axis == "input") == transposed
-    tallies = [_Tally(info, expert.tensors[name], width, matrix, lines) for expert in experts]
+    rows = Rows.of(info.shape, axis, transposed=transposed)
+    tallies = [_Tally(info, expert.tensors[name], rows) for expert in experts]
     pairs = {(i, j): Sums() for j in range(len(experts)) for i in range(j)}
-    for start, parts in _chunks([base, *experts], name, width):
+    for start, parts in _chunks([base, *experts], name, rows.width):
         original = parts[0].float()
         deltas = [part.float() - original for part in parts[1:]]
         for tally, delta, stored in zip(tallies, deltas, parts[1:], strict=True):
@@ -136,14 +134,11 @@ def measure_tensor(
 class _Tally:
     """Adds up, chunk by chunk, what a `Change` says."""
 
-    def __init__(
-        self, base: TensorInfo, stored: TensorInfo, width: int, matrix: int, lines: bool
-    ) -> None:
-        import numpy as np
+    def __init__(self, base: TensorInfo, stored: TensorInfo, rows: Rows) -> None:
+        import torch
 
-        self._elements, self._width, self._matrix, self._lines = base.elements, width, matrix, lines
-        count = base.elements // width
-        self._rows = np.zeros(count if lines else count // matrix * width)
+        self._elements, self._rows = base.elements, rows
+        self._sums = torch.zeros(rows.count, dtype=torch.float64)
         self._measured = not {base.dtype, stored.dtype} & {"BF16"}
         self._sample: list[Any] = []
         self._step = max(1, base.elements // SAMPLED)
@@ -156,12 +151,7 @@ class _Tally:
         import torch
 
         size = delta.abs()
-        table = size.view(-1, self._width)
-        line = start // self._width
-        if self._lines:
-            self._rows[line : line + len(table)] = table.sum(dim=1, dtype=torch.float64).numpy()
-        else:
-            self._add_columns(line, table)
+        self._rows.add(self._sums, start, size)
         self.total += float(size.sum(dtype=torch.float64))
         self._largest = max(self._largest, float(size.max()))
         self._unchanged += delta.numel() - int(torch.count_nonzero(delta))
@@ -174,7 +164,7 @@ class _Tally:
         import numpy as np
 
         count = max(1, self._elements)
-        rows = self._rows / (self._width if self._lines else self._matrix)
+        rows = (self._sums / self._rows.length).numpy()
         sample = np.concatenate(self._sample) if self._sample else np.zeros(1)
         norm = math.sqrt(self._squares)
         return Change(
@@ -188,18 +178,6 @@ class _Tally:
             lost=math.sqrt(self._lost_squares) / norm if norm else 0.0,
             lost_is_measured=self._measured,
         )
-
-    def _add_columns(self, line: int, table: torch.Tensor) -> None:
-        """Sums over the lines of each matrix; a chunk may end one and begin another."""
-        import torch
-
-        done = 0
-        while done < len(table):
-            matrix = (line + done) // self._matrix
-            stop = min(len(table), (matrix + 1) * self._matrix - line)
-            part = table[done:stop].sum(dim=0, dtype=torch.float32).numpy()
-            self._rows[matrix * self._width : (matrix + 1) * self._width] += part
-            done = stop
 
     def _lost(self, original: torch.Tensor, delta: torch.Tensor, stored: torch.Tensor) -> float:
         import torch

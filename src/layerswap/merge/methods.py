@@ -30,6 +30,8 @@ class Chunk:
         thresholds: per expert, the magnitudes at the ranks that the method asked for.
         gram: float64 `[experts, experts]`, inner products of the whole tensors, if asked for.
         fishers: per expert, the diagonal Fisher at the same elements, for a method that needs it.
+        base: the base's weights, for a method that selects.
+        kept: whether each element lies in a row that is kept, for a method that selects rows.
         name: the tensor's name.
         start: position of the chunk's first element in the tensor.
     """
@@ -40,6 +42,8 @@ class Chunk:
     thresholds: Sequence[Sequence[float]] = ()
     gram: torch.Tensor | None = None
     fishers: Sequence[torch.Tensor] = ()
+    base: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
     name: str = ""
     start: int = 0
 
@@ -57,11 +61,14 @@ class Method:
         ranks: the ranks in magnitude, from 1 for the largest, whose thresholds it needs, from
             its parameters and the number of elements; 0 asks for infinity.
         gram: whether it needs the inner products.
+        rows: whether it takes whole rows from the expert or the base as they are: it sees
+            weights, not deltas, and which elements lie in kept rows.
     """
 
     combine: Callable[[Chunk], torch.Tensor]
     ranks: Callable[[Mapping[str, Value], int], Sequence[int]] = field(default=lambda p, n: ())
     gram: bool = False
+    rows: bool = False
 
 
 def task_arithmetic(chunk: Chunk) -> torch.Tensor:
@@ -114,6 +121,30 @@ def breadcrumbs(chunk: Chunk) -> torch.Tensor:
         magnitude = part.abs()
         kept.append(magnitude.ge(low).logical_and_(magnitude.lt(high)).mul(part))
     return _weighted(kept, chunk.weights).mul_(chunk.number("scale"))
+
+
+def revert(chunk: Chunk) -> torch.Tensor:
+    """Put rows that changed little back to the base (Bandarkar et al., 2025, section 3.3).
+
+    A row is kept if its MAV is at least `threshold` and among the `keep` share of largest MAVs of
+    its tensor. Both sides are taken as they are: nothing is subtracted and added again.
+    """
+    import torch
+
+    assert chunk.base is not None
+    assert chunk.kept is not None
+    return torch.where(chunk.kept, chunk.parts[0], chunk.base)
+
+
+def kept_rows(mav: torch.Tensor, parameters: Mapping[str, Value]) -> torch.Tensor:
+    """Which rows `revert` keeps, from their MAVs; of equal MAVs the first."""
+    import torch
+
+    count = round(float(parameters["keep"]) * len(mav))
+    order = torch.argsort(mav, descending=True, stable=True)
+    kept = torch.zeros(len(mav), dtype=torch.bool)
+    kept[order[:count]] = True
+    return kept & (mav >= float(parameters["threshold"]))
 
 
 def slerp(chunk: Chunk) -> torch.Tensor:
@@ -189,6 +220,7 @@ METHODS: dict[str, Method] = {
     "dare_ties": Method(dare_ties),
     "breadcrumbs": Method(breadcrumbs, ranks=_band_ranks),
     "fisher": Method(fisher),
+    "revert": Method(revert, rows=True),
     "slerp": Method(slerp, gram=True),
     "model_stock": Method(model_stock, gram=True),
 }

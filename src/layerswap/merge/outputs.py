@@ -236,7 +236,9 @@ def _term(
     shape = next(iter(expert_tensors(inputs[0]))).shape
     normalised = dict(member.parameters).get("normalise") == "model"
     precisions = (fishers[key].terms(name, normalised) for key in member.fishers)
-    return Derived(name, shape, member, inputs, base, tuple(filter(None, precisions)))
+    transposed = any(checkpoints[expert].transposes(name) for expert in member.experts)
+    fisher_terms = tuple(filter(None, precisions))
+    return Derived(name, shape, member, inputs, base, fisher_terms, transposed)
 
 
 def _source(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:

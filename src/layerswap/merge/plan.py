@@ -13,7 +13,7 @@ from layerswap.checkpoint import Checkpoint, refuse_target
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.mistakes import parse_size
 from layerswap.compose.operation import Operation
-from layerswap.compose.schema import Override
+from layerswap.compose.schema import BASE, Override
 from layerswap.errors import RecipeError
 from layerswap.merge.check import check_tied
 from layerswap.merge.documents import RECORD, record
@@ -71,8 +71,12 @@ class Plan:
 
     @property
     def used(self) -> dict[str, Checkpoint]:
-        """The experts that some place takes from, in the order of `experts`."""
-        return {n: c for n, c in self.experts.items() if n in self.composition.experts}
+        """The experts that some place takes from, in the order of `experts`.
+
+        All of them where every place is the base's.
+        """
+        found = {n: c for n, c in self.experts.items() if n in self.composition.experts}
+        return found or dict(self.experts)
 
     @property
     def reference(self) -> Checkpoint:
@@ -160,7 +164,7 @@ class Plan:
             )
         if any(isinstance(m, Operation) for b in composition.blends.values() for m in b.members):
             raise RecipeError("merge methods cannot be given to a plan; write them into a recipe")
-        unknown = set(composition.experts) - set(self.experts)
+        unknown = set(composition.experts) - set(self.experts) - ({BASE} if self.base else set())
         if unknown:
             raise RecipeError(f"the plan has no expert {min(unknown)!r}")
         # The recipe must keep saying what the plan does: `layerswap.json` records it.

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from layerswap.checkpoint import TensorInfo
 from layerswap.checkpoint.read import read_elements
 from layerswap.compose.operation import Operation
+from layerswap.delta.rows import Axis, Rows
 from layerswap.errors import MergeError
 from layerswap.merge import kernels, sources
-from layerswap.merge.methods import METHODS, Chunk
+from layerswap.merge.methods import METHODS, Chunk, kept_rows
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Derived:
         inputs: a weighted sum per expert of the operation.
         base: the weighted sum that deltas are taken from; None for a method without deltas.
         fishers: the diagonal Fisher that goes with each input, for a method that needs it.
+        transposed: whether matrices are stored [in, out].
     """
 
     name: str
@@ -49,6 +51,7 @@ class Derived:
     inputs: tuple[Terms, ...]
     base: Terms | None
     fishers: tuple[Terms, ...] = ()
+    transposed: bool = False
 
     @property
     def elements(self) -> int:
@@ -82,6 +85,7 @@ class _Facts:
 
     thresholds: Thresholds = ()
     gram: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
 
 class Reader:
@@ -112,20 +116,25 @@ class Reader:
         """Elements [start, stop) of a term: as the expert has them, or as its method makes them."""
         if not isinstance(term, Derived):
             return sources.elements(term, self._handles, start, stop, self._factors)
-        operation = term.operation
-        merged = METHODS[operation.method].combine(
+        operation, facts = term.operation, self._measured(term)
+        method = METHODS[operation.method]
+        merged = method.combine(
             Chunk(
                 parts=self._parts(term, start, stop),
                 weights=[weight for _, weight in operation.inputs],
                 parameters=dict(operation.parameters),
-                thresholds=self._measured(term).thresholds,
-                gram=self._measured(term).gram,
+                thresholds=facts.thresholds,
+                gram=facts.gram,
+                base=self.total(term.base, start, stop) if method.rows and term.base else None,
+                kept=None if facts.kept is None else _rows(term).spread(facts.kept, start, stop),
                 fishers=[self.total(terms, start, stop) for terms in term.fishers],
                 name=term.name,
                 start=start,
             )
         )
-        return merged if term.base is None else merged.add_(self.total(term.base, start, stop))
+        if term.base is None or method.rows:
+            return merged
+        return merged.add_(self.total(term.base, start, stop))
 
     def blame(self, terms: Terms, start: int, stop: int) -> str | None:
         """What to say of the first expert's tensor that holds NaN or infinity, if one does."""
@@ -162,7 +171,7 @@ class Reader:
 
     def _parts(self, term: Derived, start: int, stop: int) -> list[torch.Tensor]:
         parts = [self.total(terms, start, stop) for terms in term.inputs]
-        if term.base is not None:
+        if term.base is not None and not METHODS[term.operation.method].rows:
             base = self.total(term.base, start, stop)
             parts = [part.sub_(base) for part in parts]
         # Masks would drop a NaN silently, so it is looked for before any method sees it.
@@ -186,7 +195,23 @@ class Reader:
         ranks = method.ranks(dict(operation.parameters), term.elements) if term.elements else ()
         if ranks:
             return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), ranks))
+        if method.rows:
+            return _Facts(kept=kept_rows(self._row_mavs(term), dict(operation.parameters)))
         return _Facts(gram=self._gram(term) if method.gram else None)
+
+    def _row_mavs(self, term: Derived) -> torch.Tensor:
+        """The MAV of every row of the delta, float64."""
+        import torch
+
+        assert term.base is not None
+        rows = _rows(term)
+        sums = torch.zeros(rows.count, dtype=torch.float64)
+        step = max(1, CHUNK_ELEMENTS // rows.width) * rows.width
+        for start in range(0, term.elements, step):
+            stop = min(start + step, term.elements)
+            delta = self._parts(term, start, stop)[0].sub_(self.total(term.base, start, stop))
+            rows.add(sums, start, delta.abs_())
+        return sums / rows.length
 
     def _gram(self, term: Derived) -> torch.Tensor:
         import torch
@@ -197,6 +222,11 @@ class Reader:
             stacked = torch.stack(parts).double()
             gram += stacked @ stacked.T
         return gram
+
+
+def _rows(term: Derived) -> Rows:
+    axis: Axis = "output" if dict(term.operation.parameters).get("axis") == "output" else "input"
+    return Rows.of(term.shape, axis, transposed=term.transposed)
 
 
 def model_thresholds(

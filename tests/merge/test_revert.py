@@ -1,0 +1,178 @@
+"""Putting a part of an expert back to the base, against masks computed directly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from merging import check_equal, layer_of, raw, save_expert, tensors_of, tiny_llama
+
+import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import LayerswapError
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A base, and an expert near it; both bfloat16, so that deltas do not add back exactly."""
+    root = tmp_path_factory.mktemp("revert")
+    base = save_expert(root / "base", tiny_llama(), 0, dtype=torch.bfloat16)
+    expert = save_expert(root / "expert", tiny_llama(), 1, dtype=torch.bfloat16)
+    return base, expert
+
+
+def mavs(base: torch.Tensor, expert: torch.Tensor, axis: str) -> torch.Tensor:
+    delta = (expert.double() - base.double()).abs()
+    if delta.dim() < 2:
+        return delta.mean().reshape(1)
+    return delta.mean(dim=0 if axis == "input" else 1)
+
+
+def masked(base, expert, kept, axis):
+    if base.dim() < 2:
+        return expert if kept[0] else base
+    return torch.where(kept[None, :] if axis == "input" else kept[:, None], expert, base)
+
+
+@pytest.mark.parametrize("axis", ["input", "output"])
+@pytest.mark.parametrize("keep", [0.0, 0.2, 0.5, 1.0])
+def test_the_rows_that_changed_most_are_kept(pair, tmp_path, keep, axis):
+    start, end = map(tensors_of, pair)
+    plan = ls.revert(*pair, keep=keep, axis=axis)
+    for name, found in tensors_of(plan.save(tmp_path / "out")).items():
+        mav = mavs(start[name], end[name], axis)
+        kept = torch.zeros(len(mav), dtype=torch.bool)
+        kept[mav.argsort(descending=True, stable=True)[: round(keep * len(mav))]] = True
+        check_equal(found, masked(start[name], end[name], kept, axis), name)
+
+
+@pytest.mark.parametrize("axis", ["input", "output"])
+def test_a_threshold_keeps_what_reaches_it(pair, tmp_path, axis):
+    start, end = map(tensors_of, pair)
+    threshold = 0.054
+    plan = ls.revert(*pair, threshold=threshold, axis=axis)
+    some = 0
+    for name, found in tensors_of(plan.save(tmp_path / "out", threads=3)).items():
+        kept = mavs(start[name], end[name], axis) >= threshold
+        some += int(0 < kept.sum() < len(kept))
+        check_equal(found, masked(start[name], end[name], kept, axis), name)
+    assert some > 10, "the case tells nothing"
+
+
+def test_the_rows_of_the_whole_model_can_be_ranked_together(pair, tmp_path):
+    start, end = map(tensors_of, pair)
+    out = tensors_of(ls.revert(*pair, keep=0.3, scope="model").save(tmp_path / "out"))
+    names = [n for n in start if layer_of(n) is not None and start[n].dim() == 2]
+    rows = torch.cat([mavs(start[n], end[n], "input") for n in names])
+    changed = sum(int((out[n] != start[n]).any(dim=0).sum()) for n in names)
+    assert changed == pytest.approx(0.3 * len(rows), abs=2)
+
+
+def test_all_or_nothing_is_the_expert_or_the_base_bit_for_bit(pair, tmp_path):
+    for keep, source in ((1.0, pair[1]), (0.0, pair[0])):
+        found = tensors_of(ls.revert(*pair, keep=keep).save(tmp_path / f"{keep}"))
+        for name, tensor in tensors_of(source).items():
+            assert raw(found[name]) == raw(tensor), name
+
+
+def test_layers_and_roles_go_back(pair, tmp_path):
+    start, end = map(tensors_of, pair)
+    plan = ls.revert(*pair, layers=["0-1", "outside"], roles=["attention", "embedding"])
+    for name, found in tensors_of(plan.save(tmp_path / "out")).items():
+        back = "embed" in name or ("self_attn" in name and layer_of(name) in (0, 1))
+        check_equal(found, (start if back else end)[name], name)
+
+
+@pytest.mark.parametrize("part", ["task", "language"])
+@pytest.mark.parametrize("name", ["A", "B", "C", "Z"])
+def test_a_part_of_a_partition_is_kept(pair, tmp_path, name, part):
+    start, end = map(tensors_of, pair)
+    plan = ls.revert(*pair, partition=name, part=part)
+    places = plan.experts["expert"].places
+    sides = {"task": "base", "language": "base", part: "expert"}
+    whose = ls.partition(name, 4, task=sides["task"], language=sides["language"])
+    for tensor, found in tensors_of(plan.save(tmp_path / "out")).items():
+        taken = whose[places[tensor]].experts[0]
+        check_equal(found, (end if taken == "expert" else start)[tensor], tensor)
+
+
+def test_the_model_in_memory_and_other_chunks_are_the_same(pair, tmp_path, monkeypatch):
+    from layerswap.merge import engine, terms
+
+    plan = ls.revert(*pair, keep=0.4)
+    weights = plan.load().state_dict()
+    monkeypatch.setattr(engine, "CHUNK_BYTES", 70)
+    monkeypatch.setattr(terms, "CHUNK_ELEMENTS", 53)
+    for name, tensor in tensors_of(ls.revert(*pair, keep=0.4).save(tmp_path / "out")).items():
+        assert raw(weights[name]) == raw(tensor), name
+
+
+def test_conv1d_rows_are_input_features(tmp_path):
+    from transformers import GPT2Config
+
+    config = GPT2Config(n_layer=2, n_embd=8, n_head=2, n_positions=16, vocab_size=20)
+    base = save_expert(tmp_path / "base", config, 0)
+    expert = save_expert(tmp_path / "expert", config, 1)
+    start, end = tensors_of(base), tensors_of(expert)
+    found = tensors_of(ls.revert(base, expert, keep=0.25).save(tmp_path / "out"))
+    name = next(n for n in start if n.endswith("h.0.mlp.c_fc.weight"))
+    mav = (end[name] - start[name]).abs().mean(dim=1)
+    kept = torch.zeros(8, dtype=torch.bool)
+    kept[mav.argsort(descending=True)[:2]] = True
+    check_equal(found[name], torch.where(kept[:, None], end[name], start[name]))
+
+
+def test_a_reverted_expert_stands_wherever_an_expert_can(pair, tmp_path):
+    base, expert = pair
+    other = save_expert(tmp_path / "other", tiny_llama(), 2, dtype=torch.bfloat16)
+    data = {
+        "base": str(base),
+        "experts": {
+            "math": str(expert),
+            "sparse": {"merge": {"method": "revert", "experts": ["math"], "keep": 0.5}},
+            "swahili": str(other),
+        },
+        "swap": {"task": "sparse", "language": "swahili", "bottom": 1, "top": 1},
+    }
+    found = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
+    sparse = tensors_of(ls.revert(base, expert, keep=0.5).save(tmp_path / "sparse"))
+    for name, tensor in found.items():
+        if layer_of(name) in (1, 2):
+            check_equal(tensor, sparse[name], name)
+        elif layer_of(name) in (0, 3):
+            check_equal(tensor, tensors_of(other)[name], name)
+
+
+def test_an_adapter_is_reverted_over_its_base(tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = save_expert(tmp_path / "base", tiny_llama(), 0)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    config = LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(tmp_path / "lora")
+    found = tensors_of(ls.revert(base, tmp_path / "lora", layers=["0-2"]).save(tmp_path / "out"))
+    start = tensors_of(base)
+    changed = {name for name in start if not torch.equal(found[name], start[name])}
+    assert changed == {
+        "model.layers.3.self_attn.q_proj.weight", "model.layers.3.mlp.up_proj.weight"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "say what to put back, in one way"),
+        ({"keep": 0.5, "layers": ["1"]}, "say what to put back, in one way"),
+        ({"partition": "A"}, "say which part of the partition the expert keeps"),
+        ({"partition": "Q", "part": "task"}, "revert: partition.name: "),
+        ({"keep": 1.5}, "1.5 is not a number from 0 to 1"),
+        ({"threshold": -1.0}, "-1.0 is not a number from 0"),
+        ({"layers": ["9"]}, "9 is not inside 0-3"),
+        ({"keep": 0.5, "axis": "row"}, "'row' is not one of input, output"),
+    ],
+)
+def test_mistakes(pair, settings, message):
+    with pytest.raises(LayerswapError) as caught:
+        ls.revert(*pair, **settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
