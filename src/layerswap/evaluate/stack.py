@@ -44,7 +44,7 @@ class Entry:
     calls: Sequence[Call]
 
 
-class _Reached(Exception):  # noqa: N818
+class _Reached(Exception):
     """The last layer was called: nothing after it is wanted."""
 
 
