@@ -48,7 +48,7 @@ def batches():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", [*FAMILIES, *MORE])
 def test_logits_are_those_of_each_composition_loaded_and_run_alone(family, dtype, tmp_path):
-    plans, kept = grid_of(swap_of(tmp_path, family, dtype)), list(batches())
+    plans, kept = grid_of(swap_of(tmp_path, family, dtype))[::2], list(batches())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep = Sweep(plans)
