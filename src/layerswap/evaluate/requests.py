@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from layerswap.errors import EvaluationError
 
-Request = tuple[Sequence[int], Sequence[int]]
+Question = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context and of the continuation whose probability is asked for."""
 
 
@@ -24,7 +24,7 @@ class Row:
     requests: tuple[int, ...]
 
 
-def make_rows(requests: Sequence[Request], max_length: int | None) -> list[Row]:
+def make_rows(requests: Sequence[Question], max_length: int | None) -> list[Row]:
     """The distinct rows of some requests, longest first, equal ones in the order of their tokens.
 
     Requests that differ in their last token alone, such as the letters of a multiple-choice

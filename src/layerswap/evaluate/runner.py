@@ -15,8 +15,8 @@ from layerswap.evaluate.virtual import VirtualModel
 if TYPE_CHECKING:
     import torch
 
-AfterLayer = Callable[[Node], None]
-"""Called after a layer of the trie has run."""
+BeforeLayer = Callable[[Node], None]
+"""Called before a layer of the trie runs."""
 CHECKED_ROWS, CHECKED_TOKENS = 2, 32
 """How much of the first batch the check of exactness runs: rows, and tokens of a row."""
 
@@ -70,7 +70,7 @@ class Runner:
         self,
         roots: Sequence[Node],
         inputs: Mapping[str, Any],
-        after_layer: AfterLayer | None = None,
+        before_layer: BeforeLayer | None = None,
     ) -> Iterator[tuple[Node, torch.Tensor]]:
         """The leaves of a trie, each with the hidden state that comes out of the last layer.
 
@@ -92,9 +92,9 @@ class Runner:
                     yield node, hidden
                     del hidden
                     continue
+                if before_layer is not None:
+                    before_layer(node)
                 hidden = self._layer(node, entry, hidden)
-                if after_layer is not None:
-                    after_layer(node)
             held[id(node)], left[id(node)] = (hidden, entry), len(node.children)
             del hidden
 

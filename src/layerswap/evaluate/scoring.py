@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layerswap.evaluate.requests import Request, Row
+from layerswap.evaluate.requests import Question, Row
 from layerswap.evaluate.runner import Ending, Runner
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Scorer:
         self._dtype: torch.dtype = getattr(torch, softmax_dtype)
 
     def score(
-        self, rows: Sequence[Row], requests: Sequence[Request], members: Sequence[int]
+        self, rows: Sequence[Row], requests: Sequence[Question], members: Sequence[int]
     ) -> Scores:
         """The answers to every request of some rows, read as one batch, padded on the right.
 
@@ -152,7 +152,7 @@ def _right_padded(rows: Sequence[Row]) -> torch.Tensor:
     return ids
 
 
-def _questions(rows: Sequence[Row], requests: Sequence[Request], width: int) -> _Questions:
+def _questions(rows: Sequence[Row], requests: Sequence[Question], width: int) -> _Questions:
     import torch
 
     asked: list[int] = []

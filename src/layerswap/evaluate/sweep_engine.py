@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluate.requests import Request, make_batches, make_rows, rolling_requests
+from layerswap.evaluate.endings import Endings, Generation
+from layerswap.evaluate.generating import Batch, Request, check_decoding
+from layerswap.evaluate.requests import Question, make_batches, make_rows, rolling_requests
 from layerswap.evaluate.runner import Runner, check_tokens
+from layerswap.evaluate.sampling import Sampling
 from layerswap.evaluate.scoring import Scorer, Scores, joined
 from layerswap.evaluate.trie import LayerCounts, build_trie, count_layers
 from layerswap.evaluate.virtual import VirtualModel
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
     from transformers import PreTrainedModel
+
+ROWS = 256
+"""Compositions times prompts that are generated together by default."""
 
 
 class Sweep:
@@ -57,6 +63,7 @@ class Sweep:
             plans, device=device, dtype=dtype, max_made_bytes=max_made_bytes
         )
         self.runner = Runner(self.virtual)
+        self._decodes = False
 
     def __len__(self) -> int:
         return len(self.virtual)
@@ -113,7 +120,7 @@ class Sweep:
                 yield member, logits
 
     def loglikelihood(
-        self, requests: Sequence[Request], *, members: Sequence[int] | None = None, **settings: Any
+        self, requests: Sequence[Question], *, members: Sequence[int] | None = None, **settings: Any
     ) -> Scores:
         """Log-probabilities of continuations after contexts, under every composition.
 
@@ -127,7 +134,7 @@ class Sweep:
 
     def iter_loglikelihood(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Question],
         *,
         members: Sequence[int] | None = None,
         batch_size: int = 16,
@@ -196,6 +203,77 @@ class Sweep:
         perplexity: npt.NDArray[np.float64] = np.exp(-total / np.array([len(t) for t in texts]))
         return perplexity
 
+    def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
+        """What every composition writes after every prompt: `[composition][prompt]`.
+
+        Args:
+            prompts: token ids.
+            settings: as `iter_generate`.
+        """
+        members = self._members(settings.get("members"))
+        found = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
+        return [[found[member, prompt] for prompt in range(len(prompts))] for member in members]
+
+    def iter_generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        members: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        tokenizer: Any = None,
+        eos: Iterable[int] | None = None,
+        sampling: Sampling | None = None,
+        streams: Sequence[int] | None = None,
+        processors: Any = None,
+        batch_size: int | None = None,
+    ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
+        """`generate` batch by batch, longest prompts first, to be stored as they come.
+
+        Greedy by default. In float32 the tokens are those that transformers' `generate` gives each
+        composition, unless two tokens are equally likely but for rounding.
+
+        Args:
+            prompts: token ids, none empty.
+            max_new_tokens: most tokens that are written after a prompt.
+            members: positions of the compositions; all when None.
+            stop: strings that end a text; needs `tokenizer`.
+            tokenizer: with transformers' `batch_decode`.
+            eos: tokens that end a text; those of the generation configuration when None.
+            sampling: how to draw tokens; greedy when None.
+            streams: per prompt, the number of its random numbers; its position when None. Give
+                them where only some of the prompts are generated again.
+            processors: transformers' logits processors to apply before all else.
+            batch_size: prompts of a batch; as many as make `ROWS` rows with all compositions
+                when None.
+
+        Yields:
+            Per batch `((composition, prompt), generation)`, in both their orders.
+
+        Raises:
+            EvaluationError: a setting or prompt that is not possible, or a model that cannot be
+                decoded for several compositions together.
+        """
+        chosen = self._members(members)
+        ends = self._eos() if eos is None else frozenset(eos)
+        endings = Endings(max_new_tokens, ends, tuple(stop), tokenizer)
+        request = Request(endings, sampling, processors)
+        self._check_prompts(prompts, max_new_tokens)
+        numbers = range(len(prompts)) if streams is None else streams
+        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), tuple(prompts[i])))
+        size = batch_size or max(1, ROWS // len(chosen))
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            texts = [prompts[i] for i in part]
+            if not self._decodes:
+                check_decoding(self.runner, chosen, texts)
+                self._decodes = True
+            batch = Batch(self.runner, chosen, texts, [numbers[i] for i in part], request)
+            found = batch.generate()
+            yield [
+                ((member, part[i]), found[member, i]) for member in chosen for i in range(len(part))
+            ]
+
     def _members(self, members: Sequence[int] | None) -> list[int]:
         if members is None:
             return list(range(len(self)))
@@ -207,6 +285,24 @@ class Sweep:
                 else "no composition is chosen"
             )
         return list(members)
+
+    def _check_prompts(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        check_tokens(prompts, self._vocabulary(), "prompt")
+        bound = self._max_length()
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                raise EvaluationError(f"prompt {index} is empty; give it at least one token")
+            if bound is not None and len(prompt) + max_new_tokens > bound:
+                raise EvaluationError(
+                    f"prompt {index} has {len(prompt)} tokens, which with {max_new_tokens} new "
+                    f"ones is more than the {bound} that the model reads"
+                )
+
+    def _eos(self) -> frozenset[int]:
+        found = self.virtual.model.generation_config.eos_token_id
+        if found is None:
+            return frozenset()
+        return frozenset([found] if isinstance(found, int) else found)
 
     def _max_length(self) -> int | None:
         config = self.virtual.model.config.get_text_config()
