@@ -16,8 +16,9 @@ from layerswap.errors import EvaluationError
 from layerswap.evaluate.endings import Endings, Generation
 from layerswap.evaluate.lane_cache import LaneCache
 from layerswap.evaluate.lanes import Change, Lanes, LevelLayout
+from layerswap.evaluate.limits import left_padded
 from layerswap.evaluate.narrow import Narrower, joined, taken
-from layerswap.evaluate.runner import Runner, left_padded
+from layerswap.evaluate.runner import Runner
 from layerswap.evaluate.sampling import Sampling, draw_tokens
 from layerswap.evaluate.stack import Call
 from layerswap.evaluate.trie import build_trie
@@ -125,7 +126,7 @@ class Batch:
             tokens = self._choose(hidden[:, -1:], prompts, 0, self._ids)
             chosen[start : start + len(prompts)] = tokens
         self._cache.length = self._ids.shape[1]
-        return chosen[leaves.lane]  # type: ignore[no-any-return]
+        return chosen[leaves.lane]
 
     def _note(
         self, chosen: npt.NDArray[np.int64], found: dict[tuple[int, int], Generation]
@@ -186,11 +187,11 @@ class Batch:
         step = self._cache.length - self._ids.shape[1]
         for _, key, start, stop in layouts[-1].groups:
             self._virtual.use_outside(key)  # type: ignore[arg-type]
-            rows = layouts[-1].row[start:stop]
-            read = self._read_so_far(rows) if self._processors else None
+            writers = layouts[-1].row[start:stop]
+            read = self._read_so_far(writers) if self._processors else None
             states = taken(hidden, layouts[-1].parent[start:stop])
-            chosen[start:stop] = self._choose(states, self._lanes.prompt[rows], step, read)
-        return chosen[self._lanes.levels[-1].lane]  # type: ignore[no-any-return]
+            chosen[start:stop] = self._choose(states, self._lanes.prompt[writers], step, read)
+        return chosen[self._lanes.levels[-1].lane]
 
     def _enter(self, layout: LevelLayout) -> tuple[torch.Tensor, Sequence[Call]]:
         """Run what is before the layers on the last token of every lane."""
@@ -238,7 +239,7 @@ class Batch:
             else:
                 draws = torch.from_numpy(self._draws[prompts[part], step]).to(logits.device)
                 chosen.append(draw_tokens(logits, draws))
-        return torch.cat(chosen).cpu().numpy()  # type: ignore[no-any-return]
+        return torch.cat(chosen).cpu().numpy()
 
     def _read_so_far(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         import torch

@@ -125,9 +125,9 @@ def _cache_layer_class() -> Any:
     """The class is made on first use, because transformers is only imported where it is needed."""
     from transformers.cache_utils import DynamicLayer
 
-    class LaneCacheLayer(DynamicLayer):
+    class LaneCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         def __init__(self, cache: LaneCache, index: int) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self._cache, self._index = cache, index
 
         def update(

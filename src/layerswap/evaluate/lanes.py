@@ -55,7 +55,7 @@ class Level:
     @property
     def lane(self) -> Ints:
         """Per row, the number of its lane."""
-        return self.starts[self.group] + self.slot  # type: ignore[no-any-return]
+        return self.starts[self.group] + self.slot
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Lanes:
         changes = []
         for number, level in enumerate(self.levels):
             lanes = level.lane
-            pairs, rows, inverse = np.unique(
+            _, rows, inverse = np.unique(
                 lanes * (tokens.max() + 1) + tokens, return_index=True, return_inverse=True
             )
             # Sorted: of the rows of one lane, those with the smallest token keep its slot.
@@ -164,7 +164,6 @@ class Lanes:
                     slots[here] = level.counts[group] + np.arange(here.sum())
                     level.counts[group] += int(here.sum())
             level.slot = slots[inverse.reshape(-1)]
-            del pairs
         return changes
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> list[Change]:

@@ -23,9 +23,10 @@ class Narrower:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._known: dict[tuple[int, bytes], Any] = {}
+        self._known: dict[tuple[bytes, int], Any] = {}
 
     def __call__(self, call: Call, first: npt.NDArray[np.int64]) -> Call:
+        """The call for lanes that began in these first lanes."""
         import numpy as np
 
         if len(first) == self._rows and np.array_equal(first, np.arange(self._rows)):
@@ -65,6 +66,7 @@ def taken(hidden: torch.Tensor, lanes: npt.NDArray[np.int64]) -> torch.Tensor:
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors one after the other; a single one as it is."""
     import torch
 
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

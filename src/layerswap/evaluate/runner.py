@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluate.stack import Entry, Stack
 from layerswap.evaluate.trie import Node, build_trie, walk
 from layerswap.evaluate.virtual import VirtualModel
@@ -164,30 +163,3 @@ class Runner:
             stacklevel=2,
         )
         return False
-
-
-def left_padded(
-    rows: Sequence[Sequence[int]], pad: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, `[rows, tokens]` int64, padded on the left."""
-    import torch
-
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return ids.to(device), mask.to(device)
-
-
-def check_tokens(rows: Sequence[Sequence[int]], vocabulary: int, what: str) -> None:
-    """Refuse ids that the model has no embedding for.
-
-    Raises:
-        EvaluationError: naming the first.
-    """
-    for index, row in enumerate(rows):
-        for token in row:
-            if not 0 <= token < vocabulary:
-                raise EvaluationError(
-                    f"{what} {index} holds token {token}, but the model has {vocabulary}; "
-                    "tokenise with the experts' tokenizer"
-                )

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.endings import Endings, Generation
 from layerswap.evaluate.generating import Batch, Request, check_decoding
+from layerswap.evaluate.limits import check_prompts, check_tokens, eos_tokens, vocabulary
+from layerswap.evaluate.limits import max_length as max_length_of
 from layerswap.evaluate.requests import Question, make_batches, make_rows, rolling_requests
-from layerswap.evaluate.runner import Runner, check_tokens
+from layerswap.evaluate.runner import Runner
 from layerswap.evaluate.sampling import Sampling
 from layerswap.evaluate.scoring import Scorer, Scores, joined
 from layerswap.evaluate.trie import LayerCounts, build_trie, count_layers
@@ -158,9 +160,11 @@ class Sweep:
             EvaluationError: a request that cannot be answered.
         """
         chosen = self._members(members)
-        bound = self._max_length() if max_length is None else max_length
+        bound = max_length_of(self.virtual.model) if max_length is None else max_length
         for part, what in ((0, "the context of request"), (1, "the continuation of request")):
-            check_tokens([request[part] for request in requests], self._vocabulary(), what)
+            check_tokens(
+                [request[part] for request in requests], vocabulary(self.virtual.model), what
+            )
         rows = make_rows(requests, bound)
         scorer = Scorer(self.runner, softmax_dtype)
         for batch in make_batches(rows, batch_size, max_batch_tokens):
@@ -189,7 +193,7 @@ class Sweep:
         """
         import numpy as np
 
-        bound = max_length or self._max_length() or max(map(len, texts), default=1)
+        bound = max_length or max_length_of(self.virtual.model) or max(map(len, texts), default=1)
         requests, owners = [], []
         for index, text in enumerate(texts):
             if not text:
@@ -255,10 +259,10 @@ class Sweep:
                 decoded for several compositions together.
         """
         chosen = self._members(members)
-        ends = self._eos() if eos is None else frozenset(eos)
+        ends = eos_tokens(self.virtual.model) if eos is None else frozenset(eos)
         endings = Endings(max_new_tokens, ends, tuple(stop), tokenizer)
         request = Request(endings, sampling, processors)
-        self._check_prompts(prompts, max_new_tokens)
+        check_prompts(self.virtual.model, prompts, max_new_tokens)
         numbers = range(len(prompts)) if streams is None else streams
         order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), tuple(prompts[i])))
         size = batch_size or max(1, ROWS // len(chosen))
@@ -285,32 +289,3 @@ class Sweep:
                 else "no composition is chosen"
             )
         return list(members)
-
-    def _check_prompts(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        check_tokens(prompts, self._vocabulary(), "prompt")
-        bound = self._max_length()
-        for index, prompt in enumerate(prompts):
-            if not prompt:
-                raise EvaluationError(f"prompt {index} is empty; give it at least one token")
-            if bound is not None and len(prompt) + max_new_tokens > bound:
-                raise EvaluationError(
-                    f"prompt {index} has {len(prompt)} tokens, which with {max_new_tokens} new "
-                    f"ones is more than the {bound} that the model reads"
-                )
-
-    def _eos(self) -> frozenset[int]:
-        found = self.virtual.model.generation_config.eos_token_id
-        if found is None:
-            return frozenset()
-        return frozenset([found] if isinstance(found, int) else found)
-
-    def _max_length(self) -> int | None:
-        config = self.virtual.model.config.get_text_config()
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            if isinstance(getattr(config, name, None), int):
-                return int(getattr(config, name))
-        return None
-
-    def _vocabulary(self) -> int:
-        embedding: Any = self.virtual.model.get_input_embeddings()
-        return int(embedding.weight.shape[0])
