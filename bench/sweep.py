@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sweep_data import make_plan
 
 from layerswap.evaluate.sweep_engine import Sweep
+from sweep_data import make_plan
 
 
 def requests_for(options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:

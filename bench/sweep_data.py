@@ -24,10 +24,14 @@ def make_plan(folder: Path, options: argparse.Namespace) -> ls.Plan:
         max_position_embeddings=4096,
         dtype=options.dtype,
     )
+    step = getattr(options, "similar", 0.0)
     for seed, name in enumerate(("task", "language")):
-        torch.manual_seed(seed)
-        with torch.device(options.device):
-            model = LlamaForCausalLM(config).to(getattr(torch, options.dtype))
-        model.save_pretrained(folder / name)
+        torch.manual_seed(0 if step else seed)
+        with torch.device(options.device), torch.no_grad():
+            model = LlamaForCausalLM(config)
+            if step and seed:
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * step)
+        model.to(getattr(torch, options.dtype)).save_pretrained(folder / name)
         del model
     return ls.swap(task=folder / "task", language=folder / "language", bottom=1, top=1)

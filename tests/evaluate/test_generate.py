@@ -56,10 +56,10 @@ def tokens_of(generations):
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MORE])
 def test_tokens_are_those_of_each_composition_alone(family, tmp_path):
-    plans = grid_of(swap_of(tmp_path, family))[::2]
-    found = Sweep(plans).generate(PROMPTS, max_new_tokens=14, eos=[])
-    for generations, plan in zip(found, plans, strict=True):
-        expected = alone(plan, PROMPTS, max_new_tokens=14, do_sample=False)
+    plans = grid_of(swap_of(tmp_path, family))
+    found = Sweep(plans).generate(PROMPTS, max_new_tokens=12, eos=[])
+    for generations, plan in list(zip(found, plans, strict=True))[::3]:
+        expected = alone(plan, PROMPTS, max_new_tokens=12, do_sample=False)
         assert tokens_of(generations) == expected
         assert {generation.reason for generation in generations} == {"length"}
 
@@ -87,7 +87,7 @@ def test_rows_end_on_their_own(llama):
     reasons = {g.reason for row in found for g in row}
     assert reasons == {"eos", "length"}
     assert len({len(g.tokens) for row in found for g in row}) > 3
-    for generations, plan in zip(found, llama, strict=True):
+    for generations, plan in list(zip(found, llama, strict=True))[::2]:
         expected = alone(plan, PROMPTS, eos, max_new_tokens=30, do_sample=False)
         assert tokens_of(generations) == expected
         for generation in generations:
@@ -102,7 +102,7 @@ def test_the_eos_of_the_generation_configuration_is_the_default(llama):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_stop_strings_end_rows_as_in_lm_eval(family, letters, tmp_path):
-    plans = grid_of(swap_of(tmp_path, family))
+    plans = grid_of(swap_of(tmp_path, family))[::3]
     sweep = Sweep(plans)
     texts = [
         letters.decode(g.tokens) for row in sweep.generate(PROMPTS, max_new_tokens=20, eos=[])

@@ -15,10 +15,8 @@ from layerswap.evaluate.trie import build_trie
 class Caches:
     """What the caches of a run would hold: per level and group, the history of every slot."""
 
-    def __init__(self, lanes, roots):
+    def __init__(self, lanes):
         self.held = [[[None] * n for n in level.counts] for level in lanes.levels]
-        for lane, row in zip(*np.unique(lanes.levels[0].lane, return_index=True), strict=True):
-            del lane, row
         for number, level in enumerate(lanes.levels):
             for row in range(len(lanes)):
                 self.held[number][level.group[row]][level.slot[row]] = []
@@ -48,7 +46,7 @@ def test_rows_share_lanes_until_they_write_different_tokens(seed):
     paths = rng.integers(0, 2, (count, depth + 2)).tolist()
     roots = build_trie(paths)
     lanes = Lanes(roots, prompts=int(rng.integers(1, 4)))
-    caches = Caches(lanes, roots)
+    caches = Caches(lanes)
     histories = {(m, p): [] for m, p in zip(lanes.member, lanes.prompt, strict=True)}
     for _ in range(12):
         if not len(lanes):
