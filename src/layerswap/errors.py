@@ -28,3 +28,7 @@ class RecipeError(LayerswapError):
 
 class MergeError(LayerswapError):
     """Checkpoints that do not fit together, or an output that cannot be written."""
+
+
+class EvaluationError(LayerswapError):
+    """A model, a request or a setting that cannot be evaluated."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from layerswap.merge.documents import write_configuration
 from layerswap.merge.engine import compute_tensor, measure_model
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from layerswap.merge.plan import Plan
@@ -25,10 +26,25 @@ def load_model(plan: Plan) -> PreTrainedModel:
         MergeError: transformers has no class for the architecture, or its model lacks or adds
             tensors.
     """
+    thresholds = measure_model(plan.tensors)
+    return build_model(plan, {t.name: compute_tensor(t, thresholds) for t in plan.tensors})
+
+
+def build_model(
+    plan: Plan, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """A plan's model around tensors that are already there, which it shares where it can.
+
+    Args:
+        plan: gives configuration and generation configuration.
+        weights: every tensor of the plan by name, on the CPU.
+        dtype: dtype of the model; the configuration's when None.
+
+    Raises:
+        MergeError: as `load_model`.
+    """
     from transformers import AutoConfig, GenerationConfig
 
-    thresholds = measure_model(plan.tensors)
-    weights = {tensor.name: compute_tensor(tensor, thresholds) for tensor in plan.tensors}
     # transformers reads a configuration from a folder, and upgrades older ones on the way.
     with tempfile.TemporaryDirectory() as folder:
         write_configuration(Path(folder), plan)
@@ -44,7 +60,11 @@ def load_model(plan: Plan) -> PreTrainedModel:
         )
     with without_progress_bars():
         model, loading = _model_class(config).from_pretrained(
-            None, config=config, state_dict=weights, dtype="auto", output_loading_info=True
+            None,
+            config=config,
+            state_dict=dict(weights),
+            dtype="auto" if dtype is None else dtype,
+            output_loading_info=True,
         )
     _check_loading(loading)
     if generation is not None:

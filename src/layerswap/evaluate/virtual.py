@@ -1,0 +1,189 @@
+"""Many compositions as one model in memory, which becomes another of them in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from layerswap.errors import EvaluationError
+from layerswap.evaluate.anatomy import Anatomy, Group, convert, dissect
+from layerswap.evaluate.weights import Measurements, Source, WeightPool
+from layerswap.merge.memory import build_model
+from layerswap.merge.outputs import FLOAT_NAMES
+from layerswap.merge.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+Key = int
+"""One choice of sources for all tensors of a slot; equal keys mean equal bytes."""
+Path = tuple[Key, ...]
+"""A composition: a key before the layers, one per layer, one for all that lies outside them."""
+
+
+class VirtualModel:
+    """Compositions of the same experts that share one transformers model and their tensors.
+
+    At verbatim places the model's parameters are the experts' tensors, read once and shared by
+    every composition; blended and merged places are made on demand by the same kernels as
+    `Plan.save`, and kept up to a bound. Whichever composition the model is switched to, its
+    weights are bit for bit those of `Plan.load`.
+
+    Args:
+        plans: at least one; more can be added later. They agree on the model's shape.
+        device: where the tensors live and the model runs.
+        dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
+        max_made_bytes: bound on blended and merged tensors; None for half of the free memory.
+
+    Raises:
+        EvaluationError: no plan; plans of different dtypes or shapes; an unknown model.
+        MergeError: as `Plan.load`.
+
+    Example:
+        virtual = VirtualModel(plan.grid(bottom=range(3), top=range(3)))
+        model = virtual.switch(4)
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        device: str | torch.device = "cpu",
+        dtype: str | None = None,
+        max_made_bytes: int | None = None,
+    ) -> None:
+        import torch
+
+        if not plans:
+            raise EvaluationError("there is no composition to evaluate")
+        if dtype is not None and dtype not in FLOAT_NAMES:
+            raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")
+        self.device = torch.device(device)
+        self._dtype = dtype
+        self.plans: list[Plan] = []
+        self.paths: list[Path] = []
+        self._measurements = Measurements()
+        self.pool = WeightPool(max_made_bytes, self.device)
+        sources = self._measurements.sources(plans[0])
+        self._shape = _shape_of(plans[0], dtype)
+        self.model, self.anatomy = self._load(plans[0], sources)
+        slots = (self.anatomy.before, *self.anatomy.layers, self.anatomy.outside)
+        self._slots: tuple[tuple[Group, ...], ...] = slots
+        self._keys: list[dict[tuple[tuple[Source, ...], ...], Key]] = [{} for _ in slots]
+        self._choices: list[list[tuple[tuple[Source, ...], ...]]] = [[] for _ in slots]
+        self._owners = self._find_owners()
+        self.add(plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The model's layers."""
+        found: Any = self.model.get_submodule(self.anatomy.stack)
+        return found  # type: ignore[no-any-return]
+
+    def add(self, plans: Sequence[Plan]) -> list[int]:
+        """More compositions; returns their indices.
+
+        Raises:
+            EvaluationError: a plan for another model, or in another dtype.
+        """
+        added = []
+        for plan in plans:
+            if _shape_of(plan, self._dtype) != self._shape:
+                raise EvaluationError(
+                    "the compositions do not make models of one kind: tensors differ in name, "
+                    "shape or dtype; give a dtype, or evaluate them apart"
+                )
+            sources = self._measurements.sources(plan)
+            self.paths.append(tuple(self._key(s, sources) for s in range(len(self._slots))))
+            self.plans.append(plan)
+            added.append(len(self.plans) - 1)
+        return added
+
+    def switch(self, index: int) -> PreTrainedModel:
+        """The model as composition `index`; the same object every time."""
+        path = self.paths[index]
+        for layer, key in enumerate(path[1:-1]):
+            self.use_layer(layer, key)
+        self.use_outside(path[-1])
+        return self.model
+
+    def use_before(self, key: Key) -> None:
+        """Give all that acts before the layers these tensors."""
+        self._use(0, key)
+
+    def use_layer(self, layer: int, key: Key) -> None:
+        """Give one layer these tensors."""
+        self._use(1 + layer, key)
+
+    def use_outside(self, key: Key) -> None:
+        """Give all that lies outside the layers these tensors."""
+        self._use(len(self._slots) - 1, key)
+
+    def _key(self, slot: int, sources: dict[str, Source]) -> Key:
+        choice = tuple(tuple(sources[n] for n in group.sources) for group in self._slots[slot])
+        known = self._keys[slot]
+        if choice not in known:
+            known[choice] = len(known)
+            self._choices[slot].append(choice)
+        return known[choice]
+
+    def _use(self, slot: int, key: Key) -> None:
+        for group, sources in zip(self._slots[slot], self._choices[slot][key], strict=True):
+            tensors = self.pool.get(sources)
+            if tensors is None:
+                tensors = self.pool.put(sources, self._make(group, sources))
+            for target, tensor in zip(group.targets, tensors, strict=True):
+                owner, name = self._owners[target]
+                owner[name] = tensor
+
+    def _make(self, group: Group, sources: tuple[Source, ...]) -> tuple[torch.Tensor, ...]:
+        if group.converted:
+            made = convert(self.model, group, {s.tensor.name: s.compute() for s in sources})
+            return tuple(map(self._placed, group.targets, made))
+        return (self._placed(group.targets[0], sources[0].compute()),) * len(group.targets)
+
+    def _placed(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as its parameter (or buffer) must be: dtype, device and class."""
+        from torch.nn import Parameter
+
+        owner, name = self._owners[target]
+        placed = tensor.detach().to(self.device, owner[name].dtype)
+        is_parameter = isinstance(owner[name], Parameter)
+        return Parameter(placed, requires_grad=False) if is_parameter else placed
+
+    def _load(self, plan: Plan, sources: dict[str, Source]) -> tuple[PreTrainedModel, Anatomy]:
+        import torch
+
+        wanted = getattr(torch, self._dtype) if self._dtype else None
+        weights = {name: source.compute() for name, source in sources.items()}
+        if wanted is not None:
+            weights = {n: t.to(wanted) if t.is_floating_point() else t for n, t in weights.items()}
+        model = build_model(plan, weights, wanted)
+        anatomy = dissect(model, weights, plan.reference.places)
+        model.requires_grad_(False).to(self.device)  # type: ignore[arg-type]
+        state = model.state_dict(keep_vars=True)
+        for group in (*anatomy.outside, *(g for layer in anatomy.layers for g in layer)):
+            chosen = tuple(sources[name] for name in group.sources)
+            self.pool.put(chosen, tuple(state[name] for name in group.targets))
+        return model, anatomy
+
+    def _find_owners(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Per parameter or buffer, the dictionary that its module keeps it in, and its name."""
+        owners = {}
+        for group in (group for slot in self._slots for group in slot):
+            for target in group.targets:
+                path, _, name = target.rpartition(".")
+                module = self.model.get_submodule(path)
+                inside = module._parameters if name in module._parameters else module._buffers
+                owners[target] = (inside, name)
+        return owners
+
+
+def _shape_of(plan: Plan, dtype: str | None) -> frozenset[tuple[str, tuple[int, ...], str | None]]:
+    """What compositions that share a model have in common."""
+    return frozenset((t.name, t.shape, None if dtype else t.dtype) for t in plan.tensors)

@@ -1,0 +1,139 @@
+"""The virtual model: whichever composition it is switched to, it is `Plan.load` to the bit."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from tiny_models import FAMILIES, MORE, config_of, grid_of, same_bits, save_expert, swap_of
+
+import layerswap as ls
+from layerswap.errors import EvaluationError
+from layerswap.evaluate.virtual import VirtualModel
+
+
+def check_same_model(found, expected):
+    wanted = expected.state_dict()
+    state = found.state_dict()
+    assert state.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert same_bits(state[name], tensor), name
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+def test_every_composition_is_the_loaded_one(family, tmp_path):
+    plans = grid_of(swap_of(tmp_path, family))[::3]
+    virtual = VirtualModel(plans)
+    for index in (*range(len(plans)), 0):
+        model = virtual.switch(index)
+        expected = plans[index].load()
+        check_same_model(model, expected)
+        ids = torch.tensor([[5, 9, 13, 2, 44, 17, 8, 30]])
+        with torch.no_grad():
+            assert same_bits(model(input_ids=ids).logits, expected(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_in_bfloat16_and_cast(family, tmp_path):
+    plans = swap_of(tmp_path, family, torch.bfloat16).grid(bottom=[0, 2], top=[1])
+    stored, wide = VirtualModel(plans), VirtualModel(plans, dtype="float32")
+    for index, plan in enumerate(plans):
+        check_same_model(stored.switch(index), plan.load())
+        check_same_model(wide.switch(index), plan.load().float())
+
+
+def test_compositions_share_the_tensors_of_the_experts(tmp_path):
+    plans = swap_of(tmp_path).grid(bottom=[0, 2], top=[0, 1])
+    virtual = VirtualModel(plans)
+    name = "model.layers.{}.mlp.up_proj.weight"
+
+    def where(index, layer):
+        return virtual.switch(index).get_parameter(name.format(layer)).data_ptr()
+
+    assert where(0, 3) == where(2, 3)  # both take the task expert's
+    assert where(0, 0) != where(2, 0)
+    assert where(0, 0) == where(1, 0)
+    expert = sum(t.nbytes for t in plans[0].load().state_dict().values())
+    assert virtual.pool.kept_bytes < 2 * expert
+    outside = 2 * 60 * 32 + 32
+    assert virtual.pool.made_bytes == 4 * outside  # one blend, whatever the number of plans
+
+
+def test_tied_parameters_stay_one(tmp_path):
+    virtual = VirtualModel(swap_of(tmp_path, "qwen2").grid(bottom=[1, 2], top=[1]))
+    for index in range(2):
+        model = virtual.switch(index)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_made_tensors_are_dropped_and_made_again(tmp_path):
+    plan = swap_of(tmp_path)
+    mixes = [
+        plan.with_composition(
+            ls.Composition.build(5, lambda place, w=w: ls.Blend.of({"task": w, "language": 1 - w}))
+        )
+        for w in (0.1, 0.2, 0.3)
+    ]
+    virtual = VirtualModel(mixes, max_made_bytes=30_000)
+    for index in (0, 1, 2, 0, 2):
+        check_same_model(virtual.switch(index), mixes[index].load())
+        assert virtual.pool.made_bytes <= 30_000
+
+
+def test_merge_methods_are_places_like_others(tmp_path):
+    for seed, name in enumerate(("base", "task", "language", "third")):
+        save_expert(tmp_path / name, config_of("llama"), seed)
+    recipe = ls.Recipe.model_validate(
+        {
+            "base": str(tmp_path / "base"),
+            "experts": {
+                "task": str(tmp_path / "task"),
+                "one": str(tmp_path / "language"),
+                "two": str(tmp_path / "third"),
+                "language": {
+                    "merge": {"method": "ties", "experts": {"one": 1, "two": 1}, "density": 0.4}
+                },
+            },
+            "swap": {"task": "task", "language": "language", "bottom": 1, "top": 1},
+        }
+    )
+    plans = ls.make_plan(recipe).grid(bottom=[1, 2], top=[0, 1])
+    assert any(not tensor.linear for tensor in plans[0].tensors)
+    virtual = VirtualModel(plans)
+    for index in (3, 0, 2, 1):
+        check_same_model(virtual.switch(index), plans[index].load())
+
+
+def test_switching_takes_milliseconds(tmp_path):
+    # 224 parameters. A bound far from what it takes: re-pointing them is under a millisecond.
+    plan = swap_of(tmp_path, num_hidden_layers=24)
+    virtual = VirtualModel(plan.grid(bottom=[0, 12], top=[0, 12]))
+    for index in range(4):
+        virtual.switch(index)
+    start = time.perf_counter()
+    for index in range(40):
+        virtual.switch(index % 4)
+    assert (time.perf_counter() - start) / 40 < 0.05
+
+
+def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
+    plan = swap_of(tmp_path / "a")
+    other = swap_of(tmp_path / "b", intermediate_size=40)
+    with pytest.raises(EvaluationError, match="do not make models of one kind"):
+        VirtualModel([plan, other])
+    with pytest.raises(EvaluationError, match="there is no composition to evaluate"):
+        VirtualModel([])
+    with pytest.raises(EvaluationError, match="no dtype 'int4'; there are float32"):
+        VirtualModel([plan], dtype="int4")
+
+
+def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
+    task = save_expert(tmp_path / "task", config_of("llama"), 1)
+    language = save_expert(tmp_path / "language", config_of("llama"), 2, torch.bfloat16)
+    both = ls.swap(task=task, language=language, bottom=1, top=1)
+    alone = both.with_composition(ls.Composition.build(5, lambda place: ls.Blend.of("language")))
+    with pytest.raises(EvaluationError, match="give a dtype"):
+        VirtualModel([both, alone])
+    virtual = VirtualModel([both, alone], dtype="float32")
+    check_same_model(virtual.switch(1), alone.load().float())
