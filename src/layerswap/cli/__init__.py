@@ -14,6 +14,7 @@ from layerswap.cli import (
     delta,
     fisher,
     lab,
+    linearity,
     merge,
     plan,
     quickstart,
@@ -38,6 +39,7 @@ app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)
 app.command("delta")(delta.delta)
+app.command("linearity")(linearity.linearity)
 app.command("revert")(revert.revert)
 app.command("suggest")(suggest.suggest)
 app.add_typer(recipe.app, name="recipe")

@@ -1,0 +1,36 @@
+"""`layerswap linearity`: how well two experts add up and interpolate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from layerswap.cli import options
+
+
+def linearity(
+    *,
+    base: Annotated[str, typer.Option(help="What both experts were fine-tuned from.")],
+    task: Annotated[str, typer.Option(help="Task expert: a folder or a Hub id.")],
+    language: Annotated[str, typer.Option(help="Language expert: a folder or a Hub id.")],
+    text: Annotated[
+        Path, typer.Option(help="Texts to measure on: one per line, or JSON Lines with `text`.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to create.")],
+    steps: Annotated[int, typer.Option(min=2, help="Steps from one expert to the other.")] = 4,
+    max_length: Annotated[int, typer.Option(min=2, help="Most tokens of a text.")] = 256,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Loss along the line between two experts, layer by layer, and how far their deltas add up.
+
+    Example: layerswap linearity --base llama --task math --language swahili --text sw.txt --out lin
+    """
+    from layerswap.report.linearity_files import refuse_linearity, write_linearity
+
+    refuse_linearity(out, overwrite=overwrite)
+    for line in write_linearity(
+        base, task, language, text, out, steps=steps, max_length=max_length, overwrite=overwrite
+    ):
+        typer.echo(line)
