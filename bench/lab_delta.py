@@ -21,6 +21,7 @@ from layerswap.evaluate.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS, in_memory
 from layerswap.lab.scoring import correct, load, questions
+from layerswap.lab.training import encode
 from layerswap.merge import Plan, swap
 
 
@@ -87,7 +88,9 @@ def linearity(lab: Lab, language: str) -> str:
     task, other = lab.task_experts[0], lab.language_experts[language][0]
     _, tokenizer = load(lab.base)
     asked = questions("task_target", language, "development", 200, world=lab.world)
-    texts = [tokenizer(example.prompt + example.completion).input_ids for example in asked]
+    rows = [row["input_ids"] for row in encode(tokenizer, asked)]
+    starts = [len(tokenizer(example.prompt).input_ids) for example in asked]
+    texts = [(row[:start], row[start:]) for row, start in zip(rows, starts, strict=True)]
     line = connectivity(task, other, texts, batch_size=64)
     sums = additivity(lab.base, task, other, texts)
     worst = max(range(len(line.layers)), key=lambda i: line.layers[i].barrier)

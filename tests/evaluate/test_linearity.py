@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.linearity import Line, additivity, connectivity
 
-TEXTS = [[3, 7, 11, 2, 9], [5, 8, 1], [30, 31, 2, 4, 4, 17, 9]]
+WHOLE = [[3, 7, 11, 2, 9], [5, 8, 1], [30, 31, 2, 4, 4, 17, 9]]
+TEXTS = [(text[:1], text[1:]) for text in WHOLE]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def loss(weights: dict[str, torch.Tensor], folder: Path) -> float:
     model.load_state_dict(weights)
     total = count = 0.0
     with torch.no_grad():
-        for text in TEXTS:
+        for text in WHOLE:
             ids = torch.tensor([text])
             total += float(model(ids, labels=ids).loss) * (len(text) - 1)
             count += len(text) - 1
@@ -81,7 +82,7 @@ def test_departure_is_that_of_the_four_models(trio):
         model = AutoModelForCausalLM.from_pretrained(base)
         model.load_state_dict(one)
         with torch.no_grad():
-            outputs = [model(torch.tensor([x]), output_hidden_states=True) for x in TEXTS]
+            outputs = [model(torch.tensor([x]), output_hidden_states=True) for x in WHOLE]
         states.append(
             [torch.cat([o.hidden_states[i + 1][0] for o in outputs]).double() for i in range(3)]
             + [torch.cat([o.logits[0] for o in outputs]).double()]
@@ -107,7 +108,7 @@ def test_deltas_that_do_not_meet_add_up_exactly(trio, tmp_path):
     assert found.logits < 1e-5
 
 
-@pytest.mark.parametrize("texts", [[], [[3]], [[1, 2], [3]]])
+@pytest.mark.parametrize("texts", [[], [([3], [])], [([1], [2]), ([], [3])]])
 def test_texts_that_are_too_short(trio, texts):
     with pytest.raises(EvaluationError, match="linearity needs texts of two tokens and more"):
         connectivity(trio[1], trio[2], texts)

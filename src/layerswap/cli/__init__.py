@@ -21,6 +21,7 @@ from layerswap.cli import (
     recipe,
     revert,
     suggest,
+    sweep,
     verify,
 )
 from layerswap.errors import LayerswapError
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
+app.command("sweep")(sweep.sweep)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)
 app.command("delta")(delta.delta)

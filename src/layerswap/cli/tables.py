@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from layerswap.delta.proposal import Evidence
+    from layerswap.evaluate.board import Board
     from layerswap.evaluate.statistics import Interval
 
 
@@ -53,6 +54,31 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     text = StringIO()
     Console(file=text, width=100).print(table)
     return text.getvalue().rstrip()
+
+
+def board_table(board: Board) -> str:
+    """A sweep's contenders on the test split, and how far the best is from each."""
+    from io import StringIO
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    task, metric, name = board.measure
+    table = Table(box=SIMPLE_HEAD, caption=f"{task}, {name}; 95% bootstrap intervals")
+    for column in ("model", metric, "best minus it"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    differences = board.differences()
+    for model, value in board.intervals().items():
+        cells = [_plain(one) if one else "" for one in (value, differences.get(model))]
+        table.add_row(model, *cells)
+    text = StringIO()
+    Console(file=text, width=100).print(table)
+    return text.getvalue().rstrip()
+
+
+def _plain(interval: Interval) -> str:
+    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
 def percent(interval: Interval) -> str:

@@ -189,22 +189,23 @@ def _judge_class() -> type[Any]:
         def _model_generate(
             self, context: Any, max_length: int, stop: list[str], **settings: Any
         ) -> Any:
-            mask = settings.pop("attention_mask")
+            new, mask = max_length - context.shape[1], settings.pop("attention_mask")
+            asked = {"max_new_tokens": new, "stop": list(stop), "sampling": _sampling(settings)}
             prompts = [
                 tuple(row[kept.bool()].tolist()) for row, kept in zip(context, mask, strict=True)
             ]
-            new = max_length - context.shape[1]
-            endings = {"max_new_tokens": new, "stop": list(stop)}
-            sampling = _sampling(settings)
-            written = self._book.texts(
-                self.number, prompts, {**endings, "sampling": sampling}, self.tokenizer
-            )
-            rows = torch.full((len(prompts), new), self.tokenizer.pad_token_id)
-            for row, tokens in zip(rows, written, strict=True):
-                row[: len(tokens)] = torch.tensor(tokens)
-            return torch.cat([context, rows.to(context.device)], dim=1)
+            written = self._book.texts(self.number, prompts, asked, self.tokenizer)
+            return torch.cat([context, _padded(written, new, self.tokenizer, context)], dim=1)
 
     return Judged
+
+
+def _padded(written: Sequence[Answer], width: int, tokenizer: Any, like: Any) -> Any:
+    """What was written as one tensor `(rows, width)`, padded on the right."""
+    rows = like.new_full((len(written), width), tokenizer.pad_token_id)
+    for row, tokens in zip(rows, written, strict=True):
+        row[: len(tokens)] = like.new_tensor(tokens)
+    return rows
 
 
 class _Book:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.compose import Blend, Composition
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError
+from layerswap.evaluate.requests import Question
 from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.merge.make import make_plan
 from layerswap.merge.plan import Plan
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 Source = str | os.PathLike[str]
-Texts = Sequence[Sequence[int]]
-"""Token ids of texts, each of two tokens or more."""
+Texts = Sequence[Question]
+"""Token ids of contexts, and of what follows them and is measured; neither empty."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def additivity(base: Source, task: Source, language: Source, texts: Texts) -> Ad
 
 
 def _check(texts: Texts) -> None:
-    if not texts or min(map(len, texts)) < 2:
+    if not texts or not all(context and rest for context, rest in texts):
         raise EvaluationError("linearity needs texts of two tokens and more")
 
 
@@ -171,9 +172,8 @@ def _end(at: float) -> str:
 
 
 def _losses(plans: Sequence[Plan], texts: Texts, batch_size: int) -> list[float]:
-    requests = [(text[:1], text[1:]) for text in texts]
-    scores = Sweep(plans).loglikelihood(requests, batch_size=batch_size)
-    count = sum(len(text) - 1 for text in texts)
+    scores = Sweep(plans).loglikelihood(texts, batch_size=batch_size)
+    count = sum(len(rest) for _, rest in texts)
     return [-float(row.sum()) / count for row in scores.logprob]
 
 
@@ -184,8 +184,9 @@ def _states(plan: Plan, texts: Texts) -> list[torch.Tensor]:
     model = plan.load()
     found: list[list[torch.Tensor]] = []
     with torch.inference_mode():
-        for text in texts:
-            output = model(torch.tensor([list(text)]), output_hidden_states=True)
+        for context, rest in texts:
+            ids = torch.tensor([[*context, *rest]])
+            output = model(ids, output_hidden_states=True)
             # The first is the embedding, which comes before any layer.
             found.append(
                 [state[0].double() for state in (*output.hidden_states[1:], output.logits)]

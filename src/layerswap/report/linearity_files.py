@@ -44,8 +44,8 @@ def write_linearity(
 
     examples = read_examples(text)
     tokenizer = AutoTokenizer.from_pretrained(open_checkpoint(base).folder)
-    read = (tokenize(example, tokenizer, max_length).ids for example in examples)
-    texts = [ids for ids in read if len(ids) > 1]
+    read = (tokenize(example, tokenizer, max_length) for example in examples)
+    texts = [(t.ids[: t.predicted.start], t.ids[t.predicted.start :]) for t in read if t.predicted]
     line = connectivity(task, language, texts, steps=steps)
     sums = additivity(base, task, language, texts)
     target = out.expanduser().absolute()

@@ -1,0 +1,120 @@
+"""A sweep from its file to its folder, against scores computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from test_harness import world  # noqa: F401
+from typer.testing import CliRunner
+
+import layerswap as ls
+from layerswap.cli import app
+from layerswap.compose import Zones
+from layerswap.errors import RecipeError
+from layerswap.evaluate.board import BEST, Board, run_sweep
+from layerswap.evaluate.sweep_spec import read_sweep
+from layerswap.evaluate.trie import LayerCounts
+
+
+def write(world, path: Path, **changes) -> Path:  # noqa: F811
+    data = {
+        "recipe": {
+            "experts": {"task": str(world["task"]), "language": str(world["language"])},
+            "swap": {},
+        },
+        "grid": {"bottom": "0-2", "top": [0, 1]},
+        "tasks": ["maembe_choose", "maembe_generate"],
+        "include": [str(world["tasks"])],
+        "choose_by": {"task": "maembe_choose", "metric": "acc_norm"},
+        "development": 0.6,
+        **changes,
+    }
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):  # noqa: F811
+    spec, recipe = read_sweep(write(world, tmp_path / "sweep.yaml"))
+    board = run_sweep(spec, recipe)
+    assert len(board.grid) == 6
+    for task in ("maembe_choose", "maembe_generate"):
+        development, test = (
+            {r.document for r in board.rows if (r.split, r.task) == (split, task)}
+            for split in ("development", "test")
+        )
+        assert development | test == set(range(5))
+        assert not development & test
+    assert board.measure == ("maembe_choose", "acc_norm", "none")
+    for zones, mean in board.grid.items():
+        scores = [
+            r.score for r in board.rows
+            if (r.split, r.composition, r.task, r.metric)
+            == ("development", str(zones), "maembe_choose", "acc_norm")
+        ]  # fmt: skip
+        assert len(scores) == 3
+        assert mean == pytest.approx(np.mean(scores))
+    assert board.grid[board.best] == max(board.grid.values())
+    assert set(board.test) == {BEST, "default", "soup", "task expert", "language expert"}
+    assert {len(scores) for scores in board.test.values()} == {2}
+
+
+def test_the_folder_holds_all_of_it_and_a_second_run_changes_nothing(world, tmp_path):  # noqa: F811
+    path, out = write(world, tmp_path / "sweep.yaml"), tmp_path / "out"
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        found = {f.name: f.read_bytes() for f in out.iterdir() if "sqlite" not in f.name}
+        assert set(found) == {"scores.parquet", "board.json", "best.yaml", "report.html"}
+    summary = json.loads(found["board.json"])
+    assert summary["compositions_tried"] == 6
+    rows = pq.read_table(out / "scores.parquet").to_pylist()
+    best = Zones(**summary["best"])
+    again = [r["score"] for r in rows if r["composition"] == "best" and r["metric"] == "acc_norm"]
+    assert summary["test"]["best"]["mean"] == pytest.approx(np.mean(again))
+    plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
+    assert plan.recipe.swap.zones(4) == best
+    assert "best of 6" in done.output
+
+
+def test_sensitivity_is_the_difference_of_means():
+    grid = {Zones(b, u): 0.1 * b + 0.01 * u for b in range(3) for u in range(2)}
+    counts = LayerCounts(1, 1, 1)
+    board = Board(None, 4, ("t", "m", "f"), grid, Zones(2, 1), Zones(1, 1), {}, [], counts)
+    found = board.sensitivity()
+    first = np.mean([v for z, v in grid.items() if z.bottom > 0])
+    rest = np.mean([v for z, v in grid.items() if z.bottom == 0])
+    assert found[0] == pytest.approx(first - rest)
+    assert found[2] is None
+    assert found[3] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": {"bottom": "0-2", "top": -1}}, "grid.top[0]"),
+        ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
+        ({"tasks": []}, "tasks"),
+        ({"tasks": ["a", "a"]}, "task 'a' is there twice"),
+        ({"development": 1.0}, "development"),
+        ({"metrics": 1}, "metrics"),
+        ({"include": ["nowhere"]}, "include: "),
+    ],
+)
+def test_mistakes_in_the_file(world, tmp_path, changes, message):  # noqa: F811
+    with pytest.raises(RecipeError) as caught:
+        read_sweep(write(world, tmp_path / "sweep.yaml", **changes))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_left_alone(world, tmp_path):  # noqa: F811
+    path = write(world, tmp_path / "sweep.yaml")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
+    assert "is no sweep's folder; choose another output" in str(done.exception)
