@@ -68,11 +68,15 @@ class VirtualModel:
         self.pool = WeightPool(max_made_bytes, self.device)
         sources = self._measurements.sources(plans[0])
         self._shape = _shape_of(plans[0], dtype)
+        # What a group is made of has a number, because hashing all of it takes long.
+        self._numbers: dict[tuple[Source, ...], int] = {}
+        self._made_of: list[tuple[Source, ...]] = []
         self.model, self.anatomy = self._load(plans[0], sources)
         slots = (self.anatomy.before, *self.anatomy.layers, self.anatomy.outside)
         self._slots: tuple[tuple[Group, ...], ...] = slots
-        self._keys: list[dict[tuple[tuple[Source, ...], ...], Key]] = [{} for _ in slots]
-        self._choices: list[list[tuple[tuple[Source, ...], ...]]] = [[] for _ in slots]
+        self._keys: list[dict[tuple[int, ...], Key]] = [{} for _ in slots]
+        self._choices: list[list[tuple[int, ...]]] = [[] for _ in slots]
+        self._current: list[Key | None] = [None] * len(slots)
         self._owners = self._find_owners()
         self.add(plans)
 
@@ -125,21 +129,36 @@ class VirtualModel:
         self._use(len(self._slots) - 1, key)
 
     def _key(self, slot: int, sources: dict[str, Source]) -> Key:
-        choice = tuple(tuple(sources[n] for n in group.sources) for group in self._slots[slot])
+        choice = tuple(self._number(group, sources) for group in self._slots[slot])
         known = self._keys[slot]
         if choice not in known:
             known[choice] = len(known)
             self._choices[slot].append(choice)
         return known[choice]
 
+    def _number(self, group: Group, sources: dict[str, Source]) -> int:
+        made_of = tuple(sources[name] for name in group.sources)
+        if made_of not in self._numbers:
+            self._numbers[made_of] = len(self._made_of)
+            self._made_of.append(made_of)
+        return self._numbers[made_of]
+
     def _use(self, slot: int, key: Key) -> None:
-        for group, sources in zip(self._slots[slot], self._choices[slot][key], strict=True):
-            tensors = self.pool.get(sources)
+        last = len(self._slots) - 1
+        if self._current[slot] == key:
+            return
+        for group, number in zip(self._slots[slot], self._choices[slot][key], strict=True):
+            tensors = self.pool.get(number)
             if tensors is None:
-                tensors = self.pool.put(sources, self._make(group, sources))
+                made_of = self._made_of[number]
+                stays = all(source.tensor.verbatim for source in made_of)
+                tensors = self.pool.put(number, self._make(group, made_of), stays=stays)
             for target, tensor in zip(group.targets, tensors, strict=True):
                 owner, name = self._owners[target]
                 owner[name] = tensor
+        self._current[slot] = key
+        if slot in (0, last):  # they have parameters in common
+            self._current[last - slot] = None
 
     def _make(self, group: Group, sources: tuple[Source, ...]) -> tuple[torch.Tensor, ...]:
         if group.converted:
@@ -168,8 +187,9 @@ class VirtualModel:
         model.requires_grad_(False).to(self.device)  # type: ignore[arg-type]
         state = model.state_dict(keep_vars=True)
         for group in (*anatomy.outside, *(g for layer in anatomy.layers for g in layer)):
-            chosen = tuple(sources[name] for name in group.sources)
-            self.pool.put(chosen, tuple(state[name] for name in group.targets))
+            number = self._number(group, sources)
+            stays = all(source.tensor.verbatim for source in self._made_of[number])
+            self.pool.put(number, tuple(state[name] for name in group.targets), stays=stays)
         return model, anatomy
 
     def _find_owners(self) -> dict[str, tuple[dict[str, Any], str]]:

@@ -55,7 +55,7 @@ class Measurements:
 
 
 class WeightPool:
-    """Tensors by what they are made of.
+    """Tensors by the number of what they are made of.
 
     Those that are an expert's own bytes are read once and stay. Made ones (blends, merge methods)
     stay up to a bound in bytes; the least recently used go first, and are made again when needed.
@@ -68,8 +68,8 @@ class WeightPool:
     def __init__(self, max_made_bytes: int | None, device: torch.device) -> None:
         self.device = device
         self._bound = max_made_bytes
-        self._kept: dict[tuple[Source, ...], Tensors] = {}
-        self._made: OrderedDict[tuple[Source, ...], Tensors] = OrderedDict()
+        self._kept: dict[int, Tensors] = {}
+        self._made: OrderedDict[int, Tensors] = OrderedDict()
         self.made_bytes = 0
 
     @property
@@ -84,19 +84,19 @@ class WeightPool:
             self._bound = int(free_bytes(self.device) * FREE_SHARE)
         return self._bound
 
-    def get(self, sources: tuple[Source, ...]) -> Tensors | None:
-        """The tensors of these sources, None where they are not at hand."""
-        if sources in self._made:
-            self._made.move_to_end(sources)
-            return self._made[sources]
-        return self._kept.get(sources)
+    def get(self, number: int) -> Tensors | None:
+        """The tensors of this number, None where they are not at hand."""
+        if number in self._made:
+            self._made.move_to_end(number)
+            return self._made[number]
+        return self._kept.get(number)
 
-    def put(self, sources: tuple[Source, ...], tensors: Tensors) -> Tensors:
-        """Keep the tensors of these sources, for ever or for as long as they fit."""
-        if all(source.tensor.verbatim for source in sources):
-            self._kept[sources] = tensors
+    def put(self, number: int, tensors: Tensors, *, stays: bool) -> Tensors:
+        """Keep tensors, for ever or for as long as they fit."""
+        if stays:
+            self._kept[number] = tensors
             return tensors
-        self._made[sources] = tensors
+        self._made[number] = tensors
         self.made_bytes += _nbytes(tensors)
         while self.made_bytes > self.max_made_bytes and len(self._made) > 1:
             _, dropped = self._made.popitem(last=False)
