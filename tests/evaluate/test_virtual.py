@@ -10,6 +10,7 @@ from tiny_models import FAMILIES, MORE, config_of, grid_of, same_bits, save_expe
 
 import layerswap as ls
 from layerswap.errors import EvaluationError
+from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.evaluate.virtual import VirtualModel
 
 
@@ -137,3 +138,33 @@ def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
         VirtualModel([both, alone])
     virtual = VirtualModel([both, alone], dtype="float32")
     check_same_model(virtual.switch(1), alone.load().float())
+
+
+def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
+    plans = swap_of(tmp_path, num_hidden_layers=6).grid(bottom=range(3), top=range(2))
+    sweep = Sweep(plans)
+    every = range(len(plans))
+    held = sum(t.nbytes for t in plans[0].load().state_dict().values())
+    outside = 4 * (2 * 60 * 32 + 32)
+    layer = (held - outside) // 6
+    estimate = sweep.memory(rows=4, tokens=10)
+    # Layers 0, 1 and 5 of both experts, 2 to 4 of the task expert; one blend outside.
+    assert estimate.experts == 9 * layer
+    assert estimate.made == outside
+    assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open + 1)
+    for index in every:
+        sweep.model(index)
+    assert sweep.virtual.pool.kept_bytes == estimate.experts
+    assert sweep.virtual.pool.made_bytes == estimate.made
+    assert str(estimate).startswith("about ")
+    assert "(experts 279 KB, made 15 KB, " in str(estimate)
+
+    budget = sweep.memory(16, 10).total
+    assert sweep.fit_batch_size(10, budget=budget) == 16
+    assert sweep.fit_batch_size(10, budget=budget - 1) == 8
+    with pytest.raises(EvaluationError, match=r"one row at a time needs about .* but there are 1 K"):
+        sweep.fit_batch_size(10, budget=1000)
+    writing = sweep.memory(2, 10, new_tokens=20)
+    assert writing.cache >= 2 * 6 * 6 * 30 * 2 * 16 * 4  # prompts, plans, layers, tokens, k and v
+    assert sweep.fit_batch_size(10, new_tokens=20, budget=writing.total) == 2
+    assert sweep.fit_batch_size(10) >= 1

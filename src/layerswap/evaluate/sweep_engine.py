@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
+from layerswap.evaluate.compositions import Compositions
 from layerswap.evaluate.endings import Endings, Generation
 from layerswap.evaluate.generating import Batch, Request, check_decoding
 from layerswap.evaluate.limits import check_prompts, check_tokens, eos_tokens, vocabulary
@@ -14,21 +15,18 @@ from layerswap.evaluate.requests import Question, make_batches, make_rows, rolli
 from layerswap.evaluate.runner import Runner
 from layerswap.evaluate.sampling import Sampling
 from layerswap.evaluate.scoring import Scorer, Scores, joined
-from layerswap.evaluate.trie import LayerCounts, build_trie, count_layers
-from layerswap.evaluate.virtual import VirtualModel
 from layerswap.merge.plan import Plan
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from transformers import PreTrainedModel
 
 ROWS = 256
 """Compositions times prompts that are generated together by default."""
 
 
-class Sweep:
+class Sweep(Compositions):
     """Compositions of the same experts, evaluated for the price of a few.
 
     Compositions that begin alike share the work of their common layers: logits are bit for bit
@@ -61,31 +59,9 @@ class Sweep:
         dtype: str | None = None,
         max_made_bytes: int | None = None,
     ) -> None:
-        self.virtual = VirtualModel(
-            plans, device=device, dtype=dtype, max_made_bytes=max_made_bytes
-        )
+        super().__init__(plans, device=device, dtype=dtype, max_made_bytes=max_made_bytes)
         self.runner = Runner(self.virtual)
         self._decodes = False
-
-    def __len__(self) -> int:
-        return len(self.virtual)
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        """The compositions, in the order of every result's rows."""
-        return self.virtual.plans
-
-    def add(self, plans: Sequence[Plan]) -> list[int]:
-        """More compositions, without loading anything again; returns their positions."""
-        return self.virtual.add(plans)
-
-    def model(self, index: int) -> PreTrainedModel:
-        """One composition as a transformers model: the same object every time, re-pointed."""
-        return self.virtual.switch(index)
-
-    def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
-        """How many layers run per batch, one by one and here."""
-        return count_layers(build_trie(self.virtual.paths, self._members(members)))
 
     def logits(
         self,
@@ -110,7 +86,7 @@ class Sweep:
         inputs = {"input_ids": input_ids.to(device), "use_cache": False}
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask.to(device)
-        endings = self.runner.run(inputs, self._members(members))
+        endings = self.runner.run(inputs, self.choose(members))
         while True:
             # Not around the loop: what runs between two results is the caller's.
             with torch.inference_mode():
@@ -132,7 +108,7 @@ class Sweep:
             settings: as `iter_loglikelihood`.
         """
         batches = self.iter_loglikelihood(requests, members=members, **settings)
-        return joined(batches, self._members(members), len(requests))
+        return joined(batches, self.choose(members), len(requests))
 
     def iter_loglikelihood(
         self,
@@ -159,7 +135,7 @@ class Sweep:
         Raises:
             EvaluationError: a request that cannot be answered.
         """
-        chosen = self._members(members)
+        chosen = self.choose(members)
         bound = max_length_of(self.virtual.model) if max_length is None else max_length
         for part, what in ((0, "the context of request"), (1, "the continuation of request")):
             check_tokens(
@@ -214,7 +190,7 @@ class Sweep:
             prompts: token ids.
             settings: as `iter_generate`.
         """
-        members = self._members(settings.get("members"))
+        members = self.choose(settings.get("members"))
         found = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
         return [[found[member, prompt] for prompt in range(len(prompts))] for member in members]
 
@@ -258,7 +234,7 @@ class Sweep:
             EvaluationError: a setting or prompt that is not possible, or a model that cannot be
                 decoded for several compositions together.
         """
-        chosen = self._members(members)
+        chosen = self.choose(members)
         ends = eos_tokens(self.virtual.model) if eos is None else frozenset(eos)
         endings = Endings(max_new_tokens, ends, tuple(stop), tokenizer)
         request = Request(endings, sampling, processors)
@@ -277,15 +253,3 @@ class Sweep:
             yield [
                 ((member, part[i]), found[member, i]) for member in chosen for i in range(len(part))
             ]
-
-    def _members(self, members: Sequence[int] | None) -> list[int]:
-        if members is None:
-            return list(range(len(self)))
-        wrong = [member for member in members if not 0 <= member < len(self)]
-        if wrong or not members:
-            raise EvaluationError(
-                f"there is no composition {wrong[0]}; they are 0 to {len(self) - 1}"
-                if wrong
-                else "no composition is chosen"
-            )
-        return list(members)

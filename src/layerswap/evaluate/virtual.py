@@ -116,6 +116,15 @@ class VirtualModel:
         self.use_outside(path[-1])
         return self.model
 
+    def weight_bytes(self) -> tuple[int, int]:
+        """Bytes of all distinct tensors of the compositions: the experts' own, and made ones."""
+        stays = made = 0
+        for made_of in self._made_of:
+            count = sum(source.tensor.elements for source in made_of) * self.model.dtype.itemsize
+            verbatim = all(source.tensor.verbatim for source in made_of)
+            stays, made = (stays + count, made) if verbatim else (stays, made + count)
+        return stays, made
+
     def use_before(self, key: Key) -> None:
         """Give all that acts before the layers these tensors."""
         self._use(0, key)
