@@ -162,7 +162,9 @@ def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
     budget = sweep.memory(16, 10).total
     assert sweep.fit_batch_size(10, budget=budget) == 16
     assert sweep.fit_batch_size(10, budget=budget - 1) == 8
-    with pytest.raises(EvaluationError, match=r"one row at a time needs about .* but there are 1 K"):
+    with pytest.raises(
+        EvaluationError, match=r"one row at a time needs about .* but there are 1 K"
+    ):
         sweep.fit_batch_size(10, budget=1000)
     writing = sweep.memory(2, 10, new_tokens=20)
     assert writing.cache >= 2 * 6 * 6 * 30 * 2 * 16 * 4  # prompts, plans, layers, tokens, k and v
