@@ -155,10 +155,10 @@ class Runner:
             raise
         except NOT_SO_BUILT as error:
             return self._give_up(f"{type(error).__name__}: {error}")
-        for member, (logits, picked) in found.items():
+        for member, (whole, picked) in found.items():
             (alone,) = self._alone(part, [member])
             # Rows that are padding alone may hold NaN, which equals nothing.
-            expected, logits = alone.logits(None).nan_to_num(), logits.nan_to_num()
+            expected, logits = alone.logits(None).nan_to_num(), whole.nan_to_num()
             if not torch.equal(logits, expected):
                 return self._give_up(f"logits differ by up to {_gap(logits, expected):.2g}")
             same = expected.reshape(-1, expected.shape[-1])[some]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
+from layerswap.evaluate.alone import generate_alone
 from layerswap.evaluate.compositions import Compositions
 from layerswap.evaluate.endings import Endings, Generation
-from layerswap.evaluate.generating import Batch, Request, check_decoding
+from layerswap.evaluate.generating import Batch, Request, why_not_together
 from layerswap.evaluate.limits import check_prompts, check_tokens, eos_tokens, vocabulary
 from layerswap.evaluate.limits import max_length as max_length_of
 from layerswap.evaluate.requests import Question, make_batches, make_rows, rolling_requests
@@ -61,7 +63,7 @@ class Sweep(Compositions):
     ) -> None:
         super().__init__(plans, device=device, dtype=dtype, max_made_bytes=max_made_bytes)
         self.runner = Runner(self.virtual)
-        self._decodes = False
+        self._together: bool | None = None
 
     def logits(
         self,
@@ -210,6 +212,10 @@ class Sweep(Compositions):
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
         """`generate` batch by batch, longest prompts first, to be stored as they come.
 
+        The first call checks, on a part of the first batch, that what is written is what the
+        compositions alone find likely; where it is not, or the model keeps another state than
+        keys and values, a warning says so and every composition generates alone.
+
         Greedy by default. In float32 the tokens are those that transformers' `generate` gives each
         composition, unless two tokens are equally likely but for rounding.
 
@@ -231,8 +237,7 @@ class Sweep(Compositions):
             Per batch `((composition, prompt), generation)`, in both their orders.
 
         Raises:
-            EvaluationError: a setting or prompt that is not possible, or a model that cannot be
-                decoded for several compositions together.
+            EvaluationError: a setting or prompt that is not possible.
         """
         chosen = self.choose(members)
         ends = eos_tokens(self.virtual.model) if eos is None else frozenset(eos)
@@ -244,12 +249,30 @@ class Sweep(Compositions):
         size = batch_size or max(1, ROWS // len(chosen))
         for start in range(0, len(order), size):
             part = order[start : start + size]
-            texts = [prompts[i] for i in part]
-            if not self._decodes:
-                check_decoding(self.runner, chosen, texts)
-                self._decodes = True
-            batch = Batch(self.runner, chosen, texts, [numbers[i] for i in part], request)
-            found = batch.generate()
+            found = self._generate_batch(
+                chosen, [prompts[i] for i in part], [numbers[i] for i in part], request
+            )
             yield [
                 ((member, part[i]), found[member, i]) for member in chosen for i in range(len(part))
             ]
+
+    def _generate_batch(
+        self,
+        members: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        streams: Sequence[int],
+        request: Request,
+    ) -> dict[tuple[int, int], Generation]:
+        if self._together is None:
+            why = why_not_together(self.runner, members, prompts)
+            self._together = why is None
+            if why is not None:
+                warnings.warn(
+                    f"{type(self.virtual.model).__name__} cannot be decoded for several "
+                    f"compositions together ({why}); every composition generates alone, at full "
+                    "price",
+                    stacklevel=4,
+                )
+        if not self._together:
+            return generate_alone(self.runner, members, prompts, streams, request)
+        return Batch(self.runner, members, prompts, streams, request).generate()
