@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
     from layerswap.errors import LayerswapError
+    from layerswap.evaluate import Sampling, Sweep
     from layerswap.merge import Plan, make_plan, soup, swap
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "Place",
     "Plan",
     "Recipe",
+    "Sampling",
+    "Sweep",
     "Zones",
     "__version__",
     "make_plan",
@@ -44,6 +47,7 @@ _ROOMS = {
     "checkpoint": ("Checkpoint", "Place", "open_checkpoint"),
     "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
     "errors": ("LayerswapError",),
+    "evaluate": ("Sampling", "Sweep"),
     "merge": ("Plan", "make_plan", "soup", "swap"),
 }
 
