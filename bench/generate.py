@@ -96,7 +96,8 @@ def main() -> None:
     print(
         f"{len(sweep)} compositions of {sweep.plans[0].composition.layers} layers, "
         f"{options.prompts} prompts, up to {options.new} tokens, {options.dtype}: sweep "
-        f"{together:.2f} s, one by one {alone:.2f} s, {alone / together:.1f} times as fast; {agreement(ours, theirs)}"
+        f"{together:.2f} s, one by one {alone:.2f} s, {alone / together:.1f} times as fast; "
+        f"{agreement(ours, theirs)}"
     )
 
 

@@ -21,7 +21,6 @@ from layerswap.evaluate.narrow import Narrower, joined, merged, taken
 from layerswap.evaluate.runner import CLOSE, NOT_SO_BUILT, Runner
 from layerswap.evaluate.sampling import Sampling, draw_tokens
 from layerswap.evaluate.stack import Call
-from layerswap.evaluate.trie import build_trie
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +75,7 @@ class Batch:
         self._lengths = torch.tensor([len(prompt) for prompt in prompts]).to(mask.device)
         # As transformers does: without padding there is no mask, which is faster.
         self._mask = None if bool(mask.all()) else mask
-        self._roots = build_trie(self._virtual.paths, members)
+        self._roots = runner.trie(members)
         self._lanes = Lanes(self._roots, len(prompts))
         slots = [level.counts for level in self._lanes.levels[1:-1]]
         count = request.endings.max_new_tokens

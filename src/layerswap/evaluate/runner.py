@@ -53,6 +53,7 @@ class Runner:
         self.virtual = virtual
         self.stack = Stack(virtual.model, virtual.layers)
         self.exact: bool | None = None
+        self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0
 
     def run(self, inputs: Mapping[str, Any], members: Sequence[int]) -> Iterator[Ending]:
@@ -68,6 +69,13 @@ class Runner:
         if self.exact is None:
             self.exact = self._check(inputs, members)
         yield from self._trie(inputs, members) if self.exact else self._alone(inputs, members)
+
+    def trie(self, members: Sequence[int]) -> list[Node]:
+        """The trie of some compositions; built once, for it serves every batch."""
+        chosen = tuple(members)
+        if chosen not in self._tries:
+            self._tries = {chosen: build_trie(self.virtual.paths, chosen)}
+        return self._tries[chosen]
 
     def states(
         self,
@@ -108,8 +116,7 @@ class Runner:
         return entry.calls[layer](self.stack.layers[layer], hidden)
 
     def _trie(self, inputs: Mapping[str, Any], members: Sequence[int]) -> Iterator[Ending]:
-        roots = build_trie(self.virtual.paths, members)
-        for leaf, hidden in self.states(roots, inputs):
+        for leaf, hidden in self.states(self.trie(members), inputs):
             state = [hidden]
 
             def logits(
@@ -142,7 +149,7 @@ class Runner:
             name: value[:CHECKED_ROWS, -CHECKED_TOKENS:] if hasattr(value, "shape") else value
             for name, value in inputs.items()
         }
-        order = [m for leaf, _ in walk(build_trie(self.virtual.paths, members))
+        order = [m for leaf, _ in walk(self.trie(members))
                  if not leaf.children for m in leaf.members]  # fmt: skip
         chosen = sorted({order[0], order[len(order) // 2], order[-1]})
         some = torch.arange(0, part["input_ids"].numel(), 3, device=self.virtual.device)
