@@ -30,6 +30,7 @@ class Compositions:
         device: where the models run and their tensors live.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors in memory.
+        experts_on: `device` or `cpu`, where the experts' tensors stay.
 
     Raises:
         LayerswapError: the compositions do not make models of one kind.
@@ -42,9 +43,14 @@ class Compositions:
         device: str | torch.device,
         dtype: str | None,
         max_made_bytes: int | None,
+        experts_on: str,
     ) -> None:
         self.virtual = VirtualModel(
-            plans, device=device, dtype=dtype, max_made_bytes=max_made_bytes
+            plans,
+            device=device,
+            dtype=dtype,
+            max_made_bytes=max_made_bytes,
+            experts_on=experts_on,
         )
 
     def __len__(self) -> int:

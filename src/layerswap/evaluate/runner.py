@@ -51,7 +51,7 @@ class Runner:
 
     def __init__(self, virtual: VirtualModel) -> None:
         self.virtual = virtual
-        self.stack = Stack(virtual.model, virtual.layers)
+        self.stack = Stack(virtual.switch(0), virtual.layers, virtual.device)
         self.exact: bool | None = None
         self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0

@@ -54,10 +54,11 @@ class Stack:
     Args:
         model: in evaluation mode.
         layers: its layers, in order.
+        device: where it runs.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: nn.ModuleList) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, layers: nn.ModuleList, device: torch.device) -> None:
+        self.model, self._device = model, device
         self.layers = list(layers)
         # How a layer answers (a tensor, or a tuple that begins with it) is learnt once.
         self._rests: list[tuple[Any, ...] | None] = [None] * len(self.layers)
@@ -130,7 +131,7 @@ class Stack:
     def _tokens(self, rows: int) -> dict[str, Any]:
         import torch
 
-        ids = torch.zeros(rows, 1, dtype=torch.long, device=self.model.device)
+        ids = torch.zeros(rows, 1, dtype=torch.long, device=self._device)
         return {"input_ids": ids, "use_cache": False}
 
     def _answer(self, layer: int, hidden: torch.Tensor) -> Any:

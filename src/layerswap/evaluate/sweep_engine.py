@@ -42,6 +42,8 @@ class Sweep(Compositions):
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors in memory; None for half of the
             memory that is free once the experts are there.
+        experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
+            to the device when they are needed, within `max_made_bytes`.
 
     Raises:
         LayerswapError: the compositions do not make models of one kind.
@@ -60,8 +62,15 @@ class Sweep(Compositions):
         device: str | torch.device = "cpu",
         dtype: str | None = None,
         max_made_bytes: int | None = None,
+        experts_on: str = "device",
     ) -> None:
-        super().__init__(plans, device=device, dtype=dtype, max_made_bytes=max_made_bytes)
+        super().__init__(
+            plans,
+            device=device,
+            dtype=dtype,
+            max_made_bytes=max_made_bytes,
+            experts_on=experts_on,
+        )
         self.runner = Runner(self.virtual)
         self._together: bool | None = None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.anatomy import Anatomy, Group, convert, dissect
-from layerswap.evaluate.weights import Measurements, Source, WeightPool
+from layerswap.evaluate.weights import Measurements, Source, WeightPool, moved
 from layerswap.merge.memory import build_model
 from layerswap.merge.outputs import FLOAT_NAMES
 from layerswap.merge.plan import Plan
@@ -36,6 +36,8 @@ class VirtualModel:
         device: where the tensors live and the model runs.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors; None for half of the free memory.
+        experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
+            to the device when they are needed, and count among the bounded.
 
     Raises:
         EvaluationError: no plan; plans of different dtypes or shapes; an unknown model.
@@ -53,6 +55,7 @@ class VirtualModel:
         device: str | torch.device = "cpu",
         dtype: str | None = None,
         max_made_bytes: int | None = None,
+        experts_on: str = "device",
     ) -> None:
         import torch
 
@@ -60,12 +63,15 @@ class VirtualModel:
             raise EvaluationError("there is no composition to evaluate")
         if dtype is not None and dtype not in FLOAT_NAMES:
             raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")
-        self.device = torch.device(device)
+        if experts_on not in ("device", "cpu"):
+            raise EvaluationError(f"experts_on is {experts_on!r}; it must be device or cpu")
+        self.device = torch.empty(0, device=device).device  # with its index: "cuda" is "cuda:0"
         self._dtype = dtype
         self.plans: list[Plan] = []
         self.paths: list[Path] = []
         self._measurements = Measurements()
-        self.pool = WeightPool(max_made_bytes, self.device)
+        home = torch.device("cpu") if experts_on == "cpu" else self.device
+        self.pool = WeightPool(max_made_bytes, self.device, home)
         sources = self._measurements.sources(plans[0])
         self._shape = _shape_of(plans[0], dtype)
         # What a group is made of has a number, because hashing all of it takes long.
@@ -159,9 +165,8 @@ class VirtualModel:
         for group, number in zip(self._slots[slot], self._choices[slot][key], strict=True):
             tensors = self.pool.get(number)
             if tensors is None:
-                made_of = self._made_of[number]
-                stays = all(source.tensor.verbatim for source in made_of)
-                tensors = self.pool.put(number, self._make(group, made_of), stays=stays)
+                self._make(group, number)
+                tensors = self.pool.get(number) or ()
             for target, tensor in zip(group.targets, tensors, strict=True):
                 owner, name = self._owners[target]
                 owner[name] = tensor
@@ -169,18 +174,25 @@ class VirtualModel:
         if slot in (0, last):  # they have parameters in common
             self._current[last - slot] = None
 
-    def _make(self, group: Group, sources: tuple[Source, ...]) -> tuple[torch.Tensor, ...]:
+    def _make(self, group: Group, number: int) -> None:
+        made_of = self._made_of[number]
+        stays = all(source.tensor.verbatim for source in made_of)
+        where = self.pool.home if stays else self.device
         if group.converted:
-            made = convert(self.model, group, {s.tensor.name: s.compute() for s in sources})
-            return tuple(map(self._placed, group.targets, made))
-        return (self._placed(group.targets[0], sources[0].compute()),) * len(group.targets)
+            made = convert(self.model, group, {s.tensor.name: s.compute() for s in made_of})
+            pairs = zip(group.targets, made, strict=True)
+            tensors = tuple(self._placed(target, tensor, where) for target, tensor in pairs)
+        else:
+            tensor = self._placed(group.targets[0], made_of[0].compute(), where)
+            tensors = (tensor,) * len(group.targets)
+        self.pool.put(number, tensors, stays=stays)
 
-    def _placed(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _placed(self, target: str, tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
         """A tensor as its parameter (or buffer) must be: dtype, device and class."""
         from torch.nn import Parameter
 
         owner, name = self._owners[target]
-        placed = tensor.detach().to(self.device, owner[name].dtype)
+        placed = tensor.detach().to(where, owner[name].dtype)
         is_parameter = isinstance(owner[name], Parameter)
         return Parameter(placed, requires_grad=False) if is_parameter else placed
 
@@ -193,12 +205,18 @@ class VirtualModel:
             weights = {n: t.to(wanted) if t.is_floating_point() else t for n, t in weights.items()}
         model = build_model(plan, weights, wanted)
         anatomy = dissect(model, weights, plan.reference.places)
-        model.requires_grad_(False).to(self.device)  # type: ignore[arg-type]
+        model.requires_grad_(False).to(self.pool.home)  # type: ignore[arg-type]
         state = model.state_dict(keep_vars=True)
         for group in (*anatomy.outside, *(g for layer in anatomy.layers for g in layer)):
             number = self._number(group, sources)
             stays = all(source.tensor.verbatim for source in self._made_of[number])
-            self.pool.put(number, tuple(state[name] for name in group.targets), stays=stays)
+            where = self.pool.home if stays else self.device
+            placed = {id(t): moved(t, where) for t in (state[name] for name in group.targets)}
+            tensors = tuple(placed[id(state[name])] for name in group.targets)
+            self.pool.put(number, tensors, stays=stays)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(self.device)
         return model, anatomy
 
     def _find_owners(self) -> dict[str, tuple[dict[str, Any], str]]:
