@@ -2,12 +2,13 @@
 
     python bench/generate.py                   # 24 compositions of 16 layers on this machine's CPU
     python bench/generate.py --hidden 2048 --layers 32 --device cuda --dtype bfloat16
+    python bench/generate.py --lab --prompts 16 --dtype bfloat16
 
-Makes two experts in a temporary folder: random ones, or, with `--similar`, one random model and
-one a small step from it, whose compositions often write the same. Every round generates greedily
-in two ways in turn: the sweep, and `generate` of transformers with one composition after the
-other, all prompts as one batch. Loading is not counted. Prints the medians' ratio and the share of
-tokens, up to the first that differs, and of texts that agree.
+Makes two experts with random weights in a temporary folder; with `--lab` they are trained ones, of
+the lab that ships with the package, and answer its problems until they end. Every round generates
+greedily in two ways in turn: the sweep, and `generate` of transformers with one composition after
+the other, all prompts as one batch. Loading is not counted. Prints the medians' ratio and the
+share of tokens, up to the first that differs, and of texts that agree.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ import torch
 
 from layerswap.evaluate.limits import left_padded
 from layerswap.evaluate.sweep_engine import Sweep
-from sweep_data import make_plan
+from sweep_data import lab_plan, lab_prompts, make_plan
 
 
-def one_by_one(sweep: Sweep, prompts: list[list[int]], count: int) -> list[list[list[int]]]:
+def one_by_one(sweep: Sweep, prompts: list[list[int]], count: int, ends: list[int]) -> list:
     ids, mask = left_padded(prompts, 0, sweep.virtual.device)
     found = []
     for member in range(len(sweep)):
         model = sweep.model(member)
-        model.generation_config.eos_token_id = None
+        model.generation_config.eos_token_id = ends or None
+        model.generation_config.pad_token_id = 0
         out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
         found.append(out[:, ids.shape[1] :].tolist())
     return found
 
 
 def agreement(ours: list, theirs: list) -> str:
+    """How much is equal up to the first token that differs; theirs may go on with padding."""
     same = total = texts = 0
-    pairs = [
-        (g.tokens, t) for a, b in zip(ours, theirs, strict=True) for g, t in zip(a, b, strict=True)
-    ]
-    for tokens, others in pairs:
-        equal = [a == b for a, b in zip(tokens, others, strict=True)]
+    answers = [(g.tokens, t) for a, b in zip(ours, theirs, strict=True) for g, t in zip(a, b)]  # noqa: B905
+    for tokens, others in answers:
+        equal = [a == b for a, b in zip(tokens, others, strict=False)]
         prefix = equal.index(False) if False in equal else len(equal)
-        same, total, texts = same + prefix, total + len(equal), texts + (prefix == len(equal))
-    return f"{same / total:.2%} of tokens and {texts / len(pairs):.2%} of texts agree"
+        same, total, texts = same + prefix, total + len(tokens), texts + (prefix == len(tokens))
+    return f"{same / total:.2%} of tokens and {texts / len(answers):.2%} of texts agree"
 
 
 def read_options() -> argparse.Namespace:
@@ -60,7 +61,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of a prompt (48)")
     parser.add_argument("--new", type=int, default=48, help="tokens to generate (48)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--similar", type=float, default=0.0, help="distance of the experts")
+    parser.add_argument("--lab", action="store_true", help="the lab's experts and problems")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, help="torch threads; torch's choice if not given")
@@ -75,24 +76,28 @@ def main() -> None:
     lengths = rng.integers(options.tokens // 2, options.tokens + 1, options.prompts)
     prompts = [rng.integers(3, options.vocabulary, n).tolist() for n in lengths]
     times: dict[str, list[float]] = {"sweep": [], "one by one": []}
+    if options.lab:
+        prompts = lab_prompts(options.prompts)
     with tempfile.TemporaryDirectory() as folder:
-        plan = make_plan(Path(folder), options)
+        plan = lab_plan() if options.lab else make_plan(Path(folder), options)
         grid = plan.grid(bottom=range(options.bottom), top=range(options.top))
-        sweep = Sweep(grid, device=options.device)
+        sweep = Sweep(grid, device=options.device, dtype=options.dtype)
         sweep.generate(prompts[:1], max_new_tokens=2)  # the check, and the blends
+        ends = [2] if options.lab else []
         for number in range(options.rounds):
             start = time.perf_counter()
-            ours = sweep.generate(prompts, max_new_tokens=options.new, eos=[])
+            ours = sweep.generate(prompts, max_new_tokens=options.new, eos=ends)
             middle = time.perf_counter()
-            theirs = one_by_one(sweep, prompts, options.new)
+            theirs = one_by_one(sweep, prompts, options.new, ends)
             times["sweep"].append(middle - start)
             times["one by one"].append(time.perf_counter() - middle)
             print(f"round {number + 1} of {options.rounds}", flush=True)
     together, alone = (statistics.median(values) for values in times.values())
     print(
-        f"{len(sweep)} compositions of {options.layers} layers, width {options.hidden}, "
-        f"{options.prompts} prompts, {options.new} tokens: sweep {together:.2f} s, one by one "
-        f"{alone:.2f} s, {alone / together:.1f} times as fast; {agreement(ours, theirs)}"
+        f"{len(sweep)} compositions of {sweep.plans[0].composition.layers} layers, "
+        f"{options.prompts} prompts, up to {options.new} tokens, {options.dtype}: sweep "
+        f"{together:.2f} s, one by one {alone:.2f} s, {alone / together:.1f} times as fast; "
+        f"{agreement(ours, theirs)}"
     )
 
 

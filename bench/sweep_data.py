@@ -10,6 +10,26 @@ import torch
 import layerswap as ls
 
 
+def lab_plan() -> ls.Plan:
+    """A swap of two trained experts of the lab that ships with the package."""
+    from layerswap.lab.assets import shipped
+
+    lab = shipped()
+    language = lab.language_experts[lab.languages[0]][0]
+    return ls.swap(task=lab.task_experts[0], language=language, bottom=1, top=1)
+
+
+def lab_prompts(count: int) -> list[list[int]]:
+    """Problems of the lab in its scarce language, as the task expert was asked them."""
+    from layerswap.lab.assets import shipped
+    from layerswap.lab.scoring import load, questions
+
+    lab = shipped()
+    tokenizer = load(lab.base)[1]
+    asked = questions("task_target", lab.languages[0], "development", count, world=lab.world)
+    return [tokenizer(example.prompt)["input_ids"] for example in asked]
+
+
 def make_plan(folder: Path, options: argparse.Namespace) -> ls.Plan:
     """A swap of two Llamas of the asked size."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -24,14 +44,10 @@ def make_plan(folder: Path, options: argparse.Namespace) -> ls.Plan:
         max_position_embeddings=4096,
         dtype=options.dtype,
     )
-    step = getattr(options, "similar", 0.0)
     for seed, name in enumerate(("task", "language")):
-        torch.manual_seed(0 if step else seed)
-        with torch.device(options.device), torch.no_grad():
+        torch.manual_seed(seed)
+        with torch.device(options.device):
             model = LlamaForCausalLM(config)
-            if step and seed:
-                for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter) * step)
         model.to(getattr(torch, options.dtype)).save_pretrained(folder / name)
         del model
     return ls.swap(task=folder / "task", language=folder / "language", bottom=1, top=1)

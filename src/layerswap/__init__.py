@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
     from layerswap.delta import Atlas, measure_delta, suggest
     from layerswap.errors import LayerswapError
+    from layerswap.evaluate import Sampling, Sweep
     from layerswap.evaluate.fisher import estimate_fisher
     from layerswap.merge import Plan, make_plan, revert, soup, swap, verify
 
@@ -33,6 +34,8 @@ __all__ = [
     "Place",
     "Plan",
     "Recipe",
+    "Sampling",
+    "Sweep",
     "Zones",
     "__version__",
     "estimate_fisher",
@@ -53,6 +56,7 @@ _ROOMS = {
     "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
     "delta": ("Atlas", "measure_delta", "suggest"),
     "errors": ("LayerswapError",),
+    "evaluate": ("Sampling", "Sweep"),
     "evaluate.fisher": ("estimate_fisher",),
     "merge": ("Plan", "make_plan", "revert", "soup", "swap", "verify"),
 }

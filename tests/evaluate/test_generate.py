@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.models.utils_hf import stop_sequences_criteria
-from tiny_models import FAMILIES, MORE, grid_of, swap_of
+from tiny_models import FAMILIES, GATED, MORE, grid_of, save_expert, swap_of
 
+import layerswap as ls
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.sampling import Sampling
 from layerswap.evaluate.sweep_engine import Sweep
@@ -252,16 +253,49 @@ def test_sampling_out_of_range(settings, message):
         Sampling(**settings)
 
 
-def test_a_model_that_cannot_be_decoded_so_is_refused(llama, monkeypatch):
+def recurrent_config():
+    from transformers import Qwen3NextConfig
+
+    return Qwen3NextConfig(
+        **GATED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8,
+    )  # fmt: skip
+
+
+def test_models_with_another_state_generate_alone(letters, tmp_path):
+    pair = [save_expert(tmp_path / f"e{seed}", recurrent_config(), seed) for seed in range(2)]
+    plans = ls.swap(task=pair[0], language=pair[1]).grid(bottom=[1, 2], top=[0, 1])
+    sweep = Sweep(plans)
+    with pytest.warns(UserWarning, match="Qwen3NextForCausalLM cannot be decoded for several"):
+        found = sweep.generate(PROMPTS, max_new_tokens=10, eos=[])
+    assert sweep.runner.exact is None
+    for generations, plan in zip(found, plans, strict=True):
+        expected = alone(plan, PROMPTS, max_new_tokens=10, do_sample=False)
+        assert tokens_of(generations) == expected
+    stop = letters.decode(found[1][0].tokens[3:5])
+    cut = sweep.generate(PROMPTS, max_new_tokens=10, eos=[], stop=[stop], tokenizer=letters)
+    assert cut[1][0] == (found[1][0].tokens[: len(cut[1][0].tokens)], "stop")
+    assert {g.reason for row in cut for g in row} == {"stop", "length"}
+
+
+def test_alone_and_together_are_the_same(llama):
+    sweep, apart = Sweep(llama[:4]), Sweep(llama[:4])
+    apart._together = False
+    eos = sweep.generate(PROMPTS, max_new_tokens=16, eos=[])[2][1].tokens[7]
+    for sampling in (None, Sampling(temperature=0.8, top_k=20, seed=5)):
+        settings = {"max_new_tokens": 16, "sampling": sampling, "eos": [eos], "batch_size": 3}
+        assert apart.generate(PROMPTS, **settings) == sweep.generate(PROMPTS, **settings)
+
+
+def test_a_model_that_decodes_otherwise_is_found_out(llama, monkeypatch):
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    forward, seen = LlamaDecoderLayer.forward, []
+    forward = LlamaDecoderLayer.forward
 
-    def counting(self, hidden_states, **kwargs):
-        # Depends on how many tokens a call has, as a model with a state of its own would.
-        seen.append(hidden_states.shape[1])
+    def contrary(self, hidden_states, **kwargs):
         return forward(self, hidden_states, **kwargs) * (1 if hidden_states.shape[1] > 1 else -1)
 
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", counting)
-    with pytest.raises(EvaluationError, match="LlamaForCausalLM cannot be decoded for many"):
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", contrary)
+    with pytest.warns(UserWarning, match="a token's logit is .* below the largest"):
         Sweep(llama).generate(PROMPTS, max_new_tokens=4)

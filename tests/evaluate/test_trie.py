@@ -10,6 +10,7 @@ import torch
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tiny_models import FAMILIES, MORE, grid_of, same_bits, swap_of
 
+import layerswap as ls
 from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
 from layerswap.errors import EvaluationError
@@ -17,6 +18,9 @@ from layerswap.evaluate import scoring
 from layerswap.evaluate.requests import make_batches, make_rows, rolling_requests
 from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.evaluate.trie import build_trie, count_layers, paths_of, walk
+from layerswap.lab.assets import shipped
+from layerswap.lab.scoring import correct, load, questions
+from layerswap.lab.training import IGNORED, encode
 
 RNG = np.random.default_rng(3)
 
@@ -255,6 +259,24 @@ def test_greedy_answers_are_found(llama):
     wrong = [*answer[:-1], (answer[-1] + 1) % 60]
     scores = Sweep(llama).loglikelihood([(prompt, answer), (prompt, wrong)])
     assert scores.greedy[3].tolist() == [True, False]
+
+
+def test_the_labs_questions_are_answered_as_the_lab_scores_them():
+    lab = shipped()
+    language = lab.languages[0]
+    plan = ls.swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
+    plans = plan.grid(bottom=[0, 1, 3], top=[0, 1])
+    tokenizer = load(lab.base)[1]
+    asked = questions("task_target", language, "development", 120, world=lab.world)
+    requests = []
+    for row in encode(tokenizer, asked):
+        start = row["labels"].count(IGNORED)
+        requests.append((row["input_ids"][:start], row["input_ids"][start:]))
+    scores = Sweep(plans, dtype="float32").loglikelihood(requests)
+    assert 0 < scores.greedy.mean() < 1
+    for index, plan in enumerate(plans):
+        right = correct(plan.load().float(), tokenizer, asked)
+        assert np.array_equal(scores.greedy[index], right)
 
 
 def test_a_sweep_of_one_gives_the_same_bits(llama):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from tiny_models import FAMILIES, MORE, config_of, grid_of, same_bits, save_expe
 
 import layerswap as ls
 from layerswap.errors import EvaluationError
+from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.evaluate.virtual import VirtualModel
+from layerswap.evaluate.weights import WeightPool
 
 
 def check_same_model(found, expected):
@@ -137,3 +140,77 @@ def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
         VirtualModel([both, alone])
     virtual = VirtualModel([both, alone], dtype="float32")
     check_same_model(virtual.switch(1), alone.load().float())
+
+
+def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
+    plans = swap_of(tmp_path, num_hidden_layers=6).grid(bottom=range(3), top=range(2))
+    sweep = Sweep(plans)
+    every = range(len(plans))
+    held = sum(t.nbytes for t in plans[0].load().state_dict().values())
+    outside = 4 * (2 * 60 * 32 + 32)
+    layer = (held - outside) // 6
+    estimate = sweep.memory(rows=4, tokens=10)
+    # Layers 0, 1 and 5 of both experts, 2 to 4 of the task expert; one blend outside.
+    assert estimate.experts == 9 * layer
+    assert estimate.made == outside
+    assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open + 1)
+    for index in every:
+        sweep.model(index)
+    assert sweep.virtual.pool.kept_bytes == estimate.experts
+    assert sweep.virtual.pool.made_bytes == estimate.made
+    assert str(estimate).startswith("about ")
+    assert "(experts 279 KB, made 15 KB, " in str(estimate)
+
+    budget = sweep.memory(16, 10).total
+    assert sweep.fit_batch_size(10, budget=budget) == 16
+    assert sweep.fit_batch_size(10, budget=budget - 1) == 8
+    with pytest.raises(
+        EvaluationError, match=r"one row at a time needs about .* but there are 1 K"
+    ):
+        sweep.fit_batch_size(10, budget=1000)
+    writing = sweep.memory(2, 10, new_tokens=20)
+    assert writing.cache >= 2 * 6 * 6 * 30 * 2 * 16 * 4  # prompts, plans, layers, tokens, k and v
+    assert sweep.fit_batch_size(10, new_tokens=20, budget=writing.total) == 2
+    assert sweep.fit_batch_size(10) >= 1
+
+
+def test_experts_can_stay_on_the_cpu():
+    # Any other device shows the copying; this one holds no data.
+    pool = WeightPool(100, torch.device("meta"), torch.device("cpu"))
+    tensors = [torch.nn.Parameter(torch.zeros(5), requires_grad=False) for _ in range(8)]
+    for number, tensor in enumerate(tensors):
+        pool.put(number, (tensor, tensor), stays=True)
+    assert pool.kept_bytes == 8 * 20
+    for number in (*range(8), 7, 3):
+        first, second = pool.get(number)
+        assert first.device.type == "meta"
+        assert first is second
+        assert isinstance(first, torch.nn.Parameter)
+        assert pool.made_bytes <= 100
+    assert pool.get(7)[0] is pool.get(7)[0]
+    assert tensors[0].device.type == "cpu"
+
+
+def test_where_experts_stay_is_checked(tmp_path):
+    with pytest.raises(EvaluationError, match="experts_on is 'disk'; it must be device or cpu"):
+        VirtualModel([swap_of(tmp_path)], experts_on="disk")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("experts_on", ["device", "cpu"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral", "bloom"])
+def test_on_a_gpu(family, experts_on, tmp_path):
+    plans = grid_of(swap_of(tmp_path, family))
+    sweep = Sweep(plans, device="cuda", experts_on=experts_on)
+    ids = torch.tensor([[5, 9, 13, 2, 44, 17, 8, 30], [7, 8, 9, 10, 11, 12, 13, 14]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits = dict(sweep.logits(ids))
+        written = sweep.generate(ids.tolist(), max_new_tokens=10, eos=[])
+    for index, plan in enumerate(plans):
+        model = plan.load().to("cuda")
+        model.generation_config.eos_token_id = None
+        with torch.no_grad():
+            assert same_bits(logits[index], model(ids.cuda(), use_cache=False).logits)
+        expected = model.generate(ids.cuda(), max_new_tokens=10, do_sample=False)[:, 8:].tolist()
+        assert [list(generation.tokens) for generation in written[index]] == expected

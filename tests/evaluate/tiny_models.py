@@ -37,6 +37,9 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
                           "word_embed_proj_dim": 32}),
     "falcon": ("FalconConfig", {**SMALL, "alibi": True}),
     "mixtral": ("MixtralConfig", {**GATED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma4": ("Gemma4TextConfig", {**WINDOW, "global_head_dim": 8, "vocab_size": 60,
+                                    "vocab_size_per_layer_input": 60}),
+    "gpt_bigcode": ("GPTBigCodeConfig", {**OLD, "n_embd": 32, "n_positions": 128}),
     "granite": ("GraniteConfig", {**GATED, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
 }  # fmt: skip
 

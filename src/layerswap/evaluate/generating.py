@@ -17,11 +17,10 @@ from layerswap.evaluate.endings import Endings, Generation
 from layerswap.evaluate.lane_cache import LaneCache
 from layerswap.evaluate.lanes import Change, Lanes, LevelLayout
 from layerswap.evaluate.limits import left_padded
-from layerswap.evaluate.narrow import Narrower, joined, taken
-from layerswap.evaluate.runner import Runner
+from layerswap.evaluate.narrow import Narrower, joined, merged, taken
+from layerswap.evaluate.runner import CLOSE, NOT_SO_BUILT, Runner
 from layerswap.evaluate.sampling import Sampling, draw_tokens
 from layerswap.evaluate.stack import Call
-from layerswap.evaluate.trie import build_trie
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 LOGIT_BYTES = 1 << 28
 """Bytes of float32 logits that are held at a time."""
-CLOSE = {"torch.float32": 1e-3, "torch.bfloat16": 0.1, "torch.float16": 0.02}
-"""How far below the largest logit a checked token may be, as a share of it, by dtype."""
 CHECKED_MEMBERS, CHECKED_PROMPTS, CHECKED_TOKENS, CHECKED_STEPS = 3, 2, 32, 4
 
 
@@ -78,7 +75,7 @@ class Batch:
         self._lengths = torch.tensor([len(prompt) for prompt in prompts]).to(mask.device)
         # As transformers does: without padding there is no mask, which is faster.
         self._mask = None if bool(mask.all()) else mask
-        self._roots = build_trie(self._virtual.paths, members)
+        self._roots = runner.trie(members)
         self._lanes = Lanes(self._roots, len(prompts))
         slots = [level.counts for level in self._lanes.levels[1:-1]]
         count = request.endings.max_new_tokens
@@ -123,7 +120,7 @@ class Batch:
         for leaf, hidden in self._runner.states(self._roots, inputs, point):
             group, slot = self._lanes.begun[id(leaf)]
             start = int(leaves.starts[group]) + slot
-            tokens = self._choose(hidden[:, -1:], prompts, 0, self._ids)
+            tokens = self._choose(hidden[:, -1], prompts, 0, self._ids)
             chosen[start : start + len(prompts)] = tokens
         self._cache.length = self._ids.shape[1]
         return chosen[leaves.lane]
@@ -189,7 +186,7 @@ class Batch:
             self._virtual.use_outside(key)  # type: ignore[arg-type]
             writers = layouts[-1].row[start:stop]
             read = self._read_so_far(writers) if self._processors else None
-            states = taken(hidden, layouts[-1].parent[start:stop])
+            states = taken(hidden[:, -1], layouts[-1].parent[start:stop])
             chosen[start:stop] = self._choose(states, self._lanes.prompt[writers], step, read)
         return chosen[self._lanes.levels[-1].lane]
 
@@ -209,12 +206,11 @@ class Batch:
             )
         if self._takes_positions:
             inputs["position_ids"] = (self._lengths[prompts] + new - 1)[:, None]
-        parts = []
+        entries = []
         for _, key, start, stop in layout.groups:
             self._virtual.use_before(key)  # type: ignore[arg-type]
-            entry = self._stack.before(**inputs)
-            parts.append(entry.hidden[start:stop])
-        return joined(parts), entry.calls
+            entries.append((start, stop, self._stack.before(**inputs)))
+        return merged(entries, len(tokens))
 
     def _choose(
         self,
@@ -223,7 +219,7 @@ class Batch:
         step: int,
         read: torch.Tensor | None,
     ) -> npt.NDArray[np.int64]:
-        """The next token of lanes, from their last hidden states `[lanes, 1, width]`."""
+        """The next token of lanes, from their last hidden states `[lanes, width]`."""
         import torch
 
         vocabulary = self._virtual.model.config.get_text_config().vocab_size
@@ -231,7 +227,7 @@ class Batch:
         chosen = []
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
-            logits = self._stack.after(hidden[part]).reshape(len(hidden[part]), -1).float()
+            logits = self._stack.after(hidden[part]).float()
             if self._processors:
                 logits = self._processors(None if read is None else read[part], logits)
             if self._draws is None:
@@ -264,20 +260,25 @@ class Batch:
         return found
 
 
-def check_decoding(
+def why_not_together(
     runner: Runner, members: Sequence[int], prompts: Sequence[Sequence[int]]
-) -> None:
+) -> str | None:
     """Write a few tokens, and see that each composition alone finds them as likely as any.
 
-    Raises:
-        EvaluationError: it does not; this model cannot be decoded so.
+    Returns:
+        Why this model cannot be decoded for several compositions together; None if it can.
     """
     import torch
 
     chosen = sorted({members[0], members[len(members) // 2], members[-1]})[:CHECKED_MEMBERS]
     short = [list(prompt[-CHECKED_TOKENS:]) for prompt in prompts[:CHECKED_PROMPTS]]
     request = Request(Endings(CHECKED_STEPS))
-    found = Batch(runner, chosen, short, range(len(short)), request).generate()
+    try:
+        found = Batch(runner, chosen, short, range(len(short)), request).generate()
+    except torch.OutOfMemoryError:
+        raise
+    except (*NOT_SO_BUILT, EvaluationError) as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
     for (member, prompt), generation in found.items():
         model = runner.virtual.switch(member)
         ids = torch.tensor([[*short[prompt], *generation.tokens]]).to(runner.virtual.device)
@@ -285,10 +286,6 @@ def check_decoding(
             logits = model(input_ids=ids, use_cache=False).logits[0].float()
         asked = logits[len(short[prompt]) - 1 : -1]
         gaps = asked.max(dim=-1).values - asked.gather(1, ids[0, len(short[prompt]) :, None])[:, 0]
-        allowed = CLOSE[str(model.dtype)] * float(asked.abs().max())
-        if float(gaps.max()) > allowed:
-            raise EvaluationError(
-                f"{type(model).__name__} cannot be decoded for many compositions together: a "
-                f"token's logit is {float(gaps.max()):.2g} below the largest; use "
-                "sweep.model(i).generate for one composition at a time"
-            )
+        if float(gaps.max()) > CLOSE[str(model.dtype)] * float(asked.abs().max()):
+            return f"a token's logit is {float(gaps.max()):.2g} below the largest"
+    return None

@@ -102,10 +102,7 @@ class LaneCache:
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
         """What a layer's attention calls: takes new keys and values, returns all of them."""
         if layer != self._layer:
-            raise EvaluationError(
-                f"layer {self._layer} uses the cache of layer {layer}, which decoding many "
-                "compositions together cannot follow; generate with one composition at a time"
-            )
+            raise EvaluationError(f"layer {self._layer} uses the cache of layer {layer}")
         group = self.groups[layer][self._group]
         if self._slot is None:
             return group.write_token(self.length, (keys, values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from layerswap.evaluate.stack import Call
+from layerswap.evaluate.stack import Call, Entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +53,40 @@ class Narrower:
             taken = by_lane[torch.from_numpy(first).to(value.device)]
             self._known[known] = taken.reshape(-1, *value.shape[1:])
         return self._known[known]
+
+
+def merged(
+    entries: Sequence[tuple[int, int, Entry]], lanes: int
+) -> tuple[torch.Tensor, Sequence[Call]]:
+    """What enters the layers, where compositions differ before them.
+
+    Args:
+        entries: first lane, one past the last, and what enters the layers if all lanes had the
+            weights of these.
+        lanes: how many first lanes there are.
+    """
+    if len(entries) == 1:
+        return entries[0][2].hidden, entries[0][2].calls
+    bounds = [(start, stop) for start, stop, _ in entries]
+
+    def merge(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, tuple | list):
+            return type(first)(merge(parts) for parts in zip(*values, strict=True))
+        if isinstance(first, dict):
+            return {name: merge([value[name] for value in values]) for name in first}
+        if not hasattr(first, "ndim") or first.ndim == 0 or first.shape[0] % lanes:
+            return first
+        each = first.shape[0] // lanes  # several rows per lane, as ALiBi has
+        pairs = zip(values, bounds, strict=True)
+        return joined([value[a * each : b * each] for value, (a, b) in pairs])
+
+    parts = [entry for _, _, entry in entries]
+    calls = []
+    for same_layer in zip(*(part.calls for part in parts), strict=True):
+        kwargs = merge([dict(call.kwargs) for call in same_layer])
+        calls.append(Call(merge([c.args for c in same_layer]), kwargs, same_layer[0].keyword))
+    return merge([part.hidden for part in parts]), calls
 
 
 def taken(hidden: torch.Tensor, lanes: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 BeforeLayer = Callable[[Node], None]
 """Called before a layer of the trie runs."""
+CLOSE = {"torch.float32": 1e-3, "torch.bfloat16": 0.1, "torch.float16": 0.02}
+"""How far logits may be from those of another batch, as a share of the largest, by dtype."""
+NOT_SO_BUILT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""What calling layers one by one raises where a model is not made for it."""
 CHECKED_ROWS, CHECKED_TOKENS = 2, 32
 """How much of the first batch the check of exactness runs: rows, and tokens of a row."""
 
@@ -47,8 +51,9 @@ class Runner:
 
     def __init__(self, virtual: VirtualModel) -> None:
         self.virtual = virtual
-        self.stack = Stack(virtual.model, virtual.layers)
+        self.stack = Stack(virtual.switch(0), virtual.layers, virtual.device)
         self.exact: bool | None = None
+        self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0
 
     def run(self, inputs: Mapping[str, Any], members: Sequence[int]) -> Iterator[Ending]:
@@ -64,6 +69,13 @@ class Runner:
         if self.exact is None:
             self.exact = self._check(inputs, members)
         yield from self._trie(inputs, members) if self.exact else self._alone(inputs, members)
+
+    def trie(self, members: Sequence[int]) -> list[Node]:
+        """The trie of some compositions; built once, for it serves every batch."""
+        chosen = tuple(members)
+        if chosen not in self._tries:
+            self._tries = {chosen: build_trie(self.virtual.paths, chosen)}
+        return self._tries[chosen]
 
     def states(
         self,
@@ -104,8 +116,7 @@ class Runner:
         return entry.calls[layer](self.stack.layers[layer], hidden)
 
     def _trie(self, inputs: Mapping[str, Any], members: Sequence[int]) -> Iterator[Ending]:
-        roots = build_trie(self.virtual.paths, members)
-        for leaf, hidden in self.states(roots, inputs):
+        for leaf, hidden in self.states(self.trie(members), inputs):
             state = [hidden]
 
             def logits(
@@ -114,7 +125,7 @@ class Runner:
                 if chosen is None:
                     return self.stack.after(state[0], **inputs)
                 picked = state[0].reshape(-1, state[0].shape[-1])[chosen]
-                return self.stack.after(picked[None]).reshape(len(chosen), -1)
+                return self.stack.after(picked)
 
             yield Ending(leaf.members, logits)
             # Whoever still holds the ending must not hold its state while others are computed.
@@ -138,22 +149,28 @@ class Runner:
             name: value[:CHECKED_ROWS, -CHECKED_TOKENS:] if hasattr(value, "shape") else value
             for name, value in inputs.items()
         }
-        order = [m for leaf, _ in walk(build_trie(self.virtual.paths, members))
+        order = [m for leaf, _ in walk(self.trie(members))
                  if not leaf.children for m in leaf.members]  # fmt: skip
         chosen = sorted({order[0], order[len(order) // 2], order[-1]})
+        some = torch.arange(0, part["input_ids"].numel(), 3, device=self.virtual.device)
         try:
-            found = {e.members[0]: e.logits(None) for e in self._trie(part, chosen)}
+            found = {
+                ending.members[0]: (ending.logits(None), ending.logits(some))
+                for ending in self._trie(part, chosen)
+            }
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except NOT_SO_BUILT as error:
             return self._give_up(f"{type(error).__name__}: {error}")
-        for member, logits in found.items():
+        for member, (whole, picked) in found.items():
             (alone,) = self._alone(part, [member])
-            expected = alone.logits(None)
             # Rows that are padding alone may hold NaN, which equals nothing.
-            if not torch.equal(logits.nan_to_num(), expected.nan_to_num()):
-                worst = float((logits - expected).abs().nan_to_num().max())
-                return self._give_up(f"logits differ by up to {worst:.2g}")
+            expected, logits = alone.logits(None).nan_to_num(), whole.nan_to_num()
+            if not torch.equal(logits, expected):
+                return self._give_up(f"logits differ by up to {_gap(logits, expected):.2g}")
+            same = expected.reshape(-1, expected.shape[-1])[some]
+            if _gap(picked.nan_to_num(), same) > CLOSE[str(same.dtype)] * float(same.abs().max()):
+                return self._give_up("a hidden state's logits depend on its neighbours")
         return True
 
     def _give_up(self, why: str) -> bool:
@@ -163,3 +180,7 @@ class Runner:
             stacklevel=2,
         )
         return False
+
+
+def _gap(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected.float()).abs().max())

@@ -54,10 +54,11 @@ class Stack:
     Args:
         model: in evaluation mode.
         layers: its layers, in order.
+        device: where it runs.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: nn.ModuleList) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, layers: nn.ModuleList, device: torch.device) -> None:
+        self.model, self._device = model, device
         self.layers = list(layers)
         # How a layer answers (a tensor, or a tuple that begins with it) is learnt once.
         self._rests: list[tuple[Any, ...] | None] = [None] * len(self.layers)
@@ -91,21 +92,23 @@ class Stack:
         """Logits of hidden states that come out of the last layer: final norm, head and all.
 
         Args:
-            hidden: `[rows, tokens, width]`, of any number of rows and tokens.
-            inputs: of the model's forward pass; one token when none are given, since nothing
-                after the layers depends on the tokens.
+            hidden: as the last layer gives it for `inputs`; without them, any number of hidden
+                states, `[n, width]`, for nothing after the layers depends on their neighbours.
+            inputs: of the model's forward pass.
 
         Returns:
-            `[..., vocabulary]`, in the model's dtype, one row per hidden state in their order.
+            `[rows, tokens, vocabulary]` in the model's dtype, or `[n, vocabulary]`.
         """
+        # Each hidden state as a text of one token: some models restore the shape of their input.
+        state = hidden if inputs else hidden[:, None]
 
         def inject(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             del args, kwargs
-            return self._answer(layer, hidden)
+            return self._answer(layer, state)
 
         with self._replaced(inject):
-            logits = self.model(**(inputs or self._one_token())).logits
-        return logits  # type: ignore[no-any-return]
+            logits = self.model(**(inputs or self._tokens(len(hidden)))).logits
+        return logits if inputs else logits.reshape(len(hidden), -1)  # type: ignore[no-any-return]
 
     def _learn(self) -> None:
         import torch
@@ -120,15 +123,15 @@ class Stack:
             handles.append(layer.register_forward_hook(keep))
         try:
             with torch.inference_mode():
-                self.model(**self._one_token())
+                self.model(**self._tokens(1))
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _one_token(self) -> dict[str, Any]:
+    def _tokens(self, rows: int) -> dict[str, Any]:
         import torch
 
-        ids = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
+        ids = torch.zeros(rows, 1, dtype=torch.long, device=self._device)
         return {"input_ids": ids, "use_cache": False}
 
     def _answer(self, layer: int, hidden: torch.Tensor) -> Any:

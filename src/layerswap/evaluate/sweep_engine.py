@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
+from layerswap.evaluate.alone import generate_alone
+from layerswap.evaluate.compositions import Compositions
 from layerswap.evaluate.endings import Endings, Generation
-from layerswap.evaluate.generating import Batch, Request, check_decoding
+from layerswap.evaluate.generating import Batch, Request, why_not_together
 from layerswap.evaluate.limits import check_prompts, check_tokens, eos_tokens, vocabulary
 from layerswap.evaluate.limits import max_length as max_length_of
 from layerswap.evaluate.requests import Question, make_batches, make_rows, rolling_requests
 from layerswap.evaluate.runner import Runner
 from layerswap.evaluate.sampling import Sampling
 from layerswap.evaluate.scoring import Scorer, Scores, joined
-from layerswap.evaluate.trie import LayerCounts, build_trie, count_layers
-from layerswap.evaluate.virtual import VirtualModel
 from layerswap.merge.plan import Plan
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from transformers import PreTrainedModel
 
 ROWS = 256
 """Compositions times prompts that are generated together by default."""
 
 
-class Sweep:
+class Sweep(Compositions):
     """Compositions of the same experts, evaluated for the price of a few.
 
     Compositions that begin alike share the work of their common layers: logits are bit for bit
@@ -42,6 +42,8 @@ class Sweep:
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors in memory; None for half of the
             memory that is free once the experts are there.
+        experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
+            to the device when they are needed, within `max_made_bytes`.
 
     Raises:
         LayerswapError: the compositions do not make models of one kind.
@@ -60,32 +62,17 @@ class Sweep:
         device: str | torch.device = "cpu",
         dtype: str | None = None,
         max_made_bytes: int | None = None,
+        experts_on: str = "device",
     ) -> None:
-        self.virtual = VirtualModel(
-            plans, device=device, dtype=dtype, max_made_bytes=max_made_bytes
+        super().__init__(
+            plans,
+            device=device,
+            dtype=dtype,
+            max_made_bytes=max_made_bytes,
+            experts_on=experts_on,
         )
         self.runner = Runner(self.virtual)
-        self._decodes = False
-
-    def __len__(self) -> int:
-        return len(self.virtual)
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        """The compositions, in the order of every result's rows."""
-        return self.virtual.plans
-
-    def add(self, plans: Sequence[Plan]) -> list[int]:
-        """More compositions, without loading anything again; returns their positions."""
-        return self.virtual.add(plans)
-
-    def model(self, index: int) -> PreTrainedModel:
-        """One composition as a transformers model: the same object every time, re-pointed."""
-        return self.virtual.switch(index)
-
-    def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
-        """How many layers run per batch, one by one and here."""
-        return count_layers(build_trie(self.virtual.paths, self._members(members)))
+        self._together: bool | None = None
 
     def logits(
         self,
@@ -110,7 +97,7 @@ class Sweep:
         inputs = {"input_ids": input_ids.to(device), "use_cache": False}
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask.to(device)
-        endings = self.runner.run(inputs, self._members(members))
+        endings = self.runner.run(inputs, self.choose(members))
         while True:
             # Not around the loop: what runs between two results is the caller's.
             with torch.inference_mode():
@@ -132,7 +119,7 @@ class Sweep:
             settings: as `iter_loglikelihood`.
         """
         batches = self.iter_loglikelihood(requests, members=members, **settings)
-        return joined(batches, self._members(members), len(requests))
+        return joined(batches, self.choose(members), len(requests))
 
     def iter_loglikelihood(
         self,
@@ -159,7 +146,7 @@ class Sweep:
         Raises:
             EvaluationError: a request that cannot be answered.
         """
-        chosen = self._members(members)
+        chosen = self.choose(members)
         bound = max_length_of(self.virtual.model) if max_length is None else max_length
         for part, what in ((0, "the context of request"), (1, "the continuation of request")):
             check_tokens(
@@ -214,7 +201,7 @@ class Sweep:
             prompts: token ids.
             settings: as `iter_generate`.
         """
-        members = self._members(settings.get("members"))
+        members = self.choose(settings.get("members"))
         found = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
         return [[found[member, prompt] for prompt in range(len(prompts))] for member in members]
 
@@ -233,6 +220,10 @@ class Sweep:
         batch_size: int | None = None,
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
         """`generate` batch by batch, longest prompts first, to be stored as they come.
+
+        The first call checks, on a part of the first batch, that what is written is what the
+        compositions alone find likely; where it is not, or the model keeps another state than
+        keys and values, a warning says so and every composition generates alone.
 
         Greedy by default. In float32 the tokens are those that transformers' `generate` gives each
         composition, unless two tokens are equally likely but for rounding.
@@ -255,10 +246,9 @@ class Sweep:
             Per batch `((composition, prompt), generation)`, in both their orders.
 
         Raises:
-            EvaluationError: a setting or prompt that is not possible, or a model that cannot be
-                decoded for several compositions together.
+            EvaluationError: a setting or prompt that is not possible.
         """
-        chosen = self._members(members)
+        chosen = self.choose(members)
         ends = eos_tokens(self.virtual.model) if eos is None else frozenset(eos)
         endings = Endings(max_new_tokens, ends, tuple(stop), tokenizer)
         request = Request(endings, sampling, processors)
@@ -268,24 +258,30 @@ class Sweep:
         size = batch_size or max(1, ROWS // len(chosen))
         for start in range(0, len(order), size):
             part = order[start : start + size]
-            texts = [prompts[i] for i in part]
-            if not self._decodes:
-                check_decoding(self.runner, chosen, texts)
-                self._decodes = True
-            batch = Batch(self.runner, chosen, texts, [numbers[i] for i in part], request)
-            found = batch.generate()
+            found = self._generate_batch(
+                chosen, [prompts[i] for i in part], [numbers[i] for i in part], request
+            )
             yield [
                 ((member, part[i]), found[member, i]) for member in chosen for i in range(len(part))
             ]
 
-    def _members(self, members: Sequence[int] | None) -> list[int]:
-        if members is None:
-            return list(range(len(self)))
-        wrong = [member for member in members if not 0 <= member < len(self)]
-        if wrong or not members:
-            raise EvaluationError(
-                f"there is no composition {wrong[0]}; they are 0 to {len(self) - 1}"
-                if wrong
-                else "no composition is chosen"
-            )
-        return list(members)
+    def _generate_batch(
+        self,
+        members: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        streams: Sequence[int],
+        request: Request,
+    ) -> dict[tuple[int, int], Generation]:
+        if self._together is None:
+            why = why_not_together(self.runner, members, prompts)
+            self._together = why is None
+            if why is not None:
+                warnings.warn(
+                    f"{type(self.virtual.model).__name__} cannot be decoded for several "
+                    f"compositions together ({why}); every composition generates alone, at full "
+                    "price",
+                    stacklevel=4,
+                )
+        if not self._together:
+            return generate_alone(self.runner, members, prompts, streams, request)
+        return Batch(self.runner, members, prompts, streams, request).generate()

@@ -23,13 +23,17 @@ class Node:
         depth: position of its key in the path: 0 before the layers, 1 + l for layer l.
         key: its key.
         members: positions of the compositions that begin so.
-        children: the beginnings that are longer by one key.
+        children: the beginnings that are longer by one key. The one whose branch holds most
+            hidden states comes last, when the state that it starts from is no longer needed by
+            the others.
+        open: hidden states that are held at one time below it, its own included; 0 for a leaf.
     """
 
     depth: int
     key: Hashable
     members: list[int]
     children: list[Node] = field(default_factory=list)
+    open: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,12 @@ def build_trie(
 
 
 def walk(roots: Sequence[Node]) -> Iterator[tuple[Node, Node | None]]:
-    """Every node after its parent, depth first, with its parent.
-
-    Of siblings, the one whose branch holds most hidden states comes last, when the state that it
-    starts from is no longer needed by the others.
-    """
-    stack: list[tuple[Node, Node | None]] = [(root, None) for root in reversed(_ordered(roots))]
+    """Every node after its parent, depth first, with its parent."""
+    stack: list[tuple[Node, Node | None]] = [(root, None) for root in reversed(roots)]
     while stack:
         node, parent = stack.pop()
         yield node, parent
-        stack.extend((child, node) for child in reversed(_ordered(node.children)))
+        stack.extend((child, node) for child in reversed(node.children))
 
 
 def count_layers(roots: Sequence[Node]) -> LayerCounts:
@@ -88,7 +88,7 @@ def count_layers(roots: Sequence[Node]) -> LayerCounts:
         if node.depth and node.children:
             distinct += 1
             naive += len(node.members)
-    return LayerCounts(naive, distinct, max((_need(root) for root in roots), default=0))
+    return LayerCounts(naive, distinct, max((root.open for root in roots), default=0))
 
 
 def paths_of(compositions: Iterable[Composition]) -> list[tuple[Hashable, ...]]:
@@ -120,17 +120,7 @@ def _branches(
     if depth + 1 < len(paths[members[0]] if members else ()):
         for node in nodes.values():
             node.children = _branches(paths, node.members, depth + 1)
-    return list(nodes.values())
-
-
-def _need(node: Node) -> int:
-    """Hidden states held at one time below a node, its own output included; 0 for a leaf."""
-    if not node.children:
-        return 0
-    needs = sorted(_need(child) for child in node.children)
-    # All but the last child run while this node's output is held for their siblings.
-    return max([1, needs[-1], *(1 + need for need in needs[:-1])])
-
-
-def _ordered(nodes: Sequence[Node]) -> list[Node]:
-    return sorted(nodes, key=_need)
+            needs = [child.open for child in node.children]
+            # All but the last child run while this node's own state is held for their siblings.
+            node.open = max([1, needs[-1], *(1 + need for need in needs[:-1])])
+    return sorted(nodes.values(), key=lambda node: node.open)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.anatomy import Anatomy, Group, convert, dissect
-from layerswap.evaluate.weights import Measurements, Source, WeightPool
+from layerswap.evaluate.weights import Measurements, Source, WeightPool, moved
 from layerswap.merge.memory import build_model
 from layerswap.merge.outputs import FLOAT_NAMES
 from layerswap.merge.plan import Plan
@@ -36,6 +36,8 @@ class VirtualModel:
         device: where the tensors live and the model runs.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors; None for half of the free memory.
+        experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
+            to the device when they are needed, and count among the bounded.
 
     Raises:
         EvaluationError: no plan; plans of different dtypes or shapes; an unknown model.
@@ -53,6 +55,7 @@ class VirtualModel:
         device: str | torch.device = "cpu",
         dtype: str | None = None,
         max_made_bytes: int | None = None,
+        experts_on: str = "device",
     ) -> None:
         import torch
 
@@ -60,19 +63,26 @@ class VirtualModel:
             raise EvaluationError("there is no composition to evaluate")
         if dtype is not None and dtype not in FLOAT_NAMES:
             raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")
-        self.device = torch.device(device)
+        if experts_on not in ("device", "cpu"):
+            raise EvaluationError(f"experts_on is {experts_on!r}; it must be device or cpu")
+        self.device = torch.empty(0, device=device).device  # with its index: "cuda" is "cuda:0"
         self._dtype = dtype
         self.plans: list[Plan] = []
         self.paths: list[Path] = []
         self._measurements = Measurements()
-        self.pool = WeightPool(max_made_bytes, self.device)
+        home = torch.device("cpu") if experts_on == "cpu" else self.device
+        self.pool = WeightPool(max_made_bytes, self.device, home)
         sources = self._measurements.sources(plans[0])
         self._shape = _shape_of(plans[0], dtype)
+        # What a group is made of has a number, because hashing all of it takes long.
+        self._numbers: dict[tuple[Source, ...], int] = {}
+        self._made_of: list[tuple[Source, ...]] = []
         self.model, self.anatomy = self._load(plans[0], sources)
         slots = (self.anatomy.before, *self.anatomy.layers, self.anatomy.outside)
         self._slots: tuple[tuple[Group, ...], ...] = slots
-        self._keys: list[dict[tuple[tuple[Source, ...], ...], Key]] = [{} for _ in slots]
-        self._choices: list[list[tuple[tuple[Source, ...], ...]]] = [[] for _ in slots]
+        self._keys: list[dict[tuple[int, ...], Key]] = [{} for _ in slots]
+        self._choices: list[list[tuple[int, ...]]] = [[] for _ in slots]
+        self._current: list[Key | None] = [None] * len(slots)
         self._owners = self._find_owners()
         self.add(plans)
 
@@ -112,6 +122,15 @@ class VirtualModel:
         self.use_outside(path[-1])
         return self.model
 
+    def weight_bytes(self) -> tuple[int, int]:
+        """Bytes of all distinct tensors of the compositions: the experts' own, and made ones."""
+        stays = made = 0
+        for made_of in self._made_of:
+            count = sum(source.tensor.elements for source in made_of) * self.model.dtype.itemsize
+            verbatim = all(source.tensor.verbatim for source in made_of)
+            stays, made = (stays + count, made) if verbatim else (stays, made + count)
+        return stays, made
+
     def use_before(self, key: Key) -> None:
         """Give all that acts before the layers these tensors."""
         self._use(0, key)
@@ -125,34 +144,55 @@ class VirtualModel:
         self._use(len(self._slots) - 1, key)
 
     def _key(self, slot: int, sources: dict[str, Source]) -> Key:
-        choice = tuple(tuple(sources[n] for n in group.sources) for group in self._slots[slot])
+        choice = tuple(self._number(group, sources) for group in self._slots[slot])
         known = self._keys[slot]
         if choice not in known:
             known[choice] = len(known)
             self._choices[slot].append(choice)
         return known[choice]
 
+    def _number(self, group: Group, sources: dict[str, Source]) -> int:
+        made_of = tuple(sources[name] for name in group.sources)
+        if made_of not in self._numbers:
+            self._numbers[made_of] = len(self._made_of)
+            self._made_of.append(made_of)
+        return self._numbers[made_of]
+
     def _use(self, slot: int, key: Key) -> None:
-        for group, sources in zip(self._slots[slot], self._choices[slot][key], strict=True):
-            tensors = self.pool.get(sources)
+        last = len(self._slots) - 1
+        if self._current[slot] == key:
+            return
+        for group, number in zip(self._slots[slot], self._choices[slot][key], strict=True):
+            tensors = self.pool.get(number)
             if tensors is None:
-                tensors = self.pool.put(sources, self._make(group, sources))
+                self._make(group, number)
+                tensors = self.pool.get(number) or ()
             for target, tensor in zip(group.targets, tensors, strict=True):
                 owner, name = self._owners[target]
                 owner[name] = tensor
+        self._current[slot] = key
+        if slot in (0, last):  # they have parameters in common
+            self._current[last - slot] = None
 
-    def _make(self, group: Group, sources: tuple[Source, ...]) -> tuple[torch.Tensor, ...]:
+    def _make(self, group: Group, number: int) -> None:
+        made_of = self._made_of[number]
+        stays = all(source.tensor.verbatim for source in made_of)
+        where = self.pool.home if stays else self.device
         if group.converted:
-            made = convert(self.model, group, {s.tensor.name: s.compute() for s in sources})
-            return tuple(map(self._placed, group.targets, made))
-        return (self._placed(group.targets[0], sources[0].compute()),) * len(group.targets)
+            made = convert(self.model, group, {s.tensor.name: s.compute() for s in made_of})
+            pairs = zip(group.targets, made, strict=True)
+            tensors = tuple(self._placed(target, tensor, where) for target, tensor in pairs)
+        else:
+            tensor = self._placed(group.targets[0], made_of[0].compute(), where)
+            tensors = (tensor,) * len(group.targets)
+        self.pool.put(number, tensors, stays=stays)
 
-    def _placed(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _placed(self, target: str, tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
         """A tensor as its parameter (or buffer) must be: dtype, device and class."""
         from torch.nn import Parameter
 
         owner, name = self._owners[target]
-        placed = tensor.detach().to(self.device, owner[name].dtype)
+        placed = tensor.detach().to(where, owner[name].dtype)
         is_parameter = isinstance(owner[name], Parameter)
         return Parameter(placed, requires_grad=False) if is_parameter else placed
 
@@ -165,11 +205,18 @@ class VirtualModel:
             weights = {n: t.to(wanted) if t.is_floating_point() else t for n, t in weights.items()}
         model = build_model(plan, weights, wanted)
         anatomy = dissect(model, weights, plan.reference.places)
-        model.requires_grad_(False).to(self.device)  # type: ignore[arg-type]
+        model.requires_grad_(False).to(self.pool.home)  # type: ignore[arg-type]
         state = model.state_dict(keep_vars=True)
         for group in (*anatomy.outside, *(g for layer in anatomy.layers for g in layer)):
-            chosen = tuple(sources[name] for name in group.sources)
-            self.pool.put(chosen, tuple(state[name] for name in group.targets))
+            number = self._number(group, sources)
+            stays = all(source.tensor.verbatim for source in self._made_of[number])
+            where = self.pool.home if stays else self.device
+            placed = {id(t): moved(t, where) for t in (state[name] for name in group.targets)}
+            tensors = tuple(placed[id(state[name])] for name in group.targets)
+            self.pool.put(number, tensors, stays=stays)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(self.device)
         return model, anatomy
 
     def _find_owners(self) -> dict[str, tuple[dict[str, Any], str]]:

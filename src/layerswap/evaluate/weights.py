@@ -55,21 +55,25 @@ class Measurements:
 
 
 class WeightPool:
-    """Tensors by what they are made of.
+    """Tensors by the number of what they are made of.
 
     Those that are an expert's own bytes are read once and stay. Made ones (blends, merge methods)
     stay up to a bound in bytes; the least recently used go first, and are made again when needed.
+    Where the experts' stay in the memory of the CPU, their copies on the device come and go so.
 
     Args:
         max_made_bytes: the bound; None for half of the memory that is free on first need.
-        device: where tensors live.
+        device: where tensors are needed.
+        home: where the experts' tensors stay.
     """
 
-    def __init__(self, max_made_bytes: int | None, device: torch.device) -> None:
-        self.device = device
+    def __init__(
+        self, max_made_bytes: int | None, device: torch.device, home: torch.device
+    ) -> None:
+        self.device, self.home = device, home
         self._bound = max_made_bytes
-        self._kept: dict[tuple[Source, ...], Tensors] = {}
-        self._made: OrderedDict[tuple[Source, ...], Tensors] = OrderedDict()
+        self._kept: dict[int, Tensors] = {}
+        self._made: OrderedDict[int, Tensors] = OrderedDict()
         self.made_bytes = 0
 
     @property
@@ -84,24 +88,48 @@ class WeightPool:
             self._bound = int(free_bytes(self.device) * FREE_SHARE)
         return self._bound
 
-    def get(self, sources: tuple[Source, ...]) -> Tensors | None:
-        """The tensors of these sources, None where they are not at hand."""
-        if sources in self._made:
-            self._made.move_to_end(sources)
-            return self._made[sources]
-        return self._kept.get(sources)
+    def get(self, number: int) -> Tensors | None:
+        """The tensors of this number, None where they are not at hand."""
+        if number in self._made:
+            self._made.move_to_end(number)
+            return self._made[number]
+        kept = self._kept.get(number)
+        if kept is None or self.device == self.home:
+            return kept
+        copies = {id(tensor): moved(tensor, self.device) for tensor in kept}  # tied ones stay one
+        tensors = tuple(copies[id(tensor)] for tensor in kept)
+        self._keep_bounded(number, tensors)
+        return tensors
 
-    def put(self, sources: tuple[Source, ...], tensors: Tensors) -> Tensors:
-        """Keep the tensors of these sources, for ever or for as long as they fit."""
-        if all(source.tensor.verbatim for source in sources):
-            self._kept[sources] = tensors
-            return tensors
-        self._made[sources] = tensors
+    def put(self, number: int, tensors: Tensors, *, stays: bool) -> None:
+        """Keep tensors, for ever or for as long as they fit.
+
+        Args:
+            number: of what they are made of.
+            tensors: at home if they stay, on the device otherwise.
+            stays: whether they are an expert's own.
+        """
+        if stays:
+            self._kept[number] = tensors
+        else:
+            self._keep_bounded(number, tensors)
+
+    def _keep_bounded(self, number: int, tensors: Tensors) -> None:
+        self._made[number] = tensors
         self.made_bytes += _nbytes(tensors)
         while self.made_bytes > self.max_made_bytes and len(self._made) > 1:
             _, dropped = self._made.popitem(last=False)
             self.made_bytes -= _nbytes(dropped)
-        return tensors
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device, a parameter as a parameter."""
+    from torch.nn import Parameter
+
+    if tensor.device == device:
+        return tensor
+    there = tensor.detach().to(device)
+    return Parameter(there, requires_grad=False) if isinstance(tensor, Parameter) else there
 
 
 def free_bytes(device: torch.device) -> int:
