@@ -28,3 +28,7 @@ class RecipeError(LayerswapError):
 
 class MergeError(LayerswapError):
     """Checkpoints that do not fit together, or an output that cannot be written."""
+
+
+class DataError(LayerswapError):
+    """Training data that cannot be had, or is not what a mix says that it is."""

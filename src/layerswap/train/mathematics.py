@@ -151,21 +151,22 @@ def _is_year(number: str) -> bool:
 
 
 def _holds(left: str, right: str) -> bool:
-    total, product, sign, operator = 0.0, 0.0, 1, "*"
-    parts = _PART.findall(left)
-    for position, (before, number) in enumerate(parts):
-        value = float(number.replace(",", ""))
-        operator = before.strip() or "+"
-        if operator in "+-" or position == 0:
-            total, product, sign = total + sign * product, value, -1 if operator == "-" else 1
+    total = term = 0.0
+    for operator, number, per_cent in _PART.findall(left):
+        value = _value(number) / (100 if per_cent else 1)
+        if operator in "+-":  # the first number has no operator, and begins a term too
+            total, term = total + term, -value if operator == "-" else value
         elif operator in "/÷":
-            if value == 0:
+            if not value:
                 return False
-            product /= value
+            term /= value
         else:
-            product *= value
-    result = float(right.replace(",", ""))
-    return math.isclose(total + sign * product, result, rel_tol=1e-2, abs_tol=1e-9)
+            term *= value
+    return math.isclose(total + term, _value(right), rel_tol=1e-2, abs_tol=1e-9)
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 _DIGIT = re.compile(r"(?![0-9])\d")
@@ -176,7 +177,7 @@ _OPERATOR = r"\s*(?:[-+*/×÷]|x(?=[\s\d$]))\s*"
 _EQUATION = re.compile(
     rf"([$€£¥]?{_N}%?(?:{_OPERATOR}[$€£¥]?{_N}%?){{1,5}})\s*=\s*(?:<<[^>]*>>)?[$€£¥]?({_N})"
 )
-_PART = re.compile(rf"([-+*/×÷x]?)\s*[$€£¥]?({_N})")
+_PART = re.compile(rf"([-+*/×÷x]?)\s*[$€£¥]?({_N})(%?)")
 _SYMBOLS = re.compile(
     r"\\(?:frac|sqrt|boxed|times|cdot|sum|int)|\b[a-z]\s*\^\s*\d|\b\d*[a-z]\s*[-+*/]\s*\d+\s*=|"
     r"\b[a-z]\s*=\s*[-+]?\d"
