@@ -176,8 +176,8 @@ class Evaluation(Strict):
     """Drop what shares an n-gram with an evaluation item; see `train.contamination`."""
 
     against: Annotated[dict[Text, EvaluationSet], Field(min_length=1)]
-    words: Annotated[int, Field(ge=5)] = 13
-    characters: Annotated[int, Field(ge=10)] = 25
+    words: Annotated[int, Field(ge=8)] = 13
+    characters: Annotated[int, Field(ge=15)] = 20
 
 
 class NearDuplicates(Strict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,8 +71,7 @@ def keep_where(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool
     for column in origin.where:
         if column not in rows.column_names:
             raise DataError(f"where: no column {column!r}{nearest(column, rows.column_names)}")
-    wanted = {column: set(values) for column, values in origin.where.items()}
-    return lambda row: all(row[column] in values for column, values in wanted.items())
+    return lambda row: all(row[column] in values for column, values in origin.where.items())
 
 
 def _local_copy(name: str, local: Path | None) -> Path | None:
@@ -80,7 +79,7 @@ def _local_copy(name: str, local: Path | None) -> Path | None:
         return None
     if not local.is_dir():
         raise DataError(f"--local {local}: no such folder")
-    for folder in (local / name, local / name.split("/")[-1]):
+    for folder in (local / name, local / name.rsplit("/", 1)[-1]):
         if folder.is_dir():
             return folder
     return None
@@ -88,22 +87,19 @@ def _local_copy(name: str, local: Path | None) -> Path | None:
 
 def _read_copy(copy: Path, origin: Origin, wanted: int | None) -> Dataset:
     if origin.files:
-        patterns = [_basename(file) for file in origin.files]
-        files = [file for pattern in patterns for file in _matching(copy, pattern)]
-        left_out = [pattern for pattern in origin.without]
+        found = [file for pattern in origin.files for file in _matching(copy, _basename(pattern))]
         kept = [
-            file for file in dict.fromkeys(files)
-            if not any(fnmatch(str(Path(file).relative_to(copy)), out) for out in left_out)
+            file for file in dict.fromkeys(found)
+            if not any(fnmatch(str(Path(file).relative_to(copy)), out) for out in origin.without)
         ]  # fmt: skip
         return _read_files(kept, origin, wanted)
-    return _load(str(copy), origin, wanted, name=_config_of(copy, origin))
-
-
-def _config_of(copy: Path, origin: Origin) -> str | None:
-    """The configuration to ask for: None where it is simply a folder of the copy."""
     card = copy / "README.md"
     declared = card.is_file() and "config_name:" in card.read_text("utf-8", errors="replace")
-    return origin.config if declared else None
+    if origin.config is None or declared:
+        return _load(str(copy), origin, wanted, name=origin.config)
+    # Without a card that lays the configurations out, each one is a folder of its own.
+    inner = copy / origin.config
+    return _load(str(inner if inner.is_dir() else copy), origin, wanted)
 
 
 def _read_files(files: list[str], origin: Origin, wanted: int | None) -> Dataset:
@@ -143,10 +139,6 @@ def _read_hub(origin: Origin, wanted: int | None, local: Path | None) -> Opened:
             if gated
             else "no such data set on the Hub (or it is private)"
         )
-    except RuntimeError as error:
-        if "scripts are no longer supported" not in str(error):
-            raise
-        why = "the data set is a loading script, which the datasets library no longer runs"
     except (ConnectionError, OSError) as error:
         why = f"the Hub cannot be had ({type(error).__name__}: {_short(error)})"
     where = f"; {local} has no copy of it" if local is not None else ""
@@ -190,29 +182,41 @@ def _load(
     split = split or origin.split
     try:
         if wanted is None:
-            return load_dataset(path, split=split, **options)
-        stream = load_dataset(path, split=split, streaming=True, **options)
-        return Dataset.from_list(list(stream.take(wanted)))
+            rows = load_dataset(path, split=split, **options)
+        else:
+            stream = load_dataset(path, split=split, streaming=True, **options)
+            rows = Dataset.from_list(list(stream.take(wanted)))
     except (ValueError, KeyError) as error:
         raise DataError(f"cannot be read ({_short(error)})") from None
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        raise DataError(
+            "is a loading script, which the datasets library no longer runs; "
+            "name its data files in `files`"
+        ) from None
     except Exception as error:
         cause = error.__cause__
         if type(error).__name__.startswith("DatasetGeneration") and cause is not None:
             raise DataError(f"cannot be read ({type(cause).__name__}: {_short(cause)})") from None
         raise
+    if not len(rows):
+        raise DataError("has no rows")
+    return rows
 
 
 def _matching(folder: Path, pattern: str) -> list[str]:
     """The files that a path or a pattern means, sorted, so that no listing order matters."""
-    path = folder / Path(pattern).expanduser()
+    path = (folder / Path(pattern).expanduser()).absolute()
     if not has_magic(str(path)):
         if not path.is_file():
             raise DataError(f"{path}: no such file")
         return [str(path)]
-    found = sorted(file for file in glob(str(path), recursive=True) if Path(file).is_file())
+    root = Path(path.anchor)
+    found = sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
     if not found:
         raise DataError(f"{path}: no file matches")
-    return found
+    return [str(file) for file in found]
 
 
 def _basename(file: str) -> str:
@@ -229,7 +233,8 @@ def _format_of(file: str) -> str:
     suffix = _stem(file).suffix
     if suffix not in _FORMATS:
         raise DataError(
-            f"{file}: its format cannot be told; give format, one of jsonl, json, csv, parquet, text"
+            f"{file}: its name does not tell its format; "
+            "give format: jsonl, json, csv, parquet or text"
         )
     return _FORMATS[suffix]
 
