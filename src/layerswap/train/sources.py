@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from glob import has_magic
 from pathlib import Path
@@ -62,15 +62,18 @@ def open_rows(
     return _read_hub(origin, wanted, local)
 
 
-def keep_where(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:
+def keep_where(
+    origin: Origin, rows: Dataset, *, also: Iterable[str] = ()
+) -> Callable[[dict[str, Any]], bool]:
     """Whether a row has the values that the origin's `where` wants.
 
     Raises:
-        DataError: `where` names a column that is not there.
+        DataError: `where`, or `also` as a list of columns, names one that is not there.
     """
-    for column in origin.where:
-        if column not in rows.column_names:
-            raise DataError(f"where: no column {column!r}{nearest(column, rows.column_names)}")
+    for key, columns in (("where", origin.where), ("columns", also)):
+        for column in columns:
+            if column not in rows.column_names:
+                raise DataError(f"{key}: no column {column!r}{nearest(column, rows.column_names)}")
     return lambda row: all(row[column] in values for column, values in origin.where.items())
 
 
