@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import lab, merge, plan, quickstart
+from layerswap.cli import data, lab, merge, plan, quickstart
 from layerswap.errors import LayerswapError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
+app.command("data")(data.data)
 app.add_typer(lab.app, name="lab")
 
 

@@ -151,7 +151,7 @@ def by_language(wanted: mix_schema.Language) -> Filter:
         share = _share(ranked, allow)
         if share >= wanted.min_probability:
             return None
-        return f"looks like {ranked[0][0]}, not {' or '.join(allow)} ({share:.2f})"
+        return f"{' or '.join(allow)} with probability {share:.2f}; most like {ranked[0][0]}"
 
     return look
 
