@@ -50,8 +50,8 @@ def mix_text(source: str | Path) -> str:
 def ready_recipes() -> dict[str, str]:
     """The YAML of every recipe that ships with the package, by name."""
     folder = resources.files("layerswap.train") / "recipes"
-    files = sorted(folder.iterdir(), key=lambda file: file.name)
-    return {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in files}
+    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in folder.iterdir()}
+    return dict(sorted(texts.items()))
 
 
 def parse_mix(text: str, *, where: str = "mix") -> Mix:

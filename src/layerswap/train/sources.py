@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.compose.mistakes import nearest
-from layerswap.errors import DataError
+from layerswap.errors import DataError, LayerswapError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -125,33 +125,40 @@ def _read_files(files: list[str], origin: Origin, wanted: int | None) -> Dataset
 
 
 def _read_hub(origin: Origin, wanted: int | None, local: Path | None) -> Opened:
-    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    assert origin.id is not None
-    revision = origin.revision
-    name = f"{origin.id}@{revision}" if revision else origin.id
+    assert origin.id is not None, "only data sets of the Hub come here"
+    name = f"{origin.id}@{origin.revision}" if origin.revision else origin.id
     try:
         if origin.files:
-            files = list(_hub_files(origin))
-            return Opened(_read_files(files, origin, wanted), name)
-        return Opened(_load(origin.id, origin, wanted, name=origin.config, revision=revision), name)
-    except datasets.exceptions.DatasetNotFoundError as error:
-        gated = "gated" in str(error)
+            rows = _read_files(list(_hub_files(origin)), origin, wanted)
+        else:
+            rows = _load(origin.id, origin, wanted, name=origin.config, revision=origin.revision)
+        return Opened(rows, name)
+    except LayerswapError:
+        raise
+    except (GatedRepoError, RepositoryNotFoundError, DatasetNotFoundError) as error:
+        gated = "gated" in f"{type(error).__name__} {error}".lower()
         why = (
             "the data set is gated; accept its terms on the Hub and log in with `hf auth login`"
             if gated
             else "no such data set on the Hub (or it is private)"
         )
-    except (ConnectionError, OSError) as error:
-        why = f"the Hub cannot be had ({type(error).__name__}: {_short(error)})"
+    except Exception as error:
+        # A proxy, no network, a broken transfer: the transports share no class of error.
+        why = f"cannot be downloaded ({type(error).__name__}: {_short(error)})"
     where = f"; {local} has no copy of it" if local is not None else ""
-    raise DataError(f"{why}{where}; {_how_to_download(origin.id)}")
+    raise DataError(f"{why}{where}; {_how_to_download(origin)}") from None
 
 
-def _how_to_download(name: str) -> str:
+def _how_to_download(origin: Origin) -> str:
+    addresses = [file for file in origin.files if file.startswith(_ADDRESSES)]
+    if addresses:
+        return f"save {' and '.join(addresses)} in DIR/{origin.id} and pass --local DIR"
     return (
-        f"download it where you can (`hf download --repo-type dataset {name} "
-        f"--local-dir DIR/{name}`) and pass --local DIR"
+        f"download it where you can (`hf download --repo-type dataset {origin.id} "
+        f"--local-dir DIR/{origin.id}`) and pass --local DIR"
     )
 
 
@@ -243,4 +250,4 @@ def _format_of(file: str) -> str:
 
 
 def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:120]
