@@ -62,6 +62,19 @@ def template_mistake(text: str, syntax: str) -> str | None:
     return None
 
 
+def used_columns(source: Source) -> set[str]:
+    """The columns that a source's mapping reads."""
+    if source.messages is not None:
+        return {source.messages.column}
+    templates = (source.prompt, source.completion, source.text)
+    return {
+        column
+        for text in templates
+        if text is not None
+        for column in _columns_of(text, source.template)
+    }
+
+
 def example_maker(source: Source, name: str, columns: list[str]) -> Callable[[Row], Example | None]:
     """A function from a row of `source` to its example, or None if a part of it is empty.
 
@@ -109,10 +122,8 @@ def example_maker(source: Source, name: str, columns: list[str]) -> Callable[[Ro
 
 
 def _renderer(text: str, syntax: str, columns: list[str], key: str) -> Callable[[Row], str]:
+    _refuse_unknown(_columns_of(text, syntax), columns, key)
     if syntax == "jinja":
-        from jinja2 import Environment, meta
-
-        _refuse_unknown(meta.find_undeclared_variables(Environment().parse(text)), columns, key)
         template = _compile_jinja(text)
 
         def jinja(row: Row) -> str:
@@ -123,7 +134,6 @@ def _renderer(text: str, syntax: str, columns: list[str], key: str) -> Callable[
 
         return jinja
     pieces = _parse_plain(text)
-    _refuse_unknown({path[0] for _, path in pieces if path}, columns, key)
 
     def plain(row: Row) -> str:
         parts = [(literal, _value(row, path, key) if path else None) for literal, path in pieces]
@@ -136,6 +146,14 @@ def _renderer(text: str, syntax: str, columns: list[str], key: str) -> Callable[
         return joined
 
     return plain
+
+
+def _columns_of(text: str, syntax: str) -> set[str]:
+    if syntax == "jinja":
+        from jinja2 import Environment, meta
+
+        return meta.find_undeclared_variables(Environment().parse(text))
+    return {path[0] for _, path in _parse_plain(text) if path}
 
 
 def _parse_plain(text: str) -> list[tuple[str, tuple[str, ...]]]:

@@ -18,11 +18,13 @@ from layerswap.errors import LayerswapError
 from layerswap.train.contamination import ItemIndex
 from layerswap.train.filters import Sieve, build_filters, check_languages
 from layerswap.train.forms import former
-from layerswap.train.mapping import Example, example_maker
+from layerswap.train.mapping import Example, example_maker, used_columns
 from layerswap.train.sources import keep_where, open_rows
 
 if TYPE_CHECKING:
+    import numpy as np
     from datasets import Dataset
+    from numpy.typing import NDArray
 
     from layerswap.train.mix_schema import Mix
 
@@ -151,6 +153,7 @@ def _index(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
             keep = keep_where(origin, rows, also=origin.columns)
         except LayerswapError as error:
             raise error.within(f"evaluation set {name!r} ({origin.id or origin.path})") from None
+        rows = rows.select_columns(sorted({*origin.columns, *origin.where}))
         index.add(name, (str(row[c]) for row in rows if keep(row) for c in origin.columns))
     return index
 
@@ -163,12 +166,13 @@ def _stream(
         rows, origin = open_rows(source, folder=files.folder, local=files.local, limit=files.limit)
         keep = keep_where(source, rows)
         make = example_maker(source, name, rows.column_names)
+        rows = rows.select_columns(sorted(used_columns(source) | set(source.where)))
         tally = tallies[name] = Tally(origin, len(rows))
         for position in _order(len(rows), mix.seed if source.seed is None else source.seed, name):
             tally.looked_at += 1
             if tally.looked_at % 100 == 0 or tally.looked_at == tally.rows:
                 files.progress(name, tally.looked_at, tally.rows)
-            row = rows[position]
+            row = rows[int(position)]
             if not keep(row):
                 tally.not_wanted += 1
                 continue
@@ -211,10 +215,10 @@ def _draw(mix: Mix, streams: dict[str, Iterator[Example]]) -> list[Example]:
     return drawn
 
 
-def _order(count: int, seed: int, name: str) -> list[int]:
+def _order(count: int, seed: int, name: str) -> NDArray[np.int64]:
     """A permutation that depends on the seed and the name, and on nothing else."""
     import numpy as np
 
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    order: list[int] = generator.permutation(count).tolist()
+    order: NDArray[np.int64] = generator.permutation(count)
     return order
