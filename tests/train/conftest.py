@@ -1,25 +1,8 @@
-"""Excerpts of public data sets, and a Hub that cannot be reached."""
+"""A Hub that cannot be reached."""
 
-import csv
-import json
-from pathlib import Path
+from __future__ import annotations
 
 import pytest
-
-DATA = Path(__file__).parent / "data"
-
-
-def read_jsonl(name):
-    return [json.loads(line) for line in (DATA / name).read_text("utf-8").splitlines()]
-
-
-def read_mgsm(language):
-    text = (DATA / f"mgsm_{language}.tsv").read_text("utf-8")
-    return [tuple(row) for row in csv.reader(text.splitlines(), delimiter="\t", quoting=3)]
-
-
-def read_lines(name):
-    return (DATA / name).read_text("utf-8").splitlines()
 
 
 @pytest.fixture(autouse=True)

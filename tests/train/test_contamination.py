@@ -1,13 +1,15 @@
 """Shared n-grams with evaluation items, against a direct comparison of word lists."""
 
+from __future__ import annotations
+
 import re
 
 import pytest
+from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import given
 from hypothesis import strategies as st
 
 from layerswap.train.contamination import LEAST, ItemIndex, is_unspaced, ngrams, units
-from tests.train.conftest import read_jsonl, read_lines, read_mgsm
 
 LANGUAGES = {"eng_Latn": "en", "swh_Latn": "sw", "ben_Beng": "bn", "tel_Telu": "te",
              "jpn_Jpan": "ja"}  # fmt: skip

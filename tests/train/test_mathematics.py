@@ -1,6 +1,9 @@
 """The detector of mathematics, on excerpts it was not fitted on, and its arithmetic."""
 
+from __future__ import annotations
+
 import pytest
+from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -11,7 +14,6 @@ from layerswap.train.mathematics import (
     math_probability,
     true_equations,
 )
-from tests.train.conftest import read_jsonl, read_lines, read_mgsm
 
 
 def share_found(examples):
@@ -34,21 +36,26 @@ def test_problems_in_the_papers_languages_are_found(language):
 
 def generic():
     tico = read_jsonl("tico19.jsonl")
-    yield "translation", [
-        (f"Translate:\n{row['eng']}", row[code]) for row in tico for code in ("swa", "ben")
-    ]
+    yield (
+        "translation",
+        [(f"Translate:\n{row['eng']}", row[code]) for row in tico for code in ("swa", "ben")],
+    )
     yield "translation back", [(row[code], row["eng"]) for row in tico for code in ("swa", "ben")]
     for code in ("swh_Latn", "ben_Beng", "tel_Telu", "jpn_Jpan"):
         yield f"news, {code}", [(line,) for line in read_lines(f"flores.{code}")]
     yield "questions", [(row["question"], row["answer"]) for row in read_jsonl("afriqa.jsonl")]
-    yield "common sense", [
-        (row["question"], row["answer"]) for row in read_jsonl("jcommonsenseqa.jsonl")
-    ]
+    yield (
+        "common sense",
+        [(row["question"], row["answer"]) for row in read_jsonl("jcommonsenseqa.jsonl")],
+    )
     yield "grammar", [(row["text"],) for row in read_jsonl("ud_telugu.jsonl")]
-    yield "dialogues", [
-        (row["utterances"][0]["text"], row["utterances"][1]["text"])
-        for row in read_jsonl("instruction_ja.jsonl")
-    ]
+    yield (
+        "dialogues",
+        [
+            (row["utterances"][0]["text"], row["utterances"][1]["text"])
+            for row in read_jsonl("instruction_ja.jsonl")
+        ],
+    )
 
 
 @pytest.mark.parametrize(("name", "examples"), list(generic()), ids=lambda v: str(v)[:16])

@@ -110,7 +110,8 @@ def exact_duplicates() -> Filter:
     seen: set[bytes] = set()
 
     def look(example: Example) -> str | None:
-        key = "\n".join(" ".join(units(part, "words")) for part in _parts(example))
+        # What has no words at all, such as a formula, stands for itself.
+        key = "\n".join(" ".join(units(part, "words")) or part for part in _parts(example))
         digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
         if digest in seen:
             return "the same as an earlier example"
