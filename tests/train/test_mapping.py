@@ -52,7 +52,7 @@ def test_a_row_without_prompt_or_completion_gives_no_example():
         ("{q:>10}", r"\{q:>10\} is not \{column\}"),
         ("{}", r"\{\} is not \{column\}"),
         ("{q.__class__[x]} }", "Single '}' encountered"),
-        ("no column", r"names no column, as \{column\} would"),
+        ("no column", "names no column, so every row would be the same"),
     ],
 )
 def test_what_is_not_a_plain_template_is_refused(template, message):
@@ -60,12 +60,12 @@ def test_what_is_not_a_plain_template_is_refused(template, message):
 
 
 def test_a_plain_template_never_reads_attributes():
-    with pytest.raises(DataError, match="prompt: no column 'q.__class__'; there are a, q"):
+    with pytest.raises(DataError, match=r"prompt: no column 'q.__class__'; there are a, q"):
         make({"q": "x", "a": "y"}, prompt="{q.__class__}")
 
 
 def test_a_wrong_column_is_named_with_the_nearest_one():
-    with pytest.raises(DataError, match="prompt: no column 'inptus'; did you mean 'inputs'?"):
+    with pytest.raises(DataError, match=r"prompt: no column 'inptus'; did you mean 'inputs'\?"):
         make({"inputs": "x", "a": "y"}, prompt="{inptus}")
     with pytest.raises(DataError, match="completion: no column 'b'; there are a, q"):
         make({"q": "x", "a": "y"}, prompt="{q}", completion="{b}")
@@ -117,7 +117,7 @@ def test_a_conversation_ends_with_an_answer():
 
 
 def test_roles_and_keys_that_are_not_there_are_named():
-    with pytest.raises(DataError, match="messages.roles: says nothing about the role 'bot'"):
+    with pytest.raises(DataError, match=r"messages.roles: says nothing about the role 'bot'"):
         make({"c": [{"role": "bot", "content": "x"}]}, messages={"column": "c"})
     with pytest.raises(DataError, match="has no 'role' and 'content'; it has from, value"):
         make({"c": [{"from": "bot", "value": "x"}]}, messages={"column": "c"})

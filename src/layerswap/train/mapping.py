@@ -53,13 +53,14 @@ class Example(NamedTuple):
         return "\n".join(content for _, content in self.turns) or self.text
 
 
-def template_mistake(text: str, syntax: str) -> str | None:
-    """What is wrong with a template, or None."""
+def template_mistake(text: str, syntax: str, *, constant: bool = False) -> str | None:
+    """What is wrong with a template, or None; one that is `constant` need not name a column."""
     try:
         _compile_jinja(text) if syntax == "jinja" else _parse_plain(text)
+        columns = _columns_of(text, syntax)
     except ValueError as error:
         return str(error)
-    return None
+    return None if columns or constant else "names no column, so every row would be the same"
 
 
 def used_columns(source: Source) -> set[str]:
@@ -177,8 +178,6 @@ def _parse_plain(text: str) -> list[tuple[str, tuple[str, ...]]]:
                 f"{found} is not {{column}} or {{column[key]}}; for more write template: jinja"
             )
         pieces.append((literal, (match[1], *_KEY.findall(match[2]))))
-    if not any(path for _, path in pieces):
-        raise ValueError("names no column, as {column} would")
     return pieces
 
 

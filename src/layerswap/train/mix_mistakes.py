@@ -59,6 +59,7 @@ def _example_mistakes(path: KeyPath, source: Mapping[Any, Any], kind: object) ->
     for key in ("prompt", "completion", "text"):
         text = source.get(key)
         if isinstance(text, str) and source.get("template", "plain") in ("plain", "jinja"):
-            wrong = template_mistake(text, source.get("template", "plain"))
+            syntax = source.get("template", "plain")
+            wrong = template_mistake(text, syntax, constant=key == "prompt")
             if wrong:
                 yield (*path, key), wrong
