@@ -79,7 +79,7 @@ WEIGHTS = MathFeatures(
     characters=-0.39,
     code=-0.65,
 )
-BIAS = -1.74
+BIAS = -1.75
 
 
 def math_probability(prompt: str, completion: str = "") -> float:
