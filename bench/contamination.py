@@ -14,9 +14,8 @@ import random
 import sys
 from pathlib import Path
 
-from math_filter import FLORES, LANGUAGES, generic, gsm8k, lines, mgsm
-
 from layerswap.train.contamination import ItemIndex
+from math_filter import FLORES, LANGUAGES, generic, gsm8k, lines, mgsm
 
 
 def replaced(text: str, language: str, generator: random.Random) -> str:

@@ -62,13 +62,15 @@ def _build(
     from layerswap.checkpoint import refuse_target
     from layerswap.cli.progress import named_progress
     from layerswap.cli.tables import mix_table
-    from layerswap.train.data_card import CARD, data_card, save_mix
+    from layerswap.train.data_card import CARD, data_card, load_tokenizer, save_mix
     from layerswap.train.mix_file import mix_text, parse_mix
     from layerswap.train.mixes import build_mix
 
     text = mix_text(mix)
     checked = parse_mix(text, where=mix)
     refuse_target(out.expanduser().absolute(), marker=CARD, overwrite=overwrite)
+    if tokenizer is not None:
+        load_tokenizer(tokenizer)  # a wrong one is better known now than after the work
     with named_progress() as progress:
         built = build_mix(
             checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress

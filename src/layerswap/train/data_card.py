@@ -169,14 +169,23 @@ def _filter_facts(built: BuiltMix) -> dict[str, Any]:
     }
 
 
-def _token_counts(by_source: dict[str, list[Example]], tokenizer: str) -> dict[str, dict[str, int]]:
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer in a folder or on the Hub.
+
+    Raises:
+        DataError: it cannot be loaded.
+    """
     from transformers import AutoTokenizer
 
     try:
-        encoder: Any = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # what the Hub and the tokenizers raise shares no class
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"--tokenizer {tokenizer}: cannot be loaded ({reason})") from None
+        raise DataError(f"--tokenizer {name}: cannot be loaded ({reason})") from None
+
+
+def _token_counts(by_source: dict[str, list[Example]], tokenizer: str) -> dict[str, dict[str, int]]:
+    encoder = load_tokenizer(tokenizer)
 
     def count(texts: Iterable[str]) -> int:
         kept = [text for text in texts if text]
