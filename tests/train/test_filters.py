@@ -59,6 +59,14 @@ def test_mathematics_goes_by_its_threshold():
     assert mathematics(0.5)(pair(question, answer)).startswith("mathematics (")
     assert mathematics(1.0)(pair(question, answer)) is None
     assert mathematics(0.5)(raw(question)).startswith("mathematics (")
+    chat = (
+        ("user", question),
+        ("assistant", answer),
+        ("user", "Asante!"),
+        ("assistant", "Karibu."),
+    )
+    assert mathematics(0.5)(Example(chat)).startswith("mathematics (")
+    assert mathematics(0.5)(Example(chat[2:])) is None
     assert mathematics(0.5)(pair("Nani aliandika kitabu hiki?", "Shaaban Robert")) is None
 
 

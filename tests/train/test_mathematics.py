@@ -107,3 +107,10 @@ def test_no_single_count_can_outweigh_the_rest_by_its_length():
 
 def test_empty_texts_are_not_mathematics():
     assert math_probability("", "") < THRESHOLD
+
+
+@pytest.mark.parametrize(
+    "text", ["7" * 200_000, "1+" * 100_000, "1,000" * 40_000, "x = " * 50_000, "a. " * 70_000]
+)
+def test_long_runs_take_time_in_proportion(text):
+    assert 0 <= math_probability(text, text) <= 1  # a search that backtracks would never end

@@ -181,3 +181,34 @@ def test_where_keeps_the_rows_that_have_one_of_the_values(tmp_path):
     wrong = Origin.model_validate({"path": "x.jsonl", "where": {"lang": "sw"}})
     with pytest.raises(DataError, match="where: no column 'lang'; there are l, n"):
         keep_where(wrong, rows)
+
+
+def test_the_hub_is_asked_for_just_what_the_origin_says(tmp_path, monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    def load(path, **options):
+        asked.append((path, options))
+        rows = datasets.Dataset.from_list(ROWS)
+        return rows.to_iterable_dataset() if options.get("streaming") else rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    files = ["sw/b.jsonl", "sw/a.jsonl", "sw/a_flores.jsonl", "en/a.jsonl"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *a, **k: files)
+    origin = Origin(id="owner/name", config="c", split="test", revision="v1")
+    assert open_rows(origin, folder=tmp_path).origin == "owner/name@v1"
+    assert len(open_rows(origin, folder=tmp_path, limit=2).rows) == 2
+    picked = Origin(id="owner/name", files=["sw/*.jsonl"], without=["*flores*"], revision="v1")
+    open_rows(picked, folder=tmp_path)
+    options = {"name": "c", "split": "test", "revision": "v1"}
+    assert asked == [
+        ("owner/name", options),
+        ("owner/name", options | {"streaming": True}),
+        ("json", {"split": "train", "data_files": [
+            "hf://datasets/owner/name@v1/sw/a.jsonl", "hf://datasets/owner/name@v1/sw/b.jsonl",
+        ]}),
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"files: owner/name has no file like 'fr/\*'"):
+        open_rows(Origin(id="owner/name", files=["fr/*"]), folder=tmp_path)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from layerswap.errors import DataError
@@ -122,13 +123,18 @@ def exact_duplicates() -> Filter:
 
 
 def mathematics(threshold: float) -> Filter:
-    """Drops examples that are mathematics; see `train.mathematics`."""
+    """Drops examples of which any question with its answer is mathematics.
+
+    See `train.mathematics`.
+    """
 
     def look(example: Example) -> str | None:
-        prompt, completion = (
-            (example.prompt, example.completion) if example.turns else (example.text, "")
-        )
-        probability = math_probability(prompt, completion)
+        found = [
+            math_probability(ask, answer)
+            for (_, ask), (role, answer) in pairwise(example.turns)
+            if role == "assistant"
+        ]
+        probability = max(found or [math_probability(example.text)])
         return f"mathematics ({probability:.2f})" if probability >= threshold else None
 
     return look

@@ -175,7 +175,7 @@ _NUMBER = re.compile(rf"(?<![a-z第])(?<!\d[.,]){_N}")
 _BARE_NUMBER = re.compile(rf"(?:\w|[$€£¥#]){{0,3}}\s*[-+]?{_N}\s*\D{{0,12}}")
 _OPERATOR = r"\s*(?:[-+*/×÷]|x(?=[\s\d$]))\s*"
 _EQUATION = re.compile(
-    rf"([$€£¥]?{_N}%?(?:{_OPERATOR}[$€£¥]?{_N}%?){{1,5}})\s*=\s*(?:<<[^>]*>>)?[$€£¥]?({_N})"
+    rf"(?<![\d.,])([$€£¥]?{_N}%?(?:{_OPERATOR}[$€£¥]?{_N}%?){{1,5}})\s*=\s*(?:<<[^>]*>>)?[$€£¥]?({_N})"
 )
 _PART = re.compile(rf"([-+*/×÷x]?)\s*[$€£¥]?({_N})(%?)")
 _SYMBOLS = re.compile(
