@@ -8,7 +8,10 @@ import pytest
 
 
 @pytest.fixture
-def mix(tmp_path):
+def mix(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     rows = [{"q": f"Swali la {i}?", "a": f"Jibu la {i}"} for i in range(20)]
     rows += [{"q": "Juma ana maembe 12 na anakula 5. Ana maembe mangapi?", "a": "7"}, rows[0]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -57,7 +60,8 @@ def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
     assert result.code == 2
     assert result.err.endswith("no such ready recipe; did you mean 'swahili'?\n")
     result = layerswap("data", mix, "--out", tmp_path / "out", "--local", tmp_path / "no")
-    assert result.code == 0  # nothing of the mix is on the Hub
+    assert result.err.endswith(f"error: --local {tmp_path}/no: no such folder\n")
+    layerswap("data", mix, "--out", tmp_path / "out")
     result = layerswap("data", mix, "--out", tmp_path / "out")
     assert result.err == (
         f"error: {tmp_path}/out: exists already; choose another output or pass --overwrite\n"

@@ -332,6 +332,26 @@ def test_errors_name_the_source(tmp_path):
         build(mix, tmp_path)
 
 
+def test_what_is_missing_is_known_before_anything_is_read(tmp_path):
+    mix = numbered(tmp_path, a=200)
+    mix["sources"]["b"] = {**mix["sources"]["a"], "path": "b.jsonl"}
+    seen = []
+    with pytest.raises(DataError, match=r"^source 'b' \(b\.jsonl\): .*/b\.jsonl: no such file"):
+        build(mix, tmp_path, progress=lambda *step: seen.append(step))
+    assert not seen
+
+
+def test_filters_that_leave_nothing_are_told(tmp_path):
+    mix = numbered(tmp_path, a=3) | {"filters": {"length": {"min_text": 1000}}}
+    with pytest.raises(DataError, match=r"^mix 'numbers': no example is left; dropped: length 3$"):
+        build(mix, tmp_path)
+
+
+def test_the_local_folder_must_exist(tmp_path):
+    with pytest.raises(DataError, match=f"^--local {tmp_path}/no: no such folder$"):
+        build(numbered(tmp_path, a=2), tmp_path, local=tmp_path / "no")
+
+
 def test_progress_is_told_of_every_row(tmp_path):
     seen = []
     build(numbered(tmp_path, a=250), tmp_path, progress=lambda *step: seen.append(step))

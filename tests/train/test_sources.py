@@ -168,11 +168,6 @@ def test_a_copy_of_a_loading_script_asks_for_its_files(tmp_path):
     assert rows_of(tmp_path, tmp_path, id="owner/name", files=["sw/*.jsonl"]) == ROWS
 
 
-def test_the_local_folder_must_exist(tmp_path):
-    with pytest.raises(DataError, match=f"--local {tmp_path}/no: no such folder"):
-        rows_of(tmp_path, tmp_path / "no", id="owner/name")
-
-
 def test_where_keeps_the_rows_that_have_one_of_the_values(tmp_path):
     write(tmp_path / "x.jsonl", [{"l": "sw", "n": 1}, {"l": "en", "n": 1}, {"l": "sw", "n": 2}])
     origin = Origin.model_validate({"path": "x.jsonl", "where": {"l": ["sw", "swh"], "n": 1}})

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.errors import LayerswapError
+from layerswap.errors import DataError, LayerswapError
 from layerswap.train.contamination import ItemIndex
 from layerswap.train.filters import Sieve, build_filters, check_languages
 from layerswap.train.forms import former
@@ -80,7 +80,13 @@ class _Files(NamedTuple):
     folder: Path
     local: Path | None
     limit: int | None
-    progress: Progress
+
+
+class _Opened(NamedTuple):
+    rows: Dataset
+    keep: Callable[[dict[str, Any]], bool]
+    make: Callable[[dict[str, Any]], Example | None]
+    tally: Tally
 
 
 def build_mix(
@@ -101,11 +107,14 @@ def build_mix(
         progress: called as rows are looked at.
 
     Raises:
-        DataError: a data set that is not to be had, or is not what the mix says.
+        DataError: a data set that is not to be had, or is not what the mix says, or filters that
+            leave nothing.
 
     Example: `build_mix(read_mix("swahili"), local=Path("downloads")).train`
     """
     folder = folder or Path()
+    if local is not None and not local.is_dir():
+        raise DataError(f"--local {local}: no such folder")
     if mix.filters.language is not None:
         asked = mix.filters.language.allow or [
             source.language for source in mix.sources.values()
@@ -115,12 +124,17 @@ def build_mix(
     index = _index(mix, folder, local)
     sieve = build_filters(mix.filters, index, mix.seed)
     former_of_rows = former(mix, folder)
-    tallies: dict[str, Tally] = {}
-    files = _Files(folder, local, limit, progress)
-    streams = {name: _stream(name, mix, files, sieve, tallies) for name in mix.sources}
-    drawn = _draw(mix, streams)
-    for name, tally in tallies.items():
-        tally.kept = sum(1 for example in drawn if example.source == name)
+    files = _Files(folder, local, limit)
+    # All are opened before any is read, so that what is missing is known at once.
+    opened = {name: _open(name, mix, files) for name in mix.sources}
+    drawn = _draw(
+        mix, {name: _stream(name, mix, opened[name], sieve, progress) for name in mix.sources}
+    )
+    tallies = {name: rows.tally for name, rows in opened.items()}
+    if not drawn:
+        raise DataError(_nothing_left(mix, tallies, sieve))
+    for name, count in Counter(example.source for example in drawn).items():
+        tallies[name].kept = count
     examples = [drawn[i] for i in _order(len(drawn), mix.seed, mix.name)]
     held_out = min(mix.validation, max(0, len(examples) - 1))
     split = len(examples) - held_out
@@ -142,6 +156,16 @@ def share(total: int, weights: dict[str, float]) -> dict[str, int]:
     return shares
 
 
+def _nothing_left(mix: Mix, tallies: dict[str, Tally], sieve: Sieve) -> str:
+    reasons = {
+        "empty": sum(tally.empty for tally in tallies.values()),
+        "where": sum(tally.not_wanted for tally in tallies.values()),
+        **{name: sum(counts.values()) for name, counts in sieve.counts.items()},
+    }
+    told = ", ".join(f"{name} {count:,}" for name, count in reasons.items() if count)
+    return f"mix {mix.name!r}: no example is left; dropped: {told}"
+
+
 def _index(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
     wanted = mix.filters.evaluation
     if wanted is None:
@@ -158,31 +182,38 @@ def _index(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
     return index
 
 
-def _stream(
-    name: str, mix: Mix, files: _Files, sieve: Sieve, tallies: dict[str, Tally]
-) -> Iterator[Example]:
+def _open(name: str, mix: Mix, files: _Files) -> _Opened:
     source = mix.sources[name]
     try:
         rows, origin = open_rows(source, folder=files.folder, local=files.local, limit=files.limit)
         keep = keep_where(source, rows)
         make = example_maker(source, name, rows.column_names)
-        rows = rows.select_columns(sorted(used_columns(source) | set(source.where)))
-        tally = tallies[name] = Tally(origin, len(rows))
-        for position in _order(len(rows), mix.seed if source.seed is None else source.seed, name):
-            tally.looked_at += 1
-            if tally.looked_at % 100 == 0 or tally.looked_at == tally.rows:
-                files.progress(name, tally.looked_at, tally.rows)
-            row = rows[int(position)]
-            if not keep(row):
-                tally.not_wanted += 1
-                continue
-            example = make(row)
-            if example is None:
-                tally.empty += 1
-            elif sieve.keeps(example, source.skip):
-                yield example
     except LayerswapError as error:
         raise error.within(f"source {name!r} ({source.id or source.path})") from None
+    rows = rows.select_columns(sorted(used_columns(source) | set(source.where)))
+    return _Opened(rows, keep, make, Tally(origin, len(rows)))
+
+
+def _stream(
+    name: str, mix: Mix, opened: _Opened, sieve: Sieve, progress: Progress
+) -> Iterator[Example]:
+    source, (rows, keep, make, tally) = mix.sources[name], opened
+    for position in _order(len(rows), mix.seed if source.seed is None else source.seed, name):
+        tally.looked_at += 1
+        if tally.looked_at % 100 == 0 or tally.looked_at == tally.rows:
+            progress(name, tally.looked_at, tally.rows)
+        row = rows[int(position)]
+        if not keep(row):
+            tally.not_wanted += 1
+            continue
+        try:
+            example = make(row)
+        except LayerswapError as error:
+            raise error.within(f"source {name!r} ({source.id or source.path})") from None
+        if example is None:
+            tally.empty += 1
+        elif sieve.keeps(example, source.skip):
+            yield example
 
 
 def _draw(mix: Mix, streams: dict[str, Iterator[Example]]) -> list[Example]:

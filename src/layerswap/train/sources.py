@@ -80,8 +80,6 @@ def keep_where(
 def _local_copy(name: str, local: Path | None) -> Path | None:
     if local is None:
         return None
-    if not local.is_dir():
-        raise DataError(f"--local {local}: no such folder")
     for folder in (local / name, local / name.rsplit("/", 1)[-1]):
         if folder.is_dir():
             return folder
