@@ -32,3 +32,7 @@ class MergeError(LayerswapError):
 
 class EvaluationError(LayerswapError):
     """A model, a request or a setting that cannot be evaluated."""
+
+
+class DataError(LayerswapError):
+    """Training data that cannot be had, or is not what a mix says that it is."""

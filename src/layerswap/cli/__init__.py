@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from layerswap.cli import (
+    data,
     delta,
     fisher,
     lab,
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
+app.command("data")(data.data)
 app.command("sweep")(sweep.sweep)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)

@@ -81,6 +81,30 @@ def _plain(interval: Interval) -> str:
     return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
+def mix_table(card: Mapping[str, Any]) -> str:
+    """The sources of a data card down the side: rows, what each filter dropped, what is kept."""
+    from io import StringIO
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    filters = [name for name, facts in card["filters"].items() if facts["dropped"]]
+    tokens = ["tokens"] if card["tokenizer"] else []
+    table = Table(box=SIMPLE_HEAD, caption="rows dropped by each filter, and rows kept")
+    table.add_column("source", overflow="fold")
+    for title in ("looked at", "left out", *filters, "kept", *tokens):
+        table.add_column(title.replace("_", " "), justify="right", no_wrap=True)
+    for name, facts in card["sources"].items():
+        counts = [facts["looked_at"], facts["empty"] + facts["left_out_by_where"]]
+        counts += [facts["dropped"].get(title, 0) for title in filters]
+        counts += [facts["kept"], *(facts[title] for title in tokens)]
+        table.add_row(name, *(f"{count:,}" for count in counts))
+    text = StringIO()
+    Console(file=text, width=120).print(table)
+    return text.getvalue().rstrip()
+
+
 def percent(interval: Interval) -> str:
     """An interval as `61.2 [58.1, 64.3]`, in percent."""
     return f"{interval.mean:.1%} [{interval.low:.1%}, {interval.high:.1%}]".replace("%", "")

@@ -1,0 +1,98 @@
+"""`layerswap data`: build a data mix with its card, and list the ready recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def data(
+    mix: Annotated[
+        str | None,
+        typer.Argument(metavar="[MIX.yaml]", help="A mix, or the name of a ready recipe."),
+    ] = None,
+    *,
+    out: Annotated[Path | None, typer.Option(help="The folder to create.")] = None,
+    local: Annotated[
+        Path | None,
+        typer.Option(help="Folder of downloaded data sets, as OWNER/NAME or NAME."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or Hub id; the card then counts its tokens.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Read at most so many rows of every source: a trial.")
+    ] = None,
+    list_recipes: Annotated[
+        bool, typer.Option("--list", help="List the ready recipes and stop.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the recipe, to copy and change it, and stop.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
+    ] = False,
+) -> None:
+    """Build a data mix: parquet, filtered and shuffled, with a card of what is in it.
+
+    Example: layerswap data swahili --out data/swahili --local downloads
+    """
+    from layerswap.errors import RecipeError
+    from layerswap.train.mix_file import mix_text
+
+    if list_recipes:
+        _list()
+        return
+    if mix is None:
+        raise RecipeError("give a mix, or --list for the ready recipes")
+    if show:
+        typer.echo(mix_text(mix), nl=False)
+        return
+    if out is None:
+        raise RecipeError("give --out, the folder to create")
+    _build(mix, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
+
+
+def _build(
+    mix: str, out: Path, *, local: Path | None, tokenizer: str | None, limit: int | None,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    from layerswap.checkpoint import refuse_target
+    from layerswap.cli.progress import named_progress
+    from layerswap.cli.tables import mix_table
+    from layerswap.train.data_card import CARD, data_card, load_tokenizer, save_mix
+    from layerswap.train.mix_file import mix_text, parse_mix
+    from layerswap.train.mixes import build_mix
+
+    text = mix_text(mix)
+    checked = parse_mix(text, where=mix)
+    refuse_target(out.expanduser().absolute(), marker=CARD, overwrite=overwrite)
+    if tokenizer is not None:
+        load_tokenizer(tokenizer)  # a wrong one is better known now than after the work
+    with named_progress() as progress:
+        built = build_mix(
+            checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress
+        )
+    card = data_card(built, tokenizer)
+    written = save_mix(built, out, recipe=text, card=card, overwrite=overwrite)
+    typer.echo(mix_table(card))
+    typer.echo(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
+    wanted = checked.total
+    if wanted is not None and len(built.examples) < wanted:
+        typer.echo(f"the sources hold {len(built.examples):,} of the {wanted:,} examples wanted")
+
+
+def _list() -> None:
+    from layerswap.train.mix_file import parse_mix, ready_recipes
+
+    for name, text in ready_recipes().items():
+        mix = parse_mix(text, where=name)
+        typer.echo(f"{name}: {mix.description}")
+        for source_name, source in mix.sources.items():
+            config = f" ({source.config})" if source.config else ""
+            typer.echo(
+                f"    {source_name}: {source.id or source.path}{config}, "
+                f"{source.licence or 'licence not stated'}"
+            )

@@ -1,0 +1,1 @@
+"""Experts: data mixes, SFT, LoRA, partitions, alternating SFT, selection."""

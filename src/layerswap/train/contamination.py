@@ -1,0 +1,117 @@
+"""Evaluation items in training data: shared n-grams, as GPT-3 was decontaminated.
+
+Text is compared in compatibility form, case-folded, without anything but letters, marks and
+digits. Languages that put spaces between words are compared by words, the others by characters.
+An example is contaminated when it shares one n-gram with an item. n is the 5th percentile of the
+item lengths of a set, kept between a least and a most (8 and 13 words in Brown et al., 2020,
+appendix C); an item between the least and n counts if the example holds all of it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LEAST = {"words": 8, "characters": 15}
+"""The least n; what is shorter cannot be told from an ordinary phrase."""
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+)
+"""Thai, Lao, Burmese, Khmer, kana and Han: scripts without spaces between words."""
+
+
+class Indexed(NamedTuple):
+    """What the index holds of one evaluation set.
+
+    Attributes:
+        items: how many texts it has.
+        too_short: how many of them are too short to be told from ordinary phrases.
+        unit: `words` or `characters`.
+        n: units in an n-gram.
+    """
+
+    items: int
+    too_short: int
+    unit: str
+    n: int
+
+
+class ItemIndex:
+    """The n-grams of evaluation items, and which item each belongs to.
+
+    Example:
+        index = ItemIndex()
+        index.add("mgsm", ["Janet's ducks lay 16 eggs per day. She eats three for breakfast."])
+        index.find("Question: Janet's ducks lay 16 eggs per day. She eats three for breakfast!")
+    """
+
+    def __init__(self, words: int = 13, characters: int = 20) -> None:
+        """An empty index; `words` and `characters` are the most that n can be."""
+        self._most = {"words": words, "characters": characters}
+        self._grams: dict[str, dict[int, dict[str, tuple[str, str]]]] = {unit: {} for unit in LEAST}
+        self.sets: dict[str, Indexed] = {}
+
+    def add(self, name: str, items: Iterable[str]) -> Indexed:
+        """Index a set of items under `name`; says what it holds of it."""
+        texts = [item for item in dict.fromkeys(items) if item.strip()]
+        unspaced = sum(1 for text in texts if is_unspaced(text))
+        unit = "characters" if unspaced * 2 > len(texts) else "words"
+        split = [(text, units(text, unit)) for text in texts]
+        lengths = sorted(len(parts) for _, parts in split)
+        percentile = lengths[len(lengths) // 20] if lengths else 0
+        least = LEAST[unit]
+        n = min(self._most[unit], max(least, percentile))
+        for text, parts in split:
+            size = min(n, len(parts))
+            if size >= least:
+                grams = self._grams[unit].setdefault(size, {})
+                for gram in ngrams(parts, size, unit):
+                    grams.setdefault(gram, (name, text))
+        short = sum(1 for length in lengths if length < least)
+        self.sets[name] = Indexed(len(texts), short, unit, n)
+        return self.sets[name]
+
+    def find(self, text: str) -> tuple[str, str] | None:
+        """The set and the item that `text` shares an n-gram with, or None."""
+        for unit, sizes in self._grams.items():
+            if not sizes or (unit == "characters" and not _UNSPACED.search(text)):
+                continue
+            parts = units(text, unit)
+            for size in sorted(sizes, reverse=True):
+                grams = sizes[size]
+                for gram in ngrams(parts, size, unit):
+                    if gram in grams:
+                        return grams[gram]
+        return None
+
+
+def units(text: str, unit: str) -> list[str]:
+    """A text's normalised words, or its normalised characters without spaces."""
+    words = unicodedata.normalize("NFKC", text).casefold().translate(_SPACES).split()
+    return words if unit == "words" else list("".join(words))
+
+
+def ngrams(parts: list[str], n: int, unit: str = "words") -> Iterable[str]:
+    """Every n-gram of a text's units, joined to one text."""
+    joint = " " if unit == "words" else ""
+    return (joint.join(parts[i : i + n]) for i in range(len(parts) - n + 1))
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether most of a text's letters are of a script without spaces between words."""
+    letters = sum(1 for character in text if character.isalpha())
+    return letters > 0 and 2 * len(_UNSPACED.findall(text)) > letters
+
+
+class _Spaces(dict[int, int]):
+    """Maps all but letters, marks and digits to a space; grows as characters are met."""
+
+    def __missing__(self, code: int) -> int:
+        keep = unicodedata.category(chr(code))[0] in "LMN"
+        self[code] = code if keep else 0x20
+        return self[code]
+
+
+_SPACES = _Spaces()

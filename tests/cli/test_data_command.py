@@ -1,0 +1,71 @@
+"""`layerswap data`: a mix built, the ready recipes listed, and what a person can get wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def mix(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [{"q": f"Swali la {i}?", "a": f"Jibu la {i}"} for i in range(20)]
+    rows += [{"q": "Juma ana maembe 12 na anakula 5. Ana maembe mangapi?", "a": "7"}, rows[0]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mix.yaml").write_text(
+        'name: small\nvalidation: 2\nsources:\n  rows: {path: rows.jsonl, prompt: "{q}", '
+        'completion: "{a}"}\nfilters: {math: true}\n'
+    )
+    return tmp_path / "mix.yaml"
+
+
+def test_a_mix_is_built_with_its_card(layerswap, mix, tmp_path):
+    result = layerswap("data", mix, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == f"wrote {tmp_path / 'out'}: 18 rows, 2 held out"
+    assert "exact duplicates" in result.out
+    card = json.loads((tmp_path / "out" / "data_card.json").read_text())
+    assert card["sources"]["rows"]["dropped"] == {"exact_duplicates": 1, "math": 1}
+    assert (tmp_path / "out" / "mix.yaml").read_text() == mix.read_text()
+
+
+def test_a_trial_reads_a_few_rows(layerswap, mix, tmp_path):
+    result = layerswap("data", mix, "--out", tmp_path / "out", "--limit", 5)
+    assert "wrote" in result.out
+    assert json.loads((tmp_path / "out/data_card.json").read_text())["rows"]["train"] == 3
+
+
+def test_too_few_rows_are_said_and_no_error(layerswap, mix, tmp_path):
+    mix.write_text(mix.read_text() + "total: 100\n")
+    result = layerswap("data", mix, "--out", tmp_path / "out")
+    assert result.code == 0
+    assert result.out.splitlines()[-1] == "the sources hold 20 of the 100 examples wanted"
+
+
+def test_the_ready_recipes_are_listed_and_shown(layerswap):
+    listed = layerswap("data", "--list").out
+    assert "swahili: Generic Swahili instructions" in listed
+    assert "    orca-math: microsoft/orca-math-word-problems-200k, MIT" in listed
+    assert "    inkuba: lelapa/Inkuba-instruct, licence not stated" in listed
+    assert layerswap("data", "orca-math", "--show").out.startswith("name: orca-math\n")
+
+
+def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
+    assert layerswap("data").err == "error: give a mix, or --list for the ready recipes\n"
+    assert layerswap("data", mix).err == "error: give --out, the folder to create\n"
+    result = layerswap("data", "swahilli", "--out", tmp_path / "out")
+    assert result.code == 2
+    assert result.err.endswith("no such ready recipe; did you mean 'swahili'?\n")
+    result = layerswap("data", mix, "--out", tmp_path / "out", "--local", tmp_path / "no")
+    assert result.err.endswith(f"error: --local {tmp_path}/no: no such folder\n")
+    layerswap("data", mix, "--out", tmp_path / "out")
+    result = layerswap("data", mix, "--out", tmp_path / "out")
+    assert result.err == (
+        f"error: {tmp_path}/out: exists already; choose another output or pass --overwrite\n"
+    )
+    result = layerswap("data", mix, "--out", tmp_path / "new", "--tokenizer", tmp_path / "no")
+    assert f"error: --tokenizer {tmp_path}/no: cannot be loaded (" in result.err
+    assert not (tmp_path / "new").exists()
