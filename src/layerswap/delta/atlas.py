@@ -226,6 +226,9 @@ def measure(
         (a, b): {} for i, a in enumerate(order) for b in order[i + 1 :]
     }
 
+    # The largest first, so that no worker is left with one at the end.
+    names = sorted(subjects.tensors, key=lambda name: -base.tensors[name].elements)
+
     def work(name: str) -> tuple[list[Change], dict[tuple[int, int], Sums]]:
         experts = list(subjects.experts.values())
         found = measure_tensor(base, experts, name, axis=axis, transposed=base.transposes(name))
@@ -238,13 +241,14 @@ def measure(
     workers = threads or len(os.sched_getaffinity(0))
     try:
         with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:
-            measured = pool.map(work, subjects.tensors)
-            for name, (found, pairs) in zip(subjects.tensors, measured, strict=True):
-                changes.update({(e, name): c for e, c in zip(order, found, strict=True)})
-                for (i, j), value in pairs.items():
-                    sums[order[i], order[j]][name] = value
+            measured = dict(zip(names, pool.map(work, names), strict=True))
     finally:
         torch.set_num_threads(before)
+    for name in subjects.tensors:
+        found, pairs = measured[name]
+        changes.update({(e, name): c for e, c in zip(order, found, strict=True)})
+        for (i, j), value in pairs.items():
+            sums[order[i], order[j]][name] = value
     places = {name: base.places[name] for name in subjects.tensors}
     return Atlas(base.identity, tuple(order), axis, places, changes, sums)
 
