@@ -200,8 +200,8 @@ class _Tally:
 
         both = np.logical_or(self.zero, other.zero)
         np.logical_not(both, out=both)
-        signs = [np.signbit(delta.numpy()) for delta in (self.delta, other.delta)]
-        opposed = np.not_equal(*signs, out=signs[0])
+        negative = np.signbit(self.delta.numpy())
+        opposed = np.not_equal(negative, np.signbit(other.delta.numpy()))
         np.logical_and(opposed, both, out=opposed)
         return Sums(
             _dot(self.delta, other.delta),
