@@ -1,59 +1,107 @@
-"""The delta map against reading both checkpoints, side by side in one run.
+"""How long `layerswap delta` takes against reading both checkpoints.
 
-    python bench/delta.py FOLDER [--gb 2] [--rounds 3]
+    python bench/delta.py FOLDER --gb 2 --rounds 3
 
-Makes a synthetic Llama-shaped base and expert in FOLDER, which is created and removed, and times
-in turn `cat` of all weight files to nowhere and `layerswap delta`, each as a process of its own.
-Reads come from the page cache. The target: within twice the time of reading.
+Each round runs, one after the other and each as a process of its own: `cat` of both checkpoints
+to /dev/null, `layerswap delta`, and the measuring alone, without starting Python, importing torch
+or drawing. First with the files in the page cache, then with them dropped from it, where the
+filesystem lets them be dropped. Prints the median of every command, its ratio to `cat`, and peak
+memory. The synthetic checkpoints are those of `merge_data.py`, made once in FOLDER.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import merge_data
+from merge_data import layers_for, write_checkpoints
+from merge_runs import LAYERSWAP, Contestant, measure
+
+ALONE = """
+import sys, time
+import torch
+from layerswap.delta.atlas import measure, open_subjects
+base, *experts = sys.argv[1:]
+subjects = open_subjects(base, *experts)
+started = time.perf_counter()
+measure(subjects)
+print(time.perf_counter() - started)
+"""
 
 
-def timed(command: str) -> float:
-    started = time.perf_counter()
-    subprocess.run(command, shell=True, check=True, capture_output=True)
-    return time.perf_counter() - started
+def drop_from_cache(folders: list[Path]) -> None:
+    os.sync()
+    for folder in folders:
+        for file in folder.glob("*.safetensors"):
+            handle = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def contestants(folder: Path, experts: list[str], script: Path) -> list[Contestant]:
+    paths = [folder / name for name in ("base", *experts)]
+    shards = " ".join(f"'{path}'/*.safetensors" for path in paths)
+    flags = " ".join(f"--expert '{path}'" for path in paths[1:])
+    label = f"{len(experts)} expert{'s' if len(experts) > 1 else ''}"
+    command = LAYERSWAP if LAYERSWAP.exists() else f"{sys.executable}' -m 'layerswap"
+    return [
+        Contestant(f"cat, {label}", f"cat {shards} > /dev/null", 0),
+        Contestant(
+            f"layerswap delta, {label}",
+            f"'{command}' delta --base '{paths[0]}' {flags} --out '{folder / 'atlas'}' --overwrite",
+            0,
+        ),
+        Contestant(
+            f"measuring alone, {label}",
+            f"'{sys.executable}' '{script}' {' '.join(map(repr, map(str, paths)))}",
+            0,
+        ),
+    ]
+
+
+def run(found: list[Contestant], folder: Path, paths: list[Path], *, cold: bool) -> None:
+    for one in found:
+        if cold:
+            drop_from_cache(paths)
+        seconds, peak = measure(one.command, folder / "log.txt")
+        if one.name.startswith("measuring"):
+            seconds = float((folder / "log.txt").read_text().splitlines()[-1])
+        one.seconds.append(seconds)
+        one.peaks.append(peak)
+        print(f"{'cold' if cold else 'cached'}: {one.name}: {seconds:.2f} s", flush=True)
+
+
+def report(found: list[Contestant], label: str) -> None:
+    floor = statistics.median(found[0].seconds)
+    print(f"\n{label}\n| command | median s | ratio to cat | peak MB |\n|---|---|---|---|")
+    for one in found:
+        seconds = statistics.median(one.seconds)
+        peak = max(one.peaks) / 1e6
+        print(f"| {one.name} | {seconds:.2f} | {seconds / floor:.2f} | {peak:.0f} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--gb", type=float, default=2.0)
+    parser.add_argument("--gb", type=float, default=2.0, help="size of each checkpoint")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    options.folder.mkdir()
-    try:
-        layers = merge_data.layers_for(options.gb)
-        merge_data.write_checkpoints(options.folder, layers)
-        merge_data.write_documents(options.folder, layers)
-        base, expert, out = (options.folder / name for name in ("base", "task", "map"))
-        read = f"cat {base}/*.safetensors {expert}/*.safetensors > /dev/null"
-        program = Path(sys.executable).with_name("layerswap")
-        measure = f"{program} delta --base {base} --expert {expert} --out {out} --overwrite"
-        commands = {"reading both": read, "python with torch": f"{sys.executable} -c 'import torch'",
-                    "layerswap delta": measure}  # fmt: skip
-        timed(read)
-        seconds: dict[str, list[float]] = {name: [] for name in commands}
-        for _ in range(options.rounds):
-            for name, command in commands.items():
-                seconds[name].append(timed(command))
-        floor = statistics.median(seconds["reading both"])
-        for name, found in seconds.items():
-            middle = statistics.median(found)
-            print(f"| {name} | {middle:.2f} s | {middle / floor:.2f} |")
-    finally:
-        shutil.rmtree(options.folder)
+    folder = options.folder
+    if not (folder / "base").is_dir():
+        write_checkpoints(folder, layers_for(options.gb))
+    script = folder / "alone.py"
+    script.write_text(ALONE)
+    for cold in (False, True):
+        for experts in (["task"], ["task", "language"]):
+            paths = [folder / name for name in ("base", *experts)]
+            found = contestants(folder, experts, script)
+            measure(found[0].command, folder / "log.txt")  # into the cache
+            for _ in range(options.rounds):
+                run(found, folder, paths, cold=cold)
+            report(found, "dropped from the page cache" if cold else "in the page cache")
 
 
 if __name__ == "__main__":

@@ -88,28 +88,6 @@ def test_rows_and_summaries_are_the_direct_ones(trio, monkeypatch, axis, chunk):
             assert found.unchanged == float((delta == 0).double().mean())
 
 
-def test_conflicts_are_the_direct_ones(trio):
-    base, one, two = trio
-    atlas = ls.measure_delta(base, {"a": one, "b": two})
-    start, first, second = map(weights, trio)
-    by_place: dict = {}
-    for name in start:
-        pair = [(w[name] - start[name]).double().flatten() for w in (first, second)]
-        by_place.setdefault(atlas.places[name], []).append(torch.stack(pair))
-    for place, sums in atlas.conflict("a", "b").items():
-        a, b = torch.cat(by_place[place], dim=1)
-        assert sums.cosine == pytest.approx(float(a @ b / a.norm() / b.norm()), abs=1e-5)
-        both = (a != 0) & (b != 0)
-        opposed = float(((a * b)[both] < 0).double().mean())
-        assert sums.disagreement == pytest.approx(opposed)
-        assert sums.both == int(both.sum())
-    name = "model.layers.1.mlp.down_proj.weight"
-    tops = [
-        (w[name] - start[name]).abs().mean(dim=0).topk(8).indices.tolist() for w in (first, second)
-    ]
-    assert atlas.overlap("a", "b", name, 0.2) == len(set(tops[0]) & set(tops[1])) / 8
-
-
 def test_conv1d_matrices_are_transposed(tmp_path):
     config = GPT2Config(n_layer=2, n_embd=12, n_head=2, n_positions=16, vocab_size=30)
     base = save(tmp_path / "base", config, 0)

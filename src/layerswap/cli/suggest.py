@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from layerswap.cli import options
 
+if TYPE_CHECKING:
+    from layerswap.delta import Suggestion
+
 
 def suggest(
     *,
-    base: Annotated[str, typer.Option(help="What both experts were fine-tuned from.")],
-    task: Annotated[str, typer.Option(help="Task expert: a folder or a Hub id.")],
-    language: Annotated[str, typer.Option(help="Language expert: a folder or a Hub id.")],
+    base: Annotated[
+        str | None, typer.Option(help="What both experts were fine-tuned from.")
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="Task expert: a folder or a Hub id; its name with --atlas.")
+    ],
+    language: Annotated[str, typer.Option(help="Language expert: likewise.")],
+    atlas: Annotated[
+        Path | None,
+        typer.Option(help="A folder that `layerswap delta` wrote, in place of --base."),
+    ] = None,
     first: Annotated[int, typer.Option(min=1, help="How many compositions to list.")] = 10,
     recipe: Annotated[
         Path | None, typer.Option(help="Also write the proposal as a recipe.")
@@ -27,22 +38,39 @@ def suggest(
 
     Example: layerswap suggest --base llama --task math-expert --language swahili-expert
     """
-    from layerswap.cli.progress import byte_progress
     from layerswap.cli.tables import evidence_table
-    from layerswap.delta.atlas import measure, open_subjects
-    from layerswap.delta.proposal import suggest as propose
     from layerswap.delta.proposal import write_proposal
+    from layerswap.errors import RecipeError
 
-    subjects = open_subjects(base, {"task": task, "language": language})
-    with byte_progress("reading", subjects.nbytes) as progress:
-        atlas = measure(subjects, threads=threads, progress=progress)
-    found = propose(atlas, "task", "language")
-    if recipe is not None:
+    if (base is None) == (atlas is None):
+        raise RecipeError("give --base, or --atlas with a folder that layerswap delta wrote")
+    if recipe is not None and base is None:
+        raise RecipeError("--recipe needs the checkpoints: give --base in place of --atlas")
+    found = _measured(base, task, language, threads) if base else _from_atlas(atlas, task, language)
+    if recipe is not None and base is not None:
         write_proposal(recipe, found.zones, base=base, task=task, language=language)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
         return
     typer.echo(evidence_table(found.evidence))
     typer.echo(f"proposal: {found.zones}")
-    for zones, against in found.ranked[:first]:
-        typer.echo(f"  {zones}  (evidence against it: {against:.4f})")
+    for zones, score in found.ranked[:first]:
+        typer.echo(f"  {zones}  (score {score:+.4f})")
+
+
+def _measured(base: str, task: str, language: str, threads: int | None) -> Suggestion:
+    from layerswap.cli.progress import byte_progress
+    from layerswap.delta.atlas import measure, open_subjects
+    from layerswap.delta.proposal import suggest as propose
+
+    subjects = open_subjects(base, {"task": task, "language": language})
+    with byte_progress("reading", subjects.nbytes) as progress:
+        return propose(measure(subjects, threads=threads, progress=progress), "task", "language")
+
+
+def _from_atlas(folder: Path | None, task: str, language: str) -> Suggestion:
+    from layerswap.delta.atlas import Atlas
+    from layerswap.delta.proposal import suggest as propose
+
+    assert folder is not None
+    return propose(Atlas.load(folder), task, language)

@@ -39,15 +39,15 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, caption="shares of what each expert changed, smoothed")
-    for column in ("layer", "task", "language", "lean", "rows in common", "cosine"):
+    table = Table(box=SIMPLE_HEAD, caption="each layer's share of what an expert changed")
+    for column in ("layer", "task", "language", "excess", "rows in common", "cosine"):
         table.add_column(column, justify="right", no_wrap=True)
     for layer in reversed(evidence):
         table.add_row(
             str(layer.layer),
-            f"{layer.task_smoothed:.1%}",
-            f"{layer.language_smoothed:.1%}",
-            f"{layer.lean:+.2f}",
+            f"{layer.task:.1%}",
+            f"{layer.language:.1%}",
+            f"{layer.excess:+.1%}",
             "" if layer.overlap is None else f"{layer.overlap:.0%}",
             "" if layer.cosine is None else f"{layer.cosine:+.3f}",
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
 from layerswap.checkpoint.places import Pattern, alias
@@ -16,6 +17,9 @@ from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.delta.measure import Change, Sums, measure_tensor
 from layerswap.delta.rows import Axis
 from layerswap.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from layerswap.delta.conflict import Conflict
 
 ATLAS = "atlas.json"
 Source = str | os.PathLike[str]
@@ -82,14 +86,11 @@ class Atlas:
         norm = math.hypot(*(change.norm for change in changes))
         return math.hypot(*(c.lost * c.norm for c in changes)) / norm if norm else 0.0
 
-    def conflict(self, first: str, second: str) -> dict[Place, Sums]:
-        """The conflict of two experts at every place: sums over its tensors."""
-        by_tensor = self.sums.get((first, second)) or self.sums[second, first]
-        found: dict[Place, Sums] = {}
-        for tensor, sums in by_tensor.items():
-            place = self.places[tensor]
-            found[place] = found.get(place, Sums()) + sums
-        return found
+    def conflict(self, first: str, second: str, share: float = 0.1) -> dict[Place, Conflict]:
+        """The conflict of two experts at every place; `share` of the rows count as most changed."""
+        from layerswap.delta.conflict import conflicts
+
+        return conflicts(self, first, second, share=share)
 
     def overlap(self, first: str, second: str, tensor: str, share: float = 0.1) -> float:
         """The share of one expert's most changed rows that are also the other's.
@@ -100,17 +101,19 @@ class Atlas:
             tensor: a matrix.
             share: how many rows count as most changed; independent experts overlap by as much.
         """
-        import numpy as np
+        from layerswap.delta.conflict import common_rows
 
-        count = max(1, round(share * len(self.changes[first, tensor].rows)))
-        tops = [
-            set(np.argsort(-self.changes[name, tensor].rows, kind="stable")[:count].tolist())
-            for name in (first, second)
-        ]
-        return len(tops[0] & tops[1]) / count
+        top, common = common_rows(
+            self.changes[first, tensor].rows, self.changes[second, tensor].rows, share
+        )
+        return common / top
 
     def save(self, folder: Path) -> None:
-        """Write `rows.parquet`, `tensors.parquet`, `conflict.parquet` and `atlas.json`."""
+        """Write the tables, in Parquet, and `atlas.json`.
+
+        `rows.parquet`, `tensors.parquet`, and for two and more experts `conflict.parquet` (by
+        place) and `conflict_by_tensor.parquet`.
+        """
         from layerswap.delta.tables import write_tables
 
         write_tables(self, folder)
@@ -226,6 +229,9 @@ def measure(
         (a, b): {} for i, a in enumerate(order) for b in order[i + 1 :]
     }
 
+    # The largest first, so that no worker is left with one at the end.
+    names = sorted(subjects.tensors, key=lambda name: -base.tensors[name].elements)
+
     def work(name: str) -> tuple[list[Change], dict[tuple[int, int], Sums]]:
         experts = list(subjects.experts.values())
         found = measure_tensor(base, experts, name, axis=axis, transposed=base.transposes(name))
@@ -238,13 +244,14 @@ def measure(
     workers = threads or len(os.sched_getaffinity(0))
     try:
         with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:
-            measured = pool.map(work, subjects.tensors)
-            for name, (found, pairs) in zip(subjects.tensors, measured, strict=True):
-                changes.update({(e, name): c for e, c in zip(order, found, strict=True)})
-                for (i, j), value in pairs.items():
-                    sums[order[i], order[j]][name] = value
+            measured = dict(zip(names, pool.map(work, names), strict=True))
     finally:
         torch.set_num_threads(before)
+    for name in subjects.tensors:
+        found, pairs = measured[name]
+        changes.update({(e, name): c for e, c in zip(order, found, strict=True)})
+        for (i, j), value in pairs.items():
+            sums[order[i], order[j]][name] = value
     places = {name: base.places[name] for name in subjects.tensors}
     return Atlas(base.identity, tuple(order), axis, places, changes, sums)
 

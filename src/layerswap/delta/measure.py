@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
-from layerswap.checkpoint.read import open_file, read_elements
+from layerswap.delta.chunks import read_chunks
 from layerswap.delta.rows import Axis, Rows
 from layerswap.errors import CheckpointError
 
@@ -34,11 +34,17 @@ class Change:
         norm: Frobenius norm of the delta.
         relative_norm: the same over the norm of the base's tensor.
         unchanged: share of elements that are exactly the base's.
-        lost: how much of the delta rounding to bfloat16 takes away, as a share of its Frobenius
-            norm: measured where both are stored in more precision. Else the size of the rounding
-            that a stored bfloat16 has been through, an error spread evenly over one step: too
-            much where deltas are smaller than a step.
+        lost: Frobenius norm of the error of rounding the expert to bfloat16, over that of the
+            delta. Measured where the expert is stored in more precision. A stored bfloat16 has
+            been rounded already; then it is what to expect of errors spread evenly over one step
+            of bfloat16: too much where deltas are smaller than a step.
         lost_is_measured: which of the two.
+        lost_at_most: the largest share of the delta's total magnitude, the sum of |delta|, that
+            rounding to bfloat16 can have removed from it: `H / (D + H)`, where H is the sum over
+            all elements of half a step of bfloat16 at the expert's value, and D the sum of
+            |delta|. No weight moves by more than half a step, so this holds whatever the delta
+            was before. 0 where nothing changed, which may be a frozen tensor or one whose whole
+            delta was lost, and where the expert is stored in more precision.
     """
 
     rows: Any
@@ -50,6 +56,7 @@ class Change:
     unchanged: float
     lost: float
     lost_is_measured: bool
+    lost_at_most: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,64 +119,114 @@ def measure_tensor(
     Raises:
         CheckpointError: a shape differs, or a delta holds NaN or infinity.
     """
+    import torch
+
     info = base.tensors[name]
     _check_shapes(info, experts, name)
     rows = Rows.of(info.shape, axis, transposed=transposed)
-    tallies = [_Tally(info, expert.tensors[name], rows) for expert in experts]
-    pairs = {(i, j): Sums() for j in range(len(experts)) for i in range(j)}
-    for start, parts in _chunks([base, *experts], name, rows.width):
-        original = parts[0].float()
-        deltas = [part.float() - original for part in parts[1:]]
-        for tally, delta, stored in zip(tallies, deltas, parts[1:], strict=True):
-            tally.add(start, original, delta, stored)
-        for (i, j), sums in pairs.items():
-            pairs[i, j] = sums + _sums(deltas[i], deltas[j])
+    tallies = [_Tally(info, rows) for _ in experts]
+    pairs = {pair: Sums() for pair in combinations(range(len(experts)), 2)}
+    memory = torch.empty(0)
+    for start, (stored, *others) in read_chunks([base, *experts], name, rows.width, CHUNK_ELEMENTS):
+        if len(memory) < len(stored):
+            memory = torch.empty(len(stored))
+        original = memory[: len(stored)].copy_(stored)
+        squares = _square(original)
+        for tally, part in zip(tallies, others, strict=True):
+            tally.add(start, original, squares, part)
+        for i, j in pairs:
+            pairs[i, j] += tallies[i].against(tallies[j])
     for tally, expert in zip(tallies, experts, strict=True):
-        if not math.isfinite(tally.total):
+        if not tally.finite:
             files = f"{info.file} or {expert.tensors[name].file}"
             raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
     return [tally.change() for tally in tallies], pairs
 
 
 class _Tally:
-    """Adds up, chunk by chunk, what a `Change` says."""
+    """Adds up, chunk by chunk, what a `Change` says.
 
-    def __init__(self, base: TensorInfo, stored: TensorInfo, rows: Rows) -> None:
+    Comparisons and counts are NumPy's: torch's take ten times as long on a processor.
+    """
+
+    def __init__(self, base: TensorInfo, rows: Rows) -> None:
         import torch
 
         self._elements, self._rows = base.elements, rows
         self._sums = torch.zeros(rows.count, dtype=torch.float64)
-        self._measured = not {base.dtype, stored.dtype} & {"BF16"}
         self._sample: list[Any] = []
         self._step = max(1, base.elements // SAMPLED)
-        self.total = self._squares = self._base_squares = self._lost_squares = 0.0
-        self._largest, self._unchanged = 0.0, 0
+        self._squares = self._base_squares = self._lost_squares = self._half_steps = 0.0
+        self._largest, self._unchanged, self._measured = 0.0, 0, False
+        self._memory = torch.empty(3, 0)
 
-    def add(
-        self, start: int, original: torch.Tensor, delta: torch.Tensor, stored: torch.Tensor
-    ) -> None:
+    def add(self, start: int, original: torch.Tensor, squares: float, stored: torch.Tensor) -> None:
+        """Add a chunk: the base's elements, the sum of their squares, and the expert's."""
+        import numpy as np
         import torch
 
-        size = delta.abs()
+        count = len(original)
+        if self._memory.shape[1] < count:
+            self._memory = torch.empty(3, count)
+        value, self.delta, size = self._memory[:, :count]
+        value.copy_(stored)
+        torch.sub(value, original, out=self.delta)
+        torch.abs(self.delta, out=size)
+        self.zero = np.equal(self.delta.numpy(), 0)
         self._rows.add(self._sums, start, size)
-        self.total += float(size.sum(dtype=torch.float64))
-        self._largest = max(self._largest, float(size.max()))
-        self._unchanged += delta.numel() - int(torch.count_nonzero(delta))
-        self._squares += _square(delta)
-        self._base_squares += _square(original)
-        self._lost_squares += self._lost(original, delta, stored)
+        self._largest = max(self._largest, float(size.amax()))
+        self._unchanged += int(np.count_nonzero(self.zero))
+        self._squares += _square(self.delta)
+        self._base_squares += squares
         self._sample.append(size[(-start) % self._step :: self._step].numpy().copy())
+        self._add_loss(original, value, stored)
+
+    def _add_loss(self, original: torch.Tensor, value: torch.Tensor, stored: torch.Tensor) -> None:
+        import torch
+
+        if stored.dtype != torch.bfloat16:
+            self._measured = True
+            rounded = stored.bfloat16().float().sub_(original.bfloat16())
+            self._lost_squares += _square(rounded.sub_(self.delta))
+            return
+        # The step of bfloat16 at a value is 2**-7 of the power of two below it.
+        value.view(torch.int32).bitwise_and_(0x7F800000)
+        self._lost_squares += _square(value) * 2.0**-14 / 12
+        self._half_steps += float(value.sum()) * 2.0**-8
+
+    def against(self, other: _Tally) -> Sums:
+        """The conflict of two experts in the chunk that was added last."""
+        import numpy as np
+
+        both = np.logical_or(self.zero, other.zero)
+        np.logical_not(both, out=both)
+        negative = np.signbit(self.delta.numpy())
+        opposed = np.not_equal(negative, np.signbit(other.delta.numpy()))
+        np.logical_and(opposed, both, out=opposed)
+        return Sums(
+            _dot(self.delta, other.delta),
+            _square(self.delta),
+            _square(other.delta),
+            int(np.count_nonzero(opposed)),
+            int(np.count_nonzero(both)),
+        )
+
+    @property
+    def finite(self) -> bool:
+        """Whether no delta was NaN or infinity."""
+        return math.isfinite(float(self._sums.sum()))
 
     def change(self) -> Change:
+        """What was added up."""
         import numpy as np
 
         count = max(1, self._elements)
-        rows = (self._sums / self._rows.length).numpy()
+        total = float(self._sums.sum())
         sample = np.concatenate(self._sample) if self._sample else np.zeros(1)
         norm = math.sqrt(self._squares)
         return Change(
-            rows=rows.astype(np.float32),
-            mean=self.total / count,
+            rows=(self._sums / self._rows.length).numpy().astype(np.float32),
+            mean=total / count,
             median=float(np.median(sample)),
             largest=self._largest,
             norm=norm,
@@ -177,37 +234,18 @@ class _Tally:
             unchanged=self._unchanged / count,
             lost=math.sqrt(self._lost_squares) / norm if norm else 0.0,
             lost_is_measured=self._measured,
+            lost_at_most=self._half_steps / (total + self._half_steps) if total else 0.0,
         )
 
-    def _lost(self, original: torch.Tensor, delta: torch.Tensor, stored: torch.Tensor) -> float:
-        import torch
 
-        if self._measured:
-            rounded = stored.bfloat16().float() - original.bfloat16().float()
-            return _square(rounded.sub_(delta))
-        # The step of bfloat16 at a value is 2**-7 of the power of two below it.
-        power = (stored.float().view(torch.int32) & 0x7F800000).view(torch.float32)
-        return _square(power) * 2.0**-14 / 12
+def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
+    import torch
+
+    return float(torch.dot(first, second))
 
 
 def _square(values: torch.Tensor) -> float:
-    import torch
-
-    return float(torch.dot(values, values))
-
-
-def _sums(first: torch.Tensor, second: torch.Tensor) -> Sums:
-    import torch
-
-    # Deltas of 1e-20 and less would underflow as products; none such is above float32's noise.
-    signs = first.sign().mul_(second.sign())
-    return Sums(
-        float(torch.dot(first, second)),
-        _square(first),
-        _square(second),
-        int(torch.count_nonzero(signs < 0)),
-        int(torch.count_nonzero(signs)),
-    )
+    return _dot(values, values)
 
 
 def _check_shapes(info: TensorInfo, experts: Sequence[Checkpoint], name: str) -> None:
@@ -218,24 +256,3 @@ def _check_shapes(info: TensorInfo, experts: Sequence[Checkpoint], name: str) ->
                 f"{expert.identity}: {name!r} has shape {list(shape)}, "
                 f"the base has {list(info.shape)}"
             )
-
-
-def _chunks(
-    checkpoints: Sequence[Checkpoint], name: str, width: int
-) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """Whole lines of one tensor of several checkpoints at a time, and where they start."""
-    infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
-    lows = [checkpoint.low_rank.get(name) for checkpoint in checkpoints]
-    factors = [low.factors() if low else None for low in lows]
-    step = max(1, CHUNK_ELEMENTS // width) * width
-    with ExitStack() as stack:
-        handles = [stack.enter_context(open_file(info.file)) for info in infos]
-        for start in range(0, infos[0].elements, step):
-            stop = min(start + step, infos[0].elements)
-            parts = []
-            for info, handle, low, pair in zip(infos, handles, lows, factors, strict=True):
-                part = read_elements(handle, info, start, stop)
-                if low is not None and pair is not None:
-                    part = part.float().add_(low.elements(pair, start, stop))
-                parts.append(part)
-            yield start, parts

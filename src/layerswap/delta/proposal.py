@@ -1,10 +1,16 @@
 """Proposing a composition from what fine-tuning changed, before anything is evaluated.
 
 Each layer's share of all that an expert changed says how much of that expert's learning lives
-there. From the input upwards, and from the output downwards, layers go to the language expert as
-long as its shares are larger than the task expert's; where neither clearly is, the layer is
-blended. Shares are smoothed over neighbours, because a layer is only as good as what it reads:
-one quiet layer does not end a zone. See docs/delta.md.
+there. A composition keeps, of each layer, one expert's share and loses the other's, and where the
+source changes from one layer to the next, two layers meet that were not trained together. The
+score of a composition is what it gains over the task expert alone:
+
+    score(w) = sum_l w_l (g_l - t_l - price) - sum_l |w_l - w_(l-1)| seam_l
+
+with w_l the language expert's weight in layer l (1, 0, or a half where blended), t_l and g_l the
+task and the language expert's shares, the price half of the mean of g_l - t_l over the layers where
+it is positive, and seam_l the mean of the four shares on both sides of it. See docs/delta.md for
+the argument.
 """
 
 from __future__ import annotations
@@ -19,10 +25,6 @@ from layerswap.delta.atlas import Atlas, rows_threshold
 from layerswap.delta.measure import Sums
 from layerswap.errors import RecipeError
 
-WINDOW = 3
-"""Layers that a share is smoothed over in a model of 32; scaled with depth, always odd."""
-CLOSE = 0.05
-"""Two shares that differ by less than this, relative to their sum, favour neither expert."""
 TOP_ROWS = 0.15
 """The share of an expert's rows that count as changed; as many as in the first paper's maps."""
 
@@ -35,8 +37,6 @@ class Evidence:
         layer: its index.
         task: the layer's share of what the task expert changed; shares sum to 1 over layers.
         language: the same of the language expert.
-        task_smoothed: `task` smoothed over neighbouring layers.
-        language_smoothed: the same of `language`.
         overlap: share of the task expert's most changed rows that are also the language
             expert's; None without the rows.
         cosine: cosine between the two deltas; None without the checkpoints.
@@ -45,16 +45,13 @@ class Evidence:
     layer: int
     task: float
     language: float
-    task_smoothed: float
-    language_smoothed: float
     overlap: float | None = None
     cosine: float | None = None
 
     @property
-    def lean(self) -> float:
-        """From -1, all the task expert's, to 1, all the language expert's."""
-        total = self.task_smoothed + self.language_smoothed
-        return (self.language_smoothed - self.task_smoothed) / total if total else 0.0
+    def excess(self) -> float:
+        """How much larger the language expert's share is than the task expert's."""
+        return self.language - self.task
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,10 @@ class Suggestion:
     """A proposed composition and why.
 
     Attributes:
-        zones: the proposal.
+        zones: the proposal, the swap with the largest score.
         evidence: one entry per layer, from the input.
-        ranked: compositions to try, best first, each with the evidence against it: the summed
-            difference in share at the layers where it departs from the proposal.
+        ranked: compositions to try, best first, each with its score: what it gains over the task
+            expert alone, in shares of an expert's whole change.
     """
 
     zones: Zones
@@ -76,8 +73,8 @@ class Suggestion:
         """What `layerswap suggest --json` prints."""
         return {
             "zones": asdict(self.zones),
-            "evidence": [{**asdict(layer), "lean": layer.lean} for layer in self.evidence],
-            "ranked": [{**asdict(zones), "against": value} for zones, value in self.ranked],
+            "evidence": [{**asdict(layer), "excess": layer.excess} for layer in self.evidence],
+            "ranked": [{**asdict(zones), "score": value} for zones, value in self.ranked],
         }
 
 
@@ -90,11 +87,18 @@ def suggest(
     which scale all changes alike, do not matter.
 
     Args:
-        atlas: what both experts changed.
+        atlas: what both experts changed; one that was loaded does, no checkpoint is read.
         task: the task expert's name in the atlas.
         language: the language expert's.
-        candidates: compositions to rank; a grid around the proposal when None.
+        candidates: compositions to rank; all that leave the task expert a layer when None.
+
+    Raises:
+        RecipeError: the atlas has no expert of that name.
     """
+    for name in (task, language):
+        if name not in atlas.experts:
+            known = ", ".join(atlas.experts)
+            raise RecipeError(f"no expert {name!r} in the atlas; it has {known}")
     fractions = {
         expert: _fractions(atlas, expert, rows_threshold(atlas, [expert], TOP_ROWS))
         for expert in (task, language)
@@ -123,28 +127,82 @@ def suggest_from(
         language: the same of the language expert.
         overlaps: per layer, shown as evidence.
         cosines: per layer, shown as evidence.
-        candidates: compositions to rank; a grid around the proposal when None.
+        candidates: compositions to rank; when None, all that leave the task expert a layer, with
+            transition zones of no or one layer.
+
+    Raises:
+        RecipeError: the experts differ in their number of layers, or a candidate does not fit.
     """
     layers = len(task)
+    if layers != len(language) or not layers:
+        raise RecipeError(f"{layers} layers of one expert, {len(language)} of the other")
     shares = [[value / (sum(values) or 1) for value in values] for values in (task, language)]
-    smooth = [_smooth(values, _window(layers)) for values in shares]
     evidence = tuple(
-        Evidence(
-            layer,
-            task=shares[0][layer],
-            language=shares[1][layer],
-            task_smoothed=smooth[0][layer],
-            language_smoothed=smooth[1][layer],
-            overlap=(overlaps or {}).get(layer),
-            cosine=(cosines or {}).get(layer),
-        )
-        for layer in range(layers)
+        Evidence(layer, t, g, (overlaps or {}).get(layer), (cosines or {}).get(layer))
+        for layer, (t, g) in enumerate(zip(*shares, strict=True))
     )
-    zones = _zones(evidence)
-    tried = list(_around(zones, layers) if candidates is None else candidates)
-    against = [(other, _against(other, zones, evidence)) for other in tried]
-    ranked = sorted(against, key=lambda pair: (pair[1], _departures(pair[0], zones, layers)))
-    return Suggestion(zones, evidence, tuple(ranked))
+    swaps = _all_zones(layers, (0,))
+    tried = _all_zones(layers, (0, 1)) if candidates is None else list(candidates)
+    return Suggestion(_rank(swaps, evidence)[0][0], evidence, tuple(_rank(tried, evidence)))
+
+
+def score(zones: Zones, evidence: Sequence[Evidence]) -> float:
+    """What a composition gains over the task expert alone, by the formula of this module.
+
+    Raises:
+        RecipeError: the zones do not fit.
+    """
+    layers = len(evidence)
+    zones.check(layers)
+    leaning = [layer.excess for layer in evidence if layer.excess > 0]
+    price = sum(leaning) / len(leaning) / 2 if leaning else 0.0
+    weights = _weights(zones, layers)
+    gain = sum(w * (layer.excess - price) for w, layer in zip(weights, evidence, strict=True))
+    change = [layer.task + layer.language for layer in evidence]
+    seams = sum(
+        abs(weights[i] - weights[i - 1]) * (change[i - 1] + change[i]) / 4 for i in range(1, layers)
+    )
+    return gain - seams
+
+
+def _rank(tried: Iterable[Zones], evidence: Sequence[Evidence]) -> list[tuple[Zones, float]]:
+    """Best first; of equal scores, the one that takes less from the language expert."""
+    scored = [(zones, score(zones, evidence)) for zones in tried]
+    return sorted(
+        scored,
+        # Rounded, so that the order of additions does not decide between equals.
+        key=lambda pair: (-round(pair[1], 12), sum(_weights(pair[0], len(evidence)))),
+    )
+
+
+def _all_zones(layers: int, transitions: Sequence[int]) -> list[Zones]:
+    grid = zone_grid(
+        layers,
+        bottom=range(layers),
+        top=range(layers),
+        bottom_transition=transitions,
+        top_transition=transitions,
+    )
+    # A transition lies between the two experts: there is none where a zone is empty.
+    return [
+        zones
+        for zones in grid
+        if sum(vars(zones).values()) < layers
+        and zones.bottom >= zones.bottom_transition
+        and zones.top >= zones.top_transition
+    ]
+
+
+def _weights(zones: Zones, layers: int) -> list[float]:
+    """How much of each layer is the language expert's: 1, 0, or a half where blended."""
+    middle = layers - sum(vars(zones).values())
+    return [
+        *[1.0] * zones.bottom,
+        *[0.5] * zones.bottom_transition,
+        *[0.0] * middle,
+        *[0.5] * zones.top_transition,
+        *[1.0] * zones.top,
+    ]
 
 
 def _fractions(atlas: Atlas, expert: str, threshold: float) -> list[float]:
@@ -169,85 +227,10 @@ def _cosines(atlas: Atlas, task: str, language: str) -> dict[int, float]:
     if not atlas.sums:
         return {}
     totals: dict[int, Sums] = {}
-    for place, sums in atlas.conflict(task, language).items():
+    for place, conflict in atlas.conflict(task, language).items():
         if place.layer is not None:
-            totals[place.layer] = totals.get(place.layer, Sums()) + sums
+            totals[place.layer] = totals.get(place.layer, Sums()) + conflict.sums
     return {layer: sums.cosine for layer, sums in totals.items()}
-
-
-def _window(layers: int) -> int:
-    """Layers to smooth over: 3 of 32, by depth, always odd."""
-    half = round((WINDOW - 1) / 2 * layers / 32)
-    return 2 * half + 1
-
-
-def _smooth(values: Sequence[float], window: int) -> list[float]:
-    half = window // 2
-    found = []
-    for i in range(len(values)):
-        part = values[max(0, i - half) : i + half + 1]
-        found.append(sum(part) / len(part))
-    return found
-
-
-def _zones(evidence: Sequence[Evidence]) -> Zones:
-    bottom, bottom_transition = _run(evidence)
-    top, top_transition = _run(evidence[::-1])
-    # Where the language expert leads everywhere there would be no middle: halve what is too much.
-    while bottom + bottom_transition + top + top_transition >= len(evidence):
-        bottom, top = bottom // 2, top // 2
-        bottom_transition, top_transition = bottom_transition // 2, top_transition // 2
-    return Zones(bottom, top, bottom_transition, top_transition)
-
-
-def _run(evidence: Sequence[Evidence]) -> tuple[int, int]:
-    """Layers from one end that lean to the language expert, and those after it that do not lean."""
-    zone = 0
-    while zone < len(evidence) and evidence[zone].lean > CLOSE:
-        zone += 1
-    stop = zone
-    while stop < len(evidence) and abs(evidence[stop].lean) <= CLOSE:
-        stop += 1
-    return zone, stop - zone
-
-
-def _around(zones: Zones, layers: int) -> Iterable[Zones]:
-    """Compositions near the proposal: zones a few layers longer or shorter, transitions or none."""
-    reach = max(1, round(3 * layers / 32))
-    transitions = sorted({0, 1, zones.bottom_transition, zones.top_transition})
-    return zone_grid(
-        layers,
-        bottom=range(max(0, zones.bottom - reach), zones.bottom + reach + 1),
-        top=range(max(0, zones.top - reach), zones.top + reach + 1),
-        bottom_transition=transitions,
-        top_transition=transitions,
-    )
-
-
-def _sources(zones: Zones, layers: int) -> list[float]:
-    """How much of each layer is the language expert's: 1, 0, or a half where blended."""
-    return [
-        1.0
-        if i < zones.bottom or i >= layers - zones.top
-        else 0.5
-        if i < zones.bottom + zones.bottom_transition
-        or i >= layers - zones.top - zones.top_transition
-        else 0.0
-        for i in range(layers)
-    ]
-
-
-def _against(zones: Zones, proposal: Zones, evidence: Sequence[Evidence]) -> float:
-    pairs = zip(_sources(zones, len(evidence)), _sources(proposal, len(evidence)), strict=True)
-    return sum(
-        abs(a - b) * abs(layer.language_smoothed - layer.task_smoothed)
-        for (a, b), layer in zip(pairs, evidence, strict=True)
-    )
-
-
-def _departures(zones: Zones, proposal: Zones, layers: int) -> float:
-    pairs = zip(_sources(zones, layers), _sources(proposal, layers), strict=True)
-    return sum(abs(a - b) for a, b in pairs)
 
 
 def write_proposal(path: Path, zones: Zones, *, base: str, task: str, language: str) -> None:

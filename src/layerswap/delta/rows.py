@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 Axis = Literal["input", "output"]
+LINES = 256
+"""Lines that are added up in float32 before they join sums in float64."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,14 @@ class Rows:
         table = values.view(-1, self.width)
         line = start // self.width
         if self.lines:
-            sums[line : line + len(table)] += table.sum(dim=1, dtype=torch.float64)
+            sums[line : line + len(table)] += table.sum(dim=1)
             return
         done = 0
         while done < len(table):  # lines of one matrix after the other
             matrix = (line + done) // self.height
-            stop = min(len(table), (matrix + 1) * self.height - line)
-            part = table[done:stop].sum(dim=0)
+            stop = min(len(table), (matrix + 1) * self.height - line, done + LINES)
+            # A product with ones: adds in float32 as sum does, in a fraction of its time.
+            part = torch.mv(table[done:stop].T, torch.ones(stop - done))
             sums[matrix * self.width : (matrix + 1) * self.width] += part
             done = stop
 

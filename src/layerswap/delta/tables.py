@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Place
+from layerswap.delta.conflict import TOP_ROWS, Conflict, conflicts, tensor_conflict
 from layerswap.delta.measure import Change, Sums
 
 if TYPE_CHECKING:
     from layerswap.delta.atlas import Atlas
 
-ROWS, TENSORS, CONFLICT = "rows.parquet", "tensors.parquet", "conflict.parquet"
+ROWS, TENSORS = "rows.parquet", "tensors.parquet"
+CONFLICT, CONFLICT_BY_TENSOR = "conflict.parquet", "conflict_by_tensor.parquet"
 _SUMS = ("dot", "first", "second", "opposed", "both")
 
 
@@ -22,19 +24,18 @@ def write_tables(atlas: Atlas, folder: Path) -> None:
     import pyarrow.parquet as pq
 
     where = _where(atlas)
-    rows, tensors, conflicts = [], [], []
+    rows, tensors = [], []
     for (expert, tensor), change in atlas.changes.items():
         head = {"expert": expert, **where[tensor]}
         rows.append({**head, "row_mav": change.rows})
         tensors.append({**head, **_summary(change)})
-    for (first, second), by_tensor in atlas.sums.items():
-        for tensor, sums in by_tensor.items():
-            conflicts.append({"expert": first, "other": second, **where[tensor], **_conflict(sums)})
     schema = pa.schema([*_head(pa), ("row_mav", pa.list_(pa.float32()))])
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / ROWS)
     pq.write_table(pa.Table.from_pylist(tensors), folder / TENSORS)
-    if conflicts:
-        pq.write_table(pa.Table.from_pylist(conflicts), folder / CONFLICT)
+    if atlas.sums:
+        by_place, by_tensor = _conflicts(atlas, where)
+        pq.write_table(pa.Table.from_pylist(by_place), folder / CONFLICT)
+        pq.write_table(pa.Table.from_pylist(by_tensor), folder / CONFLICT_BY_TENSOR)
 
 
 def read_tables(
@@ -64,10 +65,11 @@ def read_tables(
             unchanged=row["unchanged_share"],
             lost=row["lost_to_bf16_per_delta_norm"],
             lost_is_measured=row["lost_to_bf16_is_measured"],
+            lost_at_most=row["lost_to_bf16_at_most_share"],
         )
     sums: dict[tuple[str, str], dict[str, Sums]] = {}
-    if (folder / CONFLICT).is_file():
-        for row in pq.read_table(folder / CONFLICT).to_pylist():
+    if (folder / CONFLICT_BY_TENSOR).is_file():
+        for row in pq.read_table(folder / CONFLICT_BY_TENSOR).to_pylist():
             values = (row[f"sum_{key}"] for key in _SUMS)
             sums.setdefault((row["expert"], row["other"]), {})[row["tensor"]] = Sums(*values)
     return places, changes, dict(sums)
@@ -104,12 +106,31 @@ def _summary(change: Change) -> dict[str, Any]:
         "unchanged_share": change.unchanged,
         "lost_to_bf16_per_delta_norm": change.lost,
         "lost_to_bf16_is_measured": change.lost_is_measured,
+        "lost_to_bf16_at_most_share": change.lost_at_most,
     }
 
 
-def _conflict(sums: Sums) -> dict[str, Any]:
+def _conflicts(
+    atlas: Atlas, where: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records of both tables of conflicts."""
+    by_place, by_tensor = [], []
+    for (first, second), sums in atlas.sums.items():
+        pair = {"expert": first, "other": second}
+        for place, found in conflicts(atlas, first, second).items():
+            by_place.append({**pair, **place._asdict(), **_conflict(found)})
+        for tensor in sums:
+            found = tensor_conflict(atlas, first, second, tensor)
+            by_tensor.append({**pair, **where[tensor], **_conflict(found)})
+    return by_place, by_tensor
+
+
+def _conflict(found: Conflict) -> dict[str, Any]:
     return {
-        "cosine": sums.cosine,
-        "sign_disagreement_share": sums.disagreement,
-        **{f"sum_{key}": getattr(sums, key) for key in _SUMS},
+        "cosine": found.cosine,
+        "sign_disagreement_share": found.disagreement,
+        "top_rows_compared_share": TOP_ROWS,
+        "top_rows_in_common_share": found.overlap,
+        "top_rows_jaccard": found.jaccard,
+        **{f"sum_{key}": getattr(found.sums, key) for key in _SUMS},
     }

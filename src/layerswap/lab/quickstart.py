@@ -114,7 +114,7 @@ def run(
     started = time.perf_counter()
     plan = swap(task=lab.task_experts[0], language=lab.language_experts[chosen][0])
     with progress("trying compositions", len(BOTTOMS) * len(TOPS)) as advance:
-        grid = _try_grid(plan, lab, chosen, advance)
+        grid = try_grid(plan, lab, chosen, advance)
     # Of equally good compositions, the one that departs least from the task expert.
     best = max(grid, key=lambda zones: (grid[zones], -zones.bottom - zones.top))
     best_plan = plan.grid(bottom=[best.bottom], top=[best.top])[0]
@@ -202,9 +202,10 @@ def pick_language(lab: Lab, language: str | None) -> str:
     return language
 
 
-def _try_grid(
+def try_grid(
     plan: Plan, lab: Lab, language: str, advance: Callable[[int], None]
 ) -> dict[Zones, float]:
+    """The share of development problems that each composition of the grid answers right."""
     asked = questions(
         "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
     )

@@ -79,7 +79,7 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
                 "float32"
             )
     for first, second in atlas.sums:
-        total = sum(atlas.conflict(first, second).values(), start=Sums())
+        total = sum(atlas.sums[first, second].values(), start=Sums())
         lines.append(
             f"{first} against {second}: cosine {total.cosine:.3f}, opposite signs in "
             f"{total.disagreement:.1%} of what both changed"

@@ -93,8 +93,8 @@ def tell(board: Board) -> Report:
                 table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
             ),
         ],
-        colophon=f"layerswap {__version__}; {board.counts.distinct} layers run per batch instead of "
-        f"{board.counts.naive}.",
+        colophon=f"layerswap {__version__}; {board.counts.distinct} layers run per batch "
+        f"instead of {board.counts.naive}.",
     )
 
 
