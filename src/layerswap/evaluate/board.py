@@ -145,10 +145,7 @@ def run_sweep(
     )
     grid_members = range(len(zones))
     counts = sweep.counts(grid_members)
-    say(
-        f"{len(zones)} compositions: {counts.distinct} layers to run per batch instead of "
-        f"{counts.naive} ({counts.ratio:.1f} times fewer)"
-    )
+    say(_cost(len(zones), counts))
     tokenizer = AutoTokenizer.from_pretrained(start.tokenizer_owner.folder)
     development, test = _split(spec)
     settings = _settings(spec, store, allow_code, progress)
@@ -171,6 +168,13 @@ def run_sweep(
     ]
     scores = {name: _scores(rows, "test", name, measure) for name in names}
     return Board(recipe, layers, measure, grid, best, default_zones(layers), scores, rows, counts)
+
+
+def _cost(compositions: int, counts: LayerCounts) -> str:
+    return (
+        f"{compositions} compositions: {counts.distinct} layers to run per batch instead of "
+        f"{counts.naive} ({counts.ratio:.1f} times fewer)"
+    )
 
 
 def _settings(
