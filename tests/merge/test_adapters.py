@@ -300,3 +300,10 @@ def test_an_adapter_with_nan(base, adapters, tmp_path):
     with pytest.raises(LayerswapError, match=r"adapter_model.safetensors: tensor .* holds NaN"):
         ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bake", [True, False])
+def test_a_rank_where_the_output_is_no_adapter(base, adapters, bake):
+    other = adapters["rslora"] if bake else base
+    with pytest.raises(LayerswapError, match="rank: only a merge of adapters into an adapter has"):
+        ls.swap(task=adapters["plain"], language=other, rank=4, bake=bake)

@@ -34,6 +34,8 @@ def make_plan(recipe: Recipe, *, allow_pickle: bool = False) -> Plan:
     """
     opened = open_sources(recipe, recipe.experts_in_order, allow_pickle=allow_pickle)
     sources, base = opened.experts, opened.base
+    if recipe.rank is not None and not opened.adapters_only:
+        raise RecipeError("rank: only a merge of adapters into an adapter has one; remove it")
     if base is not None and recipe.base is None:
         # The base that adapters name is recorded, or the merge could not be made again.
         named = Expert(source=base.source, revision=base.revision)
