@@ -112,8 +112,8 @@ class Atlas:
         """
         from layerswap.delta.conflict import common_rows
 
-        rows = (self.changes[name, tensor].rows for name in (first, second))
-        top, common = common_rows(*rows, share)
+        one, other = (self.changes[name, tensor].rows for name in (first, second))
+        top, common = common_rows(one, other, share)
         return common / top
 
     def save(self, folder: Path) -> None:

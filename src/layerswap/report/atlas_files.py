@@ -74,8 +74,8 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
             + (
                 f"saved in bfloat16 it would lose {lost:.1%} of its delta"
                 if measured
-                else f"rounding to bfloat16 has cost about {lost:.1%} of its delta, and at most "
-                f"{atlas.lost_at_most(expert):.1%} of the delta's size"
+                else f"rounding to bfloat16 has cost about {min(lost, 1):.1%} of its delta, and at "
+                f"most {atlas.lost_at_most(expert):.1%} of the delta's size"
             )
         )
         if lost > LOSS:
