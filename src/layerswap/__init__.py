@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
     from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
     from layerswap.delta import Atlas, measure_delta, suggest
+    from layerswap.delta import measure_delta as delta
     from layerswap.errors import LayerswapError
     from layerswap.evaluate import Sampling, Sweep
     from layerswap.evaluate.fisher import estimate_fisher
@@ -38,6 +39,7 @@ __all__ = [
     "Sweep",
     "Zones",
     "__version__",
+    "delta",
     "estimate_fisher",
     "make_plan",
     "measure_delta",
@@ -63,6 +65,8 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "delta":  # the room itself, which can be called
+        return importlib.import_module("layerswap.delta")
     for room, names in _ROOMS.items():
         if name in names:
             return getattr(importlib.import_module(f"layerswap.{room}"), name)

@@ -186,6 +186,29 @@ def test_what_bfloat16_took_is_expected_from_its_steps(tmp_path):
     assert found.lost == pytest.approx(error, rel=0.1)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e-4, 1e-5])
+def test_rounding_never_removes_more_than_the_bound(tmp_path, size):
+    torch.manual_seed(0)
+    start = (torch.randn(400, 300) * 0.02).bfloat16()
+    true = start.float() + torch.randn(400, 300) * size
+    stored = true.bfloat16()
+    for name, value in (("base", start), ("expert", stored), ("whole", true)):
+        (tmp_path / name).mkdir()
+        save_file({"layers.0.mlp.up_proj.weight": value}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text("{}")
+    atlas = ls.delta(tmp_path / "base", tmp_path / "expert", tmp_path / "whole")
+    before = float((true.double() - start.double()).abs().sum())
+    after = float((stored.double() - start.double()).abs().sum())
+    # Half a step of bfloat16: 8 bits below the power of two under the value.
+    half = float(torch.exp2(torch.floor(torch.log2(stored.double().abs())) - 8).sum())
+    assert atlas.lost_at_most("expert") == pytest.approx(half / (after + half), rel=1e-4)
+    assert 1 - after / before <= atlas.lost_at_most("expert")
+    # The float32 expert over a bfloat16 base is measured, not estimated.
+    error = float((stored.double() - true.double()).norm() / (true - start.float()).norm())
+    assert atlas.lost("whole") == pytest.approx(error, rel=1e-4)
+    assert atlas.lost_at_most("whole") == 0
+
+
 # --- the published maps ---
 
 

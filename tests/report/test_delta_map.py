@@ -14,8 +14,10 @@ from layerswap.delta import Atlas
 from layerswap.delta.measure import Change
 from layerswap.errors import LayerswapError
 from layerswap.report.atlas_files import write_atlas
-from layerswap.report.delta_map import map_figure, map_of
+from layerswap.report.delta_map import label_of, map_figure, map_of
 from layerswap.report.delta_page import delta_page
+from layerswap.report.even_scale import even_scale
+from layerswap.report.svg import lightness
 
 NAMES = {"w1": "mlp.gate_proj", "wq": "self_attn.q_proj", "wk": "self_attn.k_proj"}
 
@@ -58,23 +60,59 @@ def page_data(html: str) -> dict:
     return json.loads(found[1])
 
 
-def test_the_page_holds_the_fraction_at_every_threshold():
+def test_the_page_counts_the_rows_at_every_threshold_exactly():
     one = atlas()
     data = page_data(delta_page(one, 1e-5))
     assert data["experts"] == list(one.experts)
-    assert data["thresholds"][data["start"]] == pytest.approx(1e-5, rel=1e-3)
-    for expert in one.experts:
-        for step in (0, data["start"], 60, len(data["thresholds"]) - 1):
-            for key, fractions in data["fractions"][expert].items():
+    assert data["thresholds"][data["start"]] == 1e-5
+    assert data["labels"] == ["q_proj (wq)", "k_proj (wk)", "gate_proj (w1)"]
+    assert set(data["rows"].values()) == {64}
+    for index, expert in enumerate(one.experts):
+        for step, threshold in enumerate(data["thresholds"]):
+            for key, counts in data["above"][index].items():
                 layer, column = key.split(" ")
                 tensor = f"model.layers.{layer}.{NAMES[column]}.weight"
-                want = one.fraction(expert, tensor, data["thresholds"][step])
-                # The page rounds thresholds to four digits: a row or two may change sides.
-                assert abs(fractions[step] / 1000 - want) <= 2 / 64 + 0.001
+                assert counts[step] / 64 == one.fraction(expert, tensor, threshold)
+    first, last = (
+        [counts[step] for expert in data["above"] for counts in expert.values()] for step in (0, -1)
+    )
+    assert min(first) >= 60
+    assert max(last) == 0
+
+
+def test_a_column_has_the_familys_own_name_and_the_papers():
+    assert label_of("w1", "model.layers.0.mlp.gate_proj.weight") == "gate_proj (w1)"
+    assert label_of("w1", "layers.0.feed_forward.w1.weight") == "w1"
+    assert label_of("w2", "model.layers.0.mlp.experts.3.down_proj.weight") == "down_proj (w2)"
+    assert label_of("attn.c_attn", "transformer.h.0.attn.c_attn.weight") == "attn.c_attn"
+
+
+def test_experts_of_a_mixture_share_a_cell_by_rows():
+    """Two of six rows of one and one of two of the other are three of eight."""
+    names = [f"model.layers.0.mlp.experts.{i}.up_proj.weight" for i in (0, 1)]
+    rows = [np.array(r, dtype=np.float32) for r in ([2, 2, 0, 0, 0, 0], [0, 2])]
+    changes = {
+        ("e", n): Change(r, 1, 1, 1, 1, 1, 0, 0, True) for n, r in zip(names, rows, strict=True)
+    }
+    places = dict.fromkeys(names, Place(0, "mlp"))
+    found = map_of(Atlas("base", ("e",), "input", places, changes, {}), "e", 1.0)
+    assert found.cells == {(0, "w3"): 3 / 8}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_equal_steps_of_the_scale_look_equal(dark):
+    levels = [lightness(colour) for colour in even_scale(dark=dark)]
+    steps = np.diff(levels) * (1 if dark else -1)
+    assert steps.min() > 0
+    assert steps.max() < 1.3 * np.median(steps)
+    assert steps.min() > 0.7 * np.median(steps)
+    assert levels[0] == pytest.approx(15 if dark else 95.6, abs=0.5)
 
 
 def test_the_page_stays_small_for_a_large_model():
     assert len(delta_page(atlas(layers=80), 1e-5)) < 2_000_000
+    many = atlas(experts=[f"expert {i}" for i in range(12)], layers=80)
+    assert len(delta_page(many, 1e-5)) < 2_000_000
 
 
 def test_names_cannot_break_out_of_the_page():

@@ -54,6 +54,11 @@ def suggest(
         return
     typer.echo(evidence_table(found.evidence))
     typer.echo(f"proposal: {found.zones}")
+    if not (found.zones.bottom or found.zones.top):
+        typer.echo(
+            "no outer layer was changed more by the language expert than by the task expert, in "
+            "shares; the deltas alone speak for the task expert"
+        )
     for zones, score in found.ranked[:first]:
         typer.echo(f"  {zones}  (score {score:+.4f})")
 

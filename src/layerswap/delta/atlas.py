@@ -82,9 +82,18 @@ class Atlas:
 
     def lost(self, expert: str) -> float:
         """How much of an expert's whole delta rounding to bfloat16 takes away (`Change.lost`)."""
-        changes = [change for (name, _), change in self.changes.items() if name == expert]
-        norm = math.hypot(*(change.norm for change in changes))
-        return math.hypot(*(c.lost * c.norm for c in changes)) / norm if norm else 0.0
+        norm = math.hypot(*(change.norm for change in self.of(expert)))
+        return math.hypot(*(c.lost * c.norm for c in self.of(expert))) / norm if norm else 0.0
+
+    def lost_at_most(self, expert: str) -> float:
+        """The bound on it over all tensors that changed (`Change.lost_at_most`)."""
+        totals = [(c.mean * c.elements, c.lost_at_most) for c in self.of(expert)]
+        half_steps = sum(total * bound / (1 - bound) for total, bound in totals)
+        return half_steps / (sum(total for total, _ in totals) + half_steps) if half_steps else 0.0
+
+    def of(self, expert: str) -> list[Change]:
+        """All changes of one expert."""
+        return [change for (name, _), change in self.changes.items() if name == expert]
 
     def conflict(self, first: str, second: str, share: float = 0.1) -> dict[Place, Conflict]:
         """The conflict of two experts at every place; `share` of the rows count as most changed."""
@@ -103,9 +112,8 @@ class Atlas:
         """
         from layerswap.delta.conflict import common_rows
 
-        top, common = common_rows(
-            self.changes[first, tensor].rows, self.changes[second, tensor].rows, share
-        )
+        one, other = (self.changes[name, tensor].rows for name in (first, second))
+        top, common = common_rows(one, other, share)
         return common / top
 
     def save(self, folder: Path) -> None:

@@ -57,6 +57,7 @@ class Change:
     lost: float
     lost_is_measured: bool
     lost_at_most: float = 0.0
+    elements: int = 0
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,7 @@ class _Tally:
             lost=math.sqrt(self._lost_squares) / norm if norm else 0.0,
             lost_is_measured=self._measured,
             lost_at_most=self._half_steps / (total + self._half_steps) if total else 0.0,
+            elements=self._elements,
         )
 
 

@@ -66,6 +66,7 @@ def read_tables(
             lost=row["lost_to_bf16_per_delta_norm"],
             lost_is_measured=row["lost_to_bf16_is_measured"],
             lost_at_most=row["lost_to_bf16_at_most_share"],
+            elements=row["elements"],
         )
     sums: dict[tuple[str, str], dict[str, Sums]] = {}
     if (folder / CONFLICT_BY_TENSOR).is_file():
@@ -98,6 +99,7 @@ def _where(atlas: Atlas) -> dict[str, dict[str, Any]]:
 def _summary(change: Change) -> dict[str, Any]:
     return {
         "rows": len(change.rows),
+        "elements": change.elements,
         "mean_abs_delta": change.mean,
         "median_abs_delta_sampled": change.median,
         "max_abs_delta": change.largest,

@@ -66,12 +66,17 @@ def write_atlas(
 def _lines(atlas: Atlas, folder: Path) -> list[str]:
     lines = []
     for expert in atlas.experts:
-        lost = atlas.lost(expert)
-        changes = [c for (name, _), c in atlas.changes.items() if name == expert]
-        biggest = max(changes, key=lambda change: change.relative_norm).relative_norm
+        lost, changes = atlas.lost(expert), atlas.of(expert)
+        biggest = max(change.relative_norm for change in changes)
+        measured = all(change.lost_is_measured for change in changes if change.norm)
         lines.append(
-            f"{expert}: deltas of up to {biggest:.2%} of their tensor's norm; bfloat16 takes "
-            f"{lost:.1%} of the whole delta"
+            f"{expert}: deltas of up to {biggest:.2%} of their tensor's norm; "
+            + (
+                f"saved in bfloat16 it would lose {lost:.1%} of its delta"
+                if measured
+                else f"rounding to bfloat16 has cost about {min(lost, 1):.1%} of its delta, and at "
+                f"most {atlas.lost_at_most(expert):.1%} of the delta's size"
+            )
         )
         if lost > LOSS:
             lines.append(

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.delta.atlas import Atlas
+from layerswap.report.even_scale import even_scale
+from layerswap.report.heat_map import readable_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
-COLOURS = "cividis_r"
-"""Even in brightness, and the same to colour-blind readers."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,16 @@ class Map:
 
     Attributes:
         title: whose it is.
-        columns: names of the matrices.
+        columns: names of the matrices, the papers' where they have one.
+        labels: what to write above each column: the family's own name, and the papers' if it is
+            another.
         cells: fraction of rows above the threshold, by layer and column.
         layers: number of layers.
     """
 
     title: str
     columns: tuple[str, ...]
+    labels: tuple[str, ...]
     cells: Mapping[tuple[int, str], float]
     layers: int
 
@@ -44,13 +47,31 @@ def columns_of(names: Sequence[str]) -> tuple[str, ...]:
     return (*known, *(name for name in found if name not in known))
 
 
+def label_of(column: str, tensor: str) -> str:
+    """What to write above a column: the family's own name, and the papers' if it is another.
+
+    Example: `label_of("w1", "model.layers.0.mlp.gate_proj.weight")` is `"gate_proj (w1)"`.
+    """
+    words = [word for word in tensor.removesuffix(".weight").split(".") if not word.isdecimal()]
+    return column if column == words[-1] or "." in column else f"{words[-1]} ({column})"
+
+
+def labels_of(atlas: Atlas) -> dict[str, str]:
+    """The columns of an atlas's map in their order, and what to write above each."""
+    first: dict[str, str] = {}
+    for (_, column), tensors in atlas.matrices().items():
+        first.setdefault(column, tensors[0])
+    return {column: label_of(column, first[column]) for column in columns_of(list(first))}
+
+
 def map_of(atlas: Atlas, expert: str, threshold: float) -> Map:
     """The map of one expert of an atlas at a threshold on the rows' MAV."""
     cells = {}
-    for (layer, matrix), tensors in atlas.matrices().items():
-        found = [atlas.fraction(expert, tensor, threshold) for tensor in tensors]
-        cells[layer, matrix] = sum(found) / len(found)
-    return Map(expert, columns_of([matrix for _, matrix in cells]), cells, atlas.layers)
+    for cell, tensors in atlas.matrices().items():
+        rows = [atlas.changes[expert, tensor].rows for tensor in tensors]
+        cells[cell] = sum(int((r > threshold).sum()) for r in rows) / sum(map(len, rows))
+    labels = labels_of(atlas)
+    return Map(expert, tuple(labels), tuple(labels.values()), cells, atlas.layers)
 
 
 def map_figure(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) -> Figure:
@@ -93,20 +114,23 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
 
 def _draw(axis: Axes, one: Map, numbers: bool) -> AxesImage:
     import numpy as np
+    from matplotlib.colors import LinearSegmentedColormap
 
+    shades = even_scale()
+    colours = LinearSegmentedColormap.from_list("even", shades)
     grid = np.full((one.layers, len(one.columns)), np.nan)
     for (layer, column), value in one.cells.items():
         grid[layer, one.columns.index(column)] = value
-    image = axis.imshow(grid, cmap=COLOURS, vmin=0, vmax=1, aspect="auto", origin="lower")
+    image = axis.imshow(grid, cmap=colours, vmin=0, vmax=1, aspect="auto", origin="lower")
     axis.set_title(one.title, fontsize="medium")
-    axis.set_xticks(range(len(one.columns)), one.columns, rotation=45, ha="right")
+    axis.set_xticks(range(len(one.columns)), one.labels, rotation=45, ha="right")
     step = max(1, one.layers // 32)
     axis.set_yticks(range(0, one.layers, step))
     axis.tick_params(labelsize="small")
     if numbers:
         for (layer, column), value in np.ndenumerate(grid):
             if not np.isnan(value):
-                shade = "white" if value > 0.5 else "black"
+                shade = readable_on(shades[round(value * (len(shades) - 1))])
                 text = f"{100 * value:.0f}"
                 axis.text(column, layer, text, ha="center", va="center", color=shade, fontsize=5.5)
     return image

@@ -6,14 +6,17 @@ import json
 from typing import Any
 
 from layerswap.delta.atlas import Atlas
-from layerswap.report.delta_map import columns_of
+from layerswap.report.delta_map import labels_of
+from layerswap.report.even_scale import even_scale
 
 STEPS = 120
-"""Positions of the threshold slider, even in the logarithm."""
+"""Positions of the threshold slider, even in the logarithm; fewer for very large models."""
+COUNTS = 250_000
+"""Most counts that a page holds, at about five characters each."""
 
 
 def delta_page(atlas: Atlas, threshold: float) -> str:
-    """The page: the fraction of rows above any of 120 thresholds, for every cell and expert.
+    """The page: the rows above each threshold of the slider, counted, for every cell and expert.
 
     Args:
         atlas: what to show.
@@ -24,9 +27,8 @@ def delta_page(atlas: Atlas, threshold: float) -> str:
     environment = Environment(
         loader=PackageLoader("layerswap.report"), autoescape=True, undefined=StrictUndefined
     )
-    data = _data(atlas, threshold)
-    # Inside a script element only "</" could end it, and U+2028 a line.
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    # Inside a script element only "</" could end it.
+    text = json.dumps(_data(atlas, threshold), separators=(",", ":")).replace("</", "<\\/")
     return environment.get_template("delta.html.j2").render(data=text, atlas=atlas)
 
 
@@ -39,32 +41,47 @@ def _data(atlas: Atlas, threshold: float) -> dict[str, Any]:
         for expert in atlas.experts
         for cell, tensors in cells.items()
     }
-    everything = np.concatenate(list(rows.values()))
+    steps = max(20, min(STEPS, COUNTS // max(1, len(rows))))
+    thresholds = _thresholds(list(rows.values()), threshold, steps)
+    labels = labels_of(atlas)
+    return {
+        "experts": list(atlas.experts),
+        "layers": atlas.layers,
+        "columns": list(labels),
+        "labels": list(labels.values()),
+        "colours": {"light": even_scale(), "dark": even_scale(dark=True)},
+        "thresholds": [float(value) for value in thresholds],
+        "start": int(np.searchsorted(thresholds, threshold)),
+        "rows": {
+            f"{layer} {column}": len(rows[atlas.experts[0], (layer, column)])
+            for layer, column in cells
+        },
+        "above": [
+            {
+                f"{layer} {column}": _above(rows[expert, (layer, column)], thresholds)
+                for layer, column in cells
+            }
+            for expert in atlas.experts
+        ],
+    }
+
+
+def _thresholds(rows: list[Any], threshold: float, steps: int) -> Any:
+    """The slider's positions, from where nearly all changed rows are above to where none is."""
+    import numpy as np
+
+    everything = np.concatenate(rows)
     changed = everything[everything > 0]
     low, high = (
         (float(np.quantile(changed, 0.001)), float(changed.max())) if len(changed) else (1e-9, 1.0)
     )
-    thresholds = np.sort(np.append(np.geomspace(low, max(high, low * 2), STEPS - 1), threshold))
-    fractions = {}
-    for expert in atlas.experts:
-        fractions[expert] = {
-            f"{layer} {column}": _above(rows[expert, (layer, column)], thresholds)
-            for layer, column in cells
-        }
-    return {
-        "experts": list(atlas.experts),
-        "layers": atlas.layers,
-        "columns": list(columns_of([column for _, column in cells])),
-        "thresholds": [float(f"{value:.4g}") for value in thresholds],
-        "start": int(np.searchsorted(thresholds, threshold)),
-        "fractions": fractions,
-    }
+    even = np.geomspace(low, max(high, low * 2), steps - 1)
+    return np.unique(np.append(even, threshold))
 
 
 def _above(rows: Any, thresholds: Any) -> list[int]:
-    """Rows above each threshold, in thousandths of all."""
+    """Rows above each threshold."""
     import numpy as np
 
-    ordered = np.sort(rows)
-    above = len(ordered) - np.searchsorted(ordered, thresholds, side="right")
-    return [round(1000 * int(count) / len(ordered)) for count in above]
+    ordered = np.sort(rows.astype(np.float64))
+    return (len(ordered) - np.searchsorted(ordered, thresholds, side="right")).tolist()  # type: ignore[no-any-return]

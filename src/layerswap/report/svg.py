@@ -136,6 +136,12 @@ def contrast(one: str, other: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
+def lightness(colour: str) -> float:
+    """How light a `#rrggbb` colour looks, from 0 to 100 (CIE L*)."""
+    luminance = _luminance(colour)
+    return 116 * luminance ** (1 / 3) - 16 if luminance > 216 / 24389 else luminance * 24389 / 27
+
+
 def _luminance(colour: str) -> float:
     linear = []
     for i in (1, 3, 5):

@@ -1,0 +1,128 @@
+"""`layerswap delta` and `layerswap suggest`, from checkpoints to files and back."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+import layerswap as ls
+
+
+def both(experts):
+    return ("--base", experts.base, "--expert", experts.task, "--expert", experts.language)
+
+
+@pytest.fixture
+def measured(layerswap, experts, tmp_path):
+    result = layerswap("delta", *both(experts), "--out", tmp_path / "atlas")
+    assert result.code == 0, result.err
+    return tmp_path / "atlas", result
+
+
+def test_delta_writes_tables_maps_and_the_page(measured, experts):
+    folder, result = measured
+    assert {f.name for f in folder.iterdir()} == {
+        "atlas.json", "rows.parquet", "tensors.parquet", "conflict.parquet",
+        "conflict_by_tensor.parquet", "map.svg", "map.pdf", "map.png", "map.html",
+    }  # fmt: skip
+    lines = result.out.splitlines()
+    assert lines[0].startswith("task: deltas of up to ")
+    assert "saved in bfloat16 it would lose " in lines[0]
+    assert lines[-2].startswith("task against language: cosine ")
+    assert lines[-1] == f"wrote {folder}; open {folder / 'map.html'}"
+    delta = load_file(f"{experts.task}/model.safetensors")
+    start = load_file(f"{experts.base}/model.safetensors")
+    name = "model.layers.3.mlp.down_proj.weight"
+    rows = (delta[name] - start[name]).abs().mean(dim=0)
+    table = pq.read_table(folder / "rows.parquet").to_pylist()
+    (row,) = [r for r in table if (r["expert"], r["tensor"]) == ("task", name)]
+    assert (row["layer"], row["role"], row["matrix"]) == (3, "mlp", "w2")
+    assert row["row_mav"] == pytest.approx(rows.tolist(), rel=1e-5)
+
+
+def test_any_threshold_comes_from_the_files_alone(measured, experts):
+    folder, _ = measured
+    atlas, fresh = ls.Atlas.load(folder), ls.delta(experts.base, experts.task, experts.language)
+    for threshold in (0.001, 0.008, 0.02):
+        for tensor in fresh.places:
+            found = atlas.fraction("task", tensor, threshold)
+            assert found == fresh.fraction("task", tensor, threshold)
+
+
+def test_delta_refuses_before_it_reads(layerswap, experts, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "notes.txt").write_text("mine")
+    result = layerswap("delta", *both(experts), "--out", tmp_path / "here", "--overwrite")
+    assert result.code == 2
+    assert (tmp_path / "here" / "notes.txt").read_text() == "mine"
+    result = layerswap("delta", *both(experts), "--out", tmp_path / "x", "--axis", "diagonal")
+    assert result.err == "error: --axis: 'diagonal' is neither input nor output\n"
+    assert not (tmp_path / "x").exists()
+
+
+def test_delta_warns_in_one_line_where_bfloat16_has_taken_much(layerswap, experts, tmp_path):
+    """Deltas a tenth of bfloat16's steps: nearly all of them round away."""
+    import shutil
+
+    for name, scale in (("base", 0.0), ("expert", 0.003)):
+        folder = shutil.copytree(experts.base, tmp_path / name)
+        start = load_file(f"{experts.base}/model.safetensors")
+        end = load_file(f"{experts.task}/model.safetensors")
+        made = {n: v.bfloat16().float() + scale * (end[n] - v) for n, v in start.items()}
+        path = folder / "model.safetensors"
+        save_file({n: v.bfloat16() for n, v in made.items()}, path, metadata={"format": "pt"})
+    result = layerswap(
+        "delta", "--base", tmp_path / "base", "--expert", tmp_path / "expert",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    warnings = [line for line in result.out.splitlines() if line.startswith("warning")]
+    assert warnings == [
+        "warning: much of the delta of expert is lost to bfloat16; save experts in float32"
+    ]
+
+
+def test_suggest_gives_the_same_from_checkpoints_and_from_an_atlas(layerswap, experts, measured):
+    folder, _ = measured
+    pair = ("--task", experts.task, "--language", experts.language)
+    first = layerswap("suggest", "--base", experts.base, *pair, "--json")
+    second = layerswap(
+        "suggest", "--atlas", folder, "--task", "task", "--language", "language", "--json"
+    )
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert json.loads(first.out) == json.loads(second.out)
+    evidence = json.loads(first.out)["evidence"]
+    assert [layer["layer"] for layer in evidence] == list(range(8))
+    assert all(layer["cosine"] is not None for layer in evidence)
+
+
+def test_suggest_prints_evidence_and_writes_a_recipe(layerswap, experts, tmp_path):
+    result = layerswap(
+        "suggest", "--base", experts.base, "--task", experts.task, "--language", experts.language,
+        "--recipe", tmp_path / "recipe.yaml", "--first", 3,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("proposal: bottom "))
+    ranked = [line for line in lines[start + 1 :] if "(score " in line]
+    assert len(ranked) == 3
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert recipe["experts"] == {"task": experts.task, "language": experts.language}
+    assert ranked[0].strip().startswith(f"bottom {recipe['swap']['bottom']}, top ")
+
+
+def test_suggest_says_what_is_missing(layerswap, experts, measured):
+    folder, _ = measured
+    pair = ("--task", "task", "--language", "language")
+    assert layerswap("suggest", *pair).err == (
+        "error: give --base, or --atlas with a folder that layerswap delta wrote\n"
+    )
+    assert layerswap("suggest", "--atlas", folder, *pair, "--recipe", "r.yaml").err == (
+        "error: --recipe needs the checkpoints: give --base in place of --atlas\n"
+    )
+    wrong = layerswap("suggest", "--atlas", folder, "--task", "maths", "--language", "language")
+    assert wrong.err == "error: no expert 'maths' in the atlas; it has task, language\n"
