@@ -32,8 +32,7 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-def mean_score(lab: Lab, **settings: Any) -> float:
-    _, tokenizer = load(lab.base)
+def mean_score(lab: Lab, tokenizer: Any, **settings: Any) -> float:
     asked = questions("task_source", lab.languages[0], "test", QUESTIONS, world=lab.world)
     scores = [
         correct(in_memory(revert(lab.base, expert, **settings)), tokenizer, asked).mean()
@@ -43,17 +42,18 @@ def mean_score(lab: Lab, **settings: Any) -> float:
 
 
 def main() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     lab = shipped()
+    _, tokenizer = load(lab.base)
     print("| rows kept | ranked in each tensor | ranked over the model |\n|---|---|---|")
     for keep in KEPT:
         each, together = (
-            mean_score(lab, keep=keep, scope=scope) for scope in ("tensor", "model")
+            mean_score(lab, tokenizer, keep=keep, scope=scope) for scope in ("tensor", "model")
         )
         print(f"| {keep:.0%} | {each:.1%} | {together:.1%} |", flush=True)
     print("\n| back at the base | score |\n|---|---|")
     for name, settings in PLACES.items():
-        print(f"| {name} | {mean_score(lab, **settings):.1%} |", flush=True)
+        print(f"| {name} | {mean_score(lab, tokenizer, **settings):.1%} |", flush=True)
 
 
 if __name__ == "__main__":

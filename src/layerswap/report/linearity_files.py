@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder, open_checkpoint, refuse_target
+from layerswap.errors import CheckpointError
 from layerswap.evaluate.examples import read_examples, tokenize
 from layerswap.evaluate.linearity import Additivity, Connectivity, additivity, connectivity
 from layerswap.report.delta_map import save_figure
@@ -55,10 +56,9 @@ def write_linearity(
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from transformers import AutoTokenizer
 
     examples = read_examples(text)
-    tokenizer = AutoTokenizer.from_pretrained(open_checkpoint(base).folder)
+    tokenizer = _tokenizer(base)
     read = [tokenize(example, tokenizer, max_length) for example in examples]
     texts = [tokens for tokens in read if tokens.predicted]
     line = connectivity(task, language, texts, base=base, dtype=dtype, device=device, **settings)
@@ -71,6 +71,17 @@ def write_linearity(
     left_out = f", {len(read) - len(texts)} left out" if len(texts) < len(read) else ""
     return [f"{len(texts)} texts{left_out}, {counted} tokens predicted",
             *_findings(line, sums), f"wrote {target}"]  # fmt: skip
+
+
+def _tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    checkpoint = open_checkpoint(source)
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder)
+    except (OSError, ValueError, KeyError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{checkpoint.identity}: has no usable tokenizer ({why})") from None
 
 
 def _findings(line: Connectivity, sums: Additivity) -> list[str]:
