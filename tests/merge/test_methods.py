@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from layerswap.compose.operation import METHODS as SPECS
+from layerswap.delta.rows import Rows
 from layerswap.merge import thresholds
-from layerswap.merge.methods import METHODS, Chunk
+from layerswap.merge.methods import METHODS, Chunk, kept_rows
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 SIZE = 1003
+SHAPE = (17, 59)
 
 
 def deltas(count, seed=0, scale=1e-3):
@@ -40,6 +42,7 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
     stacked = torch.stack(parts).double()
     gram = stacked @ stacked.T if METHODS[method].gram else None
     fishers = fishers_of(parts) if SPECS[method].fisher else []
+    kept = kept_elements(parts[0], values) if METHODS[method].rows else None
     results, start = [], 0
     for pieces in chunks():
         before = [piece.clone() for piece in pieces]
@@ -54,12 +57,21 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
                     name=name,
                     start=start,
                     fishers=[fisher[start : start + len(pieces[0])] for fisher in fishers],
+                    base=None if kept is None else torch.zeros(len(pieces[0])),
+                    kept=None if kept is None else kept[start : start + len(pieces[0])],
                 )
             )
         )
         assert all(torch.equal(a, b) for a, b in zip(before, pieces, strict=True)), "parts changed"
         start += len(pieces[0])
     return torch.cat(results)
+
+
+def kept_elements(part, parameters):
+    """Which elements a method of rows keeps, `part` being a matrix beside a base of zeros."""
+    rows = Rows.of(SHAPE, parameters["axis"])
+    mav = part.view(SHAPE).abs().double().mean(dim=0 if parameters["axis"] == "input" else 1)
+    return rows.spread(kept_rows(mav, parameters), 0, SIZE)
 
 
 def fishers_of(parts):
@@ -237,8 +249,7 @@ def test_model_stock():
 
 # The battery: what must hold of every method, so that a new one gets it for its entry.
 
-# Methods that take rows as they are work on weights; tests/merge/test_revert.py is theirs.
-ALL = sorted(name for name in METHODS if not METHODS[name].rows)
+ALL = sorted(METHODS)
 DELTAS = [name for name in ALL if SPECS[name].base]
 RANDOM = {"dare_linear", "dare_ties"}
 
@@ -272,6 +283,20 @@ def test_one_expert_at_weight_one_gives_itself_back(method):
     assert torch.equal(merged(method, [x], [1.0], **full(method)), x)
 
 
+@pytest.mark.parametrize("axis", ["input", "output"])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
+def test_revert(keep, axis):
+    x = deltas(1)[0]
+    table = arrays([x])[0].reshape(SHAPE)
+    mav = np.abs(table).mean(axis=0 if axis == "input" else 1)
+    rows = np.argsort(-mav)[round(keep * len(mav)) :]
+    reverted = table.T.copy() if axis == "input" else table.copy()
+    reverted[rows] = 0
+    reference = (reverted.T if axis == "input" else reverted).ravel()
+    found = merged("revert", [x], keep=keep, axis=axis)
+    assert np.array_equal(found.double().numpy(), reference)
+
+
 @pytest.mark.parametrize("method", DELTAS)
 def test_no_change_stays_no_change(method):
     zeros = [torch.zeros(SIZE)] * experts_for(method)
@@ -287,7 +312,7 @@ def test_chunks_do_not_show(method):
         assert torch.equal(merged(method, parts, chunk=chunk), whole)
 
 
-@pytest.mark.parametrize("method", [m for m in ALL if m not in RANDOM and m != "slerp"])
+@pytest.mark.parametrize("method", [m for m in ALL if m not in RANDOM and SPECS[m].experts[1] > 2])
 def test_order_of_experts_does_not_matter(method):
     parts = deltas(3)
     weights = [1.0, 0.5, 2.0]

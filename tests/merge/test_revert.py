@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from merging import check_equal, layer_of, raw, save_expert, tensors_of, tiny_llama
+from merging import (
+    change_tensors,
+    check_equal,
+    copied,
+    half,
+    layer_of,
+    raw,
+    save_expert,
+    tensors_of,
+    tiny_llama,
+)
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
@@ -58,20 +68,54 @@ def test_a_threshold_keeps_what_reaches_it(pair, tmp_path, axis):
     assert some > 10, "the case tells nothing"
 
 
-def test_the_rows_of_the_whole_model_can_be_ranked_together(pair, tmp_path):
-    start, end = map(tensors_of, pair)
-    out = tensors_of(ls.revert(*pair, keep=0.3, scope="model").save(tmp_path / "out"))
-    names = [n for n in start if layer_of(n) is not None and start[n].dim() == 2]
-    rows = torch.cat([mavs(start[n], end[n], "input") for n in names])
-    changed = sum(int((out[n] != start[n]).any(dim=0).sum()) for n in names)
-    assert changed == pytest.approx(0.3 * len(rows), abs=2)
+def largest_of_the_model(start, end, keep, axis="input"):
+    """What is left of an expert when the `keep` share of all its rows is kept."""
+    every = torch.cat([mavs(start[n], end[n], axis) for n in start])
+    count = round(keep * len(every))
+    floor = every.sort(descending=True).values[count - 1] if count else float("inf")
+    return {n: masked(start[n], end[n], mavs(start[n], end[n], axis) >= floor, axis) for n in start}
 
 
-def test_all_or_nothing_is_the_expert_or_the_base_bit_for_bit(pair, tmp_path):
+@pytest.mark.parametrize("axis", ["input", "output"])
+@pytest.mark.parametrize("keep", [0.02, 0.2, 0.3, 0.9])
+def test_the_rows_of_the_whole_model_can_be_ranked_together(pair, tmp_path, keep, axis):
+    expected = largest_of_the_model(*map(tensors_of, pair), keep, axis)
+    plan = ls.revert(*pair, keep=keep, scope="model", axis=axis)
+    for name, found in tensors_of(plan.save(tmp_path / "out", threads=3)).items():
+        check_equal(found, expected[name], name)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_all_or_nothing_is_the_expert_or_the_base_bit_for_bit(pair, tmp_path, scope):
     for keep, source in ((1.0, pair[1]), (0.0, pair[0])):
-        found = tensors_of(ls.revert(*pair, keep=keep).save(tmp_path / f"{keep}"))
+        found = tensors_of(ls.revert(*pair, keep=keep, scope=scope).save(tmp_path / f"{keep}"))
         for name, tensor in tensors_of(source).items():
             assert raw(found[name]) == raw(tensor), name
+
+
+def test_a_negative_zero_of_the_expert_stays_one(pair, tmp_path):
+    """A kept entry is the expert's own, and no sum: base + 0 would be the base's zero."""
+    name = "model.layers.2.mlp.up_proj.weight"
+    spoilt = [copied(folder, tmp_path / folder.name) for folder in pair]
+    for folder, zero in zip(spoilt, (0.0, -0.0), strict=True):
+        tensor = tensors_of(folder)[name]
+        tensor[0] = zero
+        change_tensors(folder, {name: tensor})
+    found = tensors_of(ls.revert(*spoilt, keep=1.0).save(tmp_path / "out"))
+    assert raw(found[name]) == raw(tensors_of(spoilt[1])[name])
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_nan_in_the_base_stops_the_merge(pair, tmp_path, scope):
+    base = copied(pair[0], tmp_path / "base")
+    name = "model.layers.2.mlp.up_proj.weight"
+    tensor = tensors_of(base)[name]
+    tensor[3, 4] = float("nan")
+    change_tensors(base, {name: tensor})
+    with pytest.raises(LayerswapError) as caught:
+        ls.revert(base, pair[1], keep=0.5, scope=scope).save(tmp_path / "out")
+    expected = f"{base / 'model.safetensors'}: tensor {name!r} holds NaN or infinity"
+    assert str(caught.value) == expected
 
 
 def test_layers_and_roles_go_back(pair, tmp_path):
@@ -95,14 +139,17 @@ def test_a_part_of_a_partition_is_kept(pair, tmp_path, name, part):
         check_equal(found, (end if taken == "expert" else start)[tensor], tensor)
 
 
-def test_the_model_in_memory_and_other_chunks_are_the_same(pair, tmp_path, monkeypatch):
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_the_model_in_memory_and_other_chunks_are_the_same(pair, tmp_path, monkeypatch, scope):
     from layerswap.merge import engine, terms
 
-    plan = ls.revert(*pair, keep=0.4)
+    plan = ls.revert(*pair, keep=0.4, scope=scope)
     weights = plan.load().state_dict()
     monkeypatch.setattr(engine, "CHUNK_BYTES", 70)
     monkeypatch.setattr(terms, "CHUNK_ELEMENTS", 53)
-    for name, tensor in tensors_of(ls.revert(*pair, keep=0.4).save(tmp_path / "out")).items():
+    monkeypatch.setattr(engine, "PIECE_BYTES", 210)
+    again = ls.revert(*pair, keep=0.4, scope=scope)
+    for name, tensor in tensors_of(again.save(tmp_path / "out", threads=3)).items():
         assert raw(weights[name]) == raw(tensor), name
 
 
@@ -176,3 +223,24 @@ def test_mistakes(pair, settings, message):
         ls.revert(*pair, **settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_soup_of_the_reverted_is_written_as_any_other(pair, tmp_path):
+    """Ranked over the whole model, inside a recipe, and below a blend."""
+    base, expert = pair
+    other = save_expert(tmp_path / "other", tiny_llama(), 2, dtype=torch.bfloat16)
+    data = {
+        "base": str(base),
+        "experts": {
+            "math": str(expert),
+            "sparse": {
+                "merge": {"method": "revert", "experts": ["math"], "keep": 0.2, "scope": "model"}
+            },
+            "swahili": str(other),
+        },
+        "soup": {"experts": ["sparse", "swahili"]},
+    }
+    found = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
+    sparse = largest_of_the_model(tensors_of(base), tensors_of(expert), 0.2)
+    for name, tensor in tensors_of(other).items():
+        check_equal(found[name], half(sparse[name], tensor), name)

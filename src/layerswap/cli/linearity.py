@@ -20,7 +20,22 @@ def linearity(
     ],
     out: Annotated[Path, typer.Option(help="The folder to create.")],
     steps: Annotated[int, typer.Option(min=2, help="Steps from one expert to the other.")] = 4,
+    beyond: Annotated[int, typer.Option(min=0, help="Steps past each of the two.")] = 0,
+    elsewhere: Annotated[
+        str,
+        typer.Option(
+            metavar="task|language|base", help="The other layers while one is interpolated."
+        ),
+    ] = "task",
     max_length: Annotated[int, typer.Option(min=2, help="Most tokens of a text.")] = 256,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="float32|bfloat16|float16",
+            help="Of the measurement; in less than float32, rounding is measured too.",
+        ),
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="Where the models run: cpu, cuda, mps.")] = "cpu",
     overwrite: options.Overwrite = False,
 ) -> None:
     """Loss along the line between two experts, layer by layer, and how far their deltas add up.
@@ -31,6 +46,7 @@ def linearity(
 
     refuse_linearity(out, overwrite=overwrite)
     for line in write_linearity(
-        base, task, language, text, out, steps=steps, max_length=max_length, overwrite=overwrite
-    ):
+        base, task, language, text, out, steps=steps, beyond=beyond, elsewhere=elsewhere,
+        max_length=max_length, dtype=dtype, device=device, overwrite=overwrite,
+    ):  # fmt: skip
         typer.echo(line)

@@ -132,6 +132,7 @@ METHODS: dict[str, MethodSpec] = {
             "keep": Parameter(1.0, high=1.0),
             "threshold": Parameter(0.0),
             "axis": Parameter("input", choices=("input", "output")),
+            "scope": Parameter("tensor", choices=("tensor", "model")),
         },
         (1, 1),
     ),

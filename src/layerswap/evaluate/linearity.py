@@ -1,20 +1,21 @@
-"""How linear fine-tuning was: along the line between two experts, and in the sum of their deltas.
+"""Loss along the line between two experts: linear mode connectivity, as a whole and by layer.
 
-The second paper's section 6 explains why layers of two experts fit together: task vectors add up,
-and layers can be interpolated. Both can be measured.
+The second paper's section 6 explains why layers of two experts fit together: task vectors add up
+(`evaluate.additivity`), and layers can be interpolated.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap.compose import Blend, Composition
 from layerswap.compose.recipe import check_recipe
+from layerswap.compose.schema import Override
 from layerswap.errors import EvaluationError
-from layerswap.evaluate.requests import Question
+from layerswap.evaluate.additivity import Additivity, additivity
+from layerswap.evaluate.examples import Text, Tokens, as_tokens
 from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.merge.make import make_plan
 from layerswap.merge.plan import Plan
@@ -22,9 +23,12 @@ from layerswap.merge.plan import Plan
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Additivity", "Connectivity", "Line", "additivity", "connectivity"]
+
 Source = str | os.PathLike[str]
-Texts = Sequence[Question]
-"""Token ids of contexts, and of what follows them and is measured; neither empty."""
+Elsewhere = Literal["task", "language", "base"]
+ORIGIN = "origin"
+"""What the recipes call the base, where it stands beside an interpolated layer."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,9 @@ class Line:
     """Loss along the line from one model to another.
 
     Attributes:
-        positions: from 0, the first, to 1, the second.
-        losses: mean negative log-probability per token, in nats, at each position.
+        positions: ascending, 0 for the first model and 1 for the second, beyond where the line
+            is extrapolated.
+        losses: mean negative log-probability per predicted token, in nats, at each position.
     """
 
     positions: tuple[float, ...]
@@ -41,13 +46,15 @@ class Line:
 
     @property
     def barrier(self) -> float:
-        """How far the loss rises above the straight line between its ends (Frankle et al., 2020).
+        """How far the loss between 0 and 1 rises above the straight line between its values there.
 
-        In nats per token; 0 or less where the two are linearly connected.
+        In nats per token; 0 where the two are linearly connected (Frankle et al., 2020).
         """
-        first, last = self.losses[0], self.losses[-1]
-        pairs = zip(self.positions, self.losses, strict=True)
-        return max(loss - ((1 - at) * first + at * last) for at, loss in pairs)
+        loss_at = dict(zip(self.positions, self.losses, strict=True))
+        first, last = loss_at[0.0], loss_at[1.0]
+        return max(
+            loss - ((1 - at) * first + at * last) for at, loss in loss_at.items() if 0 <= at <= 1
+        )
 
 
 @dataclass(frozen=True)
@@ -56,146 +63,132 @@ class Connectivity:
 
     Attributes:
         whole: with every place interpolated.
-        layers: per layer, with that layer alone interpolated in the first expert.
+        layers: per layer, with that layer alone interpolated.
+        elsewhere: what all other places have meanwhile.
     """
 
     whole: Line
     layers: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
-class Additivity:
-    """How far the sum of two deltas is from the sum of their effects.
-
-    `|f(b + d1 + d2) - (f(b + d1) + f(b + d2) - f(b))| / |f(b + d1 + d2) - f(b)|`, over all tokens,
-    with f the hidden states after a layer, or the logits. 0 is linear; 1 is as far off as saying
-    that the two together change nothing.
-
-    Attributes:
-        layers: after each layer, from the input.
-        logits: of the logits.
-    """
-
-    layers: tuple[float, ...]
-    logits: float
+    elsewhere: Elsewhere = "task"
 
 
 def connectivity(
-    task: Source, language: Source, texts: Texts, *, steps: int = 4, batch_size: int = 16
+    task: Source,
+    language: Source,
+    texts: Sequence[Text],
+    *,
+    base: Source | None = None,
+    elsewhere: Elsewhere = "task",
+    steps: int = 4,
+    beyond: int = 0,
+    batch_size: int = 16,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
 ) -> Connectivity:
     """Loss on texts along the line between two experts, for the whole model and layer by layer.
 
-    All models are compositions of one sweep: nothing is written.
+    At position a the weights are `(1 - a) task + a language`. All models are compositions of one
+    sweep: nothing is written, and they share the work of layers that they have in common.
 
     Args:
         task: the expert at position 0.
         language: the expert at position 1.
-        texts: what the loss is measured on.
+        texts: what the loss is measured on: token ids, or `Tokens` of which only those that are
+            to be predicted count.
+        base: what both were fine-tuned from; needed where it stands elsewhere.
+        elsewhere: what the other places have while one layer is interpolated (Adilova et al.,
+            2024, interpolate one layer in a trained model).
         steps: positions between the two, with both ends `steps + 1`.
+        beyond: steps of the same size past each end.
         batch_size: texts that are read together.
+        dtype: of weights and arithmetic.
+        device: where the models run.
 
     Raises:
         LayerswapError: the experts do not fit together, or a text is too short.
     """
-    _check(texts)
-    data = {
-        "experts": {"task": os.fspath(task), "language": os.fspath(language)},
-        "soup": {"experts": ["task", "language"]},
-        "bake": True,
-    }
-    start = make_plan(check_recipe(data, where="linearity"))
-    layers = start.composition.layers
-    positions = [step / steps for step in range(steps + 1)]
-    whole = [start.with_composition(_line(layers, at, None)) for at in positions]
-    single = [
-        start.with_composition(_line(layers, at, layer))
-        for layer in range(layers)
-        for at in positions[1:]
-    ]
-    losses = _losses([*whole, *single], texts, batch_size)
-    first, rest = losses[: len(whole)], losses[len(whole) :]
+    if steps < 1 or beyond < 0:
+        raise EvaluationError(f"a line has 1 step or more and none below 0, not {steps}, {beyond}")
+    read = as_tokens(texts)
+    line = _Line(task, language, base, elsewhere, dtype)
+    positions = tuple(step / steps for step in range(-beyond, steps + beyond + 1))
+    layers = line.layers
+    plans = [line.plan(at, layer) for layer in (None, *range(layers)) for at in positions]
+    losses = _losses(Sweep(plans, device=device), read, batch_size)
+    count = len(positions)
     lines = [
-        Line(tuple(positions), (first[0], *rest[layer * steps : (layer + 1) * steps]))
-        for layer in range(layers)
+        Line(positions, tuple(losses[start : start + count]))
+        for start in range(0, len(losses), count)
     ]
-    return Connectivity(Line(tuple(positions), tuple(first)), tuple(lines))
+    return Connectivity(lines[0], tuple(lines[1:]), elsewhere)
 
 
-def additivity(base: Source, task: Source, language: Source, texts: Texts) -> Additivity:
-    """How linear the deltas of two experts are in what the model computes.
+class _Line:
+    """Makes the plan of every position, opening each checkpoint once."""
 
-    Args:
-        base: what both were fine-tuned from.
-        task: an expert.
-        language: another.
-        texts: what the models read; each is read alone.
+    def __init__(
+        self,
+        task: Source,
+        language: Source,
+        base: Source | None,
+        elsewhere: Elsewhere,
+        dtype: str,
+    ) -> None:
+        if elsewhere not in ("task", "language", "base"):
+            raise EvaluationError(f"elsewhere is {elsewhere!r}; it is task, language or base")
+        if elsewhere == "base" and base is None:
+            raise EvaluationError("elsewhere is the base; give the base")
+        self._experts = {"task": os.fspath(task), "language": os.fspath(language)}
+        self._other = elsewhere if elsewhere != "base" else ORIGIN
+        if elsewhere == "base" and base is not None:
+            self._experts[ORIGIN] = os.fspath(base)
+        self._data: dict[str, Any] = {
+            "soup": {"experts": ["task"]},
+            "bake": True,
+            "dtype": dtype,
+        }
+        self._between = self._made({"experts": self._experts})
+        self._past: dict[float, Plan] = {}
 
-    Raises:
-        LayerswapError: the experts do not fit together, or a text is too short.
-    """
-    _check(texts)
-    experts = {"task": os.fspath(task), "language": os.fspath(language)}
-    data: dict[str, Any] = {"base": os.fspath(base), "experts": experts, "bake": True}
-    places = {"all": None, "base": "base", "task": "task", "language": "language"}
-    states = {}
-    for name, only in places.items():
-        method: dict[str, Any] = (
-            {"merge": {"method": "task_arithmetic", "experts": {"task": 1.0, "language": 1.0}}}
-            if only is None
-            else {"soup": {"experts": ["task"]}, "places": [{"layers": "all", "take": only}]}
-        )
-        plan = make_plan(check_recipe({**data, **method}, where="linearity"))
-        states[name] = _states(plan, texts)
-    found = [
-        _departure(*(states[name][i] for name in ("all", "task", "language", "base")))
-        for i in range(len(states["all"]))
-    ]
-    return Additivity(tuple(found[:-1]), found[-1])
+    @property
+    def layers(self) -> int:
+        """Number of layers, L."""
+        return self._between.composition.layers
+
+    def plan(self, at: float, layer: int | None) -> Plan:
+        """Position `at`, everywhere or in one layer alone."""
+        plan, take = self._between, _weights(at)
+        if not 0 <= at <= 1:
+            plan, take = self._beyond(at), {"past": 1.0}
+        places = [Override(layers="all", take=take if layer is None else {self._other: 1.0})]
+        if layer is not None:
+            places.append(Override(layers=str(layer), take=take))
+        recipe = plan.recipe.model_copy(update={"places": places})
+        return replace(plan, recipe=recipe, composition=recipe.resolve(self.layers))
+
+    def _beyond(self, at: float) -> Plan:
+        """A plan with an expert past the end: from the far end, more than the way to the near one.
+
+        Blends have no negative weights, so it is task arithmetic with an expert as the base.
+        """
+        if at not in self._past:
+            far, near, scale = ("language", "task", 1 - at) if at < 0 else ("task", "language", at)
+            past = {"method": "task_arithmetic", "experts": [near], "scale": scale}
+            experts = {**self._experts, "past": {"merge": past}}
+            self._past[at] = self._made({"experts": experts, "base": self._experts[far]})
+        return self._past[at]
+
+    def _made(self, data: Mapping[str, Any]) -> Plan:
+        return make_plan(check_recipe({**self._data, **data}, where="linearity"))
 
 
-def _check(texts: Texts) -> None:
-    if not texts or not all(context and rest for context, rest in texts):
-        raise EvaluationError("linearity needs texts of two tokens and more")
+def _weights(at: float) -> dict[str, float]:
+    return {name: w for name, w in (("task", 1 - at), ("language", at)) if w}
 
 
-def _line(layers: int, at: float, only: int | None) -> Composition:
-    """Position `at` on the line, everywhere or in one layer with the first expert elsewhere."""
-    between = Blend.of({"task": 1 - at, "language": at} if 0 < at < 1 else _end(at))
-    return Composition.build(
-        layers,
-        lambda place: between if only is None or place.layer == only else Blend.of("task"),
-    )
-
-
-def _end(at: float) -> str:
-    return "language" if at else "task"
-
-
-def _losses(plans: Sequence[Plan], texts: Texts, batch_size: int) -> list[float]:
-    scores = Sweep(plans).loglikelihood(texts, batch_size=batch_size)
-    count = sum(len(rest) for _, rest in texts)
+def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[float]:
+    requests = [(text.ids[: text.predicted.start], text.ids[text.predicted.start :])
+                for text in texts]  # fmt: skip
+    scores = sweep.loglikelihood(requests, batch_size=batch_size)
+    count = sum(len(text.predicted) for text in texts)
     return [-float(row.sum()) / count for row in scores.logprob]
-
-
-def _states(plan: Plan, texts: Texts) -> list[torch.Tensor]:
-    """Hidden states after each layer and the logits, `(tokens of all texts, width)`, float64."""
-    import torch
-
-    model = plan.load()
-    found: list[list[torch.Tensor]] = []
-    with torch.inference_mode():
-        for context, rest in texts:
-            ids = torch.tensor([[*context, *rest]])
-            output = model(ids, output_hidden_states=True)
-            # The first is the embedding, which comes before any layer.
-            found.append(
-                [state[0].double() for state in (*output.hidden_states[1:], output.logits)]
-            )
-    return [torch.cat(states) for states in zip(*found, strict=True)]
-
-
-def _departure(
-    both: torch.Tensor, first: torch.Tensor, second: torch.Tensor, base: torch.Tensor
-) -> float:
-    change = float((both - base).norm())
-    return float((both - (first + second - base)).norm()) / change if change else 0.0

@@ -127,7 +127,8 @@ def revert(chunk: Chunk) -> torch.Tensor:
     """Put rows that changed little back to the base (Bandarkar et al., 2025, section 3.3).
 
     A row is kept if its MAV is at least `threshold` and among the `keep` share of largest MAVs of
-    its tensor. Both sides are taken as they are: nothing is subtracted and added again.
+    its tensor (of all tensors, with `scope: model`). Both sides are taken as they are: nothing is
+    subtracted and added again.
     """
     import torch
 
@@ -136,10 +137,35 @@ def revert(chunk: Chunk) -> torch.Tensor:
     return torch.where(chunk.kept, chunk.parts[0], chunk.base)
 
 
-def kept_rows(mav: torch.Tensor, parameters: Mapping[str, Value]) -> torch.Tensor:
-    """Which rows `revert` keeps, from their MAVs; of equal MAVs the first."""
+def model_floor(mavs: Sequence[torch.Tensor], parameters: Mapping[str, Value]) -> float:
+    """The MAV from which `revert` keeps the rows of a whole model, from those of its tensors.
+
+    It lies between two rows, so that no rounding of a MAV moves a row across; equal MAVs go
+    together.
+    """
     import torch
 
+    mav = torch.cat(list(mavs)).sort(descending=True).values
+    count = round(float(parameters["keep"]) * len(mav))
+    if count in (0, len(mav)):
+        return 0.0 if count else float("inf")
+    return float(mav[count - 1] + mav[count]) / 2
+
+
+def kept_rows(
+    mav: torch.Tensor, parameters: Mapping[str, Value], floor: float | None = None
+) -> torch.Tensor:
+    """Which rows `revert` keeps, from their MAVs; of equal MAVs the first.
+
+    Args:
+        mav: of every row of a tensor, float64.
+        parameters: of the method.
+        floor: what `model_floor` gave, where the rows of the whole model are ranked together.
+    """
+    import torch
+
+    if floor is not None:
+        return mav >= max(floor, float(parameters["threshold"]))
     count = round(float(parameters["keep"]) * len(mav))
     order = torch.argsort(mav, descending=True, stable=True)
     kept = torch.zeros(len(mav), dtype=torch.bool)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from layerswap.compose.recipe import check_recipe
-from layerswap.delta.atlas import measure_delta
 from layerswap.delta.rows import Axis
 from layerswap.errors import RecipeError
 from layerswap.merge.make import make_plan
@@ -43,8 +42,7 @@ def revert(
         keep: the share of rows to keep, those with the largest MAV.
         threshold: the MAV from which a row is kept.
         axis: what a row is; the papers' is an input feature.
-        scope: whether `keep` ranks the rows of each tensor, or of all matrices of the layers
-            together, which reads both checkpoints once.
+        scope: whether `keep` ranks the rows of each tensor, or of the whole model together.
         layers: layers to put back, as numbers and ranges such as `3-7`, `outside` or `all`.
         roles: only these roles of those layers; all layers when `layers` is None.
         partition: a partition of the second paper, `A`, `B`, `C` or `Z`.
@@ -69,11 +67,10 @@ def revert(
         raise RecipeError(
             "say what to put back, in one way: keep or threshold; layers or roles; or partition"
         )
+    if part is not None and partition is None:
+        raise RecipeError("a part is one of a partition; say which partition")
     if by_size:
-        if scope == "model" and keep is not None:
-            atlas = measure_delta(base, {"expert": expert}, axis=axis)
-            threshold, keep = max(threshold or 0.0, atlas.threshold(keep)), None
-        data["merge"] = _by_size(keep, threshold, axis)
+        data["merge"] = _by_size(keep, threshold, axis, scope)
     elif by_place:
         data["soup"] = {"experts": ["expert"]}
         data["places"] = [
@@ -88,11 +85,12 @@ def revert(
     return make_plan(check_recipe(data, where="revert"))
 
 
-def _by_size(keep: float | None, threshold: float | None, axis: Axis) -> dict[str, Any]:
+def _by_size(keep: float | None, threshold: float | None, axis: Axis, scope: str) -> dict[str, Any]:
     given = {"keep": keep, "threshold": threshold}
     return {
         "method": "revert",
         "experts": ["expert"],
         "axis": axis,
+        "scope": scope,
         **{name: value for name, value in given.items() if value is not None},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from layerswap.compose.operation import Operation
 from layerswap.delta.rows import Axis, Rows
 from layerswap.errors import MergeError
 from layerswap.merge import kernels, sources
-from layerswap.merge.methods import METHODS, Chunk, kept_rows
+from layerswap.merge.methods import METHODS, Chunk, kept_rows, model_floor
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
@@ -190,17 +191,23 @@ class Reader:
 
     def _measure(self, term: Derived) -> _Facts:
         method, operation = METHODS[term.operation.method], term.operation
-        if operation in self._model_thresholds:
-            return _Facts(self._model_thresholds[operation])
+        known = self._model_thresholds.get(operation)
+        if method.rows:
+            floor = known[0][0] if known else None
+            return _Facts(kept=kept_rows(self.row_mavs(term), dict(operation.parameters), floor))
+        if known is not None:
+            return _Facts(known)
         ranks = method.ranks(dict(operation.parameters), term.elements) if term.elements else ()
         if ranks:
             return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), ranks))
-        if method.rows:
-            return _Facts(kept=kept_rows(self._row_mavs(term), dict(operation.parameters)))
         return _Facts(gram=self._gram(term) if method.gram else None)
 
-    def _row_mavs(self, term: Derived) -> torch.Tensor:
-        """The MAV of every row of the delta, float64."""
+    def row_mavs(self, term: Derived) -> torch.Tensor:
+        """The MAV of every row of the delta, float64.
+
+        Raises:
+            MergeError: a MAV is NaN or infinite.
+        """
         import torch
 
         assert term.base is not None
@@ -211,6 +218,8 @@ class Reader:
             stop = min(start + step, term.elements)
             delta = self._parts(term, start, stop)[0].sub_(self.total(term.base, start, stop))
             rows.add(sums, start, delta.abs_())
+        if not self._allow_non_finite and not kernels.is_finite(sums):
+            raise MergeError(self._non_finite(term, 0, term.elements))
         return sums / rows.length
 
     def _gram(self, term: Derived) -> torch.Tensor:
@@ -247,6 +256,11 @@ def model_thresholds(
     found: dict[Operation, Thresholds] = {}
     # Inner operations come first, so an outer one finds theirs in `found`.
     for operation, members in groups.items():
+        if METHODS[operation.method].rows:
+            with ThreadPoolExecutor(threads) as pool:
+                mavs = list(pool.map(lambda m: Reader(handles, found).row_mavs(m), members))
+            found[operation] = ((model_floor(mavs, dict(operation.parameters)),),)
+            continue
         count = sum(member.elements for member in members)
         ranks = METHODS[operation.method].ranks(dict(operation.parameters), count)
         if not ranks:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder, open_checkpoint, refuse_target
+from layerswap.errors import CheckpointError
 from layerswap.evaluate.examples import read_examples, tokenize
 from layerswap.evaluate.linearity import Additivity, Connectivity, additivity, connectivity
 from layerswap.report.delta_map import save_figure
@@ -26,11 +27,26 @@ def write_linearity(
     text: Path,
     out: Path,
     *,
-    steps: int = 4,
     max_length: int = 256,
+    dtype: str = "float32",
+    device: str = "cpu",
     overwrite: bool = False,
+    **settings: Any,
 ) -> list[str]:
     """Measure two experts on the texts of a file, and write `linearity.parquet` and the figure.
+
+    Args:
+        base: what both were fine-tuned from; its tokenizer reads the texts.
+        task: an expert.
+        language: another.
+        text: texts, one on each line or as JSON Lines; of a completion after a prompt the
+            completion alone counts for the loss.
+        out: the folder to create.
+        max_length: most tokens of a text.
+        dtype: of weights and arithmetic.
+        device: where the models run.
+        overwrite: replace a folder that this wrote.
+        settings: `elsewhere`, `steps` and `beyond` of `connectivity`.
 
     Returns:
         What to tell the user, a line each.
@@ -40,27 +56,48 @@ def write_linearity(
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from transformers import AutoTokenizer
 
     examples = read_examples(text)
-    tokenizer = AutoTokenizer.from_pretrained(open_checkpoint(base).folder)
-    read = (tokenize(example, tokenizer, max_length) for example in examples)
-    texts = [(t.ids[: t.predicted.start], t.ids[t.predicted.start :]) for t in read if t.predicted]
-    line = connectivity(task, language, texts, steps=steps)
-    sums = additivity(base, task, language, texts)
+    tokenizer = _tokenizer(base)
+    read = [tokenize(example, tokenizer, max_length) for example in examples]
+    texts = [tokens for tokens in read if tokens.predicted]
+    line = connectivity(task, language, texts, base=base, dtype=dtype, device=device, **settings)
+    sums = additivity(base, task, language, texts, dtype=dtype, device=device)
     target = out.expanduser().absolute()
     with atomic_folder(target, marker=TABLE, overwrite=overwrite) as folder:
         pq.write_table(pa.Table.from_pylist(list(_rows(line, sums))), folder / TABLE)
         save_figure(linearity_figure(line, sums), folder / "linearity")
+    counted = sum(len(tokens.predicted) for tokens in texts)
+    left_out = f", {len(read) - len(texts)} left out" if len(texts) < len(read) else ""
+    return [f"{len(texts)} texts{left_out}, {counted} tokens predicted",
+            *_findings(line, sums), f"wrote {target}"]  # fmt: skip
+
+
+def _tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    checkpoint = open_checkpoint(source)
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder)
+    except (OSError, ValueError, KeyError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{checkpoint.identity}: has no usable tokenizer ({why})") from None
+
+
+def _findings(line: Connectivity, sums: Additivity) -> list[str]:
+    loss_at = dict(zip(line.whole.positions, line.whole.losses, strict=True))
     worst = max(range(len(line.layers)), key=lambda layer: line.layers[layer].barrier)
-    return [
-        f"loss: task expert {line.whole.losses[0]:.4f}, language expert "
-        f"{line.whole.losses[-1]:.4f}; barrier {line.whole.barrier:.4f} nats per token",
+    found = [
+        f"loss: task expert {loss_at[0.0]:.4f}, language expert {loss_at[1.0]:.4f}; "
+        f"barrier {line.whole.barrier:.4f} nats per token",
         f"largest barrier of one layer: {line.layers[worst].barrier:.4f} in layer {worst}",
         f"both deltas at once depart from the sum of their effects by {sums.layers[-1]:.1%} after "
         f"the last layer, {sums.logits:.1%} in the logits",
-        f"wrote {target}",
     ]
+    if sums.alone:
+        low, high = min(sums.alone), max(sums.alone)
+        found.append(f"within one layer they depart by {low:.1%} to {high:.1%}")
+    return found
 
 
 def _rows(line: Connectivity, sums: Additivity) -> list[dict[str, Any]]:
@@ -70,9 +107,12 @@ def _rows(line: Connectivity, sums: Additivity) -> list[dict[str, Any]]:
             {"measure": "loss_nats_per_token", "layer": layer, "position": at, "value": loss}
             for at, loss in zip(one.positions, one.losses, strict=True)
         ]
-    departures = [*enumerate(sums.layers), (None, sums.logits)]
+    departures: list[tuple[str, int | None, float]]
+    departures = [("departure_share", at, v) for at, v in enumerate(sums.layers)]
+    departures += [("departure_alone_share", at, v) for at, v in enumerate(sums.alone)]
+    departures.append(("departure_logits_share", None, sums.logits))
     rows += [
-        {"measure": "departure_share", "layer": layer, "position": None, "value": value}
-        for layer, value in departures
+        {"measure": measure, "layer": layer, "position": None, "value": value}
+        for measure, layer, value in departures
     ]
     return rows
