@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from layerswap.compose import Zones
 from layerswap.delta import measure_delta, suggest
+from layerswap.evaluate.examples import Tokens
 from layerswap.evaluate.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS, in_memory
@@ -90,14 +91,17 @@ def linearity(lab: Lab, language: str) -> str:
     asked = questions("task_target", language, "development", 200, world=lab.world)
     rows = [row["input_ids"] for row in encode(tokenizer, asked)]
     starts = [len(tokenizer(example.prompt).input_ids) for example in asked]
-    texts = [(row[:start], row[start:]) for row, start in zip(rows, starts, strict=True)]
+    texts = [
+        Tokens(tuple(row), range(start, len(row))) for row, start in zip(rows, starts, strict=True)
+    ]
     line = connectivity(task, other, texts, batch_size=64)
     sums = additivity(lab.base, task, other, texts)
     worst = max(range(len(line.layers)), key=lambda i: line.layers[i].barrier)
     return (
         f"| {language} | {line.whole.losses[0]:.3f} | {line.whole.losses[-1]:.3f} | "
         f"{line.whole.barrier:+.3f} | {line.layers[worst].barrier:+.3f} (layer {worst}) | "
-        f"{sums.layers[0]:.1%} | {sums.layers[-1]:.1%} | {sums.logits:.1%} |"
+        f"{min(sums.alone):.1%} to {max(sums.alone):.1%} | {sums.layers[0]:.1%} | "
+        f"{sums.layers[-1]:.1%} | {sums.logits:.1%} |"
     )
 
 
@@ -115,9 +119,9 @@ def main() -> None:
     for language in lab.languages:
         for pair in pairs:
             print(cost_of_bfloat16(lab, language, pair), flush=True)
-    print("\n| language | loss, task | loss, language | barrier | worst layer | first layer | "
-          "last layer | logits |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|")
+    print("\n| language | loss, task | loss, language | barrier | worst layer | each alone | "
+          "first layer | last layer | logits |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
     for language in lab.languages:
         print(linearity(lab, language), flush=True)
 
