@@ -1,7 +1,7 @@
 """Merging against `cp -r` and mergekit, side by side in one run: seconds, memory, results.
 
     python bench/merge.py FOLDER                     # 2 GB checkpoints, 5 rounds
-    python bench/merge.py FOLDER --scaling --write   # and 0.5 to 4 GB, into bench/RESULTS.md
+    python bench/merge.py FOLDER --scaling --write   # and 0.5 to 4 GB, into bench/results/merge.md
     python bench/merge.py FOLDER --no-mergekit       # without the other tool
 
 Makes synthetic checkpoints in FOLDER, which is created and removed, installs mergekit into a
@@ -123,7 +123,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--scaling", action="store_true", help="also 0.5, 1, 2 and 4 GB")
     parser.add_argument("--no-mergekit", dest="mergekit", action="store_false")
     parser.add_argument("--mergekit-constraints", type=Path, help="a constraints file for pip")
-    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write bench/results/merge.md")
     options = parser.parse_args()
     given = ["FOLDER" if word == str(options.folder) else word for word in sys.argv[1:]]
     options.arguments = " ".join(given)
@@ -146,7 +146,7 @@ def main() -> None:
         shutil.rmtree(options.folder)
     print(text)
     if options.write:
-        (HERE / "RESULTS.md").write_text(text, "utf-8")
+        (HERE / "results" / "merge.md").write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

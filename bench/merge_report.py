@@ -152,7 +152,7 @@ def report(
     machine: Sequence[str],
     options: argparse.Namespace,
 ) -> str:
-    """The whole of `RESULTS.md`."""
+    """The whole of `results/merge.md`."""
     nbytes = output_bytes(options.gb)
     synced = "waits for the disk too" if options.sync else "does not wait"
     parts = [
@@ -170,6 +170,7 @@ def report(
         times(contestants, nbytes),
         "## Against the targets",
         ratios(contestants),
+        HELD_TEXT,
     ]
     if found:
         parts += ["## The same tensors?", PROOF_TEXT, proofs(found)]
@@ -178,6 +179,11 @@ def report(
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+HELD_TEXT = (
+    "What holds a missed one: a blend needs torch, and a process that imports it and does nothing "
+    "else takes the seconds of `python with torch`; and the wait for the disk, which `cp -r` has "
+    "only where it says so. Both weigh less the larger the checkpoint."
+)
 PROOF_TEXT = (
     "Every tensor of layerswap's output against mergekit's, element by element, in steps from one "
     "bfloat16 value to the next; a different rounding is one step. mergekit's slices cannot blend "
