@@ -5,7 +5,7 @@ import random
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.lab.skills import SPLITS, examples, say, split_of
+from layerswap.lab.skills import SPLITS, examples, parallel, say, split_of
 from layerswap.lab.world import make_world
 
 WORLD = make_world()
@@ -97,3 +97,20 @@ def _clause():
     from layerswap.lab.skills import Clause
 
     return Clause("Ana", "has", 3, "noun.0")
+
+
+@pytest.mark.parametrize("skill", ["problem", "comprehension"])
+def test_a_parallel_says_the_same_in_another_language(skill):
+    world = make_world()
+    for one in examples(world, "furo", skill, "development", 20):
+        there = parallel(world, one, "basu")
+        assert there.meaning == one.meaning
+        assert there.language == "basu"
+        assert parallel(world, there, "furo") == one
+
+
+def test_a_translation_has_no_parallel():
+    world = make_world()
+    (one,) = examples(world, "furo", "translation", "development", 1)
+    with pytest.raises(RecipeError, match="have a parallel"):
+        parallel(world, one, "basu")

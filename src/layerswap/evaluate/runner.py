@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 BeforeLayer = Callable[[Node], None]
 """Called before a layer of the trie runs."""
+AfterLayer = Callable[[Node, "torch.Tensor"], None]
+"""Called with the hidden state that leaves a layer of the trie."""
 CLOSE = {"torch.float32": 1e-3, "torch.bfloat16": 0.1, "torch.float16": 0.02}
 """How far logits may be from those of another batch, as a share of the largest, by dtype."""
 NOT_SO_BUILT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
@@ -82,6 +84,7 @@ class Runner:
         roots: Sequence[Node],
         inputs: Mapping[str, Any],
         before_layer: BeforeLayer | None = None,
+        after_layer: AfterLayer | None = None,
     ) -> Iterator[tuple[Node, torch.Tensor]]:
         """The leaves of a trie, each with the hidden state that comes out of the last layer.
 
@@ -106,6 +109,8 @@ class Runner:
                 if before_layer is not None:
                     before_layer(node)
                 hidden = self._layer(node, entry, hidden)
+                if after_layer is not None:
+                    after_layer(node, hidden)
             held[id(node)], left[id(node)] = (hidden, entry), len(node.children)
             del hidden
 

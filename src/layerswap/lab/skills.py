@@ -185,6 +185,35 @@ def examples(
     return list(found.values())
 
 
+def parallel(world: World, example: Example, language: str) -> Example:
+    """A problem, or a story with its question, said in another language.
+
+    Raises:
+        RecipeError: no such language, or the example crosses languages or is a translation.
+    """
+    if example.skill == "translation" or example.language != example.answer_language:
+        raise RecipeError("only problems and questions within one language have a parallel")
+    said, other = world.language(example.language), world.language(language)
+    clauses = [_clause(text) for text in example.meaning.split("; ")]
+    story = " ".join(f"{say(other, clause)}." for clause in clauses)
+    answer = example.completion.strip()
+    if example.skill == "problem":
+        question = _how_many(other, clauses[0])
+    else:
+        asked = {said.words[f"ask.{kind}"]: kind for kind in ("who", "what", "direction")}
+        kind = asked[example.prompt.rsplit(" ", 1)[1].rstrip("?")]
+        question = other.words[f"ask.{kind}"]
+        concepts = {word: concept for concept, word in said.words.items()}
+        answer = answer if kind == "who" else other.words[concepts[answer]]
+    prompt = f"{story} {question}?"
+    return _example(prompt, answer, (other, other), example.skill, clauses)
+
+
+def _clause(text: str) -> Clause:
+    who, verb, number, noun = text.split()
+    return Clause(who, verb, int(number), noun)
+
+
 def _how_many(asker: Language, clause: Clause) -> str:
     count, noun = asker.words["ask.count"], asker.words[clause.noun]
     if asker.order[-1] == "verb":
