@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.compose import Zones
-from layerswap.errors import RecipeError
-from layerswap.evaluate.board import BEST, Board, run_sweep
+from layerswap.errors import EvaluationError, RecipeError
+from layerswap.evaluate.board import Board, run_sweep
+from layerswap.evaluate.judging import BEST
 from layerswap.evaluate.sweep_spec import read_sweep
 from layerswap.evaluate.trie import LayerCounts
 
@@ -84,7 +85,7 @@ def test_the_folder_holds_all_of_it_and_a_second_run_changes_nothing(world, tmp_
 def test_sensitivity_is_the_difference_of_means():
     grid = {Zones(b, u): 0.1 * b + 0.01 * u for b in range(3) for u in range(2)}
     counts = LayerCounts(1, 1, 1)
-    board = Board(None, 4, ("t", "m", "f"), grid, Zones(2, 1), Zones(1, 1), {}, [], counts)
+    board = Board(None, {}, [], None, 4, "t", grid, Zones(2, 1), Zones(1, 1), counts)
     found = board.sensitivity()
     first = np.mean([v for z, v in grid.items() if z.bottom > 0])
     rest = np.mean([v for z, v in grid.items() if z.bottom == 0])
@@ -98,7 +99,15 @@ def test_sensitivity_is_the_difference_of_means():
     [
         ({"grid": {"bottom": "0-2", "top": -1}}, "grid.top[0]"),
         ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
-        ({"tasks": []}, "tasks"),
+        ({"tasks": []}, "tasks: name at least one"),
+        ({"grid": None}, "give either a grid or a search"),
+        ({"without_labels": {"by": "agreement"}}, "agreement needs `prompts`"),
+        ({"without_labels": {}}, "give prompts (with their parallel) or text to choose by"),
+        ({"without_labels": {"text": "nowhere.txt"}}, "without_labels.text: "),
+        ({"without_labels": {"text": "x", "answer": "("}}, "not a regular expression"),
+        ({"halving": {"first": 1}}, "halving.first"),
+        ({"grid": None, "search": {"take": ["task"]}}, "search.take"),
+        ({"grid": None, "search": {"take": ["task", 1.5]}}, "1.5 is no share"),
         ({"tasks": ["a", "a"]}, "task 'a' is there twice"),
         ({"development": 1.0}, "development"),
         ({"metrics": 1}, "metrics"),
@@ -118,3 +127,91 @@ def test_a_folder_of_something_else_is_left_alone(world, tmp_path):  # noqa: F81
     (tmp_path / "out" / "precious").write_text("x")
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
     assert "is no sweep's folder; choose another output" in str(done.exception)
+
+
+# --- choosing in other ways ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Prompts in two languages, line by line, and plain text."""
+    target = [f"Asha ana maembe {n} na Juma ana 3. Jumla ni ngapi?" for n in range(1, 7)]
+    source = [f"Asha has {n} mangoes and Juma has 3. How many in all?" for n in range(1, 7)]
+    for name, lines in (("sw.txt", target), ("en.txt", source), ("plain.txt", target[:3])):
+        (tmp_path / name).write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):  # noqa: F811
+    whole = run_sweep(*read_sweep(write(world, tmp_path / "a.yaml")))
+    said: list[str] = []
+    path = write(world, tmp_path / "b.yaml", halving={"first": 2, "error": 0.1})
+    board = run_sweep(*read_sweep(path), say=said.append)
+    assert board.race is not None
+    assert board.race.rounds == (2, 3)
+    assert board.best == whole.best
+    assert board.grid == whole.grid, "so few documents let nothing leave"
+    assert any("compositions were scored on all 3 examples" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "by", ["agreement", "consensus", "confidence", "self_consistency", "fluency", "closeness"]
+)
+def test_a_choice_without_labels_and_without_tasks(world, texts, by):  # noqa: F811
+    signals = {"by": by, "prompts": "sw.txt", "parallel": "en.txt", "text": "plain.txt",
+               "answer": "[0-9a-z]", "max_new_tokens": 4}  # fmt: skip
+    path = write(world, texts / "sweep.yaml", tasks=[], without_labels=signals, choose_by={})
+    out = texts / "out"
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    facts = json.loads((out / "board.json").read_text())
+    assert facts["chosen_by"] == f"{by} (no labels)"
+    assert facts["test"] == {}
+    values = {(d["bottom"], d["top"]): d["mean"] for d in facts["development"]}
+    best = facts["best"]
+    assert values[best["bottom"], best["top"]] == max(values.values())
+    assert "No task to compare the contenders on." in done.output
+    assert (out / "report.html").is_file()
+
+
+def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):  # noqa: F811
+    chosen = {}
+    for name, files in {
+        "a": {"prompts": "sw.txt", "parallel": "en.txt"},
+        "b": {"prompts": "sw.txt"},
+        "c": {"text": "plain.txt"},
+    }.items():
+        signals = {**files, "max_new_tokens": 3}
+        path = write(world, texts / f"{name}.yaml", without_labels=signals)
+        board = run_sweep(*read_sweep(path))
+        chosen[name] = board.chosen_by
+        assert board.measure == ("maembe_choose", "acc_norm", "none")
+        assert BEST in board.test
+    assert chosen == {
+        "a": "agreement (no labels)",
+        "b": "consensus (no labels)",
+        "c": "fluency (no labels)",
+    }
+
+
+def test_ranks_of_tasks_and_signals_together(world, texts):  # noqa: F811
+    signals = {"by": ["tasks", "fluency"], "text": "plain.txt"}
+    path = write(world, texts / "sweep.yaml", without_labels=signals)
+    board = run_sweep(*read_sweep(path))
+    assert board.chosen_by == "mean rank of tasks, fluency (no labels)"
+    assert all(0 < value <= 1 for value in board.grid.values())
+
+
+def test_files_that_are_not_parallel(world, texts):  # noqa: F811
+    signals = {"by": "agreement", "prompts": "sw.txt", "parallel": "plain.txt"}
+    path = write(world, texts / "sweep.yaml", without_labels=signals)
+    with pytest.raises(EvaluationError, match=r"plain.txt has 3 prompts and .*sw.txt 6"):
+        run_sweep(*read_sweep(path))
+
+
+def test_memory_is_told_before_the_work(world, tmp_path):  # noqa: F811
+    said: list[str] = []
+    run_sweep(*read_sweep(write(world, tmp_path / "sweep.yaml")), say=said.append)
+    assert said[0].startswith("6 compositions: ")
+    assert any(line.startswith("scoring 16 at a time with 6 compositions: about") for line in said)
+    assert any(line.startswith("generating 42 at a time with 6 compositions:") for line in said)

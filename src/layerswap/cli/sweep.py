@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,7 @@ def sweep(
         bool, typer.Option("--allow-code", help="Let tasks run code that a model wrote.")
     ] = False,
 ) -> None:
-    """Evaluate a grid of compositions, choose on one split, report on another.
+    """Try a grid of compositions or search beyond one; choose on a split, report on another.
 
     What was answered is kept in OUT: a second run computes only what is new.
 
@@ -26,21 +26,27 @@ def sweep(
     from layerswap.cli.tables import board_table
     from layerswap.evaluate.answers import AnswerStore
     from layerswap.evaluate.board import run_sweep
+    from layerswap.evaluate.searching import run_search
     from layerswap.evaluate.sweep_spec import read_sweep
-    from layerswap.report.sweep_files import ANSWERS, PAGE, RECIPE, prepare_folder, write_board
+    from layerswap.report import sweep_files as files
 
     checked, recipe = read_sweep(spec)
-    folder = prepare_folder(out)
+    folder = files.prepare_folder(out)
     with step_progress("judging compositions", 0) as progress:
-        board = run_sweep(
-            checked,
-            recipe,
-            store=AnswerStore(folder / ANSWERS),
-            allow_code=allow_code,
-            say=lambda line: typer.echo(line, err=True),
-            progress=progress,
-        )
-    write_board(board, folder)
-    typer.echo(board_table(board))
-    typer.echo(f"best of {len(board.grid)}: {board.best}; see {folder / PAGE}")
-    typer.echo(f"write it: layerswap merge {folder / RECIPE} --out merged")
+        settings: dict[str, Any] = {
+            "store": AnswerStore(folder / files.ANSWERS),
+            "allow_code": allow_code,
+            "say": lambda line: typer.echo(line, err=True),
+            "progress": progress,
+        }
+        if checked.search is None:
+            board = run_sweep(checked, recipe, **settings)
+            files.write_board(board, folder)
+            best = f"best of {len(board.grid)}: {board.best}"
+        else:
+            found = run_search(checked, recipe, study=folder / files.STUDY, **settings)
+            files.write_found(found, folder)
+            best = f"best of {len(found.trials)}: number {found.best.number}"
+    typer.echo(board_table(board if checked.search is None else found))
+    typer.echo(f"{best}; see {folder / files.PAGE}")
+    typer.echo(f"write it: layerswap merge {folder / files.RECIPE} --out merged")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from layerswap.delta.proposal import Evidence
-    from layerswap.evaluate.board import Board
+    from layerswap.evaluate.judging import Judged
     from layerswap.evaluate.statistics import Interval
 
 
@@ -56,7 +56,7 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     return text.getvalue().rstrip()
 
 
-def board_table(board: Board) -> str:
+def board_table(board: Judged) -> str:
     """A sweep's contenders on the test split, and how far the best is from each."""
     from io import StringIO
 
@@ -64,6 +64,8 @@ def board_table(board: Board) -> str:
     from rich.console import Console
     from rich.table import Table
 
+    if board.measure is None:
+        return "No task to compare the contenders on."
     task, metric, name = board.measure
     table = Table(box=SIMPLE_HEAD, caption=f"{task}, {name}; 95% bootstrap intervals")
     for column in ("model", metric, "best minus it"):

@@ -1,93 +1,58 @@
-"""A sweep from its file to its board: compositions chosen on one split, judged on another."""
+"""A sweep of a grid, from its file to its board: chosen on one split, judged on another."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from layerswap.compose import Blend, Composition, Recipe, Zones, default_zones, zone_grid
+from layerswap.compose import Recipe, Zones, default_zones, zone_grid
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.answers import AnswerStore
-from layerswap.evaluate.harness import evaluate, load_tasks
-from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
+from layerswap.evaluate.judging import (
+    DEVELOPMENT,
+    Judge,
+    Judged,
+    Measure,
+    Row,
+    Say,
+    Step,
+    contenders,
+    score_table,
+    swapped,
+)
+from layerswap.evaluate.racing import Race, race
 from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.evaluate.sweep_spec import SweepSpec
 from layerswap.evaluate.trie import LayerCounts
+from layerswap.evaluate.unlabelled import choose_without_labels
 from layerswap.merge.make import make_plan
-from layerswap.merge.plan import Plan
-
-DEFAULT, BEST = "default", "best"
-Step = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Row:
-    """The score of one composition on one document.
-
-    Attributes:
-        split: `development` or `test`.
-        composition: its zones as text, or a contender's name.
-        task: the lm-eval task.
-        metric: the metric.
-        filter: lm-eval's name for how the answer was read.
-        document: position in the task's documents.
-        score: the metric of this document alone.
-    """
-
-    split: str
-    composition: str
-    task: str
-    metric: str
-    filter: str
-    document: int
-    score: float
-
-
-@dataclass(frozen=True)
-class Board:
-    """What a sweep found.
+class Board(Judged):
+    """What a sweep over a grid of zones found.
 
     Attributes:
         recipe: the recipe of the swap.
         layers: number of layers.
-        measure: task, metric and filter that the best was chosen by.
-        grid: mean score on the development split, by zones.
+        chosen_by: what the compositions of the grid were compared by, in words.
+        grid: by zones, the mean score on the development split (of one that left a race early, on
+            the documents that it was scored on), or the value of a signal that needs no labels.
         best: the zones with the highest; of equals, those that depart least from the task expert.
         default: the paper's zones, scaled by depth.
-        test: per contender (`best` among them) the scores on the test split, by document.
-        rows: every score of every document.
         counts: layers run, here and one by one.
+        race: how the race went, if there was one.
     """
 
     recipe: Recipe
     layers: int
-    measure: tuple[str, str, str]
+    chosen_by: str
     grid: Mapping[Zones, float]
     best: Zones
     default: Zones
-    test: Mapping[str, Sequence[float]]
-    rows: Sequence[Row]
     counts: LayerCounts
-
-    def intervals(self) -> dict[str, Interval]:
-        """Mean and 95% bootstrap interval of every contender on the test split."""
-        import numpy as np
-
-        return {name: mean_interval(np.array(scores)) for name, scores in self.test.items()}
-
-    def differences(self) -> dict[str, Interval]:
-        """Paired difference of the best composition to every other contender, on the test split."""
-        import numpy as np
-
-        best = np.array(self.test[BEST])
-        return {
-            name: paired_difference(best, np.array(scores))
-            for name, scores in self.test.items()
-            if name != BEST
-        }
+    race: Race | None = None
 
     def sensitivity(self) -> list[float | None]:
         """Per layer, what taking it from the language expert is worth on average over the grid.
@@ -116,13 +81,24 @@ class Board:
         return {**data, "swap": {**data.get("swap", {}), **vars(self.best)}}
 
 
+@dataclass(frozen=True)
+class _Tried:
+    """The grid on the development split."""
+
+    values: Sequence[float]
+    rows: list[Row]
+    measure: Measure | None
+    chosen_by: str
+    race: Race | None = None
+
+
 def run_sweep(
     spec: SweepSpec,
     recipe: Recipe,
     *,
     store: AnswerStore | None = None,
     allow_code: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
     progress: Step | None = None,
 ) -> Board:
     """Judge a grid on the development split, and the best of it beside its contenders on the rest.
@@ -132,42 +108,79 @@ def run_sweep(
     """
     from transformers import AutoTokenizer
 
+    assert spec.grid is not None, "the file has a grid; see evaluate.searching for a search"
     start = make_plan(recipe)
     layers = start.composition.layers
     zones = list(zone_grid(layers, **spec.grid.model_dump()))
     if not zones:
         raise EvaluationError(f"no zones of the grid fit into {layers} layers")
-    others = _contenders(start)
-    sweep = Sweep(
-        [_swapped(start, one) for one in zones] + list(others.values()),
-        device=spec.device,
-        dtype=spec.dtype,
-    )
-    grid_members = range(len(zones))
-    counts = sweep.counts(grid_members)
+    others = contenders(start)
+    plans = [swapped(start, one) for one in zones] + list(others.values())
+    sweep = Sweep(plans, device=spec.device, dtype=spec.dtype)
+    members = range(len(zones))
+    counts = sweep.counts(members)
     say(_cost(len(zones), counts))
     tokenizer = AutoTokenizer.from_pretrained(start.tokenizer_owner.folder)
-    development, test = _split(spec)
-    settings = _settings(spec, store, allow_code, progress)
-    tried = evaluate(
-        sweep, tokenizer, spec.tasks, members=grid_members, samples=development, **settings
+    judge = Judge(
+        spec, sweep, tokenizer, store=store, allow_code=allow_code, say=say, progress=progress
     )
-    rows = [
-        row
-        for one, found in zip(zones, tried, strict=True)
-        for row in _rows(found, "development", str(one))
-    ]
-    measure = _measure(spec, rows)
-    grid = {one: _mean(rows, str(one), measure) for one in zones}
-    best = max(grid, key=lambda one: (grid[one], -sum(vars(one).values())))
-    members = [zones.index(best), *range(len(zones), len(sweep))]
-    judged = evaluate(sweep, tokenizer, spec.tasks, members=members, samples=test, **settings)
-    names = [BEST, *others]
-    rows += [
-        row for name, found in zip(names, judged, strict=True) for row in _rows(found, "test", name)
-    ]
-    scores = {name: _scores(rows, "test", name, measure) for name in names}
-    return Board(recipe, layers, measure, grid, best, default_zones(layers), scores, rows, counts)
+    tried = _try(judge, members, [str(one) for one in zones], sweep, others_of(zones, others))
+    grid = dict(zip(zones, tried.values, strict=True))
+    running = [zones[i] for i in tried.race.survivors] if tried.race else zones
+    best = max(running, key=lambda one: (grid[one], -sum(vars(one).values())))
+    if tried.race:
+        say(str(tried.race))
+    test, rows, measure = judge.tested(zones.index(best), others_of(zones, others), tried.measure)
+    return Board(
+        measure, test, [*tried.rows, *rows], recipe, layers, tried.chosen_by, grid, best,
+        default_zones(layers), counts, tried.race,
+    )  # fmt: skip
+
+
+def others_of(before: Sequence[object], others: Mapping[str, object]) -> dict[str, int]:
+    """Positions of the contenders in a sweep that holds them after `before`."""
+    return {name: len(before) + i for i, name in enumerate(others)}
+
+
+def _try(
+    judge: Judge,
+    members: Sequence[int],
+    names: Sequence[str],
+    sweep: Sweep,
+    others: Mapping[str, int],
+) -> _Tried:
+    spec = judge.spec
+    if spec.without_labels is not None:
+        values, name = choose_without_labels(judge, members, names, others["task expert"])
+        return _Tried(values.tolist(), [], None, f"{name} (no labels)")
+    if spec.halving is None:
+        rows = judge.rows(DEVELOPMENT, members, names)
+        measure = judge.measure(rows)
+        means = score_table(rows, DEVELOPMENT, names, measure).mean(axis=1)
+        return _Tried(means.tolist(), rows, measure, " ".join(measure))
+    return _raced(judge, members, names)
+
+
+def _raced(judge: Judge, members: Sequence[int], names: Sequence[str]) -> _Tried:
+    """Race the grid; the rows of every composition are those of the last round it ran in."""
+    halving = judge.spec.halving
+    assert halving is not None
+    found: dict[str, list[Row]] = {}
+    measures: list[Measure] = []
+
+    def score(running: Sequence[int], count: int) -> Any:
+        labels = [names[member] for member in running]
+        rows = judge.rows(DEVELOPMENT, running, labels, count)
+        measures.append(judge.measure(rows))
+        for label in labels:
+            found[label] = [row for row in rows if row.composition == label]
+        return score_table(rows, DEVELOPMENT, labels, measures[0])
+
+    ran = race(
+        score, members, judge.smallest(DEVELOPMENT), first=halving.first, error=halving.error
+    )
+    rows = [row for name in names for row in found[name]]
+    return _Tried(list(ran.means), rows, measures[0], " ".join(measures[0]), ran)
 
 
 def _cost(compositions: int, counts: LayerCounts) -> str:
@@ -175,97 +188,3 @@ def _cost(compositions: int, counts: LayerCounts) -> str:
         f"{compositions} compositions: {counts.distinct} layers to run per batch instead of "
         f"{counts.naive} ({counts.ratio:.1f} times fewer)"
     )
-
-
-def _settings(
-    spec: SweepSpec, store: AnswerStore | None, allow_code: bool, progress: Step | None
-) -> dict[str, Any]:
-    return {
-        "include": [Path(name) for name in spec.include],
-        "num_fewshot": spec.num_fewshot,
-        "batch_size": spec.batch_size,
-        "store": store,
-        "allow_code": allow_code,
-        "progress": progress,
-    }
-
-
-def _contenders(start: Plan) -> dict[str, Plan]:
-    """What the best is compared with: the default, the soup, both experts, and the base."""
-    method = start.recipe.swap
-    assert method is not None, "a sweep's recipe is a swap"
-    layers = start.composition.layers
-    soup = Blend.of({method.task: 1.0, method.language: 1.0})
-    blends = {"soup": soup, "task expert": Blend.of(method.task),
-              "language expert": Blend.of(method.language)}  # fmt: skip
-    if start.base is not None:
-        blends["base"] = Blend.of("base")
-    flat = {name: start.recipe.flat(name) for name in start.recipe.experts}
-    found = {DEFAULT: _swapped(start, default_zones(layers))}
-    for name, blend in blends.items():
-        whole = Composition.build(layers, lambda place, blend=blend: blend).rename(flat)  # type: ignore[misc]
-        found[name] = start.with_composition(whole)
-    return found
-
-
-def _swapped(start: Plan, zones: Zones) -> Plan:
-    (plan,) = start.grid(**{name: [size] for name, size in vars(zones).items()})
-    return plan
-
-
-def _split(spec: SweepSpec) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Positions of the documents of each task for choosing, and for judging."""
-    include = [Path(name) for name in spec.include]
-    loaded = load_tasks(spec.tasks, include=include, num_fewshot=spec.num_fewshot)
-    development, test = {}, {}
-    for name, task in loaded["tasks"].items():
-        count = len(task.eval_docs)
-        order = list(range(count))
-        # Seeded by text, which Python hashes with SHA-512: no PYTHONHASHSEED.
-        random.Random(f"{spec.seed}/{name}").shuffle(order)
-        order = order[: spec.limit]
-        cut = round(spec.development * len(order))
-        if not 0 < cut < len(order):
-            raise EvaluationError(f"task {name} has {len(order)} documents: too few to split")
-        development[name], test[name] = sorted(order[:cut]), sorted(order[cut:])
-    return development, test
-
-
-def _rows(found: Mapping[str, Any], split: str, composition: str) -> Iterator[Row]:
-    for task, samples in found["samples"].items():
-        for sample in samples:
-            for metric in sample["metrics"]:
-                value = sample[metric]
-                if isinstance(value, bool | int | float):
-                    yield Row(
-                        split, composition, task, metric, sample["filter"],
-                        int(sample["doc_id"]), float(value),
-                    )  # fmt: skip
-
-
-def _measure(spec: SweepSpec, rows: Sequence[Row]) -> tuple[str, str, str]:
-    known = list(dict.fromkeys((row.task, row.metric, row.filter) for row in rows))
-    wanted = spec.choose_by
-    for task, metric, name in known:
-        if (wanted.task in (None, task) and wanted.metric in (None, metric)
-                and wanted.filter in (None, name)):  # fmt: skip
-            return task, metric, name
-    shown = "; ".join(" ".join(one) for one in known) or "nothing with a number per document"
-    raise EvaluationError(f"choose_by fits none of what the tasks give: {shown}")
-
-
-def _scores(
-    rows: Sequence[Row], split: str, composition: str, measure: tuple[str, str, str]
-) -> list[float]:
-    found = {
-        row.document: row.score
-        for row in rows
-        if (row.split, row.composition) == (split, composition)
-        and (row.task, row.metric, row.filter) == measure
-    }
-    return [found[document] for document in sorted(found)]
-
-
-def _mean(rows: Sequence[Row], composition: str, measure: tuple[str, str, str]) -> float:
-    scores = _scores(rows, "development", composition, measure)
-    return sum(scores) / len(scores)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluate.answers import Answer, AnswerStore, composition_key, grouped, request_key
+from layerswap.evaluate.answers import Answer, AnswerStore
+from layerswap.evaluate.book import Book
 from layerswap.evaluate.sampling import Sampling
 from layerswap.evaluate.sweep_engine import Sweep
 
@@ -34,10 +35,11 @@ def evaluate(
     num_fewshot: int | None = None,
     limit: int | None = None,
     samples: Samples | None = None,
-    batch_size: int = 16,
+    batch_size: int | None = 16,
     members: Sequence[int] | None = None,
     store: AnswerStore | None = None,
     allow_code: bool = False,
+    say: Callable[[str], None] = lambda line: None,
     progress: Step | None = None,
 ) -> list[dict[str, Any]]:
     """Judge compositions on lm-eval tasks.
@@ -50,10 +52,11 @@ def evaluate(
         num_fewshot: examples in the prompt; the task's own number when None.
         limit: most documents of a task.
         samples: the documents to ask, instead of `limit`.
-        batch_size: rows that the model reads together.
+        batch_size: rows that the model reads together; when None, 16 or as many as fit.
         members: positions of the compositions; all when None.
         store: keeps answers, so that none is computed twice.
         allow_code: let tasks run code that a model wrote.
+        say: told what will be in memory, before it is.
         progress: called with the number of compositions just judged.
 
     Returns:
@@ -64,7 +67,7 @@ def evaluate(
     """
     chosen = list(range(len(sweep))) if members is None else list(members)
     loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot)
-    judged = _judge_class()(sweep, tokenizer, chosen, batch_size, store or AnswerStore())
+    judged = _judge_class()(sweep, tokenizer, Book(sweep, chosen, store, batch_size, say))
     results = []
     for number in range(len(chosen)):
         judged.number = number
@@ -167,23 +170,19 @@ def _judge_class() -> type[Any]:
     class Judged(HFLM):  # type: ignore[misc]
         """One composition after the other, answering from what was computed for all."""
 
-        def __init__(
-            self, sweep: Sweep, tokenizer: Any, members: list[int], batch: int, store: AnswerStore
-        ) -> None:
+        def __init__(self, sweep: Sweep, tokenizer: Any, book: Book) -> None:
             super().__init__(
-                pretrained=sweep.model(members[0]), tokenizer=tokenizer, batch_size=batch
+                pretrained=sweep.model(book.members[0]), tokenizer=tokenizer, batch_size=1
             )
             self.number = 0
-            self._book = _Book(sweep, members, store)
+            self._book = book
 
         def _loglikelihood_tokens(
             self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
         ) -> list[tuple[float, bool]]:
             asked = [(tuple(context), tuple(rest)) for _, context, rest in requests]
             dtype = str(self.model.dtype).removeprefix("torch.")
-            found = self._book.scores(
-                self.number, asked, batch=self.batch_size, bound=self.max_length, dtype=dtype
-            )
+            found = self._book.scores(self.number, asked, bound=self.max_length, dtype=dtype)
             return [(float(logprob), bool(greedy)) for logprob, greedy in found]
 
         def _model_generate(
@@ -206,73 +205,6 @@ def _padded(written: Sequence[Answer], width: int, tokenizer: Any, like: Any) ->
     for row, tokens in zip(rows, written, strict=True):
         row[: len(tokens)] = like.new_tensor(tokens)
     return rows
-
-
-class _Book:
-    """What every composition answers, asked once for all of them."""
-
-    def __init__(self, sweep: Sweep, members: Sequence[int], store: AnswerStore) -> None:
-        self._sweep, self._members, self._store = sweep, list(members), store
-        self._keys = [composition_key(sweep.plans[member]) for member in members]
-
-    def scores(
-        self, number: int, asked: Sequence[Any], *, batch: int, bound: int, dtype: str
-    ) -> list[Answer]:
-        keys = [request_key("score", c, r, bound, dtype) for c, r in asked]
-        for lacking, numbers in self._lacking(keys).items():
-            members = [self._members[n] for n in numbers]
-            for part in self._sweep.iter_loglikelihood(
-                [asked[i] for i in lacking],
-                members=members,
-                batch_size=batch,
-                max_length=bound,
-                softmax_dtype=dtype,
-            ):
-                self._store.keep(
-                    (
-                        self._keys[n],
-                        keys[lacking[request]],
-                        [float(part.logprob[row, column]), bool(part.greedy[row, column])],
-                    )
-                    for row, n in enumerate(numbers)
-                    for column, request in enumerate(part.requests)
-                )
-        return self._answers(number, keys)
-
-    def texts(
-        self,
-        number: int,
-        prompts: Sequence[tuple[int, ...]],
-        settings: Mapping[str, Any],
-        tokenizer: Any,
-    ) -> list[Answer]:
-        keys = [request_key("text", prompt, repr(sorted(settings.items()))) for prompt in prompts]
-        for lacking, numbers in self._lacking(keys).items():
-            members = [self._members[n] for n in numbers]
-            position = dict(zip(members, numbers, strict=True))
-            for part in self._sweep.iter_generate(
-                [prompts[i] for i in lacking],
-                members=members,
-                tokenizer=tokenizer,
-                **settings,
-            ):
-                self._store.keep(
-                    (self._keys[position[member]], keys[lacking[prompt]], list(text.tokens))
-                    for (member, prompt), text in part
-                )
-        return self._answers(number, keys)
-
-    def _lacking(self, keys: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
-        distinct = {key: i for i, key in reversed(list(enumerate(keys)))}
-        missing = []
-        for composition in self._keys:
-            known = self._store.known(composition, distinct)
-            missing.append(tuple(sorted(i for key, i in distinct.items() if key not in known)))
-        return grouped(missing)
-
-    def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
-        known = self._store.known(self._keys[number], keys)
-        return [known[key] for key in keys]
 
 
 def _sampling(settings: Mapping[str, Any]) -> Sampling | None:

@@ -10,11 +10,16 @@ from typing import Any
 from layerswap import __version__
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError
-from layerswap.evaluate.board import BEST, Board
+from layerswap.evaluate.board import Board
+from layerswap.evaluate.judging import BEST, Judged
+from layerswap.evaluate.searching import Found
 from layerswap.report.heat_map import heat_map_svg
 from layerswap.report.page import Report, Section, Table, write_report
 
 ANSWERS = "answers.sqlite"
+STUDY = "study.sqlite"
+TOP = 20
+"""Trials that the report of a search lists."""
 SCORES, SUMMARY, RECIPE, PAGE = "scores.parquet", "board.json", "best.yaml", "report.html"
 
 
@@ -36,55 +41,77 @@ def prepare_folder(out: Path) -> Path:
 
 def write_board(board: Board, folder: Path) -> None:
     """Write `scores.parquet`, `board.json`, `best.yaml` and `report.html` into a folder."""
+    _write(board, folder, board.best_recipe(), summary(board), tell(board))
+
+
+def write_found(found: Found, folder: Path) -> None:
+    """The same of a search; its `board.json` lists every trial."""
+    _write(found, folder, found.best_recipe(), summary_of_search(found), tell_search(found))
+
+
+def _write(
+    judged: Judged, folder: Path, recipe: dict[str, Any], facts: dict[str, Any], page: Report
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
     import yaml
 
-    pq.write_table(pa.Table.from_pylist([asdict(row) for row in board.rows]), folder / SCORES)
-    (folder / SUMMARY).write_text(json.dumps(summary(board), indent=2) + "\n", "utf-8")
-    (folder / RECIPE).write_text(yaml.safe_dump(board.best_recipe(), sort_keys=False), "utf-8")
-    write_report(folder / PAGE, tell(board))
+    rows = [asdict(row) for row in judged.rows]
+    types = [("split", pa.string()), ("composition", pa.string()), ("task", pa.string()),
+             ("metric", pa.string()), ("filter", pa.string()), ("document", pa.int64()),
+             ("score", pa.float64())]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), folder / SCORES)
+    (folder / SUMMARY).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    (folder / RECIPE).write_text(yaml.safe_dump(recipe, sort_keys=False), "utf-8")
+    write_report(folder / PAGE, page)
 
 
 def summary(board: Board) -> dict[str, Any]:
     """The board as plain data."""
+    race = board.race
     return {
-        "layerswap_version": __version__,
-        "chosen_by": dict(zip(("task", "metric", "filter"), board.measure, strict=True)),
-        "compositions_tried": len(board.grid),
+        **_compared(board, board.chosen_by, len(board.grid)),
         "development": [{**asdict(zones), "mean": score} for zones, score in board.grid.items()],
         "best": asdict(board.best),
         "default": asdict(board.default),
-        "test": {name: asdict(interval) for name, interval in board.intervals().items()},
-        "best_minus": {name: asdict(value) for name, value in board.differences().items()},
         "layer_from_language_is_worth": board.sensitivity(),
+        "race": None if race is None else {**asdict(race), "saved": race.saved},
+    }
+
+
+def summary_of_search(found: Found) -> dict[str, Any]:
+    """What a search found as plain data."""
+    return {
+        **_compared(found, found.chosen_by, len(found.trials)),
+        "trials": [asdict(trial) for trial in found.trials],
+        "best": asdict(found.best),
+        "choices_are_worth": found.worth(),
+        "layers_run": found.evaluated,
+        "layers_one_by_one": found.alone,
+    }
+
+
+def _compared(judged: Judged, chosen_by: str, tried: int) -> dict[str, Any]:
+    names = ("task", "metric", "filter")
+    return {
+        "layerswap_version": __version__,
+        "chosen_by": chosen_by,
+        "compared_by": judged.measure and dict(zip(names, judged.measure, strict=True)),
+        "compositions_tried": tried,
+        "test": {name: asdict(interval) for name, interval in judged.intervals().items()},
+        "best_minus": {name: asdict(value) for name, value in judged.differences().items()},
     }
 
 
 def tell(board: Board) -> Report:
     """The report of a sweep."""
-    task, metric, _ = board.measure
-    intervals = board.intervals()
-    best = intervals[BEST]
-    rows: list[list[Any]] = [[name, value] for name, value in intervals.items()]
-    differences: list[list[Any]] = [[name, v] for name, v in board.differences().items()]
     worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity())]
+    notes = [str(board.race)] if board.race else []
     return Report(
-        title=f"{len(board.grid)} compositions on {task}",
-        lead=f"The best on the development split is {board.best}; on {best.n} other documents its "
-        f"{metric} is {best.mean:.3f} [{best.low:.3f}, {best.high:.3f}].",
+        title=f"{len(board.grid)} compositions, chosen by {board.chosen_by}",
+        lead=_lead(board, str(board.best)),
         sections=[
-            Section(
-                "On the test split",
-                "Means with 95% bootstrap intervals.",
-                table=Table(("model", metric), rows, unit=""),
-            ),
-            Section(
-                "The best composition against each other",
-                "Paired differences over the same documents: clear of zero means significant.",
-                table=Table(("best minus", "difference"), differences, unit=""),
-                note=f"The best of {len(board.grid)} was chosen on other documents than these.",
-            ),
+            *_contest(board, len(board.grid)),
             *_maps(board),
             Section(
                 "What each layer's source is worth",
@@ -93,9 +120,74 @@ def tell(board: Board) -> Report:
                 table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
             ),
         ],
-        colophon=f"layerswap {__version__}; {board.counts.distinct} layers run per batch "
-        f"instead of {board.counts.naive}.",
+        colophon="; ".join([f"layerswap {__version__}", *notes])
+        + f"; {board.counts.distinct} layers run per batch instead of {board.counts.naive}.",
     )
+
+
+def tell_search(found: Found) -> Report:
+    """The report of a search."""
+    worth = found.worth()
+    names = list(dict.fromkeys(choice for by in worth.values() for choice in by))
+    rows = [[key, *(by.get(name) for name in names)] for key, by in worth.items()]
+    best = ", ".join(f"{key} {choice}" for key, choice in found.best.choices.items())
+    ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.number))[:TOP]
+    return Report(
+        title=f"{len(found.trials)} compositions searched, chosen by {found.chosen_by}",
+        lead=_lead(found, f"number {found.best.number}"),
+        sections=[
+            *_contest(found, len(found.trials)),
+            Section(f"The best composition: {found.best.score:.3f}", best),
+            Section(
+                "What each choice is worth",
+                "Mean score of the trials that made it (development split). A search tries good "
+                "choices more often, and together with other good ones.",
+                table=Table(("place", *names), list(reversed(rows)), unit=""),
+            ),
+            Section(
+                "The best trials",
+                table=Table(
+                    ("number", "score", "choices"),
+                    [[str(t.number), t.score, " ".join(t.choices.values())] for t in ranked],
+                    unit="",
+                ),
+            ),
+        ],
+        colophon=f"layerswap {__version__}; {found.evaluated} layers run per batch of documents "
+        f"instead of {found.alone}.",
+    )
+
+
+def _lead(judged: Judged, best: str) -> str:
+    if judged.measure is None:
+        return f"The best is {best}. No task was given to compare it on."
+    one = judged.intervals()[BEST]
+    return (
+        f"The best is {best}; on {one.n} documents that it was not chosen on, "
+        f"{' '.join(judged.measure[:2])} is {one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]."
+    )
+
+
+def _contest(judged: Judged, tried: int) -> list[Section]:
+    """The contenders on the test split, where there is a task."""
+    if judged.measure is None:
+        return []
+    metric = judged.measure[1]
+    rows: list[list[Any]] = [[name, value] for name, value in judged.intervals().items()]
+    differences: list[list[Any]] = [[name, v] for name, v in judged.differences().items()]
+    return [
+        Section(
+            "On the test split",
+            "Means with 95% bootstrap intervals.",
+            table=Table(("model", metric), rows, unit=""),
+        ),
+        Section(
+            "The best composition against each other",
+            "Paired differences over the same documents: clear of zero means significant.",
+            table=Table(("best minus", "difference"), differences, unit=""),
+            note=f"The best of {tried} was chosen on other documents than these.",
+        ),
+    ]
 
 
 def _maps(board: Board) -> list[Section]:
