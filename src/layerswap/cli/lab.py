@@ -64,3 +64,22 @@ def score(
         typer.echo(json.dumps(plain, indent=2))
     else:
         typer.echo(score_table(scores))
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="Folder for the tasks.")],
+    n: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 1000,
+    split: Annotated[Split, typer.Option(help="Which questions.")] = Split.test,
+    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+) -> None:
+    """Write the lab's questions as lm-eval tasks.
+
+    Example: layerswap lab export --out tasks
+    """
+    from layerswap.lab.tasks import export_tasks
+
+    for name in export_tasks(out, split=split.value, n=n, seed=seed, overwrite=overwrite):
+        typer.echo(name)
+    typer.echo(f"wrote {out}; give it to a sweep as `include`, or to lm_eval as --include_path")
