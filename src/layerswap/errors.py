@@ -36,3 +36,7 @@ class EvaluationError(LayerswapError):
 
 class DataError(LayerswapError):
     """Training data that cannot be had, or is not what a mix says that it is."""
+
+
+class TrainingError(LayerswapError):
+    """Training that cannot be begun or gone on with."""

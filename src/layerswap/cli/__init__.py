@@ -23,6 +23,7 @@ from layerswap.cli import (
     revert,
     suggest,
     sweep,
+    train,
     verify,
 )
 from layerswap.errors import LayerswapError
@@ -39,6 +40,7 @@ app.command("quickstart")(quickstart.quickstart)
 app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
 app.command("data")(data.data)
+app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)

@@ -184,15 +184,14 @@ class PartitionMethod(Strict):
     outside: Literal["language", "task"] | None = None
 
 
-class Override(Strict):
-    """Places that take something else than the method gives them; later ones win."""
+class Where(Strict):
+    """Places of a model, by layers and roles; both together where both are given."""
 
     layers: Annotated[str, BeforeValidator(_read_layers)] = "all"
     roles: Annotated[list[Literal[ROLES]], Field(min_length=1)] | None = None  # type: ignore[valid-type]
-    take: Annotated[dict[str, float], BeforeValidator(_read_take)]
 
     def places(self, layers: int) -> list[Place]:
-        """The places this override is about, in a model of `layers` layers.
+        """The places meant, in a model of `layers` layers.
 
         Raises:
             RecipeError: the layers are not inside the model, or no place has one of the roles.
@@ -207,6 +206,12 @@ class Override(Strict):
             roles = ", ".join(self.roles or ())
             raise RecipeError(f"no place in layers {self.layers} has a role of {roles}")
         return found
+
+
+class Override(Where):
+    """Places that take something else than the method gives them; later ones win."""
+
+    take: Annotated[dict[str, float], BeforeValidator(_read_take)]
 
 
 class PatternEntry(Strict):

@@ -53,7 +53,7 @@ def open_rows(
     """
     wanted = min((n for n in (origin.read, limit) if n is not None), default=None)
     if origin.path is not None:
-        files = _matching(folder, origin.path)
+        files = matching_files(folder, origin.path)
         return Opened(_read_files(files, origin, wanted), origin.path)
     assert origin.id is not None, "the schema lets no origin without id and path through"
     copy = _local_copy(origin.id, local)
@@ -88,7 +88,9 @@ def _local_copy(name: str, local: Path | None) -> Path | None:
 
 def _read_copy(copy: Path, origin: Origin, wanted: int | None) -> Dataset:
     if origin.files:
-        found = [file for pattern in origin.files for file in _matching(copy, _basename(pattern))]
+        found = [
+            file for pattern in origin.files for file in matching_files(copy, _basename(pattern))
+        ]
         kept = [
             file for file in dict.fromkeys(found)
             if not any(fnmatch(str(Path(file).relative_to(copy)), out) for out in origin.without)
@@ -213,7 +215,7 @@ def _load(
     return rows
 
 
-def _matching(folder: Path, pattern: str) -> list[str]:
+def matching_files(folder: Path, pattern: str) -> list[str]:
     """The files that a path or a pattern means, sorted, so that no listing order matters."""
     path = (folder / Path(pattern).expanduser()).absolute()
     if not has_magic(str(path)):

@@ -1,0 +1,39 @@
+"""`layerswap train`: an expert from a base and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="What to train, on what.")],
+    *,
+    out: Annotated[Path, typer.Option(help="The folder to create.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
+    ] = False,
+) -> None:
+    """Train an expert: SFT of all or some places, LoRA, two data sets in turns, and more.
+
+    On several devices: accelerate launch -m layerswap train EXPERT.yaml --out OUT
+
+    Example: layerswap train swahili.yaml --out experts/swahili
+    """
+    from layerswap.train.expert import train_expert
+    from layerswap.train.expert_file import read_expert
+
+    written = train_expert(
+        read_expert(spec),
+        out,
+        folder=spec.parent,
+        resume=resume,
+        overwrite=overwrite,
+        say=lambda line: typer.echo(line, err=True),
+    )
+    typer.echo(f"wrote {written}")
