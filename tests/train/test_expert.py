@@ -290,13 +290,15 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path, base, rows):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (cut / "config.json").exists()
-    refused = subprocess.run([*command, str(cut)], capture_output=True, text=True, env=environment)
+    refused = subprocess.run(
+        [*command, str(cut)], check=False, capture_output=True, text=True, env=environment
+    )
     assert refused.returncode == 2
     assert "unfinished; pass --resume" in refused.stderr
     spec.with_name("other.yaml").write_text(spec.read_text().replace("seed: 4", "seed: 5"))
     refused = subprocess.run(
         [*command[:-2], str(spec.with_name("other.yaml")), "--out", str(cut), "--resume"],
-        capture_output=True, text=True, env=environment,
+        check=False, capture_output=True, text=True, env=environment,
     )  # fmt: skip
     assert refused.returncode == 2
     assert "holds another training" in refused.stderr
@@ -330,7 +332,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows):
         command = [sys.executable, *launcher, "-m", "layerswap", "train", str(spec)]
         out = tmp_path / name
         done = subprocess.run(
-            [*command, "--out", str(out)], capture_output=True, text=True,
+            [*command, "--out", str(out)], check=False, capture_output=True, text=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -76,11 +76,11 @@ def build(
         (nats per completion token), seconds, and development scores after rounding to float16.
 
     Raises:
-        RecipeError: `out` holds a lab of another seed or of other settings, or accelerate is
+        RecipeError: `out` holds a lab of another seed or of other settings, or the extra `train` is
             not installed.
     """
-    if find_spec("accelerate") is None:
-        raise RecipeError("training needs accelerate; install layerswap with its extra `train`")
+    if find_spec("trl") is None:
+        raise RecipeError("training needs trl; install layerswap with its extra `train`")
     world = make_world(settings)
     trainings = trainings or Trainings()
     record = _open_record(out, world, trainings, seed, runs)

@@ -1,4 +1,4 @@
-"""Training the lab's models with `transformers.Trainer`: the base from nothing, experts from it.
+"""Training the lab's models with TRL's SFTTrainer: the base from nothing, experts from it.
 
 The loss is on completions only (and their `</s>`), in float32, on the CPU.
 """
@@ -18,7 +18,7 @@ from layerswap.lab.world import World
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, Trainer
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 IGNORED = -100
 """The label of a position that the loss leaves out."""
@@ -167,20 +167,20 @@ def _trainer(
     training: Training,
     seed: int,
     folder: str,
-) -> Trainer:
-    from torch.utils.data import SequentialSampler
-    from transformers import PrinterCallback, Trainer, TrainingArguments
+) -> Any:
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import SFTConfig
 
-    class InOrder(Trainer):
-        """The stream is drawn at random already; shuffling it would undo the grouping."""
+    from layerswap.train.sft import ExpertTrainer
 
-        def _get_train_sampler(self, dataset: Any = None) -> Any:
-            return SequentialSampler(rows)
-
-    arguments = TrainingArguments(
+    arguments = SFTConfig(
         output_dir=folder,
         max_steps=training.steps,
+        max_length=None,
         per_device_train_batch_size=training.batch,
+        # The stream is drawn at random already; shuffling it would undo the grouping.
+        train_sampling_strategy="sequential",
         learning_rate=training.learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=training.warmup,
@@ -190,15 +190,18 @@ def _trainer(
         save_strategy="no",
         report_to="none",
         use_cpu=True,
+        bf16=False,
+        activation_checkpointing=False,
         disable_tqdm=True,
         log_level="error",
-        remove_unused_columns=False,
         dataloader_pin_memory=False,
         seed=seed,
     )
-    pad = tokenizer.pad_token_id
-    trainer = InOrder(
-        model=model, args=arguments, train_dataset=rows, data_collator=lambda r: collate(r, pad)
+    trainer = ExpertTrainer(
+        model=model,
+        args=arguments,
+        processing_class=tokenizer,
+        train_sets=[Dataset.from_list(rows)],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -17,6 +17,7 @@ from layerswap.errors import LayerswapError, TrainingError
 from layerswap.merge.documents import fingerprint
 from layerswap.train.finish import TRAINING, read_training, versions, write_training
 from layerswap.train.hyperparameters import sft_config
+from layerswap.train.resuming import checkpoints
 from layerswap.train.rows import Rows, load_rows
 from layerswap.train.trained import Part, trained_parts
 
@@ -142,7 +143,7 @@ def train_expert(
         fit(job, say)
     except LayerswapError:
         # What was refused before its first checkpoint leaves nothing behind.
-        if not (job.out / CHECKPOINTS).is_dir():
+        if not checkpoints(job.out / CHECKPOINTS) and not resume:
             shutil.rmtree(job.out, ignore_errors=True)
         raise
     return job.out
