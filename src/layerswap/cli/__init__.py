@@ -14,6 +14,7 @@ from layerswap.cli import (
     data,
     delta,
     fisher,
+    freeze_or_revert,
     lab,
     linearity,
     merge,
@@ -21,6 +22,7 @@ from layerswap.cli import (
     quickstart,
     recipe,
     revert,
+    select,
     suggest,
     sweep,
     train,
@@ -41,6 +43,8 @@ app.command("merge")(merge.merge)
 app.command("plan")(plan.plan)
 app.command("data")(data.data)
 app.command("train")(train.train)
+app.command("select")(select.select)
+app.command("freeze-or-revert")(freeze_or_revert.freeze_or_revert)
 app.command("sweep")(sweep.sweep)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)

@@ -9,14 +9,13 @@ if TYPE_CHECKING:
     from layerswap.delta.proposal import Evidence
     from layerswap.evaluate.judging import Judged
     from layerswap.evaluate.statistics import Interval
+    from layerswap.train.freezing import Outcome
+    from layerswap.train.selection import Selection
 
 
 def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
     """Models down the side, measures across, each cell a percentage with its 95% interval."""
-    from io import StringIO
-
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     measures = list(next(iter(scores.values())))
@@ -26,17 +25,12 @@ def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
         table.add_column(measure.replace("_", " "), justify="right", no_wrap=True)
     for name, row in scores.items():
         table.add_row(name.replace("_", " "), *(percent(row[measure]) for measure in measures))
-    text = StringIO()
-    Console(file=text, width=120).print(table)
-    return text.getvalue().rstrip()
+    return _drawn(table, 120)
 
 
 def evidence_table(evidence: Sequence[Evidence]) -> str:
     """What is known of each layer, the last on top, as everywhere."""
-    from io import StringIO
-
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, caption="each layer's share of what an expert changed")
@@ -51,17 +45,12 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
             "" if layer.overlap is None else f"{layer.overlap:.0%}",
             "" if layer.cosine is None else f"{layer.cosine:+.3f}",
         )
-    text = StringIO()
-    Console(file=text, width=100).print(table)
-    return text.getvalue().rstrip()
+    return _drawn(table, 100)
 
 
 def board_table(board: Judged) -> str:
     """A sweep's contenders on the test split, and how far the best is from each."""
-    from io import StringIO
-
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     if board.measure is None:
@@ -74,8 +63,49 @@ def board_table(board: Judged) -> str:
     for model, value in board.intervals().items():
         cells = [_plain(one) if one else "" for one in (value, differences.get(model))]
         table.add_row(model, *cells)
+    return _drawn(table, 100)
+
+
+def selection_table(selection: Selection) -> str:
+    """Candidates, the best first; those that are kept are marked."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    tasks = list(selection.ranked[0].scores)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column("checkpoint", overflow="fold")
+    for column in ("validation loss", *tasks):
+        table.add_column(column, justify="right")
+    for one in selection.ranked:
+        scores = (f"{one.scores[task]:.3f}" for task in tasks)
+        loss = "" if one.loss is None else f"{one.loss:.4f}"
+        table.add_row("keep" if one in selection.chosen else "", one.folder, loss, *scores)
+    return _drawn(table, 120)
+
+
+def places_table(rows: Sequence[Outcome]) -> str:
+    """The second paper's table 2: each partition frozen in training, and put back after it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    tasks = list(rows[0].scores)
+    for column in ("partition", "rest of it", *tasks):
+        table.add_column(column, justify="left" if column not in tasks else "right")
+    for row in rows:
+        scores = (f"{row.scores[task]:.3f}" for task in tasks)
+        table.add_row(row.partition or "", row.treatment, *scores)
+    return _drawn(table, 120)
+
+
+def _drawn(table: Any, width: int) -> str:
+    from io import StringIO
+
+    from rich.console import Console
+
     text = StringIO()
-    Console(file=text, width=100).print(table)
+    Console(file=text, width=width).print(table)
     return text.getvalue().rstrip()
 
 
@@ -85,10 +115,7 @@ def _plain(interval: Interval) -> str:
 
 def mix_table(card: Mapping[str, Any]) -> str:
     """The sources of a data card down the side: rows, what each filter dropped, what is kept."""
-    from io import StringIO
-
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     filters = [name for name, facts in card["filters"].items() if facts["dropped"]]
@@ -102,9 +129,7 @@ def mix_table(card: Mapping[str, Any]) -> str:
         counts += [facts["dropped"].get(title, 0) for title in filters]
         counts += [facts["kept"], *(facts[title] for title in tokens)]
         table.add_row(name, *(f"{count:,}" for count in counts))
-    text = StringIO()
-    Console(file=text, width=120).print(table)
-    return text.getvalue().rstrip()
+    return _drawn(table, 120)
 
 
 def percent(interval: Interval) -> str:

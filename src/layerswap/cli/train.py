@@ -9,15 +9,21 @@ import typer
 
 
 def train(
-    spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="What to train, on what.")],
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="EXPERT.yaml", help="What to train, on what.")
+    ] = None,
     *,
-    out: Annotated[Path, typer.Option(help="The folder to create.")],
+    out: Annotated[Path | None, typer.Option(help="The folder to create.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
     ] = False,
+    launch_config: Annotated[
+        str | None,
+        typer.Option(help="Print a configuration for accelerate (ddp, fsdp2, zero3) and stop."),
+    ] = None,
 ) -> None:
     """Train an expert: SFT of all or some places, LoRA, two data sets in turns, and more.
 
@@ -25,6 +31,15 @@ def train(
 
     Example: layerswap train swahili.yaml --out experts/swahili
     """
+    from layerswap.errors import RecipeError
+
+    if launch_config is not None:
+        from layerswap.train.distributed import launch_configuration
+
+        typer.echo(launch_configuration(launch_config), nl=False)
+        return
+    if spec is None or out is None:
+        raise RecipeError("give EXPERT.yaml, and --out, the folder to create")
     from layerswap.train.expert import train_expert
     from layerswap.train.expert_file import read_expert
 

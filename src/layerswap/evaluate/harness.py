@@ -106,6 +106,15 @@ def load_tasks(
     return loaded
 
 
+def task_names() -> list[str]:
+    """Every task, group and tag that lm-eval has; reading its index takes seconds.
+
+    Raises:
+        EvaluationError: lm-eval is not installed.
+    """
+    return list(_manager((), ()).all_tasks)
+
+
 def _evaluate(
     judged: Any, loaded: Any, limit: int | None, samples: Samples | None, allow_code: bool
 ) -> dict[str, Any]:

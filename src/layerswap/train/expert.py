@@ -15,6 +15,7 @@ from layerswap.checkpoint.commit import refuse_target
 from layerswap.compose.composition import all_places
 from layerswap.errors import LayerswapError, TrainingError
 from layerswap.merge.documents import fingerprint
+from layerswap.train.distributed import check_distributed
 from layerswap.train.finish import TRAINING, read_training, versions, write_training
 from layerswap.train.hyperparameters import sft_config
 from layerswap.train.resuming import checkpoints
@@ -156,6 +157,7 @@ def plan_expert(spec: ExpertSpec, out: Path, *, folder: Path | None = None) -> J
         LayerswapError: as `train_expert`.
     """
     _check_installed()
+    check_distributed(spec)
     folder = folder or Path()
     source = spec.base
     if not source.startswith(("/", "~")) and (folder / source).is_dir():

@@ -12,6 +12,7 @@ from typing import Any
 
 from layerswap.compose.mistakes import nearest
 from layerswap.errors import TrainingError
+from layerswap.train.distributed import under_deepspeed
 from layerswap.train.expert_schema import ExpertSpec
 from layerswap.train.presets import DECAY, EFFECTIVE_BATCH, PRESETS
 
@@ -99,13 +100,16 @@ def _defaults(spec: ExpertSpec, rows: str, known: Mapping[str, Any]) -> dict[str
         "save_strategy": "no",
         "eval_strategy": "no",
         "use_cpu": not device,
-        # Autocast: what is stored and stepped stays float32 where the weights are.
-        "bf16": device and torch.cuda.is_bf16_supported(),
+        # Autocast: what is stored and stepped stays float32 where the weights are. DeepSpeed's
+        # mode of that name would make them bfloat16.
+        "bf16": device and torch.cuda.is_bf16_supported() and not under_deepspeed(),
         saving if saving in known else "gradient_checkpointing": device,
         "dataloader_pin_memory": device,
         "seed": spec.seed,
         "data_seed": spec.seed,
     }
+    if device and under_deepspeed():
+        values["tf32"] = True
     if rows == "text":
         values |= {"packing": True, "packing_strategy": "bfd_split"}
     if spec.simultaneous:
