@@ -5,7 +5,6 @@ import pytest
 from layerswap.errors import RecipeError, TrainingError
 from layerswap.train.distributed import check_distributed, launch_configuration
 from layerswap.train.expert_file import check_expert
-from layerswap.train.hyperparameters import sft_config
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])
@@ -45,11 +44,15 @@ def test_what_needs_whole_parameters_is_refused_where_they_are_cut(monkeypatch):
         check_distributed(sparse)
 
 
-def test_under_deepspeed_weights_stay_float32(monkeypatch, tmp_path):
+def test_under_deepspeed_weights_stay_float32(monkeypatch):
     import torch
 
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    from layerswap.train.hyperparameters import _defaults
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     spec = check_expert({"base": "b", "data": "d"})
-    config, _ = sft_config(spec, tmp_path, rows="prompt")
-    assert not config.bf16
+    assert _defaults(spec, "prompt", {})["bf16"]
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    assert not _defaults(spec, "prompt", {})["bf16"]
+    assert _defaults(spec, "prompt", {})["tf32"]
