@@ -43,10 +43,8 @@ def test_ordinary_programs_pass(program):
         "def f(:\n",
         "import sys; sys.exit()",
         "raise KeyboardInterrupt",
-        "print('\\n' + 'a' * 32)",
-        "",
-    ][:7],
-)  # fmt: skip
+    ],
+)
 def test_programs_that_end_early_or_wrong_fail(program):
     assert run_program(program, QUICK).outcome == "failed"
 

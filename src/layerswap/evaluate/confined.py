@@ -102,9 +102,7 @@ def wall_off_files(folder: str, libc: ctypes.CDLL) -> None:
         if not Path(path).exists():
             continue
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        if not Path(path).is_dir():
-            allowed &= 1 << 2
-        rule = struct.pack("=Qi", allowed, opened)
+        rule = struct.pack("=Qi", allowed if Path(path).is_dir() else allowed & 1 << 2, opened)
         if libc.syscall(_LANDLOCK_ADD, handle, 1, rule, 0) < 0:
             raise OSError(f"Landlock refuses {path}")
         os.close(opened)
