@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 
 from layerswap.cli import (
+    composability,
     data,
     delta,
+    evaluate,
     fisher,
     freeze_or_revert,
     lab,
@@ -46,6 +48,9 @@ app.command("train")(train.train)
 app.command("select")(select.select)
 app.command("freeze-or-revert")(freeze_or_revert.freeze_or_revert)
 app.command("sweep")(sweep.sweep)
+app.command("eval")(evaluate.evaluate)
+app.command("compare")(evaluate.compare)
+app.command("composability")(composability.composability)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)
 app.command("delta")(delta.delta)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from layerswap.delta.proposal import Evidence
+    from layerswap.evaluate.composability import Predictor
     from layerswap.evaluate.judging import Judged
     from layerswap.evaluate.statistics import Interval
     from layerswap.train.freezing import Outcome
@@ -81,6 +82,20 @@ def selection_table(selection: Selection) -> str:
         scores = (f"{one.scores[task]:.3f}" for task in tasks)
         loss = "" if one.loss is None else f"{one.loss:.4f}"
         table.add_row("keep" if one in selection.chosen else "", one.folder, loss, *scores)
+    return _drawn(table, 120)
+
+
+def predictor_table(found: Sequence[Predictor], merges: int) -> str:
+    """Signals by how well they order the merges."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, caption=f"over {merges} merges, with 95% bootstrap intervals")
+    for column in ("signal", "Spearman", "p", "Kendall"):
+        table.add_column(column, justify="left" if column == "signal" else "right")
+    for one in found:
+        row = (_plain(one.spearman), f"{one.p_spearman:.3f}", _plain(one.kendall))
+        table.add_row(one.signal, *row)
     return _drawn(table, 120)
 
 

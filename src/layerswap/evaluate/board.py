@@ -26,6 +26,7 @@ from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.evaluate.sweep_spec import SweepSpec
 from layerswap.evaluate.trie import LayerCounts
 from layerswap.evaluate.unlabelled import choose_without_labels
+from layerswap.merge.documents import tokenizer_folder
 from layerswap.merge.make import make_plan
 
 
@@ -120,7 +121,7 @@ def run_sweep(
     members = range(len(zones))
     counts = sweep.counts(members)
     say(_cost(len(zones), counts))
-    tokenizer = AutoTokenizer.from_pretrained(start.tokenizer_owner.folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(start))
     judge = Judge(
         spec, sweep, tokenizer, store=store, allow_code=allow_code, say=say, progress=progress
     )

@@ -34,6 +34,7 @@ class Book:
         self.members = list(members)
         self._sweep, self._store = sweep, store or AnswerStore()
         self._batch_size, self._say = batch_size, say
+        self._said: dict[str, int] = {}
         self._keys = [composition_key(sweep.plans[member]) for member in members]
 
     def scores(self, number: int, asked: Sequence[Any], *, bound: int, dtype: str) -> list[Answer]:
@@ -96,7 +97,9 @@ class Book:
             size = min(usual, sweep.fit_batch_size(tokens, new_tokens=new_tokens, members=members))
         doing = "generating" if new_tokens else "scoring"
         estimate = sweep.memory(size, tokens, new_tokens, members)
-        self._say(f"{doing} {size} at a time with {len(members)} compositions: {estimate}")
+        if estimate.total > self._said.get(doing, 0):
+            self._said[doing] = estimate.total
+            self._say(f"{doing} {size} at a time with {len(members)} compositions: {estimate}")
         return size
 
     def _lacking(self, keys: Sequence[str]) -> dict[tuple[int, ...], list[int]]:

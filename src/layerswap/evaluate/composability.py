@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.compose.mistakes import nearest
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval
 
@@ -30,6 +32,47 @@ class Predictor:
     spearman: Interval
     kendall: Interval
     p_spearman: float
+
+
+def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:
+    """Signals and quality of merges from a table with one row per merge.
+
+    Args:
+        path: csv or parquet.
+        merged: the column with the merge's own score; every other column of numbers is a signal.
+
+    Raises:
+        RecipeError: it cannot be read, has no such column, or has no signal.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    try:
+        table = (
+            pyarrow.parquet.read_table(path)
+            if path.suffix == ".parquet"
+            else pyarrow.csv.read_csv(path)
+        )
+    except (OSError, pa.ArrowInvalid) as error:
+        why = " ".join(str(error).split())[:160]
+        raise RecipeError(f"{path}: cannot be read ({why})") from None
+    numeric = {
+        field.name: [float("nan") if v is None else float(v) for v in table[field.name].to_pylist()]
+        for field in table.schema
+        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+    }
+    if merged not in numeric:
+        raise RecipeError(
+            f"{path}: no column of numbers {merged!r}{nearest(merged, list(numeric))}"
+        )
+    gaps = sorted(name for name, values in numeric.items() if not np.isfinite(values).all())
+    if gaps:
+        raise RecipeError(f"{path}: {', '.join(gaps)}: a number is missing")
+    quality = numeric.pop(merged)
+    if not numeric:
+        raise RecipeError(f"{path}: no other column of numbers, so no signal")
+    return numeric, quality
 
 
 def predictors(

@@ -8,7 +8,8 @@ lm-eval's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from layerswap.evaluate.sweep_engine import Sweep
 
 FEWSHOT_SEED = 1234
 """lm-eval's own default for drawing few-shot examples."""
+PROMPTS = 256
+"""Prompts that lm-eval hands over together."""
 Step = Callable[[int], None]
 Samples = Mapping[str, Sequence[int]]
 """Positions of the documents of each task that are asked."""
@@ -66,16 +69,17 @@ def evaluate(
         EvaluationError: lm-eval is not installed, a task is not known, or its data cannot be had.
     """
     chosen = list(range(len(sweep))) if members is None else list(members)
-    loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot)
-    judged = _judge_class()(sweep, tokenizer, Book(sweep, chosen, store, batch_size, say))
     results = []
-    for number in range(len(chosen)):
-        judged.number = number
-        if number:
-            _forget_answers(loaded)
-        results.append(_evaluate(judged, loaded, limit, samples, allow_code))
-        if progress is not None:
-            progress(1)
+    with _quiet():
+        loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot)
+        judged = _judge_class()(sweep, tokenizer, Book(sweep, chosen, store, batch_size, say))
+        for number in range(len(chosen)):
+            judged.number = number
+            if number:
+                _forget_answers(loaded)
+            results.append(_evaluate(judged, loaded, limit, samples, allow_code))
+            if progress is not None:
+                progress(1)
     return results
 
 
@@ -120,9 +124,6 @@ def _evaluate(
 ) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate as lm_evaluate
 
-    log = logging.getLogger("lm_eval")
-    level = log.level
-    log.setLevel(logging.ERROR)
     try:
         found = lm_evaluate(
             lm=judged,
@@ -139,9 +140,23 @@ def _evaluate(
                 f"{' '.join(str(error).split())[:200]} (--allow-code lets it)"
             ) from None
         raise
+    except AssertionError as error:
+        if "maximum sequence length" not in str(error):
+            raise
+        raise EvaluationError(f"the model's context is too short: {error}") from None
+    return dict(found)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Only the errors of lm-eval's log: its warnings are about how a person would call it."""
+    log = logging.getLogger("lm_eval")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
         log.setLevel(level)
-    return dict(found)
 
 
 def _forget_answers(loaded: Any) -> None:
@@ -180,8 +195,9 @@ def _judge_class() -> type[Any]:
         """One composition after the other, answering from what was computed for all."""
 
         def __init__(self, sweep: Sweep, tokenizer: Any, book: Book) -> None:
+            # How many prompts come at once; how many are read at once is the book's to decide.
             super().__init__(
-                pretrained=sweep.model(book.members[0]), tokenizer=tokenizer, batch_size=1
+                pretrained=sweep.model(book.members[0]), tokenizer=tokenizer, batch_size=PROMPTS
             )
             self.number = 0
             self._book = book

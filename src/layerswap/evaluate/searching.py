@@ -32,6 +32,7 @@ from layerswap.evaluate.search_space import Choices, check_names, with_choices, 
 from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.evaluate.sweep_spec import SweepSpec
 from layerswap.evaluate.unlabelled import choose_without_labels
+from layerswap.merge.documents import tokenizer_folder
 from layerswap.merge.make import make_plan
 from layerswap.merge.plan import Plan
 
@@ -106,7 +107,7 @@ def run_search(
     check_names(spec.search, recipe)
     others = contenders(start)
     sweep = Sweep(list(others.values()), device=spec.device, dtype=spec.dtype)
-    tokenizer = AutoTokenizer.from_pretrained(start.tokenizer_owner.folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(start))
     judge = Judge(spec, sweep, tokenizer, store=store, allow_code=allow_code, say=say)
     scorer = _Scorer(judge, start, others_of([], others)["task expert"])
     trials = Search(spec.search, start, study).run(scorer, progress)

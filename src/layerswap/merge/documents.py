@@ -127,12 +127,23 @@ def model_card(plan: Plan, *, library: str = "transformers") -> str:
     )
 
 
+def tokenizer_folder(plan: Plan) -> Path:
+    """Where a plan's tokenizer is: an adapter without one of its own has its base's."""
+    files = _first(plan, COPIED[1])
+    return files[0].parent if files else plan.tokenizer_owner.folder
+
+
 def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
+    for file in _first(plan, names):
+        shutil.copyfile(file, folder / file.name)
+
+
+def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
+    """Those of these files that the first source with one of them has."""
     sources = [plan.tokenizer_owner, *plan.sources.values()]
     found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
-    for file in next((files for files in found if files), ()):
-        shutil.copyfile(file, folder / file.name)
+    return next((files for files in found if files), [])
 
 
 def _config(plan: Plan) -> dict[str, Any]:

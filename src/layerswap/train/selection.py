@@ -17,6 +17,7 @@ from typing import Any, Literal
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluate.languages import match
+from layerswap.merge.documents import tokenizer_folder
 from layerswap.merge.make import make_plan
 from layerswap.merge.plan import Plan
 from layerswap.train.finish import read_training
@@ -170,7 +171,7 @@ def score_plan(
     from layerswap.evaluate.harness import evaluate
     from layerswap.evaluate.sweep_engine import Sweep
 
-    tokenizer = AutoTokenizer.from_pretrained(plan.tokenizer_owner.folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(plan))
     result = evaluate(
         Sweep([plan]), tokenizer, tasks, include=include, limit=limit, batch_size=None
     )

@@ -1,0 +1,1 @@
+"""The papers' benchmarks as lm-eval tasks over local files: the protocol in one word."""

@@ -1,0 +1,130 @@
+"""MGSM (Shi et al., 2023): 250 problems in eleven languages, eight worked exemplars in each."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from layerswap.errors import EvaluationError
+from layerswap.evaluate.suites.local import DataFolder, hub_rows
+from layerswap.evaluate.suites.numbers import last_number
+from layerswap.evaluate.suites.task_folder import Function, TaskFolder, builtin
+
+LANGUAGES = ("bn", "de", "en", "es", "fr", "ja", "ru", "sw", "te", "th", "zh")
+HUB = "juletxara/mgsm"
+EXEMPLARS = 8
+NUMBER = "number"
+"""Name of the filter whose score counts; lm-eval's own two are reported beside it."""
+WANTED = (
+    "mgsm_{code}.tsv and exemplars.py (or exemplars.json) of "
+    "https://github.com/google-research/url-nlp/tree/main/mgsm"
+)
+
+
+def write_mgsm(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:
+    """Write the task of one language: lm-eval's prompts, the benchmark's own exemplars in order.
+
+    The answer is the last number of what was written, in any script and with the language's own
+    separators.
+
+    Args:
+        code: one of `LANGUAGES`.
+        shots: exemplars in the prompt, 0 to 8.
+        data: where published files may be.
+        tasks: where the task goes.
+
+    Raises:
+        EvaluationError: the data cannot be had, or there are not so many exemplars.
+    """
+    if not 0 <= shots <= EXEMPLARS:
+        raise EvaluationError(f"MGSM has {EXEMPLARS} exemplars, not {shots}")
+    splits = read_mgsm(code, data)
+    name = f"mgsm_{code}_{shots}shot"
+    tasks.module(
+        f"numbers_{code}",
+        "from layerswap.evaluate.suites.numbers import number_filter\n\n"
+        f"numbers = number_filter({code!r})\n",
+    )
+    take = {"function": "take_first"}
+    last = {"function": "regex", "group_select": -1,
+            "regex_pattern": "(-?[$0-9.,]{2,})|(-?[0-9]+)"}  # fmt: skip
+    return tasks.task(
+        name,
+        {
+            "include": builtin(f"mgsm/native_cot/mgsm_native_cot_{code}.yaml"),
+            "tag": None,
+            **tasks.rows(name, splits),
+            "training_split": "train",
+            "fewshot_split": "train",
+            "test_split": "test",
+            "num_fewshot": shots,
+            "fewshot_config": {"sampler": "first_n"},
+            "filter_list": [
+                {"name": NUMBER, "filter": [
+                    {"function": "custom", "filter_fn": Function(f"numbers_{code}.numbers")}, take,
+                ]},
+                {"name": "flexible-extract", "filter": [last, take]},
+            ],
+        },
+    )  # fmt: skip
+
+
+def read_mgsm(code: str, data: DataFolder) -> dict[str, list[dict[str, Any]]]:
+    """Exemplars (`train`) and problems (`test`) with the columns that lm-eval's prompts read.
+
+    `question`, `answer` (the worked answer, None for a problem) and `answer_number`, a text
+    without separators.
+    """
+    problems = data.find(f"mgsm_{code}.tsv")
+    if problems is not None:
+        return {"train": _exemplars(code, data, problems), "test": _problems(problems, code)}
+    wanted = WANTED.format(code=code)
+    return {
+        split: [
+            {**row, "answer_number": last_number(str(row["answer_number"]), "en")}
+            for row in hub_rows(HUB, code, split, data, wanted=wanted)
+        ]
+        for split in ("train", "test")
+    }
+
+
+def _problems(path: Path, code: str) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    if any(len(row) != 2 for row in rows):
+        raise EvaluationError(f"{path}: not MGSM: a line has other than two columns")
+    return [
+        {"question": question, "answer": None, "answer_number": last_number(answer, "en")}
+        for question, answer in rows
+    ]
+
+
+def _exemplars(code: str, data: DataFolder, problems: Path) -> list[dict[str, Any]]:
+    path = data.find("exemplars.json", "exemplars.py")
+    if path is None:
+        raise EvaluationError(f"{problems.parent}: has no {WANTED.format(code=code)}")
+    table = _read_exemplars(path)
+    if code not in table:
+        raise EvaluationError(f"{path}: has no exemplars for {code}")
+    found = []
+    for number in map(str, range(1, EXEMPLARS + 1)):
+        one = table[code][number]
+        answer = last_number(one["a"], code)
+        found.append({"question": one["q"], "answer": one["a"], "answer_number": answer})
+    return found
+
+
+def _read_exemplars(path: Path) -> dict[str, Any]:
+    text = path.read_text("utf-8")
+    if path.suffix == ".json":
+        return dict(json.loads(text))
+    # The published file is Python; its one table is read, and nothing is run.
+    for node in ast.parse(text).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(t, ast.Name) and t.id == "MGSM_EXEMPLARS" for t in targets):
+            assert isinstance(node, ast.Assign)
+            return dict(ast.literal_eval(node.value))
+    raise EvaluationError(f"{path}: has no MGSM_EXEMPLARS")

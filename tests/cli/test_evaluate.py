@@ -1,0 +1,194 @@
+"""`eval`, `compare` and `composability`: real benchmarks' rows on a tiny model, end to end."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two random Llamas with room for eight exemplars, an adapter on one, and a swap of both."""
+    from peft import LoraConfig, get_peft_model
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    root = tmp_path_factory.mktemp("models")
+    raw = Tokenizer(BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    raw.train_from_iterator((DATA / "mgsm" / "mgsm_sw.tsv").read_text().splitlines(), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=4,
+        num_attention_heads=2, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1,
+        pad_token_id=1,
+    )  # fmt: skip
+    for seed, name in enumerate(("task", "language")):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    torch.manual_seed(5)
+    lora = LoraConfig(
+        r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    model = LlamaForCausalLM.from_pretrained(root / "task")
+    get_peft_model(model, lora).save_pretrained(root / "adapter")
+    recipe = {
+        "experts": {"task": str(root / "task"), "language": str(root / "language")},
+        "swap": {"bottom": 1, "top": 1},
+    }
+    (root / "swap.yaml").write_text(yaml.safe_dump(recipe))
+    return root
+
+
+def answers(out):
+    with sqlite3.connect(out / "answers.sqlite") as database:
+        return database.execute("SELECT count(*) FROM answers").fetchone()[0]
+
+
+def results(out, model):
+    return json.loads((out / model / "results.json").read_text())
+
+
+@pytest.mark.parametrize("suite", ["mgsm", "flores"])
+def test_checkpoints_adapters_and_recipes_are_judged_as_lm_eval_judges_them(
+    layerswap, models, tmp_path, suite
+):
+    asked = [models / "task", models / "adapter", models / "swap.yaml"]
+    common = [
+        "--suite",
+        suite,
+        "--language",
+        "sw",
+        "--data",
+        DATA,
+        "--limit",
+        3,
+        "--dtype",
+        "float32",
+    ]
+    done = layerswap("eval", *asked, *common, "--out", tmp_path / "sweep")
+    assert done.code == 0, done.err
+    assert "swap: " in done.out
+    again = layerswap("eval", *asked, *common, "--out", tmp_path / "hf", "--engine", "hf")
+    assert again.code == 0, again.err
+    for model in ("task", "adapter", "swap"):
+        mine, theirs = (results(tmp_path / e, model) for e in ("sweep", "hf"))
+        assert mine["results"] == theirs["results"]
+        assert mine["n-samples"] == theirs["n-samples"]
+    shown = layerswap("compare", tmp_path / "sweep")
+    assert "Swahili" in shown.out
+    assert "adapter" in shown.out
+
+
+def test_a_second_run_and_a_larger_limit_compute_only_what_is_new(layerswap, models, tmp_path):
+    def run(limit):
+        done = layerswap(
+            "eval", models / "task", "--suite", "mgsm", "--language", "Swahili", "--shots", 0,
+            "--data", DATA, "--limit", limit, "--out", tmp_path / "out",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        return answers(tmp_path / "out")
+
+    assert [run(2), run(2), run(5)] == [2, 2, 5]
+    assert results(tmp_path / "out", "task")["n-samples"]["mgsm_sw_0shot"]["effective"] == 5
+
+
+def test_programs_are_run_only_with_leave(layerswap, models, tmp_path):
+    common = ["eval", models / "task", "--suite", "mbpp", "--language", "en", "--data", DATA]
+    refused = layerswap(*common, "--limit", 2, "--out", tmp_path / "no")
+    assert refused.code == 2
+    assert "allow it by --allow-code" in refused.err
+    done = layerswap(*common, "--limit", 2, "--out", tmp_path / "yes", "--allow-code")
+    assert done.code == 0, done.err
+    assert results(tmp_path / "yes", "task")["results"]["mbpp_en_0shot"]["pass_at_1,none"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--suite", "nonsense"], "no suite 'nonsense'"),
+        (["--language", "xyzzy"], "no language 'xyzzy'"),
+        (["--data", "nowhere"], "--data nowhere: no such folder"),
+        (["--engine", "vllm"], "needs vLLM"),
+    ],
+)
+def test_mistakes_are_one_line(layerswap, models, tmp_path, changed, said):
+    right = {"--suite": "mgsm", "--language": "sw", "--data": DATA, "--out": tmp_path / "out"}
+    right[changed[0]] = changed[1]
+    done = layerswap("eval", models / "task", *[part for pair in right.items() for part in pair])
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_folder_that_is_no_run_is_left_alone(layerswap, models, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    done = layerswap(
+        "eval", models / "task", "--suite", "mgsm", "--language", "sw", "--out", tmp_path
+    )
+    assert done.code == 2
+    assert "is no run" in done.err
+    assert layerswap("compare", tmp_path).code == 2
+
+
+def scores(path, **models):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"model": name, "benchmark": "mgsm", "language": "sw", "task": "mgsm_sw_8shot",
+         "metric": "exact_match", "filter": "number", "document": i, "score": float(value),
+         "main": True}
+        for name, values in models.items() for i, value in enumerate(values)
+    ]  # fmt: skip
+    path.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), path / "scores.parquet")
+
+
+def test_differences_beyond_chance_are_marked(layerswap, tmp_path):
+    scores(tmp_path / "one", base=[1, 0] * 50, better=[1] * 90 + [0] * 10)
+    scores(tmp_path / "two", worse=[0] * 95 + [1] * 5, same=[1, 0] * 50)
+    shown = layerswap("compare", tmp_path / "one", tmp_path / "two", "--to", "markdown")
+    line = next(line for line in shown.out.splitlines() if "Swahili" in line)
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells[2] == "50.0 [40.0, 60.0]"
+    assert cells[3].startswith("**90.0**+")
+    assert cells[4].startswith("5.0-")
+    assert cells[5].startswith("50.0 [")
+    latex = layerswap("compare", tmp_path / "one", "--to", "latex").out
+    assert r"\textbf{90.0}+" in latex
+    assert r"\begin{tabular}{llrr}" in latex
+    chosen = layerswap("compare", tmp_path / "one", tmp_path / "two", "--model", "worse", "--model",
+                       "base")  # fmt: skip
+    assert "better" not in chosen.out.split("+ and -")[0]
+    assert layerswap("compare", tmp_path / "one", "--model", "nobody").code == 2
+
+
+def test_the_signal_that_predicts_a_merge(layerswap, tmp_path):
+    table = tmp_path / "merges.csv"
+    lines = ["pair,mgsm_sw,reading,english"]
+    lines += [f"p{i},{i / 10},{(i * i) / 50},{[3, 1, 2, 5, 4, 0][i]}" for i in range(6)]
+    table.write_text("\n".join(lines) + "\n")
+    figure = tmp_path / "signals.svg"
+    done = layerswap("composability", table, "--merged", "mgsm_sw", "--figure", figure)
+    assert done.code == 0, done.err
+    assert done.out.index("reading") < done.out.index("english")
+    assert "1.000" in done.out
+    assert figure.read_text().startswith("<svg")
+    wrong = layerswap("composability", table, "--merged", "mgsm")
+    assert wrong.code == 2
+    assert "did you mean 'mgsm_sw'" in wrong.err
