@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.places import Place, count_layers, place, place_tensors
+from layerswap.checkpoint.places import Place, place, place_tensors
 from layerswap.compose import Composition, partition, read_recipe
 from layerswap.compose.composition import all_places
 from layerswap.errors import RecipeError, TrainingError
@@ -107,11 +107,6 @@ def names_by_part(
         elif not name.startswith("base_model."):
             where_of[name] = places[name]
     return [[name for name, where in where_of.items() if where in part] for part in parts]
-
-
-def check_layers(places: Mapping[str, Place]) -> int:
-    """Number of layers of a model, from the places of its parameters."""
-    return count_layers(places)
 
 
 def _composition(chosen: Trained, layers: int, folder: Path) -> tuple[Composition, list[str]]:
