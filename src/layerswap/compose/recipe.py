@@ -39,7 +39,7 @@ from layerswap.compose.schema import (
     as_source,
     read_rule,
 )
-from layerswap.compose.yaml_file import KeyPath, parse_yaml
+from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 
 Method = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | MergekitMethod
@@ -193,11 +193,7 @@ def read_recipe(path: Path) -> Recipe:
         RecipeError: the file cannot be read, or the recipe is wrong; all mistakes at once, each
             on a line with its key path.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"{path}: cannot be read ({reason})") from None
+    text = read_text(path)
     return parse_recipe(text, where=str(path))
 
 

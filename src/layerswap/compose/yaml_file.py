@@ -38,6 +38,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        RecipeError: it cannot be read.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RecipeError(f"{path}: cannot be read ({reason})") from None
+
+
 def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
     """The value of a YAML document, and the line (from 1) of every key path in it.
 

@@ -18,7 +18,7 @@ from pydantic import (
 from layerswap.compose.explain import explain
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import DTYPES, Strict
-from layerswap.compose.yaml_file import KeyPath, parse_yaml
+from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
@@ -229,12 +229,7 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
         RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
             path; or the recipe is no swap.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"{path}: cannot be read ({reason})") from None
-    data, lines = parse_yaml(text, str(path))
+    data, lines = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a sweep is a mapping with `recipe`, `grid` and `tasks`")
     try:

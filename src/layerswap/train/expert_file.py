@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from layerswap.compose.explain import explain
 from layerswap.compose.schema import Strict, Where
-from layerswap.compose.yaml_file import KeyPath, parse_yaml
+from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 from layerswap.train import expert_schema
 from layerswap.train.expert_schema import ExpertSpec
@@ -22,12 +22,7 @@ def read_expert(path: Path) -> ExpertSpec:
         RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
             path.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"{path}: cannot be read ({reason})") from None
-    data, lines = parse_yaml(text, str(path))
+    data, lines = parse_yaml(read_text(path), str(path))
     return check_expert(data, where=str(path), lines=lines)
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from layerswap.compose.explain import explain
 from layerswap.compose.mistakes import nearest
 from layerswap.compose.schema import Strict
-from layerswap.compose.yaml_file import KeyPath, parse_yaml
+from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 from layerswap.train import mix_schema
 from layerswap.train.mix_schema import Mix
@@ -40,11 +40,7 @@ def mix_text(source: str | Path) -> str:
             hint = nearest(str(source), list(recipes))
             raise RecipeError(f"{source}: no such file, and no such ready recipe{hint}")
         return recipes[str(source)]
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"{path}: cannot be read ({reason})") from None
+    return read_text(path)
 
 
 def ready_recipes() -> dict[str, str]:
