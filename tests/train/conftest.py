@@ -56,7 +56,7 @@ def rows(tmp_path_factory):
     for name, stream in streams.items():
         for part, count in (("train", 128), ("validation", 32)):
             lines = [
-                json.dumps({"prompt": e.prompt, "completion": f" {e.completion}"})
+                json.dumps({"prompt": e.prompt, "completion": e.completion})
                 for e in take(stream, count)
             ]
             (folder / f"{name}-{part}.jsonl").write_text("\n".join(lines) + "\n")

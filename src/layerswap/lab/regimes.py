@@ -105,7 +105,6 @@ class Regimes:
                     "adam_beta2": settings.beta2,
                     "max_length": MAX_LENGTH,
                     "lr_scheduler_type": "linear",
-                    "train_sampling_strategy": "group_by_length",
                     "logging_steps": 50,
                 },
                 **spec,
@@ -192,7 +191,7 @@ def _write(path: Path, stream: Iterator[Example], n: int) -> None:
             pass
         return
     lines = (
-        json.dumps({"prompt": e.prompt, "completion": f" {e.completion}"})
+        json.dumps({"prompt": e.prompt, "completion": e.completion})
         for e in islice(stream, n)
     )
     draft = path.with_suffix(".draft")
