@@ -366,6 +366,7 @@ def test_experts_of_one_base_swap(tmp_path, base, rows):
         ({"data": "D", "preset": "math-9"}, "no preset 'math-9'"),
         ({"data": "D", "hyperparameters": {"learning_rat": 1}}, "has no such name.*learning_rate"),
         ({"data": "D", "hyperparameters": {"learning_rate": "fast"}}, "'fast' is not a number"),
+        ({"data": "D", "hyperparameters": {"per_device_train_batch_size": 0}}, "not at least 1"),
         ({"data": "D", "hyperparameters": {"save_steps": 5}}, "is decided by `save_every`"),
         ({"data": "D", "hyperparameters": {"lr_scheduler_type": "x"}}, "hyperparameters: x is not"),
         ({"data": "D", "train": {"partition": "A"}}, "say whose part"),
@@ -387,6 +388,36 @@ def test_what_cannot_be_trained_is_one_line(tmp_path, base, rows, spec, said):
     with pytest.raises(LayerswapError, match=said) as caught:
         train_expert(check_expert({"base": str(base), **json.loads(text)}), tmp_path / "out")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": 1, "completion": 2}, "row 1: prompt is not a text"),
+        ({"prompt": "a", "completion": None}, "row 1: completion is not a text"),
+        ({"prompt": "a", "completion": ""}, "row 1: completion is not a text .*or is empty"),
+        ({"text": ""}, "row 1: text is not a text, or is empty"),
+        ({"messages": [{"role": "user"}]}, "row 1: messages is not a list of messages"),
+        ({"question": "a"}, "has columns question; a trainer takes prompt and completion"),
+    ],
+)
+def test_rows_that_are_none_are_one_line(tmp_path, base, row, said):
+    (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(LayerswapError, match=said):
+        trained(tmp_path, base, data={"train": str(tmp_path / "bad.jsonl")})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tracker_that_is_not_installed_leaves_nothing_behind(tmp_path, base, rows):
+    with pytest.raises(LayerswapError, match="wandb"):
+        trained(tmp_path, base, data=files(rows, "task"), hyperparameters={"report_to": "wandb"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_no_numbers_are_never_written(tmp_path, base, rows):
+    with pytest.raises(LayerswapError, match="try a lower learning rate"):
+        trained(tmp_path, base, data=files(rows, "task"), hyperparameters={"learning_rate": 1e30})
     assert not (tmp_path / "out").exists()
 
 

@@ -191,8 +191,7 @@ def _write(path: Path, stream: Iterator[Example], n: int) -> None:
             pass
         return
     lines = (
-        json.dumps({"prompt": e.prompt, "completion": e.completion})
-        for e in islice(stream, n)
+        json.dumps({"prompt": e.prompt, "completion": e.completion}) for e in islice(stream, n)
     )
     draft = path.with_suffix(".draft")
     draft.write_text("\n".join(lines) + "\n", "utf-8")

@@ -142,8 +142,8 @@ def train_expert(
 
     try:
         fit(job, say)
-    except LayerswapError:
-        # What was refused before its first checkpoint leaves nothing behind.
+    except BaseException:
+        # What ends before its first checkpoint has nothing to go on from, and leaves nothing.
         if not checkpoints(job.out / CHECKPOINTS) and not resume:
             shutil.rmtree(job.out, ignore_errors=True)
         raise
@@ -215,11 +215,14 @@ def _open_folder(job: Job, *, resume: bool, overwrite: bool) -> bool:
     if job.out.is_dir() and (job.out / TRAINING).is_file() and not overwrite:
         done = "finished" if read_training(job.out)["finished"] else "unfinished; pass --resume"
         raise TrainingError(f"{job.out}: holds a training ({done}); or pass --overwrite")
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    refuse_target(job.out, marker=TRAINING, overwrite=overwrite)
-    shutil.rmtree(job.out, ignore_errors=True)
-    job.out.mkdir()
-    write_training(job.out, job.record)
+    try:
+        job.out.parent.mkdir(parents=True, exist_ok=True)
+        refuse_target(job.out, marker=TRAINING, overwrite=overwrite)
+        shutil.rmtree(job.out, ignore_errors=True)
+        job.out.mkdir()
+        write_training(job.out, job.record)
+    except OSError as error:
+        raise TrainingError(f"{job.out}: cannot be written ({error.strerror})") from None
     return True
 
 

@@ -81,7 +81,8 @@ def make_trainer(job: Job, model: PreTrainedModel) -> Any:
                 validation_sets=equal_parts(held_out) if whole else [],
                 every=turns.every if turns else None,
             )
-    except ValueError as error:
+    except (ValueError, RuntimeError, ImportError) as error:
+        # TRL and trackers refuse with these; what our own code lets through is no such error.
         raise TrainingError(" ".join(str(error).split())[:300]) from None
     if not len(trainer.train_dataset):
         raise TrainingError("no row has anything to learn within max_length tokens")
@@ -137,9 +138,9 @@ def _lora(job: Job, model: PreTrainedModel) -> Any:
 def _run(trainer: Any, folder: Path) -> None:
     with_state = newest(folder)
     trainer.train(resume_from_checkpoint=str(with_state) if with_state else None)
-    loss = trainer.state.log_history[-1].get("train_loss", 0.0) if trainer.state.log_history else 0
-    if not math.isfinite(loss):
-        raise TrainingError("the loss is not a number any more; try a lower learning rate")
+    # The logged loss leaves out what is not a number, so the weights are asked.
+    if not all(p.isfinite().all() for p in trainer.model.parameters() if p.requires_grad):
+        raise TrainingError("the weights are not numbers any more; try a lower learning rate")
 
 
 def _set_decay(trainer: Any, share: float | None) -> None:

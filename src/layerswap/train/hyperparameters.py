@@ -26,6 +26,8 @@ OURS = {
 }  # fmt: skip
 """Names of `SFTConfig` that something else of layerswap decides, and what."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
+          "gradient_accumulation_steps", "max_length")  # fmt: skip
 SCHEDULE = "lr_scheduler_kwargs"
 
 
@@ -84,6 +86,8 @@ def _value(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     number = isinstance(default, int | float) and not isinstance(default, bool)
     if number and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise TrainingError(f"hyperparameters.{name}: {value!r} is not a number")
+    if name in COUNTS and value is not None and value < 1:
+        raise TrainingError(f"hyperparameters.{name}: {value!r} is not at least 1")
     return value
 
 

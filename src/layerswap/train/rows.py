@@ -108,6 +108,25 @@ def _from_files(data: Files, folder: Path) -> Rows:
 def _known_columns(rows: Dataset) -> Dataset:
     for form in FORMS:
         if set(form) <= set(rows.column_names):
+            for column in form:
+                _check_values(rows, column)
             return rows.select_columns(list(form))
     wanted = "; ".join(" and ".join(form) for form in FORMS)
     raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {wanted}")
+
+
+def _check_values(rows: Dataset, column: str) -> None:
+    """Refuse a column that holds something else than texts, or lists of messages."""
+    for number, value in enumerate(rows[column]):
+        whole = isinstance(value, str) and column != "messages"
+        if isinstance(value, list) and value and column != "text":
+            whole = all(
+                isinstance(turn, dict)
+                and isinstance(turn.get("role"), str)
+                and isinstance(turn.get("content"), str)
+                for turn in value
+            )
+        if not whole or (column in ("text", "completion") and not value):
+            kind = "a text" if column == "text" else "a text or a list of messages"
+            kind = "a list of messages" if column == "messages" else kind
+            raise DataError(f"row {number + 1}: {column} is not {kind}, or is empty")
