@@ -40,3 +40,7 @@ class DataError(LayerswapError):
 
 class TrainingError(LayerswapError):
     """Training that cannot be begun or gone on with."""
+
+
+class StudyError(LayerswapError):
+    """A study that cannot be planned, or whose folder is not its own."""

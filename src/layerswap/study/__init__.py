@@ -1,0 +1,1 @@
+"""Declarative experiments: a graph of steps that are never done twice."""

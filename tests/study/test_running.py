@@ -1,0 +1,168 @@
+"""The engine: nothing twice, nothing lost, and one failure stops only what needs it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from layerswap.errors import RecipeError, StudyError
+from layerswap.study import running
+from layerswap.study.journal import Journal
+from layerswap.study.running import run_graph, status
+from layerswap.study.steps import Graph, Step
+
+
+def chain(**settings):
+    return Graph([
+        Step("c", "judge", {"x": settings.get("c", 0)}, ("b", "side")),
+        Step("a", "data", {"x": settings.get("a", 0)}),
+        Step("b", "train", {"x": settings.get("b", 0)}, ("a",)),
+        Step("side", "data", {"x": settings.get("side", 7)}),
+    ])  # fmt: skip
+
+
+@pytest.fixture
+def works():
+    done = []
+
+    def work(context):
+        done.append(context.step.name)
+        text = "".join((folder / "out").read_text() for folder in context.inputs.values())
+        (context.folder / "out").write_text(
+            f"{text}{context.step.name}{context.step.settings['x']}"
+        )
+
+    return done, dict.fromkeys(("data", "train", "judge"), work)
+
+
+def test_steps_are_done_in_order_once(tmp_path, works):
+    done, kinds = works
+    summary = run_graph(chain(), tmp_path, kinds)
+    assert done == ["a", "side", "b", "c"]
+    assert not summary.failed
+    journal = Journal(tmp_path, chain())
+    assert (journal.folder("c") / "out").read_text() == "a0b0side7c0"
+    run_graph(chain(), tmp_path, kinds)
+    assert len(done) == 4
+
+
+def test_a_changed_step_and_what_follows_it_are_done_again(tmp_path, works):
+    done, kinds = works
+    run_graph(chain(), tmp_path, kinds)
+    done.clear()
+    run_graph(chain(b=1), tmp_path, kinds)
+    assert done == ["b", "c"]
+    done.clear()
+    run_graph(chain(), tmp_path, kinds)
+    assert done == []  # what was made before is still there
+    run_graph(chain(side=8), tmp_path, kinds)
+    assert done == ["side", "c"]
+
+
+def test_a_key_holds_all_that_matters_and_nothing_else():
+    graph = chain()
+    same = Graph([replace(step, name=step.name) for step in reversed(list(graph))])
+    assert same.keys == graph.keys
+    steps = {step.name: step for step in graph}
+    other = Graph([*[s for s in graph if s.name != "a"], replace(steps["a"], inputs={"f": "1"})])
+    changed = {name for name in graph.keys if graph.keys[name] != other.keys[name]}
+    assert changed == {"a", "b", "c"}
+
+
+def test_a_failure_stops_only_what_needs_it_and_is_tried_again_next_time(tmp_path, works):
+    done, kinds = works
+    broken = {**kinds, "train": lambda context: 1 / 0}
+    summary = run_graph(chain(), tmp_path, broken)
+    assert done == ["a", "side"]
+    assert [entry.name for entry in summary.failed] == ["b"]
+    assert summary.blocked == {"c": "b"}
+    rows = {row["step"]: row for row in status(Journal(tmp_path, chain()))}
+    assert rows["b"]["why"] == "ZeroDivisionError: division by zero"
+    assert rows["c"]["state"] == "blocked"
+    assert rows["c"]["why"] == "needs b"
+    assert "ZeroDivisionError" in (Journal(tmp_path, chain()).folder("b") / "log.txt").read_text()
+    run_graph(chain(), tmp_path, kinds)
+    assert done == ["a", "side", "b", "c"]
+
+
+def test_our_own_errors_are_one_line_and_not_tried_twice(tmp_path, works):
+    _done, kinds = works
+    tried = []
+
+    def refuse(context):
+        tried.append(1)
+        raise RecipeError("there is no such expert")
+
+    summary = run_graph(chain(), tmp_path, {**kinds, "train": refuse})
+    assert summary.failed[0].why == "there is no such expert"
+    assert summary.failed[0].attempts == len(tried) == 1
+
+
+def test_faults_that_may_pass_are_tried_again(tmp_path, works, monkeypatch):
+    _done, kinds = works
+    monkeypatch.setattr(running, "PAUSE", 0.0)
+    tried = []
+
+    def flaky(context):
+        tried.append(1)
+        if len(tried) < 3:
+            raise ConnectionError("the Hub is away")
+        kinds["data"](context)
+
+    summary = run_graph(chain(), tmp_path, {**kinds, "train": flaky})
+    assert summary.entries["b"].attempts == 3
+    assert summary.entries["b"].state == "done"
+
+    def dead(context):
+        raise TimeoutError("gone")
+
+    summary = run_graph(chain(b=5), tmp_path, {**kinds, "train": dead})
+    assert summary.failed[0].attempts == 3
+    assert summary.failed[0].why == "TimeoutError: gone"
+
+
+def test_a_killed_study_goes_on(tmp_path):
+    script = tmp_path / "study.py"
+    script.write_text(
+        "import sys, time\nfrom pathlib import Path\n"
+        "from layerswap.study.running import run_graph\n"
+        "from layerswap.study.steps import Graph, Step\n"
+        "def work(context):\n"
+        "    with open(sys.argv[2], 'a') as log: log.write(context.step.name + '\\n')\n"
+        "    time.sleep(0.2)\n"
+        "    (context.folder / 'out').write_text('x')\n"
+        "steps = [Step(f's{i}', 'data', {'i': i}, (f's{i - 1}',) if i else ()) for i in range(6)]\n"
+        "run_graph(Graph(steps), Path(sys.argv[1]), {'data': work})\n"
+    )
+    log = tmp_path / "log"
+    log.touch()
+    command = [sys.executable, str(script), str(tmp_path / "out"), str(log)]
+    process = subprocess.Popen(command)
+    while len(log.read_text().split()) < 3:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    subprocess.run(command, check=True, env=os.environ)
+    done = log.read_text().split()
+    assert done[:3] == ["s0", "s1", "s2"]
+    assert done[3:] == ["s2", "s3", "s4", "s5"]
+
+
+def test_what_is_no_graph_is_refused():
+    a = Step("a", "data", {})
+    with pytest.raises(StudyError, match="a is there twice"):
+        Graph([a, a])
+    with pytest.raises(StudyError, match="a needs b, which is not there"):
+        Graph([replace(a, needs=("b",))])
+    with pytest.raises(StudyError, match="steps need each other: a, b"):
+        Graph([replace(a, needs=("b",)), Step("b", "data", {}, ("a",))])
+
+
+def test_another_folder_is_left_alone(tmp_path, works):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(StudyError, match="is no study's folder"):
+        run_graph(chain(), tmp_path, works[1])
