@@ -25,6 +25,7 @@ from layerswap.cli import (
     recipe,
     revert,
     select,
+    study,
     suggest,
     sweep,
     train,
@@ -58,6 +59,7 @@ app.command("linearity")(linearity.linearity)
 app.command("revert")(revert.revert)
 app.command("suggest")(suggest.suggest)
 app.add_typer(recipe.app, name="recipe")
+app.add_typer(study.app, name="study")
 app.add_typer(lab.app, name="lab")
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from layerswap.evaluate.composability import Predictor
     from layerswap.evaluate.judging import Judged
     from layerswap.evaluate.statistics import Interval
+    from layerswap.study.steps import Graph
     from layerswap.train.freezing import Outcome
     from layerswap.train.selection import Selection
 
@@ -96,6 +97,38 @@ def predictor_table(found: Sequence[Predictor], merges: int) -> str:
     for one in found:
         row = (_plain(one.spearman), f"{one.p_spearman:.3f}", _plain(one.kendall))
         table.add_row(one.signal, *row)
+    return _drawn(table, 120)
+
+
+def plan_table(graph: Graph) -> str:
+    """The steps of a study, what they need, and what they are thought to cost."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    hours = sum(step.estimate.gpu_hours for step in graph)
+    disk = sum(step.estimate.disk_gb for step in graph)
+    caption = f"{len(graph)} steps, about {hours:,.0f} GPU hours and {disk:,.0f} GB of disk"
+    table = Table(box=SIMPLE_HEAD, caption=caption)
+    for column in ("step", "needs", "GPU hours", "GB"):
+        table.add_column(column, justify="left" if column in ("step", "needs") else "right")
+    for step in graph:
+        cost = (f"{step.estimate.gpu_hours:.1f}", f"{step.estimate.disk_gb:.1f}")
+        table.add_row(step.name, ", ".join(step.needs), *cost)
+    return _drawn(table, 120)
+
+
+def status_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The steps of a study, and what has become of them."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    done = sum(row["state"] == "done" for row in rows)
+    table = Table(box=SIMPLE_HEAD, caption=f"{done} of {len(rows)} steps are done")
+    for column in ("step", "state", "seconds", "why"):
+        table.add_column(column, justify="right" if column == "seconds" else "left")
+    for row in rows:
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        table.add_row(row["step"], row["state"], seconds, row["why"])
     return _drawn(table, 120)
 
 

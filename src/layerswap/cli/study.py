@@ -1,0 +1,67 @@
+"""`layerswap study`: a whole experiment from one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="A whole experiment from one file, never done twice.")
+StudyFile = Annotated[
+    str, typer.Argument(metavar="STUDY.yaml", help="A file, or the name of a ready study.")
+]
+
+
+@app.command()
+def run(
+    study: StudyFile,
+    *,
+    out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say which steps there are, and their cost.")
+    ] = False,
+) -> None:
+    """Train, select, compose, judge and compare; what is done is not done again.
+
+    Example: layerswap study run study.yaml --out study
+    """
+    from layerswap.cli.tables import plan_table, status_table
+    from layerswap.errors import StudyError
+    from layerswap.study.journal import Journal
+    from layerswap.study.planning import plan_study
+    from layerswap.study.ready_studies import find_study
+    from layerswap.study.running import run_graph, status
+    from layerswap.study.works import works
+
+    spec, folder = find_study(study)
+    graph = plan_study(spec, folder)
+    if dry_run:
+        typer.echo(plan_table(graph))
+        return
+    summary = run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True))
+    journal = Journal(out, graph)
+    typer.echo(status_table(status(journal)))
+    if summary.failed:
+        raise StudyError(
+            f"{len(summary.failed)} steps failed and {len(summary.blocked)} need them; the others "
+            "are done. Run it again to try them again"
+        )
+    typer.echo(f"see {journal.folder('tables') / 'report.html'}")
+
+
+@app.command()
+def status(
+    study: StudyFile,
+    *,
+    out: Annotated[Path, typer.Option(help="The folder of the study.")],
+) -> None:
+    """Show what is done, what failed and why, and what is left."""
+    from layerswap.cli.tables import status_table
+    from layerswap.study.journal import Journal
+    from layerswap.study.planning import plan_study
+    from layerswap.study.ready_studies import find_study
+    from layerswap.study.running import status as states
+
+    spec, folder = find_study(study)
+    typer.echo(status_table(states(Journal(out, plan_study(spec, folder)))))

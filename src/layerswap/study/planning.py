@@ -1,0 +1,145 @@
+"""From a study to its graph of steps: nothing is read but small files, nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from layerswap.merge.documents import fingerprint
+from layerswap.study.spec import Experts, Run, StudySpec
+from layerswap.study.steps import Estimate, Graph, Resources, Step
+from layerswap.train.expert_schema import Data, Files
+from layerswap.train.mix_file import mix_text, ready_recipes
+
+TASK = "task"
+JOINT = "joint"
+ROWS, TOKENS = 80_000, 512
+"""Rows of a data set and tokens of a row, where nothing better is known (paper 2, section 3.4)."""
+FLOPS = 1.2e14
+"""What one A100 reaches in training, per second: about 40% of its peak in bfloat16."""
+
+
+def plan_study(spec: StudySpec, folder: Path) -> Graph:
+    """The steps of a study.
+
+    Args:
+        spec: the study.
+        folder: what its paths are relative to.
+
+    Raises:
+        StudyError: steps that do not fit together.
+        RecipeError: a mix that cannot be read.
+    """
+    return Graph(list(_steps(spec, folder)))
+
+
+def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
+    kinds = {TASK: spec.task, **spec.languages}
+    for name, experts in kinds.items():
+        yield from _data(name, experts.data, folder)
+        for i, run in enumerate(experts.runs):
+            yield _train(f"train/{name}/{i}", spec, [(name, experts.data)], run, folder)
+        yield _select(name, experts)
+    for language, experts in spec.languages.items():
+        needs = [f"select/{TASK}", f"select/{language}"]
+        if "joint" in spec.baselines:
+            both = [(TASK, spec.task.data), (language, experts.data)]
+            yield _train(f"train/{JOINT}-{language}", spec, both, experts.runs[0], folder)
+            needs.append(f"train/{JOINT}-{language}")
+        yield _judge(language, spec, tuple(needs), folder)
+    judged = tuple(f"judge/{language}" for language in spec.languages)
+    settings = {"name": spec.name, "description": spec.description,
+                "development": spec.judge.development}  # fmt: skip
+    yield Step("tables", "tables", settings, judged)
+
+
+def _data(name: str, data: Data, folder: Path) -> Iterator[Step]:
+    if _is_mix(data, folder):
+        assert isinstance(data, str)
+        where = data if data in ready_recipes() else str(folder / data)
+        settings = {"mix": mix_text(where), "folder": str(Path(where).parent)}
+        yield Step(f"data/{name}", "data", settings, estimate=Estimate(disk_gb=0.2))
+
+
+def _is_mix(data: Data, folder: Path) -> bool:
+    """Whether data is a recipe of a mix that a step has to build."""
+    if isinstance(data, Files):
+        return False
+    return data in ready_recipes() or (folder / data).suffix in (".yaml", ".yml")
+
+
+def _train(
+    name: str, spec: StudySpec, sets: list[tuple[str, Data]], run: Run, folder: Path
+) -> Step:
+    needs: list[str] = []
+    data: list[dict[str, Any]] = []
+    inputs: dict[str, str] = {}
+    for which, one in sets:
+        if _is_mix(one, folder):
+            needs.append(f"data/{which}")
+            data.append({"step": f"data/{which}"})
+        else:
+            data.append({"given": _absolute(one, folder)})
+            inputs |= _fingerprints(one, folder)
+    settings = {"base": _base(spec, folder), "data": data, **run.model_dump(mode="json")}
+    rows = run.limit or ROWS
+    seconds = 6 * spec.billions * 1e9 * rows * TOKENS * len(sets) / FLOPS
+    device = Resources(cpus=4, gpus=1, memory_gb=64) if spec.device != "cpu" else Resources()
+    return Step(
+        name, "train", settings, tuple(needs), inputs, device,
+        Estimate(gpu_hours=seconds / 3600, disk_gb=spec.billions * 4 * 2),
+    )  # fmt: skip
+
+
+def _select(name: str, experts: Experts) -> Step:
+    needs = tuple(f"train/{name}/{i}" for i in range(len(experts.runs)))
+    settings = {"keep": experts.keep, **experts.by.model_dump(mode="json")}
+    hours = 0.2 * len(needs) if experts.by.tasks else 0.0
+    return Step(f"select/{name}", "select", settings, needs, estimate=Estimate(gpu_hours=hours))
+
+
+def _judge(language: str, spec: StudySpec, needs: tuple[str, ...], folder: Path) -> Step:
+    judge = spec.judge.model_dump(mode="json")
+    judge["include"] = [str((folder / one).absolute()) for one in spec.judge.include]
+    settings = {
+        "language": language,
+        "base": _base(spec, folder),
+        "grid": spec.grid.model_dump(mode="json") if spec.grid else None,
+        "baselines": list(spec.baselines),
+        "judge": judge,
+        "device": spec.device,
+        "dtype": spec.dtype,
+    }
+    pairs = spec.task.keep * spec.languages[language].keep
+    compositions = 1 + len(spec.baselines)
+    if spec.grid:
+        compositions += len(spec.grid.bottom) * len(spec.grid.top)
+    # Swept together, compositions cost about a third of what they cost one by one.
+    hours = 0.25 * pairs * compositions / 3 * spec.billions / 8
+    device = Resources(cpus=4, gpus=1, memory_gb=96) if spec.device != "cpu" else Resources()
+    return Step(
+        f"judge/{language}", "judge", settings, needs, resources=device,
+        estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
+    )  # fmt: skip
+
+
+def _base(spec: StudySpec, folder: Path) -> str:
+    local = folder / Path(spec.base).expanduser()
+    return str(local.absolute()) if local.is_dir() else spec.base
+
+
+def _absolute(data: Data, folder: Path) -> Any:
+    if isinstance(data, Files):
+        found = {"train": str((folder / data.train).absolute())}
+        if data.validation is not None:
+            found["validation"] = str((folder / data.validation).absolute())
+        return found
+    return str((folder / data).absolute())
+
+
+def _fingerprints(data: Data, folder: Path) -> dict[str, str]:
+    """Of the files that are there; a pattern, or a file that is not yet there, has none."""
+    names = [data.train, data.validation] if isinstance(data, Files) else [f"{data}/train.parquet"]
+    paths = [folder / name for name in names if name is not None]
+    return {str(path): fingerprint(path) for path in paths if path.is_file()}

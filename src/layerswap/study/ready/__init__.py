@@ -1,0 +1,1 @@
+"""Studies that ship with the package."""

@@ -1,0 +1,152 @@
+"""`STUDY.yaml`: a whole experiment, from data to tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+
+from layerswap.compose.explain import explain
+from layerswap.compose.schema import DTYPES, Strict
+from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
+from layerswap.errors import RecipeError
+from layerswap.evaluate.sweep_spec import Grid
+from layerswap.train.expert_schema import Data, Lora, Text
+
+Baseline = Literal["base", "experts", "soup", "magnitude soup", "ties", "joint"]
+BASELINES = ("base", "experts", "soup", "magnitude soup", "ties", "joint")
+
+
+class Run(Strict):
+    """One training of an expert; keys as in `EXPERT.yaml` (docs/training.md)."""
+
+    preset: str | None = None
+    hyperparameters: dict[str, Any] = {}
+    effective_batch: PositiveInt | None = None
+    save_every: PositiveInt = 5000
+    limit: PositiveInt | None = None
+    lora: Lora | None = None
+    seed: int = 0
+
+
+class Selecting(Strict):
+    """What checkpoints are ranked by; the validation loss when nothing is given.
+
+    Attributes:
+        tasks: lm-eval tasks.
+        limit: most documents of a task.
+    """
+
+    tasks: list[Text] = []
+    limit: PositiveInt | None = None
+
+
+class Experts(Strict):
+    """The experts of one kind.
+
+    Attributes:
+        data: a mix (ready recipe or file), a folder that `layerswap data` wrote, or files.
+        runs: trainings with other hyperparameters or seeds.
+        keep: how many checkpoints are kept, no more of one run than its share.
+        by: what they are ranked by.
+    """
+
+    data: Data
+    runs: Annotated[list[Run], Field(min_length=1)] = [Run()]
+    keep: PositiveInt = 1
+    by: Selecting = Selecting()
+
+
+class Judging(Strict):
+    """What models are judged on: a suite, or tasks of one's own.
+
+    Attributes:
+        suite: see `layerswap eval`.
+        tasks: lm-eval tasks; `{language}` stands for the language as the study writes it.
+        include: folders with task YAMLs of one's own.
+        metric: the metric of `tasks` that counts, and its filter.
+        shots: exemplars in a prompt.
+        limit: most documents of a task.
+        development: share of the documents on which the composition is chosen.
+    """
+
+    suite: str | None = None
+    tasks: list[Text] = []
+    include: list[Text] = []
+    metric: Annotated[list[str], Field(min_length=2, max_length=2)] = ["exact_match", "none"]
+    shots: Annotated[int, Field(ge=0)] | None = None
+    limit: PositiveInt | None = None
+    development: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+    @model_validator(mode="after")
+    def _one(self) -> Judging:
+        if bool(self.suite) == bool(self.tasks):
+            raise ValueError("give either a suite or tasks")
+        return self
+
+
+class StudySpec(Strict):
+    """A whole study.
+
+    Attributes:
+        name: of the study.
+        description: one line.
+        base: folder or Hub id that all experts start from.
+        task: the task experts.
+        languages: the language experts, by any code of their language.
+        grid: compositions to try beside the default; the best is chosen on development documents.
+        baselines: what the swap is compared with.
+        judge: what models are judged on.
+        device: where models are judged.
+        dtype: of the models that are judged.
+        billions: parameters of the base, for estimates.
+    """
+
+    name: Text
+    description: str = ""
+    base: Text
+    task: Experts
+    languages: Annotated[dict[Text, Experts], Field(min_length=1)]
+    grid: Grid | None = None
+    baselines: list[Baseline] = ["base", "experts", "soup"]
+    judge: Judging
+    device: str = "cpu"
+    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+    billions: Annotated[float, Field(gt=0, strict=False)] = 8.0
+
+    @field_validator("baselines")
+    @classmethod
+    def _once(cls, names: list[Baseline]) -> list[Baseline]:
+        if len(set(names)) < len(names):
+            raise ValueError("a baseline is there twice")
+        return names
+
+
+def read_study(path: Path) -> StudySpec:
+    """The study in a YAML file; its paths are relative to the file.
+
+    Raises:
+        RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
+            path.
+    """
+    data, lines = parse_yaml(read_text(path), str(path))
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}: a study is a mapping with `base`, `task` and `languages`")
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(explain(error, str(path), lines, _keys_at)) from None
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    models: dict[str, type[Strict]] = {
+        "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": Run, "lora": Lora,
+    }  # fmt: skip
+    named = [part for part in path if isinstance(part, str)]
+    if not named:
+        return list(StudySpec.model_fields)
+    if len(named) == 2 and named[0] == "languages":
+        return list(Experts.model_fields)
+    model = models.get(named[-1])
+    return list(model.model_fields) if model else []

@@ -1,0 +1,171 @@
+"""What each kind of step does; all of it is done by the other rooms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import StudyError
+from layerswap.merge.make import make_plan
+from layerswap.merge.plan import Plan
+from layerswap.study.running import Context, Work
+
+EXPERT, SELECTION, RESULTS = "expert", "selection.json", "results"
+SWAP = "swap, default"
+
+
+def works() -> Mapping[str, Work]:
+    """What does each kind of step."""
+    from layerswap.study.tables import write_tables
+
+    return {
+        "data": build_data,
+        "train": train,
+        "select": select_experts,
+        "judge": judge,
+        "tables": write_tables,
+    }
+
+
+def build_data(context: Context) -> None:
+    """Build a mix."""
+    from layerswap.train.data_card import save_mix
+    from layerswap.train.mix_file import parse_mix
+    from layerswap.train.mixes import build_mix
+
+    text = context.step.settings["mix"]
+    mix = parse_mix(text, where=context.step.name)
+    built = build_mix(mix, folder=Path(context.step.settings["folder"]))
+    save_mix(built, context.folder / "mix", recipe=text, overwrite=True)
+
+
+def train(context: Context) -> None:
+    """Train an expert; a training that was cut short goes on."""
+    from layerswap.train.expert import train_expert
+    from layerswap.train.expert_file import check_expert
+
+    settings = dict(context.step.settings)
+    sets = [
+        str(context.inputs[one["step"]] / "mix") if "step" in one else one["given"]
+        for one in settings.pop("data")
+    ]
+    spec = {key: value for key, value in settings.items() if value is not None}
+    data = {"data": sets[0]} if len(sets) == 1 else {"mix": sets}
+    out = context.folder / EXPERT
+    checked = check_expert({**spec, **data}, where=context.step.name)
+    train_expert(checked, out, resume=(out / "layerswap-training.json").is_file(), say=context.say)
+
+
+def select_experts(context: Context) -> None:
+    """Rank the checkpoints of several trainings."""
+    from layerswap.train.selection import scorer, select
+
+    settings = context.step.settings
+    tasks = settings["tasks"]
+    score = scorer(tasks, limit=settings["limit"]) if tasks else None
+    runs = [folder / EXPERT for folder in context.inputs.values()]
+    if len(runs) == 1 and settings["keep"] == 1 and score is None:
+        chosen = [{"folder": str(runs[0])}]  # nothing to choose by, and nothing to choose
+    else:
+        found = json.loads(select(runs, keep=settings["keep"], score=score).to_json())
+        chosen = found["chosen"]
+    # Folders are told from the study's own, so that a study can be moved.
+    root = context.folder.parent
+    told = [str(Path(one["folder"]).relative_to(root)) for one in chosen]
+    (context.folder / SELECTION).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+
+
+def judge(context: Context) -> None:
+    """Judge every pair of experts of one language: the compositions and the baselines."""
+    from layerswap.evaluate.answers import AnswerStore
+    from layerswap.evaluate.result_files import write_results
+    from layerswap.evaluate.suite_run import Settings, run_suite
+
+    settings = context.step.settings
+    folder, asked = _tasks(context)
+    models = dict(_models(context))
+    results = run_suite(
+        models,
+        asked,
+        folder,
+        settings=Settings(
+            limit=settings["judge"]["limit"], device=settings["device"], dtype=settings["dtype"]
+        ),
+        store=AnswerStore(context.folder / "answers.sqlite"),
+        say=context.say,
+    )
+    write_results(context.folder / RESULTS, results, asked)
+
+
+def _models(context: Context) -> Iterator[tuple[str, Plan]]:
+    """Every model by `<pair>: <treatment>`; what is the same for all pairs has no pair."""
+    settings = context.step.settings
+    base = settings["base"]
+    tasks = _selected(context, "select/task")
+    languages = _selected(context, f"select/{settings['language']}")
+    if "base" in settings["baselines"]:
+        yield "base", _plan({"experts": {"m": base}, "soup": {"experts": ["m"]}})
+    for name, folder in context.inputs.items():
+        if name.startswith("train/"):
+            recipe = {"experts": {"m": str(folder / EXPERT)}, "soup": {"experts": ["m"]}}
+            yield "joint", _plan({**recipe, "bake": True})
+    for i, task in enumerate(tasks):
+        for j, language in enumerate(languages):
+            experts = {"task": str(task), "language": str(language)}
+            start = {"base": base, "experts": experts, "bake": True}
+            for treatment, method in _treatments(settings):
+                yield f"{i}-{j}: {treatment}", _plan({**start, **method})
+
+
+def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    both = ["task", "language"]
+    yield SWAP, {"swap": {}}
+    for bottom in (settings["grid"] or {}).get("bottom", ()):
+        for top in settings["grid"]["top"]:
+            yield f"swap {bottom},{top}", {"swap": {"bottom": bottom, "top": top}}
+    known: dict[str, list[tuple[str, dict[str, Any]]]] = {
+        "experts": [("task expert", {"soup": {"experts": ["task"]}}),
+                    ("language expert", {"soup": {"experts": ["language"]}})],
+        "soup": [("soup", {"soup": {"experts": both}})],
+        "magnitude soup": [("magnitude soup", {"soup": {"experts": both},
+                                               "weights": "magnitude"})],
+        "ties": [("ties", {"merge": {"method": "ties", "experts": both}})],
+    }  # fmt: skip
+    for baseline in settings["baselines"]:
+        yield from known.get(baseline, ())
+
+
+def _plan(recipe: dict[str, Any]) -> Plan:
+    return make_plan(check_recipe(recipe, where="study"))
+
+
+def _selected(context: Context, step: str) -> list[Path]:
+    folder = context.inputs[step]
+    names = json.loads((folder / SELECTION).read_text("utf-8"))
+    return [folder.parent / name for name in names]
+
+
+def _tasks(context: Context) -> tuple[Path, list[Any]]:
+    """The tasks to ask, and the folder that holds them."""
+    from layerswap.evaluate.suites.local import DataFolder
+    from layerswap.evaluate.suites.suites import Asked, write_suite
+    from layerswap.evaluate.suites.task_folder import TaskFolder
+
+    settings = context.step.settings["judge"]
+    language = context.step.settings["language"]
+    if settings["suite"]:
+        tasks = TaskFolder(context.folder / "tasks")
+        data = DataFolder.given(None)
+        asked = write_suite(
+            settings["suite"], [language], tasks, data=data, shots=settings["shots"],
+            skip=context.say,
+        )  # fmt: skip
+        return tasks.root, asked
+    if len(settings["include"]) != 1:
+        raise StudyError("judge.tasks: give the one folder that holds them, in judge.include")
+    metric = (settings["metric"][0], settings["metric"][1])
+    names = [name.format(language=language) for name in settings["tasks"]]
+    return Path(settings["include"][0]), [Asked(name, name, language, metric) for name in names]

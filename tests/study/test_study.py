@@ -1,0 +1,150 @@
+"""A whole study on the lab's base, from one file to its tables; the ready ones without a net."""
+
+import json
+
+import numpy as np
+import pytest
+
+from layerswap.errors import RecipeError
+from layerswap.lab.assets import shipped
+from layerswap.lab.streams import language_stream, take, task_stream
+from layerswap.lab.tasks import export_tasks
+from layerswap.lab.world import make_world
+from layerswap.study.journal import Journal
+from layerswap.study.planning import plan_study
+from layerswap.study.ready_studies import find_study, ready_studies
+from layerswap.study.running import run_graph
+from layerswap.study.spec import read_study
+from layerswap.study.tables import BEST, CHOSEN, DEFAULT, summarise
+from layerswap.study.works import works
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("study")
+    world = make_world()
+    streams = {
+        "task": task_stream(world, seed=1),
+        **{name: language_stream(world, name, seed=1) for name in ("nela", "furo")},
+    }
+    for name, stream in streams.items():
+        for part, count in (("train", 64), ("validation", 16)):
+            rows = [{"prompt": e.prompt, "completion": e.completion} for e in take(stream, count)]
+            (root / f"{name}-{part}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    export_tasks(root / "tasks", n=20)
+    return root
+
+
+def spec(folder, **changes):
+    def experts(name, seeds):
+        run = {"hyperparameters": {"learning_rate": "1e-4", "per_device_train_batch_size": 16},
+               "save_every": 32}  # fmt: skip
+        data = {part: f"{name}-{part}.jsonl" for part in ("train", "validation")}
+        return {"data": data, "keep": 2, "runs": [{**run, "seed": seed} for seed in seeds]}
+
+    data = {
+        "name": "a small study",
+        "base": str(shipped().base),
+        "billions": 0.001,
+        "task": experts("task", [1, 2]),
+        "languages": {"nela": experts("nela", [1]), "furo": experts("furo", [1])},
+        "grid": {"bottom": [0, 2], "top": 0},
+        "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint"],
+        "judge": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
+                  "metric": ["exact_match", "whole"], "limit": 12},
+        "dtype": "float32",
+        **changes,
+    }  # fmt: skip
+    path = folder / "study.yaml"
+    path.write_text(json.dumps(data, indent=1))  # JSON is YAML, and has no aliases
+    return plan_study(read_study(path), folder)
+
+
+def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_path):
+    graph = spec(folder)
+    lines = []
+    summary = run_graph(graph, tmp_path / "out", works(), say=lines.append)
+    assert not summary.failed, [entry.why for entry in summary.failed]
+    tables = Journal(tmp_path / "out", graph).folder("tables")
+    numbers = json.loads((tables / "tables.json").read_text())
+    for language in ("nela", "furo"):
+        (rows,) = numbers["languages"][language].values()
+        assert set(rows) == {
+            "base", "joint", DEFAULT, CHOSEN, BEST, "task expert", "language expert", "soup",
+            "magnitude soup", "ties",
+        }  # fmt: skip
+        assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
+    assert numbers["friedman"]["conditions"] == 2 * 4
+    text = (tables / "tables.md").read_text()
+    assert "## lab_problem_furo, furo" in text
+    assert "chosen by the documents that it is judged on" in text
+    assert "<table" in (tables / "report.html").read_text()
+
+    lines.clear()
+    run_graph(spec(folder), tmp_path / "out", works(), say=lines.append)
+    assert lines == [f"{len(graph)} steps, {len(graph)} of them done before"]
+    judge = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
+             "metric": ["exact_match", "whole"], "limit": 14}  # fmt: skip
+    changed = spec(folder, judge=judge)
+    same = {name for name in graph.keys if graph.keys[name] == changed.keys[name]}
+    assert {name.partition("/")[0] for name in set(graph.keys) - same} == {"judge", "tables"}
+
+
+def test_changed_data_is_trained_on_again(folder):
+    before = spec(folder).keys
+    path = folder / "furo-train.jsonl"
+    text = path.read_text()
+    path.write_text(text + text.splitlines()[0] + "\n")
+    after = spec(folder).keys
+    path.write_text(text)
+    assert {name for name in before if before[name] != after[name]} == {
+        "train/furo/0", "train/joint-furo", "select/furo", "judge/furo", "tables",
+    }  # fmt: skip
+
+
+def test_the_choice_is_made_on_other_documents_than_the_score():
+    rng = np.random.default_rng(1)
+    pairs = {
+        f"0-{i}": {
+            DEFAULT: rng.random(400) < 0.5,
+            **{f"swap {b},0": rng.random(400) < 0.5 for b in range(30)},
+            "soup": rng.random(400) < 0.5,
+        }
+        for i in range(3)
+    }
+    pairs = {p: {n: v.astype(float) for n, v in t.items()} for p, t in pairs.items()}
+    rows = summarise(pairs, 0.5)
+    assert abs(rows[CHOSEN].score.mean - 0.5) < 0.04  # nothing is better, and it says so
+    assert rows[BEST].score.mean > 0.54
+    assert rows[DEFAULT].against is None
+    assert rows["soup"].score.n == 200
+
+
+@pytest.mark.parametrize("name", list(ready_studies()))
+def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
+    import socket
+
+    def refuse(*arguments, **settings):
+        raise AssertionError("a dry run reached for the net")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    graph = plan_study(*find_study(name))
+    assert sum(step.estimate.gpu_hours for step in graph) > 10
+    assert [step.name for step in graph][-1] == "tables"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"judge": {}}, "judge: give either a suite or tasks"),
+        ({"baselines": ["soop"]}, "baselines"),
+        ({"task": {"data": "x", "run": []}}, "task.run: unknown key.*runs"),
+        ({"languages": {}}, "languages: write at least one"),
+        ({"task": {"data": "x", "runs": [{"sede": 1}]}}, "sede: unknown key.*seed"),
+    ],
+)
+def test_mistakes_of_a_study_are_named_by_line_and_key(folder, changes, said):
+    with pytest.raises(RecipeError, match=said) as caught:
+        spec(folder, **changes)
+    assert "study.yaml, line" in str(caught.value)
