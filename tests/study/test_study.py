@@ -49,7 +49,9 @@ def spec(folder, **changes):
         "task": experts("task", [1, 2]),
         "languages": {"nela": experts("nela", [1]), "furo": experts("furo", [1])},
         "grid": {"bottom": [0, 2], "top": 0},
-        "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint"],
+        "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint",
+                      "simultaneous"],
+        "partitions": ["C"],
         "judge": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
                   "metric": ["exact_match", "whole"], "limit": 12},
         "dtype": "float32",
@@ -71,7 +73,7 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
         (rows,) = numbers["languages"][language].values()
         assert set(rows) == {
             "base", "joint", DEFAULT, CHOSEN, BEST, "task expert", "language expert", "soup",
-            "magnitude soup", "ties",
+            "magnitude soup", "ties", "simultaneous", "partition C",
         }  # fmt: skip
         assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
     assert numbers["friedman"]["conditions"] == 2 * 4
@@ -98,7 +100,8 @@ def test_changed_data_is_trained_on_again(folder):
     after = spec(folder).keys
     path.write_text(text)
     assert {name for name in before if before[name] != after[name]} == {
-        "train/furo/0", "train/joint-furo", "select/furo", "judge/furo", "tables",
+        "train/furo/0", "train/joint-furo", "train/simultaneous-furo", "select/furo", "judge/furo",
+        "tables",
     }  # fmt: skip
 
 

@@ -18,6 +18,10 @@ def run(
     study: StudyFile,
     *,
     out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
+    on: Annotated[
+        str | None,
+        typer.Option(help="Where: `ray`, or the address of a Ray cluster; here if not given."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say which steps there are, and their cost.")
     ] = False,
@@ -39,7 +43,14 @@ def run(
     if dry_run:
         typer.echo(plan_table(graph))
         return
-    summary = run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True))
+    executor = None
+    if on is not None:
+        from layerswap.study.on_ray import OnRay
+
+        executor = OnRay(None if on == "ray" else on)
+    summary = run_graph(
+        graph, out, works(), executor=executor, say=lambda line: typer.echo(line, err=True)
+    )
     journal = Journal(out, graph)
     typer.echo(status_table(status(journal)))
     if summary.failed:

@@ -13,7 +13,6 @@ from layerswap.train.expert_schema import Data, Files
 from layerswap.train.mix_file import mix_text, ready_recipes
 
 TASK = "task"
-JOINT = "joint"
 ROWS, TOKENS = 80_000, 512
 """Rows of a data set and tokens of a row, where nothing better is known (paper 2, section 3.4)."""
 FLOPS = 1.2e14
@@ -43,10 +42,14 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
         yield _select(name, experts)
     for language, experts in spec.languages.items():
         needs = [f"select/{TASK}", f"select/{language}"]
-        if "joint" in spec.baselines:
-            both = [(TASK, spec.task.data), (language, experts.data)]
-            yield _train(f"train/{JOINT}-{language}", spec, both, experts.runs[0], folder)
-            needs.append(f"train/{JOINT}-{language}")
+        both = [(TASK, spec.task.data), (language, experts.data)]
+        for baseline in ("joint", "simultaneous"):
+            if baseline in spec.baselines:
+                name = f"train/{baseline}-{language}"
+                turns = spec.simultaneous.model_dump() if baseline == "simultaneous" else None
+                run = experts.runs[0].model_copy(update={"train": None})
+                yield _train(name, spec, both, run, folder, turns=turns)
+                needs.append(name)
         yield _judge(language, spec, tuple(needs), folder)
     judged = tuple(f"judge/{language}" for language in spec.languages)
     settings = {"name": spec.name, "description": spec.description,
@@ -70,7 +73,13 @@ def _is_mix(data: Data, folder: Path) -> bool:
 
 
 def _train(
-    name: str, spec: StudySpec, sets: list[tuple[str, Data]], run: Run, folder: Path
+    name: str,
+    spec: StudySpec,
+    sets: list[tuple[str, Data]],
+    run: Run,
+    folder: Path,
+    *,
+    turns: dict[str, Any] | None = None,
 ) -> Step:
     needs: list[str] = []
     data: list[dict[str, Any]] = []
@@ -83,6 +92,10 @@ def _train(
             data.append({"given": _absolute(one, folder)})
             inputs |= _fingerprints(one, folder)
     settings = {"base": _base(spec, folder), "data": data, **run.model_dump(mode="json")}
+    if run.train and run.train.partition and run.train.part is None:
+        settings["train"]["part"] = TASK if sets[0][0] == TASK else "language"
+    if turns is not None:
+        settings["turns"] = turns
     rows = run.limit or ROWS
     seconds = 6 * spec.billions * 1e9 * rows * TOKENS * len(sets) / FLOPS
     device = Resources(cpus=4, gpus=1, memory_gb=64) if spec.device != "cpu" else Resources()
@@ -106,6 +119,7 @@ def _judge(language: str, spec: StudySpec, needs: tuple[str, ...], folder: Path)
         "language": language,
         "base": _base(spec, folder),
         "grid": spec.grid.model_dump(mode="json") if spec.grid else None,
+        "partitions": list(spec.partitions),
         "baselines": list(spec.baselines),
         "judge": judge,
         "device": spec.device,

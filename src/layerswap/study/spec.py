@@ -12,14 +12,16 @@ from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 from layerswap.evaluate.sweep_spec import Grid
-from layerswap.train.expert_schema import Data, Lora, Text
+from layerswap.train.expert_schema import Data, Lora, Text, Trained
 
-Baseline = Literal["base", "experts", "soup", "magnitude soup", "ties", "joint"]
-BASELINES = ("base", "experts", "soup", "magnitude soup", "ties", "joint")
+Baseline = Literal["base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous"]
 
 
 class Run(Strict):
-    """One training of an expert; keys as in `EXPERT.yaml` (docs/training.md)."""
+    """One training of an expert; keys as in `EXPERT.yaml` (docs/training.md).
+
+    `train` names the places that train; with a partition, the part is the expert's own.
+    """
 
     preset: str | None = None
     hyperparameters: dict[str, Any] = {}
@@ -27,7 +29,20 @@ class Run(Strict):
     save_every: PositiveInt = 5000
     limit: PositiveInt | None = None
     lora: Lora | None = None
+    train: Trained | None = None
     seed: int = 0
+
+
+class Turns(Strict):
+    """How simultaneous partition SFT shares the places, for the baseline of that name.
+
+    Attributes:
+        partition: of the second paper.
+        every: optimiser steps in a turn.
+    """
+
+    partition: Literal["A", "B", "C", "Z"] = "C"
+    every: PositiveInt = 1
 
 
 class Selecting(Strict):
@@ -96,6 +111,8 @@ class StudySpec(Strict):
         task: the task experts.
         languages: the language experts, by any code of their language.
         grid: compositions to try beside the default; the best is chosen on development documents.
+        partitions: partitions of the second paper, as compositions of the two experts.
+        simultaneous: how that baseline is trained.
         baselines: what the swap is compared with.
         judge: what models are judged on.
         device: where models are judged.
@@ -109,6 +126,8 @@ class StudySpec(Strict):
     task: Experts
     languages: Annotated[dict[Text, Experts], Field(min_length=1)]
     grid: Grid | None = None
+    partitions: list[Literal["A", "B", "C", "Z"]] = []
+    simultaneous: Turns = Turns()
     baselines: list[Baseline] = ["base", "experts", "soup"]
     judge: Judging
     device: str = "cpu"
@@ -142,6 +161,7 @@ def read_study(path: Path) -> StudySpec:
 def _keys_at(path: KeyPath) -> list[str]:
     models: dict[str, type[Strict]] = {
         "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": Run, "lora": Lora,
+        "train": Trained, "simultaneous": Turns,
     }  # fmt: skip
     named = [part for part in path if isinstance(part, str)]
     if not named:

@@ -52,8 +52,12 @@ def train(context: Context) -> None:
         str(context.inputs[one["step"]] / "mix") if "step" in one else one["given"]
         for one in settings.pop("data")
     ]
+    turns = settings.pop("turns", None)
     spec = {key: value for key, value in settings.items() if value is not None}
-    data = {"data": sets[0]} if len(sets) == 1 else {"mix": sets}
+    data: dict[str, Any] = {"data": sets[0]} if len(sets) == 1 else {"mix": sets}
+    if turns is not None:
+        both = {"task": sets[0], "language": sets[1], "every": turns["every"]}
+        data = {"simultaneous": both, "train": {"partition": turns["partition"]}}
     out = context.folder / EXPERT
     checked = check_expert({**spec, **data}, where=context.step.name)
     train_expert(checked, out, resume=(out / "layerswap-training.json").is_file(), say=context.say)
@@ -110,8 +114,12 @@ def _models(context: Context) -> Iterator[tuple[str, Plan]]:
         yield "base", _plan({"experts": {"m": base}, "soup": {"experts": ["m"]}})
     for name, folder in context.inputs.items():
         if name.startswith("train/"):
-            recipe = {"experts": {"m": str(folder / EXPERT)}, "soup": {"experts": ["m"]}}
-            yield "joint", _plan({**recipe, "bake": True})
+            recipe: dict[str, Any] = {
+                "experts": {"m": str(folder / EXPERT)},
+                "soup": {"experts": ["m"]},
+            }
+            baseline = name.removeprefix("train/").removesuffix(f"-{settings['language']}")
+            yield baseline, _plan({**recipe, "bake": True})
     for i, task in enumerate(tasks):
         for j, language in enumerate(languages):
             experts = {"task": str(task), "language": str(language)}
@@ -126,6 +134,8 @@ def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, An
     for bottom in (settings["grid"] or {}).get("bottom", ()):
         for top in settings["grid"]["top"]:
             yield f"swap {bottom},{top}", {"swap": {"bottom": bottom, "top": top}}
+    for name in settings["partitions"]:
+        yield f"partition {name}", {"partition": {"name": name}}
     known: dict[str, list[tuple[str, dict[str, Any]]]] = {
         "experts": [("task expert", {"soup": {"experts": ["task"]}}),
                     ("language expert", {"soup": {"experts": ["language"]}})],
