@@ -83,3 +83,22 @@ def export(
     for name in export_tasks(out, split=split.value, n=n, seed=seed, overwrite=overwrite):
         typer.echo(name)
     typer.echo(f"wrote {out}; give it to a sweep as `include`, or to lm_eval as --include_path")
+
+
+@app.command()
+def study(
+    out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
+    runs: Annotated[int, typer.Option(min=1, help="Trainings of each kind of expert.")] = 2,
+    n: Annotated[int, typer.Option(min=4, help="Questions of each language.")] = 500,
+) -> None:
+    """The papers' experiment on the lab: trainings, pairs, compositions, baselines, tables.
+
+    Example: layerswap lab study --out lab-study
+    """
+    from layerswap.cli.study import run_file
+    from layerswap.lab.study_files import write_study
+    from layerswap.study.planning import plan_study
+    from layerswap.study.spec import read_study
+
+    path = write_study(out, runs=runs, n=n)
+    run_file(plan_study(read_study(path), path.parent), out / "study", on=None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from layerswap.study.steps import Graph
 
 app = typer.Typer(no_args_is_help=True, help="A whole experiment from one file, never done twice.")
 StudyFile = Annotated[
@@ -30,19 +33,26 @@ def run(
 
     Example: layerswap study run study.yaml --out study
     """
-    from layerswap.cli.tables import plan_table, status_table
-    from layerswap.errors import StudyError
-    from layerswap.study.journal import Journal
+    from layerswap.cli.tables import plan_table
     from layerswap.study.planning import plan_study
     from layerswap.study.ready_studies import find_study
-    from layerswap.study.running import run_graph, status
-    from layerswap.study.works import works
 
     spec, folder = find_study(study)
     graph = plan_study(spec, folder)
     if dry_run:
         typer.echo(plan_table(graph))
-        return
+    else:
+        run_file(graph, out, on=on)
+
+
+def run_file(graph: Graph, out: Path, *, on: str | None) -> None:
+    """Run a planned study and show how it ended."""
+    from layerswap.cli.tables import status_table
+    from layerswap.errors import StudyError
+    from layerswap.study.journal import Journal
+    from layerswap.study.running import run_graph, status
+    from layerswap.study.works import works
+
     executor = None
     if on is not None:
         from layerswap.study.on_ray import OnRay

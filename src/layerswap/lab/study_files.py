@@ -1,0 +1,100 @@
+"""The papers' experiment on the lab, as a study: its files, and the YAML that runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from layerswap.lab.assets import shipped
+from layerswap.lab.skills import Example
+from layerswap.lab.streams import language_stream, task_stream
+from layerswap.lab.tasks import MARKER, export_tasks
+from layerswap.lab.tokenizer import MAX_LENGTH
+from layerswap.lab.training import Training, Trainings
+
+INPUTS, STUDY = "inputs", "study.yaml"
+HELD_OUT = 256
+FIRST_SEED = 900
+"""Of the data; the shipped experts' seeds are far from it."""
+
+
+def write_study(
+    out: Path,
+    *,
+    runs: int = 2,
+    n: int = 500,
+    trainings: Trainings | None = None,
+) -> Path:
+    """Write the lab's study and its files into `out/inputs`.
+
+    Args:
+        out: the folder of the study.
+        runs: trainings of each kind of expert, with other orders of the data.
+        n: questions of each language, half of them to choose compositions by.
+        trainings: how long and how fast; the lab's own when None.
+
+    Returns:
+        The study's YAML; `layerswap study run` takes it too.
+    """
+    lab, trainings = shipped(), trainings or Trainings()
+    folder = out / INPUTS
+    folder.mkdir(parents=True, exist_ok=True)
+    streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}
+    for name in lab.languages:
+        stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)
+        streams[name] = (stream, trainings.language)
+    for name, (stream, training) in streams.items():
+        _write(folder / f"{name}-train.jsonl", stream, training.steps * training.batch)
+        _write(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
+    if not (folder / "tasks" / MARKER).is_file():
+        export_tasks(folder / "tasks", n=n)
+    study = {
+        "name": "Layer swapping on the lab",
+        "description": "The papers' experiment on models that a laptop trains: experts of three "
+        "kinds, every pair, a grid of compositions, and what they are compared with.",
+        "base": str(lab.base),
+        "billions": 0.001,
+        "task": _experts("task", trainings.task, runs),
+        "languages": {name: _experts(name, trainings.language, runs) for name in lab.languages},
+        "grid": {"bottom": [0, 1, 2, 4, 6], "top": [0, 1]},
+        "partitions": ["A", "C"],
+        "baselines": [
+            "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous",
+        ],
+        "judge": {
+            "tasks": ["lab_problem_{language}"],
+            "include": ["tasks"],
+            "metric": ["exact_match", "whole"],
+        },
+        "dtype": "float32",
+    }  # fmt: skip
+    path = folder / STUDY
+    path.write_text(json.dumps(study, indent=2) + "\n", "utf-8")  # JSON is YAML too
+    return path
+
+
+def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
+    run = {
+        "hyperparameters": {
+            "learning_rate": training.learning_rate,
+            "per_device_train_batch_size": training.batch,
+            "warmup_steps": training.warmup,
+            "adam_beta2": training.beta2,
+            "max_length": MAX_LENGTH,
+            "logging_steps": 50,
+        },
+        "save_every": max(1, training.steps * training.batch // 2),
+    }
+    return {
+        "data": {part: f"{name}-{part}.jsonl" for part in ("train", "validation")},
+        "keep": runs,
+        "runs": [{**run, "seed": seed} for seed in range(1, runs + 1)],
+    }
+
+
+def _write(path: Path, stream: Iterator[Example], n: int) -> None:
+    rows = ({"prompt": one.prompt, "completion": one.completion} for one in islice(stream, n))
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
