@@ -139,7 +139,10 @@ def _read(folder: Any) -> dict[str, Pairs]:
         for model, scores in models.items():
             pair, _, treatment = model.rpartition(": ")
             ordered = sorted(scores, key=lambda score: (score.task, score.document))
-            pairs[pair or "all"][treatment] = np.array([score.score for score in ordered])
+            # chrF is from 0 to 100; as a fraction it is shown in per cent like the others.
+            scale = 100 if "chrf" in ordered[0].metric else 1
+            values = np.array([score.score for score in ordered])
+            pairs[pair or "all"][treatment] = values / scale
         found[benchmark] = dict(pairs)
     return found
 
@@ -156,7 +159,7 @@ def _ranked(conditions: Mapping[str, Mapping[str, Values]]) -> Any:
 
 
 def _section(language: str, benchmark: str, rows: Mapping[str, Row]) -> Section:
-    columns = ["treatment", "score", "lowest pair", "highest pair", "to the default swap"]
+    columns = ["treatment", "score, %", "lowest pair", "highest pair", "to the default swap"]
     cells: list[list[Any]] = [
         [name, row.score, row.lowest, row.highest, "" if row.against is None else
          f"{100 * row.against.mean:+.1f} [{100 * row.against.low:+.1f}, "
@@ -188,6 +191,11 @@ def _markdown(section: Section) -> str:
         lines += [section.text, ""]
     lines += [f"| {' | '.join(table.columns)} |", "|---|" + "---:|" * (len(table.columns) - 1)]
     for row in table.rows:
-        shown = (f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row)
-        lines.append(f"| {' | '.join(shown)} |")
+        lines.append(f"| {' | '.join(map(_percent, row))} |")
     return "\n".join([*lines, "", section.note or ""]).rstrip()
+
+
+def _percent(cell: Any) -> str:
+    if isinstance(cell, Interval):
+        return f"{100 * cell.mean:.1f} [{100 * cell.low:.1f}, {100 * cell.high:.1f}]"
+    return f"{100 * cell:.1f}" if isinstance(cell, float) else str(cell)
