@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import platform
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 from layerswap.checkpoint.journal import read_journal
 from layerswap.errors import MergeError
@@ -83,6 +85,23 @@ def refuse_target(target: Path, *, marker: str, overwrite: bool) -> None:
         _refuse(target, marker=marker, overwrite=overwrite)
     except OSError as error:
         raise MergeError(f"{target}: cannot be written ({error.strerror})") from None
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a JSON file in one step: readers see the old content or the new, never a part.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    draft = path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as stream:
+            stream.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def sync_tree(folder: Path) -> None:

@@ -8,7 +8,6 @@ anew, atomically, after each model: what it lists is whole, and is not trained a
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import time
@@ -19,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint.commit import write_json
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.scoring import load, score_model
@@ -246,12 +246,7 @@ def _open_record(
 
 
 def _write_record(out: Path, record: dict[str, Any]) -> None:
-    partial = out / f".{RECORD}.partial"
-    with partial.open("w") as file:
-        file.write(json.dumps(record, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(out / RECORD)
+    write_json(out / RECORD, record)
 
 
 def _versions() -> dict[str, str]:

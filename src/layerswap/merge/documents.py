@@ -153,9 +153,7 @@ def _config(plan: Plan) -> dict[str, Any]:
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
     if len(dtypes) == 1:
-        dtype = names[dtypes.pop()]
-        config.setdefault("dtype" if "torch_dtype" not in config else "torch_dtype", dtype)
-        _set_known(config, ("dtype", "torch_dtype"), dtype)
+        set_dtype(config, names[dtypes.pop()])
     if plan.alignment is not None:
         _set_known(config, ("vocab_size",), plan.alignment.size)
         owner = plan.tokenizer_owner.config
@@ -166,6 +164,12 @@ def _config(plan: Plan) -> dict[str, Any]:
         config.setdefault("tie_word_embeddings", True)
         _set_known(config, ("tie_word_embeddings",), True)
     return config
+
+
+def set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Say the dtype of the weights in a configuration, under the name that it has for it."""
+    config.setdefault("dtype" if "torch_dtype" not in config else "torch_dtype", dtype)
+    _set_known(config, ("dtype", "torch_dtype"), dtype)
 
 
 def _set_known(config: dict[str, Any], keys: Sequence[str], value: object) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from layerswap.checkpoint.commit import write_json
 from layerswap.errors import StudyError
 from layerswap.study.steps import Graph, Step
 
-State = Literal["waiting", "running", "done", "failed", "blocked"]
+State = Literal["waiting", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
 
 
@@ -65,7 +62,7 @@ class Journal:
         except OSError as error:
             raise StudyError(f"{root}: cannot be written ({error.strerror})") from None
         names = {step.name: graph.folder(step.name) for step in graph}
-        _write(self.index, {"steps": names})
+        write_json(self.index, {"steps": names})
 
     @property
     def index(self) -> Path:
@@ -90,13 +87,12 @@ class Journal:
         entry = self.entry(name)
         return entry is not None and entry.state == "done"
 
-    @contextmanager
-    def doing(self, step: Step) -> Iterator[Path]:
+    def begin(self, step: Step) -> Path:
         """The folder to work in; it holds what an earlier attempt has left."""
         folder = self.folder(step.name)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD).unlink(missing_ok=True)
-        yield folder
+        return folder
 
     def finish(self, step: Step, *, state: State, started: float, why: str, attempts: int) -> Entry:
         """Write down how a step ended."""
@@ -104,18 +100,5 @@ class Journal:
             step.name, step.kind, self.graph.keys[step.name], state,
             round(time.monotonic() - started, 3), socket.gethostname(), why, attempts,
         )  # fmt: skip
-        _write(self.folder(step.name) / RECORD, asdict(entry))
+        write_json(self.folder(step.name) / RECORD, asdict(entry))
         return entry
-
-    def forget(self, name: str) -> None:
-        """Remove a step's output, so that it is done again."""
-        shutil.rmtree(self.folder(name), ignore_errors=True)
-
-
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -116,26 +116,26 @@ def do_step(journal: Journal, step: Step, works: Mapping[str, Work], say: Say) -
     inputs = {name: journal.folder(name) for name in step.needs}
     state: State = "failed"
     why, attempt = "", 0
-    with journal.doing(step) as folder:
-        while True:
-            attempt += 1
-            say(f"{step.name}" + (f", try {attempt}" if attempt > 1 else ""))
-            try:
-                works[step.kind](Context(step, folder, inputs, say))
-            except TRANSIENT as error:
-                why = _reason(error)
-                if attempt < TRIES:
-                    time.sleep(PAUSE * 2 ** (attempt - 1))
-                    continue
-            except LayerswapError as error:
-                why = str(error)
-            except Exception as error:  # a study goes on with what does not need this step
-                why = _reason(error)
-                (folder / LOG).write_text(traceback.format_exc(), "utf-8")
-            else:
-                state, why = "done", ""
-            break
-        entry = journal.finish(step, state=state, started=started, why=why, attempts=attempt)
+    folder = journal.begin(step)
+    while True:
+        attempt += 1
+        say(f"{step.name}" + (f", try {attempt}" if attempt > 1 else ""))
+        try:
+            works[step.kind](Context(step, folder, inputs, say))
+        except TRANSIENT as error:
+            why = _reason(error)
+            if attempt < TRIES:
+                time.sleep(PAUSE * 2 ** (attempt - 1))
+                continue
+        except LayerswapError as error:
+            why = str(error)
+        except Exception as error:  # a study goes on with what does not need this step
+            why = _reason(error)
+            (folder / LOG).write_text(traceback.format_exc(), "utf-8")
+        else:
+            state, why = "done", ""
+        break
+    entry = journal.finish(step, state=state, started=started, why=why, attempts=attempt)
     if state == "failed":
         say(f"{step.name} failed: {why}")
     return entry

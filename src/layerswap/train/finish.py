@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint
-from layerswap.checkpoint.commit import sync_tree
+from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.errors import TrainingError
-from layerswap.merge.documents import COPIED
+from layerswap.merge.documents import COPIED, set_dtype
 
 TRAINING = "layerswap-training.json"
 """The record in every folder that `layerswap train` writes."""
@@ -46,12 +46,7 @@ def read_training(folder: Path) -> dict[str, Any]:
 
 def write_training(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the record, in one step."""
-    draft = folder / f".{TRAINING}"
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / TRAINING)
+    write_json(folder / TRAINING, record)
 
 
 def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtype: str) -> None:
@@ -79,8 +74,9 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
     if not adapter:
         (draft / CONFIG).write_text(json.dumps(_config(base, dtype), indent=2) + "\n", "utf-8")
     (draft / "README.md").write_text(card(record, base, adapter=adapter), "utf-8")
+    mode = 0o666 & ~_umask()
     for file in draft.iterdir():
-        file.chmod(0o666 & ~_umask())  # safetensors' own files are for the owner alone
+        file.chmod(mode)  # safetensors' own files are for the owner alone
     sync_tree(draft)
     last = draft / ("adapter_config.json" if adapter else CONFIG)
     for file in sorted(draft.iterdir(), key=lambda file: (file == last, file.name)):
@@ -137,10 +133,5 @@ def _umask() -> int:
 def _config(base: Checkpoint, dtype: str) -> dict[str, Any]:
     config = dict(base.config)
     config.pop("auto_map", None)  # weights never run code from a repository
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    config[key] = dtype
-    text = config.get("text_config")
-    if isinstance(text, dict):
-        known = {name: dtype for name in ("dtype", "torch_dtype") if name in text}
-        config["text_config"] = {**text, **known}
+    set_dtype(config, dtype)
     return config

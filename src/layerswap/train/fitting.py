@@ -138,8 +138,9 @@ def _lora(job: Job, model: PreTrainedModel) -> Any:
 def _run(trainer: Any, folder: Path) -> None:
     with_state = newest(folder)
     trainer.train(resume_from_checkpoint=str(with_state) if with_state else None)
-    # The logged loss leaves out what is not a number, so the weights are asked.
-    if not all(p.isfinite().all() for p in trainer.model.parameters() if p.requires_grad):
+    # The logged loss leaves out what is not a number, so the weights are asked: all of them, for
+    # of two parts in turns the one that is frozen at the end has trained too.
+    if not all(p.isfinite().all() for p in trainer.model.parameters()):
         raise TrainingError("the weights are not numbers any more; try a lower learning rate")
 
 
