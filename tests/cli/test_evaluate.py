@@ -145,6 +145,13 @@ def test_a_folder_that_is_no_run_is_left_alone(layerswap, models, tmp_path):
     assert layerswap("compare", tmp_path).code == 2
 
 
+def test_a_table_that_is_damaged_is_one_line(layerswap, tmp_path):
+    (tmp_path / "scores.parquet").write_bytes(b"not parquet at all")
+    done = layerswap("compare", tmp_path)
+    assert done.code == 2
+    assert "scores.parquet: cannot be read" in done.err
+
+
 def scores(path, **models):
     import pyarrow as pa
     import pyarrow.parquet as pq

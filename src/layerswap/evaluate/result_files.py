@@ -123,12 +123,17 @@ def read_scores(out: Path) -> list[Score]:
     Raises:
         EvaluationError: there is none, or it is another table.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = out / TABLE
     if not path.is_file():
         raise EvaluationError(f"{out}: no {TABLE}; give a folder that `layerswap eval` wrote")
-    rows = pq.read_table(path).to_pylist()
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowInvalid) as error:
+        why = " ".join(str(error).split())[:160]
+        raise EvaluationError(f"{path}: cannot be read ({why})") from None
     if rows and set(rows[0]) != set(COLUMNS):
         raise EvaluationError(f"{path}: not a table of `layerswap eval`")
     return [Score(**row) for row in rows]
