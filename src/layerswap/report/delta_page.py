@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from layerswap.delta.atlas import Atlas
 from layerswap.report.delta_map import labels_of
 from layerswap.report.even_scale import even_scale
+from layerswap.report.page import Panel, island
 
 STEPS = 120
 """Positions of the threshold slider, even in the logarithm; fewer for very large models."""
@@ -27,9 +27,13 @@ def delta_page(atlas: Atlas, threshold: float) -> str:
     environment = Environment(
         loader=PackageLoader("layerswap.report"), autoescape=True, undefined=StrictUndefined
     )
-    # Inside a script element only "</" could end it.
-    text = json.dumps(_data(atlas, threshold), separators=(",", ":")).replace("</", "<\\/")
-    return environment.get_template("delta.html.j2").render(data=text, atlas=atlas)
+    data = island(map_panel(atlas, threshold))
+    return environment.get_template("delta.html.j2").render(data=data, atlas=atlas)
+
+
+def map_panel(atlas: Atlas, threshold: float) -> Panel:
+    """The maps of an atlas's experts with a slider, as a panel of a report; see `delta_page`."""
+    return Panel("maps", _data(atlas, threshold))
 
 
 def _data(atlas: Atlas, threshold: float) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.errors import LayerswapError
 from layerswap.report.svg import score
@@ -49,14 +50,28 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """Something to work with on the page; it needs JavaScript, and is quiet without it.
+
+    Attributes:
+        kind: `maps` (see `delta_page.map_panel`), `grid` or `examples` (see `panels`).
+        data: what it shows; plain data.
+    """
+
+    kind: Literal["maps", "grid", "examples"]
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Section:
-    """A part of the report, shown in this order: heading, text, figure, table, note.
+    """A part of the report, shown in this order: heading, text, figure, table, panel, note.
 
     Attributes:
         heading: a few words.
         text: paragraphs, divided by empty lines.
         figure_svg: a figure of this package, placed on the page as it is.
-        table: results.
+        table: results; it can be sorted on the page.
+        panel: something to work with.
         note: what the reader should be careful about; set apart. Paragraphs like `text`.
     """
 
@@ -65,6 +80,7 @@ class Section:
     figure_svg: str | None = None
     table: Table | None = None
     note: str | None = None
+    panel: Panel | None = None
 
     def __post_init__(self) -> None:
         _check_figure(self.figure_svg)
@@ -91,9 +107,15 @@ class Report:
     def __post_init__(self) -> None:
         _check_figure(self.figure_svg)
 
+    @property
+    def panels(self) -> list[str]:
+        """The kinds of panel on the page, each once."""
+        kinds = (section.panel.kind for section in self.sections if section.panel)
+        return list(dict.fromkeys(kinds))
+
 
 def render(report: Report) -> str:
-    """The report as one HTML file: no script, no font and no link; equal reports, equal bytes.
+    """The report as one HTML file: no font, no link, nothing fetched; equal reports, equal bytes.
 
     All text is escaped. Only `figure_svg` is placed as it is, which the figures of this package
     have escaped themselves.
@@ -143,8 +165,22 @@ def _template() -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(paragraphs=_paragraphs, kind=_kind, score=score, numeric=_numeric)
+    environment.filters.update(
+        paragraphs=_paragraphs, kind=_kind, score=score, numeric=_numeric, amount=_amount,
+        island=island,
+    )  # fmt: skip
     return environment.get_template("report.html.j2")
+
+
+def island(panel: Panel) -> str:
+    """The data of a panel for a script element; only "</" could end that."""
+    text = json.dumps(panel.data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("</", "<\\/").replace("<!--", "<\\u0021--")
+
+
+def _amount(cell: float | Interval) -> float:
+    """What a cell is sorted by."""
+    return cell if isinstance(cell, float) else cell.mean
 
 
 def _paragraphs(words: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from layerswap.merge.documents import fingerprint
 from layerswap.study.spec import Experts, Run, StudySpec
 from layerswap.study.steps import Estimate, Graph, Resources, Step
-from layerswap.train.expert_schema import Data, Files
+from layerswap.train.expert_schema import Data, Files, Trained
 from layerswap.train.mix_file import mix_text, ready_recipes
 
 TASK = "task"
@@ -39,22 +39,47 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
         yield from _data(name, experts.data, folder)
         for i, run in enumerate(experts.runs):
             yield _train(f"train/{name}/{i}", spec, [(name, experts.data)], run, folder)
+        if "partial" in spec.baselines:
+            yield from _partial(name, experts, spec, folder)
         yield _select(name, experts)
-    for language, experts in spec.languages.items():
-        needs = [f"select/{TASK}", f"select/{language}"]
-        both = [(TASK, spec.task.data), (language, experts.data)]
-        for baseline in ("joint", "simultaneous"):
-            if baseline in spec.baselines:
-                name = f"train/{baseline}-{language}"
-                turns = spec.simultaneous.model_dump() if baseline == "simultaneous" else None
-                run = experts.runs[0].model_copy(update={"train": None})
-                yield _train(name, spec, both, run, folder, turns=turns)
-                needs.append(name)
-        yield _judge(language, spec, tuple(needs), folder)
-    judged = tuple(f"judge/{language}" for language in spec.languages)
+    results = []
+    for language in spec.languages:
+        both = list(_both(language, spec, folder))
+        yield from both
+        judge = _judge(language, spec, tuple(step.name for step in both), folder)
+        yield judge
+        results.append(judge.name)
+        if spec.change:
+            yield _change(language, spec, folder)
+            results.append(f"change/{language}")
     settings = {"name": spec.name, "description": spec.description,
                 "development": spec.judge.development}  # fmt: skip
-    yield Step("tables", "tables", settings, judged)
+    yield Step("tables", "tables", settings, tuple(results))
+
+
+def _partial(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Iterator[Step]:
+    """Experts that train their own part of each partition alone."""
+    for partition in spec.partitions:
+        trained = Trained(partition=partition, part=TASK if name == TASK else "language")
+        run = experts.runs[0].model_copy(update={"train": trained})
+        yield _train(f"partial/{name}/{partition}", spec, [(name, experts.data)], run, folder)
+
+
+def _both(language: str, spec: StudySpec, folder: Path) -> Iterator[Step]:
+    """Trainings on the data of the task and of a language."""
+    experts = spec.languages[language]
+    both = [(TASK, spec.task.data), (language, experts.data)]
+    for baseline in ("joint", "simultaneous"):
+        if baseline in spec.baselines:
+            turns = spec.simultaneous.model_dump() if baseline == "simultaneous" else None
+            run = experts.runs[0].model_copy(update={"train": None})
+            yield _train(f"train/{baseline}-{language}", spec, both, run, folder, turns=turns)
+
+
+def _change(language: str, spec: StudySpec, folder: Path) -> Step:
+    settings = {"language": language, "base": _base(spec, folder)}
+    needs = (f"select/{TASK}", f"select/{language}")
+    return Step(f"change/{language}", "change", settings, needs, estimate=Estimate(disk_gb=0.1))
 
 
 def _data(name: str, data: Data, folder: Path) -> Iterator[Step]:
@@ -112,7 +137,7 @@ def _select(name: str, experts: Experts) -> Step:
     return Step(f"select/{name}", "select", settings, needs, estimate=Estimate(gpu_hours=hours))
 
 
-def _judge(language: str, spec: StudySpec, needs: tuple[str, ...], folder: Path) -> Step:
+def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Path) -> Step:
     judge = spec.judge.model_dump(mode="json")
     judge["include"] = [str((folder / one).absolute()) for one in spec.judge.include]
     settings = {
@@ -128,14 +153,28 @@ def _judge(language: str, spec: StudySpec, needs: tuple[str, ...], folder: Path)
     pairs = spec.task.keep * spec.languages[language].keep
     compositions = 1 + len(spec.baselines)
     if spec.grid:
-        compositions += len(spec.grid.bottom) * len(spec.grid.top)
+        compositions += len(spec.grid.zones())
     # Swept together, compositions cost about a third of what they cost one by one.
     hours = 0.25 * pairs * compositions / 3 * spec.billions / 8
     device = Resources(cpus=4, gpus=1, memory_gb=96) if spec.device != "cpu" else Resources()
     return Step(
-        f"judge/{language}", "judge", settings, needs, resources=device,
-        estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
+        f"judge/{language}", "judge", settings, (*_compared(language, spec), *trained),
+        resources=device, estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
     )  # fmt: skip
+
+
+def _compared(language: str, spec: StudySpec) -> tuple[str, ...]:
+    """The steps whose experts a language is judged with, beside those trained on both data."""
+    others = [one for one in spec.languages if one != language]
+    if "multilingual soup" not in spec.baselines:
+        others = []
+    partial = [
+        f"partial/{name}/{partition}"
+        for name in (TASK, language)
+        for partition in spec.partitions
+        if "partial" in spec.baselines
+    ]
+    return (*(f"select/{name}" for name in (TASK, language, *others)), *partial)
 
 
 def _base(spec: StudySpec, folder: Path) -> str:

@@ -14,7 +14,10 @@ from layerswap.errors import RecipeError
 from layerswap.evaluate.sweep_spec import Grid
 from layerswap.train.expert_schema import Data, Lora, Text, Trained
 
-Baseline = Literal["base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous"]
+Baseline = Literal[
+    "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
+    "soups", "multilingual soup",
+]  # fmt: skip
 
 
 class Run(Strict):
@@ -113,7 +116,13 @@ class StudySpec(Strict):
         grid: compositions to try beside the default; the best is chosen on development documents.
         partitions: partitions of the second paper, as compositions of the two experts.
         simultaneous: how that baseline is trained.
-        baselines: what the swap is compared with.
+        baselines: what the swap is compared with. `partial`: for each partition, experts that
+            train their own part of it alone, each by itself and swapped (paper 2, tables 1 and
+            2). `soups`: the soup of the kept language experts swapped with that of the kept task
+            experts; `multilingual soup`: the soup of all languages' experts in the former's place
+            (paper 1, table 6).
+        change: whether what the kept experts changed is measured and shown (paper 1, figures 2
+            and 4 to 9).
         judge: what models are judged on.
         device: where models are judged.
         dtype: of the models that are judged.
@@ -129,6 +138,7 @@ class StudySpec(Strict):
     partitions: list[Literal["A", "B", "C", "Z"]] = []
     simultaneous: Turns = Turns()
     baselines: list[Baseline] = ["base", "experts", "soup"]
+    change: bool = True
     judge: Judging
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
@@ -140,6 +150,12 @@ class StudySpec(Strict):
         if len(set(names)) < len(names):
             raise ValueError("a baseline is there twice")
         return names
+
+    @model_validator(mode="after")
+    def _partitioned(self) -> StudySpec:
+        if "partial" in self.baselines and not self.partitions:
+            raise ValueError("baseline `partial` needs partitions, which say what trains")
+        return self
 
 
 def read_study(path: Path) -> StudySpec:

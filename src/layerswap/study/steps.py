@@ -16,7 +16,7 @@ from typing import Any
 
 from layerswap.errors import StudyError
 
-VERSIONS = {"data": 1, "train": 1, "select": 1, "judge": 1, "tables": 1}
+VERSIONS = {"data": 1, "train": 1, "select": 1, "change": 1, "judge": 2, "tables": 2}
 """Raised when a kind of step comes to write something else for the same settings."""
 
 

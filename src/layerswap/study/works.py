@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from layerswap.compose.recipe import check_recipe
 from layerswap.errors import StudyError
-from layerswap.merge.make import make_plan
-from layerswap.merge.plan import Plan
 from layerswap.study.running import Context, Work
+from layerswap.study.treatments import EXPERT, SELECTION, models, selected
 
-EXPERT, SELECTION, RESULTS = "expert", "selection.json", "results"
-SWAP = "swap, default"
+RESULTS, ATLAS = "results", "map"
 
 
 def works() -> Mapping[str, Work]:
@@ -25,6 +22,7 @@ def works() -> Mapping[str, Work]:
         "data": build_data,
         "train": train,
         "select": select_experts,
+        "change": measure_change,
         "judge": judge,
         "tables": write_tables,
     }
@@ -82,6 +80,21 @@ def select_experts(context: Context) -> None:
     (context.folder / SELECTION).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
 
 
+def measure_change(context: Context) -> None:
+    """Measure what the kept experts changed, and write the maps (paper 1, figures 2 and 4 to 9)."""
+    from layerswap.delta.atlas import measure_delta
+    from layerswap.report.atlas_files import write_atlas
+
+    settings = context.step.settings
+    named = {
+        f"{kind}-{i}": str(path)
+        for kind in ("task", settings["language"])
+        for i, path in enumerate(selected(context, f"select/{kind}"), 1)
+    }
+    atlas = measure_delta(settings["base"], named)
+    write_atlas(atlas, context.folder / ATLAS, overwrite=True)
+
+
 def judge(context: Context) -> None:
     """Judge every pair of experts of one language: the compositions and the baselines."""
     from layerswap.evaluate.answers import AnswerStore
@@ -90,9 +103,8 @@ def judge(context: Context) -> None:
 
     settings = context.step.settings
     folder, asked = _tasks(context)
-    models = dict(_models(context))
     results = run_suite(
-        models,
+        dict(models(context)),
         asked,
         folder,
         settings=Settings(
@@ -102,60 +114,6 @@ def judge(context: Context) -> None:
         say=context.say,
     )
     write_results(context.folder / RESULTS, results, asked)
-
-
-def _models(context: Context) -> Iterator[tuple[str, Plan]]:
-    """Every model by `<pair>: <treatment>`; what is the same for all pairs has no pair."""
-    settings = context.step.settings
-    base = settings["base"]
-    tasks = _selected(context, "select/task")
-    languages = _selected(context, f"select/{settings['language']}")
-    if "base" in settings["baselines"]:
-        yield "base", _plan({"experts": {"m": base}, "soup": {"experts": ["m"]}})
-    for name, folder in context.inputs.items():
-        if name.startswith("train/"):
-            recipe: dict[str, Any] = {
-                "experts": {"m": str(folder / EXPERT)},
-                "soup": {"experts": ["m"]},
-            }
-            baseline = name.removeprefix("train/").removesuffix(f"-{settings['language']}")
-            yield baseline, _plan({**recipe, "bake": True})
-    for i, task in enumerate(tasks):
-        for j, language in enumerate(languages):
-            experts = {"task": str(task), "language": str(language)}
-            start = {"base": base, "experts": experts, "bake": True}
-            for treatment, method in _treatments(settings):
-                yield f"{i}-{j}: {treatment}", _plan({**start, **method})
-
-
-def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    both = ["task", "language"]
-    yield SWAP, {"swap": {}}
-    for bottom in (settings["grid"] or {}).get("bottom", ()):
-        for top in settings["grid"]["top"]:
-            yield f"swap {bottom},{top}", {"swap": {"bottom": bottom, "top": top}}
-    for name in settings["partitions"]:
-        yield f"partition {name}", {"partition": {"name": name}}
-    known: dict[str, list[tuple[str, dict[str, Any]]]] = {
-        "experts": [("task expert", {"soup": {"experts": ["task"]}}),
-                    ("language expert", {"soup": {"experts": ["language"]}})],
-        "soup": [("soup", {"soup": {"experts": both}})],
-        "magnitude soup": [("magnitude soup", {"soup": {"experts": both},
-                                               "weights": "magnitude"})],
-        "ties": [("ties", {"merge": {"method": "ties", "experts": both}})],
-    }  # fmt: skip
-    for baseline in settings["baselines"]:
-        yield from known.get(baseline, ())
-
-
-def _plan(recipe: dict[str, Any]) -> Plan:
-    return make_plan(check_recipe(recipe, where="study"))
-
-
-def _selected(context: Context, step: str) -> list[Path]:
-    folder = context.inputs[step]
-    names = json.loads((folder / SELECTION).read_text("utf-8"))
-    return [folder.parent / name for name in names]
 
 
 def _tasks(context: Context) -> tuple[Path, list[Any]]:

@@ -1,0 +1,1 @@
+for (const root of document.querySelectorAll("[data-panel]")) panels[root.dataset.panel](root);
