@@ -56,7 +56,7 @@ def test_the_last_layer_is_on_top():
 
 
 def page_data(html: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    found = re.search(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
     return json.loads(found[1])
 
 

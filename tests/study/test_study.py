@@ -10,12 +10,14 @@ from layerswap.lab.assets import shipped
 from layerswap.lab.streams import language_stream, take, task_stream
 from layerswap.lab.tasks import export_tasks
 from layerswap.lab.world import make_world
-from layerswap.study.journal import Journal
+from layerswap.study.journal import Journal, read_journal
 from layerswap.study.planning import plan_study
 from layerswap.study.ready_studies import find_study, ready_studies
 from layerswap.study.running import run_graph
 from layerswap.study.spec import read_study
-from layerswap.study.tables import BEST, CHOSEN, DEFAULT, summarise
+from layerswap.study.scores import BEST, CHOSEN, condition
+from layerswap.study.telling import write_study_report
+from layerswap.study.treatments import DEFAULT
 from layerswap.study.works import works
 
 
@@ -50,7 +52,7 @@ def spec(folder, **changes):
         "languages": {"nela": experts("nela", [1]), "furo": experts("furo", [1])},
         "grid": {"bottom": [0, 2], "top": 0},
         "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint",
-                      "simultaneous"],
+                      "simultaneous", "partial", "soups", "multilingual soup"],
         "partitions": ["C"],
         "judge": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
                   "metric": ["exact_match", "whole"], "limit": 12},
@@ -73,14 +75,22 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
         (rows,) = numbers["languages"][language].values()
         assert set(rows) == {
             "base", "joint", DEFAULT, CHOSEN, BEST, "task expert", "language expert", "soup",
-            "magnitude soup", "ties", "simultaneous", "partition C",
+            "magnitude soup", "ties", "simultaneous", "partition C", "swap of soups",
+            "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
+            "swap of partial SFT, C",
         }  # fmt: skip
         assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
     assert numbers["friedman"]["conditions"] == 2 * 4
     text = (tables / "tables.md").read_text()
     assert "## lab_problem_furo, furo" in text
     assert "chosen by the documents that it is judged on" in text
-    assert "<table" in (tables / "report.html").read_text()
+    assert "\\toprule" in (tables / "tables.tex").read_text()
+    page = write_study_report(tmp_path / "out").read_text()
+    assert {f'data-panel="{kind}"' in page for kind in ("maps", "grid", "examples")} == {True}
+    assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} >= {
+        "ranks.svg", "ranks.pdf", "change-nela.svg", "change-nela.pdf",
+    }  # fmt: skip
+    assert read_journal(tmp_path / "out").graph.keys == graph.keys
 
     lines.clear()
     run_graph(spec(folder), tmp_path / "out", works(), say=lines.append)
@@ -100,8 +110,9 @@ def test_changed_data_is_trained_on_again(folder):
     after = spec(folder).keys
     path.write_text(text)
     assert {name for name in before if before[name] != after[name]} == {
-        "train/furo/0", "train/joint-furo", "train/simultaneous-furo", "select/furo", "judge/furo",
-        "tables",
+        "train/furo/0", "train/joint-furo", "train/simultaneous-furo", "partial/furo/C",
+        "select/furo", "change/furo", "judge/furo", "tables",
+        "judge/nela",  # whose multilingual soup has its experts
     }  # fmt: skip
 
 
@@ -110,13 +121,13 @@ def test_the_choice_is_made_on_other_documents_than_the_score():
     pairs = {
         f"0-{i}": {
             DEFAULT: rng.random(400) < 0.5,
-            **{f"swap {b},0": rng.random(400) < 0.5 for b in range(30)},
+            **{f"swap {b},0,0,0": rng.random(400) < 0.5 for b in range(30)},
             "soup": rng.random(400) < 0.5,
         }
         for i in range(3)
     }
     pairs = {p: {n: v.astype(float) for n, v in t.items()} for p, t in pairs.items()}
-    rows = summarise(pairs, 0.5)
+    rows = condition("sw", "mgsm", pairs, 0.5).rows()
     assert abs(rows[CHOSEN].score.mean - 0.5) < 0.04  # nothing is better, and it says so
     assert rows[BEST].score.mean > 0.54
     assert rows[DEFAULT].against is None

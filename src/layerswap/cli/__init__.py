@@ -23,6 +23,7 @@ from layerswap.cli import (
     plan,
     quickstart,
     recipe,
+    report,
     revert,
     select,
     study,
@@ -51,6 +52,7 @@ app.command("freeze-or-revert")(freeze_or_revert.freeze_or_revert)
 app.command("sweep")(sweep.sweep)
 app.command("eval")(evaluate.evaluate)
 app.command("compare")(evaluate.compare)
+app.command("report")(report.report)
 app.command("composability")(composability.composability)
 app.command("verify")(verify.verify)
 app.command("fisher")(fisher.fisher)

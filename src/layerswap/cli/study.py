@@ -51,6 +51,7 @@ def run_file(graph: Graph, out: Path, *, on: str | None) -> None:
     from layerswap.errors import StudyError
     from layerswap.study.journal import Journal
     from layerswap.study.running import run_graph, status
+    from layerswap.study.telling import write_study_report
     from layerswap.study.works import works
 
     executor = None
@@ -68,21 +69,19 @@ def run_file(graph: Graph, out: Path, *, on: str | None) -> None:
             f"{len(summary.failed)} steps failed and {len(summary.blocked)} need them; the others "
             "are done. Run it again to try them again"
         )
-    typer.echo(f"see {journal.folder('tables') / 'report.html'}")
+    typer.echo(f"see {write_study_report(out)}")
 
 
 @app.command()
 def status(
-    study: StudyFile,
-    *,
-    out: Annotated[Path, typer.Option(help="The folder of the study.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
 ) -> None:
-    """Show what is done, what failed and why, and what is left."""
+    """Show what is done, what failed and why, and what is left.
+
+    Example: layerswap study status study
+    """
     from layerswap.cli.tables import status_table
-    from layerswap.study.journal import Journal
-    from layerswap.study.planning import plan_study
-    from layerswap.study.ready_studies import find_study
+    from layerswap.study.journal import read_journal
     from layerswap.study.running import status as states
 
-    spec, folder = find_study(study)
-    typer.echo(status_table(states(Journal(out, plan_study(spec, folder)))))
+    typer.echo(status_table(states(read_journal(folder))))

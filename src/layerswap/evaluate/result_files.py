@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluate.suites.suites import Asked
+from layerswap.evaluate.samples import write_samples
+from layerswap.evaluate.suites.suites import Asked, asked_of
 
 TABLE = "scores.parquet"
 RESULTS = "results.json"
@@ -72,7 +73,7 @@ def tidy(results: Mapping[str, Mapping[str, Any]], asked: Sequence[Asked]) -> li
     found: list[Score] = []
     for model, result in results.items():
         for task, samples in sorted(result["samples"].items()):
-            of = _asked(task, asked)
+            of = asked_of(task, asked)
             main = ("sentence_chrf", "none") if of.metric[0] == "bleu" else of.metric
             for sample in samples:
                 for metric in sample["metrics"]:
@@ -99,7 +100,7 @@ def headline(result: Mapping[str, Any], asked: Asked) -> float:
 def write_results(
     out: Path, results: Mapping[str, Mapping[str, Any]], asked: Sequence[Asked]
 ) -> None:
-    """Write `<model>/results.json` for each model, and `scores.parquet`."""
+    """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from lm_eval.utils import handle_non_serializable
@@ -115,6 +116,7 @@ def write_results(
     draft = out / f".{TABLE}"
     pq.write_table(pa.table(columns), draft)
     draft.replace(out / TABLE)
+    write_samples(out, results, asked)
 
 
 def read_scores(out: Path) -> list[Score]:
@@ -137,10 +139,3 @@ def read_scores(out: Path) -> list[Score]:
     if rows and set(rows[0]) != set(COLUMNS):
         raise EvaluationError(f"{path}: not a table of `layerswap eval`")
     return [Score(**row) for row in rows]
-
-
-def _asked(task: str, asked: Sequence[Asked]) -> Asked:
-    for one in asked:
-        if task == one.name or task.startswith(f"{one.name}_"):
-            return one
-    raise EvaluationError(f"task {task} was not asked for")

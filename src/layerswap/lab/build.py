@@ -13,12 +13,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
+from layerswap.checkpoint.versions import versions
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.scoring import load, score_model
@@ -28,6 +28,7 @@ from layerswap.lab.training import Training, Trainings, new_model, train
 from layerswap.lab.world import World, WorldSettings, make_world
 from layerswap.merge.memory import without_progress_bars
 
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 RECORD = "record.json"
 RUNS = 3
 """Experts of each kind, with a seed each."""
@@ -234,7 +235,8 @@ def _open_record(
     asked = json.loads(json.dumps(asked))
     if not (out / RECORD).exists():
         out.mkdir(parents=True, exist_ok=True)
-        return {**asked, "made_with": _versions(), "models": {}}
+        made_with = {"python": platform.python_version(), **versions(*LIBRARIES)}
+        return {**asked, "made_with": made_with, "models": {}}
     record = read_record(out)
     for key, value in asked.items():
         if record.get(key) != value:
@@ -247,8 +249,3 @@ def _open_record(
 
 def _write_record(out: Path, record: dict[str, Any]) -> None:
     write_json(out / RECORD, record)
-
-
-def _versions() -> dict[str, str]:
-    names = ("torch", "transformers", "tokenizers", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}

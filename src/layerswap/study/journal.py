@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from layerswap.checkpoint.commit import write_json
+from layerswap.checkpoint.versions import versions
 from layerswap.errors import StudyError
-from layerswap.study.steps import Graph, Step
+from layerswap.study.steps import Estimate, Graph, Resources, Step
 
 State = Literal["waiting", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
+PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
+"""Whose versions are written down with a step."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Entry:
         where: the machine that did it.
         why: the reason of a failure.
         attempts: how often it was tried.
+        versions: of the packages that did it.
     """
 
     name: str
@@ -40,33 +44,39 @@ class Entry:
     where: str
     why: str = ""
     attempts: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 class Journal:
-    """The folder of a study.
+    """The folder of a study; nothing is written before `open`.
 
     Args:
-        root: the folder; it is made.
+        root: the folder.
         graph: the steps.
-
-    Raises:
-        StudyError: the folder holds something else, or cannot be written.
     """
 
     def __init__(self, root: Path, graph: Graph) -> None:
         self.root, self.graph = root.expanduser().absolute(), graph
+
+    def open(self) -> Journal:
+        """Make the folder where there is none, and write down which steps there are.
+
+        Raises:
+            StudyError: the folder holds something else, or cannot be written.
+        """
         try:
             if self.root.is_dir() and any(self.root.iterdir()) and not self.index.is_file():
-                raise StudyError(f"{root}: is no study's folder; choose another output")
+                raise StudyError(f"{self.root}: is no study's folder; choose another output")
             (self.root / STEPS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StudyError(f"{root}: cannot be written ({error.strerror})") from None
-        names = {step.name: graph.folder(step.name) for step in graph}
-        write_json(self.index, {"steps": names})
+            raise StudyError(f"{self.root}: cannot be written ({error.strerror})") from None
+        steps = [asdict(step) | {"folder": self.graph.folder(step.name)} for step in self.graph]
+        write_json(self.index, {"steps": steps})
+        return self
 
     @property
     def index(self) -> Path:
-        """The file that maps names of steps to their folders."""
+        """The file that tells the steps and their folders."""
         return self.root / INDEX
 
     def folder(self, name: str) -> Path:
@@ -99,6 +109,30 @@ class Journal:
         entry = Entry(
             step.name, step.kind, self.graph.keys[step.name], state,
             round(time.monotonic() - started, 3), socket.gethostname(), why, attempts,
+            versions(*PACKAGES),
         )  # fmt: skip
         write_json(self.folder(step.name) / RECORD, asdict(entry))
         return entry
+
+
+def read_journal(root: Path) -> Journal:
+    """The journal of a study that was begun, as its folder tells it; nothing is written.
+
+    Raises:
+        StudyError: the folder is no study's, or its index is damaged.
+    """
+    index = root.expanduser().absolute() / INDEX
+    if not index.is_file():
+        raise StudyError(f"{root}: is no study's folder: it has no {INDEX}")
+    try:
+        steps = [_step(one) for one in json.loads(index.read_text("utf-8"))["steps"]]
+        return Journal(root, Graph(steps))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StudyError(f"{index}: damaged ({type(error).__name__}: {error})") from None
+
+
+def _step(told: dict[str, Any]) -> Step:
+    return Step(
+        told["name"], told["kind"], told["settings"], tuple(told["needs"]), told["inputs"],
+        Resources(**told["resources"]), Estimate(**told["estimate"]),
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
 def _partial(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Iterator[Step]:
     """Experts that train their own part of each partition alone."""
     for partition in spec.partitions:
-        trained = Trained(partition=partition, part=TASK if name == TASK else "language")
+        trained = Trained(partition=partition, part="task" if name == TASK else "language")
         run = experts.runs[0].model_copy(update={"train": trained})
         yield _train(f"partial/{name}/{partition}", spec, [(name, experts.data)], run, folder)
 
@@ -153,7 +154,7 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     pairs = spec.task.keep * spec.languages[language].keep
     compositions = 1 + len(spec.baselines)
     if spec.grid:
-        compositions += len(spec.grid.zones())
+        compositions += math.prod(map(len, spec.grid.model_dump().values()))
     # Swept together, compositions cost about a third of what they cost one by one.
     hours = 0.25 * pairs * compositions / 3 * spec.billions / 8
     device = Resources(cpus=4, gpus=1, memory_gb=96) if spec.device != "cpu" else Resources()

@@ -95,7 +95,7 @@ def run_graph(
     Raises:
         StudyError: the folder holds something else.
     """
-    journal = Journal(root, graph)
+    journal = Journal(root, graph).open()
     waiting = [step for step in graph if not journal.done(step.name)]
     say(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
     (executor or InProcess()).run(journal, waiting, works, say)

@@ -1,201 +1,151 @@
-"""The tables of a study: treatments over pairs, with intervals, and ranks over conditions."""
+"""The tables of a study: treatments over pairs and languages, with intervals and ranks."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from layerswap.errors import StudyError
-from layerswap.evaluate.ranks import friedman
-from layerswap.evaluate.result_files import Score, read_scores
-from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
-from layerswap.report.page import Report, Section, Table, write_report
+from layerswap.evaluate.ranks import Friedman, friedman
+from layerswap.report.page import Table
+from layerswap.report.table_files import table_latex, table_markdown
 from layerswap.study.running import Context
+from layerswap.study.scores import BEST, Condition, Row, condition, read_judged
 
-MARKDOWN, NUMBERS, PAGE = "tables.md", "tables.json", "report.html"
-DEFAULT, CHOSEN, BEST = "swap, default", "swap, chosen on development", "swap, best (flattered)"
-
-Values = npt.NDArray[np.float64]
-Pairs = dict[str, dict[str, Values]]
-"""By pair and treatment, one score per document; `all` for what is the same for all pairs."""
+MARKDOWN, LATEX, NUMBERS = "tables.md", "tables.tex", "tables.json"
+FLATTERED = f"{BEST}: chosen by the documents that it is judged on."
 
 
 def write_tables(context: Context) -> None:
-    """Write `tables.md`, `tables.json` and `report.html` from what was judged.
+    """Write `tables.json`, `tables.md` and `tables.tex` from what was judged.
 
     Raises:
         StudyError: nothing was judged.
     """
-    settings = context.step.settings
-    facts: dict[str, Any] = {"name": settings["name"], "languages": {}}
-    sections: list[Section] = []
-    conditions: dict[str, dict[str, Values]] = {}
-    for step, folder in context.inputs.items():
-        language = step.partition("/")[2]
-        for benchmark, pairs in _read(folder / "results").items():
-            rows = summarise(pairs, settings["development"])
-            told = {name: asdict(row.score) | {"low pair": row.lowest, "high pair": row.highest}
-                    for name, row in rows.items()}  # fmt: skip
-            facts["languages"].setdefault(language, {})[benchmark] = told
-            sections.append(_section(language, benchmark, rows))
-            for pair, values in _per_pair(pairs, settings["development"]).items():
-                conditions[f"{language} {benchmark} {pair}"] = values
-    if not sections:
+    conditions = conditions_of(context.inputs, context.step.settings["development"])
+    if not conditions:
         raise StudyError("nothing was judged")
-    ranked = _ranked(conditions)
+    ranked = ranks_over(conditions)
+    facts: dict[str, Any] = {"name": context.step.settings["name"], "languages": {}}
+    for one in conditions:
+        told = {name: asdict(row.score) | {"low pair": row.lowest, "high pair": row.highest}
+                for name, row in one.rows().items()}  # fmt: skip
+        facts["languages"].setdefault(one.language, {})[one.benchmark] = told
     if ranked is not None:
         facts["friedman"] = asdict(ranked)
-        sections.append(_ranks_section(ranked))
-    report = Report(title=settings["name"], lead=settings["description"] or settings["name"],
-                    sections=sections)  # fmt: skip
+    tables = tables_of(conditions, ranked)
     (context.folder / NUMBERS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    (context.folder / MARKDOWN).write_text("\n\n".join(map(_markdown, sections)) + "\n", "utf-8")
-    write_report(context.folder / PAGE, report)
+    write_table_files(context.folder, tables)
 
 
-class Row:
-    """One treatment of one language.
-
-    Args:
-        values: by pair, one score per document.
-        reference: the default swap's, by pair; None for itself.
-    """
-
-    def __init__(
-        self, values: Mapping[str, Values], reference: Mapping[str, Values] | None
-    ) -> None:
-        means = [float(one.mean()) for one in values.values()]
-        self.lowest, self.highest = min(means), max(means)
-        whole = np.mean(list(values.values()), axis=0)
-        self.score: Interval = mean_interval(whole)
-        self.against: Interval | None = None
-        if reference is not None:
-            other = np.mean(list(reference.values()), axis=0)
-            self.against = paired_difference(whole, other)
+def write_table_files(folder: Path, tables: Mapping[str, Table]) -> None:
+    """Write tables by their heading into one Markdown and one LaTeX file."""
+    markdown = [f"## {heading}\n\n{table_markdown(table)}\n\n{table.caption}".rstrip()
+                for heading, table in tables.items()]  # fmt: skip
+    labels = (f"tab:{''.join(c if c.isalnum() else '-' for c in name)}" for name in tables)
+    latex = [
+        table_latex(table, label) for label, table in zip(labels, tables.values(), strict=True)
+    ]
+    (folder / MARKDOWN).write_text("\n\n".join(markdown) + "\n", "utf-8")
+    (folder / LATEX).write_text("\n\n".join(latex) + "\n", "utf-8")
 
 
-def summarise(pairs: Pairs, development: float) -> dict[str, Row]:
-    """Every treatment's scores on the test documents, over all pairs.
-
-    The composition of each pair is chosen on the first part of the documents, in an order drawn
-    with a fixed seed, and all treatments are scored on the rest. The best on that rest is told
-    too, as the papers do: it is flattered, since it was chosen by what it is judged on.
-
-    Args:
-        pairs: the scores.
-        development: share of the documents to choose on.
-    """
-    table = _per_pair(pairs, development)
-    names = list(dict.fromkeys(name for values in table.values() for name in values))
-    by_name = {
-        name: {pair: values[name] for pair, values in table.items() if name in values}
-        for name in names
-    }
-    reference = by_name.get(DEFAULT)
-    return {
-        name: Row(values, None if name == DEFAULT else reference)
-        for name, values in by_name.items()
-    }
+def conditions_of(folders: Mapping[str, Path], development: float) -> list[Condition]:
+    """Every language on every benchmark, from the folders of the steps that judged them."""
+    return [
+        condition(step.partition("/")[2], benchmark, judged, development)
+        for step, folder in folders.items()
+        if step.startswith("judge/")
+        for benchmark, judged in read_judged(folder / "results").items()
+    ]
 
 
-def _per_pair(pairs: Pairs, development: float) -> dict[str, dict[str, Values]]:
-    """By pair, every treatment on the test documents; the swaps of the grid as two rows."""
-    shared = pairs.get("all", {})
-    found = {}
-    for pair, treatments in pairs.items():
-        if pair == "all":
-            continue
-        together = {**shared, **treatments}
-        count = len(next(iter(together.values())))
-        order = np.random.default_rng(0).permutation(count)
-        cut = min(count - 1, max(1, round(development * count)))
-        first, rest = order[:cut], order[cut:]
-        kept = {n: v[rest] for n, v in together.items() if not n.startswith("swap ")}
-        grid = {n: v for n, v in together.items() if n.startswith("swap ")}
-        if grid:
-            chosen = max(grid, key=lambda name: grid[name][first].mean())
-            kept[CHOSEN] = grid[chosen][rest]
-            kept[BEST] = max((v[rest] for v in grid.values()), key=lambda v: float(v.mean()))
-        found[pair] = kept
+def tables_of(conditions: Sequence[Condition], ranked: Friedman | None) -> dict[str, Table]:
+    """Every table of a study, by its heading."""
+    found: dict[str, Table] = {}
+    for benchmark in dict.fromkeys(one.benchmark for one in conditions):
+        same = [one for one in conditions if one.benchmark == benchmark]
+        if len(same) > 1:
+            found[benchmark] = over_languages(benchmark, same)
+        for one in same:
+            found[f"{benchmark}, {one.language}"] = in_detail(one)
+    if ranked is not None:
+        found["Ranks"] = rank_table(ranked)
     return found
 
 
-def _read(folder: Any) -> dict[str, Pairs]:
-    """By benchmark, the scores of every pair and treatment."""
-    rows: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
-    for score in read_scores(folder):
-        if score.main:
-            rows[score.task if score.benchmark == "flores" else score.benchmark][
-                score.model].append(score)  # fmt: skip
-    found: dict[str, Pairs] = {}
-    for benchmark, models in rows.items():
-        pairs: Pairs = defaultdict(dict)
-        for model, scores in models.items():
-            pair, _, treatment = model.rpartition(": ")
-            ordered = sorted(scores, key=lambda score: (score.task, score.document))
-            # chrF is from 0 to 100; as a fraction it is shown in per cent like the others.
-            scale = 100 if "chrf" in ordered[0].metric else 1
-            values = np.array([score.score for score in ordered])
-            pairs[pair or "all"][treatment] = values / scale
-        found[benchmark] = dict(pairs)
-    return found
-
-
-def _ranked(conditions: Mapping[str, Mapping[str, Values]]) -> Any:
-    """Friedman's test over languages, benchmarks and pairs; None where it says nothing."""
-    common = set.intersection(*(set(values) for values in conditions.values())) - {BEST}
-    names = [name for name in next(iter(conditions.values())) if name in common]
-    if len(conditions) < 2 or len(names) < 3:
-        return None
-    return friedman(
-        {name: [float(values[name].mean()) for values in conditions.values()] for name in names}
+def over_languages(benchmark: str, conditions: Sequence[Condition]) -> Table:
+    """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
+    rows = {one.language: one.rows() for one in conditions}
+    names = list(dict.fromkeys(name for by in rows.values() for name in by))
+    cells: list[list[Any]] = []
+    for name in names:
+        here = [by.get(name) for by in rows.values()]
+        scores = [row.score.mean for row in here if row is not None]
+        mean = sum(scores) / len(scores) if len(scores) == len(here) else None
+        cells.append([name, *map(_over_pairs, here), mean])
+    caption = (
+        f"{benchmark}: mean over pairs, with the lowest and the highest pair in brackets; per cent."
     )
+    columns = ["treatment", *rows, "mean"]
+    return Table(columns, cells, caption=_honest(caption, names))
 
 
-def _section(language: str, benchmark: str, rows: Mapping[str, Row]) -> Section:
+def in_detail(one: Condition) -> Table:
+    """Treatments down: score, spread over pairs, difference to the default swap."""
     columns = ["treatment", "score, %", "lowest pair", "highest pair", "to the default swap"]
+    rows = one.rows()
     cells: list[list[Any]] = [
-        [name, row.score, row.lowest, row.highest, "" if row.against is None else
-         f"{100 * row.against.mean:+.1f} [{100 * row.against.low:+.1f}, "
-         f"{100 * row.against.high:+.1f}]"]
-        for name, row in rows.items()
-    ]  # fmt: skip
-    note = f"{BEST} is chosen by the documents that it is judged on." if BEST in rows else None
-    return Section(f"{benchmark}, {language}", table=Table(columns, cells), note=note)
+        [name, row.score, row.lowest, row.highest, _difference(row)] for name, row in rows.items()
+    ]
+    caption = (
+        f"{one.benchmark}, {one.language}: {next(iter(rows.values())).score.n} documents, mean "
+        "over pairs with its 95% bootstrap interval, and paired differences."
+    )
+    return Table(columns, cells, caption=_honest(caption, list(rows)))
 
 
-def _ranks_section(ranked: Any) -> Section:
+def ranks_over(conditions: Sequence[Condition]) -> Friedman | None:
+    """Friedman's test over languages, benchmarks and pairs; None where it says nothing."""
+    values = [treatments for one in conditions for treatments in one.pairs.values()]
+    common = set.intersection(*map(set, values)) - {BEST}
+    names = [name for name in values[0] if name in common]
+    if len(values) < 2 or len(names) < 3:
+        return None
+    return friedman({name: [float(one[name].mean()) for one in values] for name in names})
+
+
+def rank_table(ranked: Friedman) -> Table:
+    """Treatments by their mean rank, the best first."""
     cells = [
         [name, f"{rank:.2f}"]
         for name, rank in zip(ranked.treatments, ranked.mean_ranks, strict=True)
     ]
-    text = (
+    caption = (
         f"Friedman over {ranked.conditions} conditions: p = {ranked.p:.3g}, Kendall's W = "
         f"{ranked.kendall_w:.2f}; mean ranks further apart than {ranked.critical_difference:.2f} "
         "differ (Nemenyi)."
     )
-    return Section("Ranks", text, table=Table(["treatment", "mean rank"], cells))
+    return Table(["treatment", "mean rank"], cells, caption=caption)
 
 
-def _markdown(section: Section) -> str:
-    table = section.table
-    assert table is not None, "every section of a study has a table"
-    lines = [f"## {section.heading}", ""]
-    if section.text:
-        lines += [section.text, ""]
-    lines += [f"| {' | '.join(table.columns)} |", "|---|" + "---:|" * (len(table.columns) - 1)]
-    for row in table.rows:
-        lines.append(f"| {' | '.join(map(_percent, row))} |")
-    return "\n".join([*lines, "", section.note or ""]).rstrip()
+def _over_pairs(row: Row | None) -> str | float | None:
+    if row is None:
+        return None
+    if row.lowest == row.highest:
+        return row.score.mean
+    return f"{100 * row.score.mean:.1f} ({100 * row.lowest:.1f}\u2013{100 * row.highest:.1f})"
 
 
-def _percent(cell: Any) -> str:
-    if isinstance(cell, Interval):
-        return f"{100 * cell.mean:.1f} [{100 * cell.low:.1f}, {100 * cell.high:.1f}]"
-    return f"{100 * cell:.1f}" if isinstance(cell, float) else str(cell)
+def _difference(row: Row) -> str:
+    if row.against is None:
+        return ""
+    mean, low, high = (100 * v for v in (row.against.mean, row.against.low, row.against.high))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def _honest(caption: str, names: Sequence[str]) -> str:
+    return f"{caption} {FLATTERED}" if BEST in names else caption

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint import open_checkpoint
+from layerswap.compose.presets import Zones, zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.evaluate.sweep_spec import Grid
 from layerswap.merge.make import make_plan
 from layerswap.merge.plan import Plan
 from layerswap.study.running import Context
@@ -53,11 +55,10 @@ def selected(context: Context, step: str) -> list[Path]:
     return [folder.parent / name for name in names]
 
 
-def zones_of(treatment: str) -> tuple[int, int, int, int]:
-    """Bottom, top and the two transitions of a composition of the grid, from its name."""
+def zones_of(treatment: str) -> Zones | None:
+    """The zones of a composition of the grid, from its name; None of any other treatment."""
     counts = treatment.removeprefix(GRID).split(",")
-    bottom, top, low, high = (int(count) for count in counts)
-    return bottom, top, low, high
+    return Zones(*map(int, counts)) if len(counts) == len(fields(Zones)) else None
 
 
 def _alone(model: str | Path) -> Recipe:
@@ -68,9 +69,9 @@ def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
     both = ["task", "language"]
     yield DEFAULT, {"swap": {}}
     if settings["grid"]:
-        for zones in _fitting(Grid(**settings["grid"])):
-            counts = ",".join(str(count) for count in zones.values())
-            yield f"{GRID}{counts}", {"swap": zones}
+        for zones in zone_grid(open_checkpoint(settings["base"]).layers, **settings["grid"]):
+            counts = ",".join(map(str, astuple(zones)))
+            yield f"{GRID}{counts}", {"swap": asdict(zones)}
     for name in settings["partitions"]:
         yield f"partition {name}", {"partition": {"name": name}}
     known: dict[str, list[tuple[str, Recipe]]] = {
@@ -83,15 +84,6 @@ def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
     }  # fmt: skip
     for baseline in settings["baselines"]:
         yield from known.get(baseline, ())
-
-
-def _fitting(grid: Grid) -> Iterator[dict[str, int]]:
-    for bottom in grid.bottom:
-        for top in grid.top:
-            for low in grid.bottom_transition:
-                for high in grid.top_transition:
-                    yield {"bottom": bottom, "top": top, "bottom_transition": low,
-                           "top_transition": high}  # fmt: skip
 
 
 def _partial(context: Context) -> Iterator[tuple[str, Recipe]]:
@@ -112,8 +104,13 @@ def _soups(context: Context) -> Iterator[tuple[str, Recipe]]:
     """Swaps of soups (paper 1, table 6)."""
     settings = context.step.settings
     own = f"select/{settings['language']}"
-    every = [name for name in context.inputs if name.startswith("select/") and name != "select/task"]
-    wanted = {"soups": ("swap of soups", [own]), "multilingual soup": ("swap, multilingual soup", every)}
+    every = [
+        name for name in context.inputs if name.startswith("select/") and name != "select/task"
+    ]
+    wanted = {
+        "soups": ("swap of soups", [own]),
+        "multilingual soup": ("swap, multilingual soup", every),
+    }
     tasks = {f"t{i}": str(one) for i, one in enumerate(selected(context, "select/task"))}
     for baseline, (treatment, steps) in wanted.items():
         if baseline in settings["baselines"]:

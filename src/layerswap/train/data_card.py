@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.commit import atomic_folder
+from layerswap.checkpoint.versions import versions
 from layerswap.errors import DataError
 from layerswap.train.card_text import markdown
 from layerswap.train.mix_file import parse_mix
@@ -65,7 +65,7 @@ def data_card(built: BuiltMix, tokenizer: str | None = None) -> dict[str, Any]:
         ),
         "note": mix.note,
         "unverified": _unverified(mix),
-        "versions": {library: _version(library) for library in _LIBRARIES},
+        "versions": versions(*_LIBRARIES),
     }
 
 
@@ -221,12 +221,3 @@ def _unverified(mix: Mix) -> list[str]:
     for name, origin in (evaluation.against if evaluation else {}).items():
         found += [f"{name}: {text}" for text in origin.unverified]
     return found
-
-
-def _version(library: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError
-
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None

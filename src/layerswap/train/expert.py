@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
+from layerswap.checkpoint.versions import versions
 from layerswap.compose.composition import all_places
 from layerswap.errors import LayerswapError, TrainingError
 from layerswap.merge.documents import fingerprint
 from layerswap.train.distributed import check_distributed
-from layerswap.train.finish import TRAINING, read_training, versions, write_training
+from layerswap.train.finish import LIBRARIES, TRAINING, read_training, write_training
 from layerswap.train.hyperparameters import sft_config
 from layerswap.train.resuming import checkpoints
 from layerswap.train.rows import Rows, load_rows
@@ -102,7 +103,7 @@ class Job:
                 for part in self.parts
             ],
             "hyperparameters": {k: v for k, v in config.items() if k not in _PATHS},
-            "versions": versions(),
+            "versions": versions(*LIBRARIES),
         }
 
 

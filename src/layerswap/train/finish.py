@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +109,6 @@ def card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:
         f"## Training\n\n```yaml\n{said}```\n\nFinal loss {losses['training']}, validation loss "
         f"{losses['validation']} (nats per token). `{TRAINING}` holds the whole record.\n"
     )
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of the libraries that a training depends on."""
-
-    def of(name: str) -> str | None:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
-
-    return {name: of(name) for name in LIBRARIES}
 
 
 def _umask() -> int:

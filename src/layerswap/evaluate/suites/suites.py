@@ -62,6 +62,18 @@ class Asked:
     metric: tuple[str, str]
 
 
+def asked_of(task: str, asked: Sequence[Asked]) -> Asked:
+    """The one that a task, or a part of its group, was written for.
+
+    Raises:
+        EvaluationError: it was not asked for.
+    """
+    for one in asked:
+        if task == one.name or task.startswith(f"{one.name}_"):
+            return one
+    raise EvaluationError(f"task {task} was not asked for")
+
+
 @cache
 def _belebele_codes() -> tuple[str, ...]:
     folder = Path(builtin("belebele/belebele_swh_Latn.yaml")).parent

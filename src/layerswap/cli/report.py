@@ -1,0 +1,22 @@
+"""`layerswap report`: the page of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
+) -> None:
+    """Write report.html, tables (Markdown, LaTeX) and figures (SVG, PDF) of a study.
+
+    Works on a study that is not finished too, with what is done.
+
+    Example: layerswap report study
+    """
+    from layerswap.study.telling import write_study_report
+
+    typer.echo(f"wrote {write_study_report(folder)}")

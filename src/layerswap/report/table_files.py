@@ -1,0 +1,61 @@
+"""Tables of a report as Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from layerswap.evaluate.statistics import Interval
+from layerswap.report.page import Table
+
+
+def table_markdown(table: Table) -> str:
+    """The table in Markdown; the row to bring out is bold."""
+    lines = [f"| {' | '.join(map(_bare, table.columns))} |"]
+    lines.append("|---|" + "---:|" * (len(table.columns) - 1))
+    for i, row in enumerate(table.rows):
+        bold = "**{}**" if i == table.highlight else "{}"
+        cells = [bold.format(_bare(_told(cell, table.unit))) for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table_latex(table: Table, label: str = "") -> str:
+    """The table in LaTeX, for the package booktabs; the row to bring out is bold.
+
+    Args:
+        table: the table.
+        label: of the floating table that it is put into with its caption; none when empty.
+    """
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule"]
+    lines += [rf"{' & '.join(map(_escaped, table.columns))} \\", r"\midrule"]
+    for i, row in enumerate(table.rows):
+        bold = r"\textbf{%s}" if i == table.highlight else "%s"
+        cells = [bold % _escaped(_told(cell, table.unit)) for cell in row]
+        lines.append(rf"{' & '.join(cells)} \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if label:
+        lines = [r"\begin{table}", r"\centering", *lines,
+                 rf"\caption{{{_escaped(table.caption)}}}", rf"\label{{{label}}}",
+                 r"\end{table}"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _told(cell: Any, unit: str) -> str:
+    scale = 100 if unit == "%" else 1
+    if cell is None:
+        return "\u2013"
+    if isinstance(cell, Interval):
+        return f"{scale * cell.mean:.1f} [{scale * cell.low:.1f}, {scale * cell.high:.1f}]"
+    return f"{scale * cell:.1f}" if isinstance(cell, float) else str(cell)
+
+
+def _bare(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+ESCAPES = {"\\": r"\textbackslash{}", "\u2013": "--", "\u2212": "$-$", "~": r"\textasciitilde{}",
+           "^": r"\textasciicircum{}"} | {c: rf"\{c}" for c in "&%$#_{}"}  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    return "".join(ESCAPES.get(character, character) for character in text)

@@ -1,0 +1,143 @@
+"""From what was judged to one row per treatment: the choice on development, the score on test."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.compose.presets import Zones
+from layerswap.evaluate.result_files import Score, read_scores
+from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
+from layerswap.study.treatments import DEFAULT, zones_of
+
+CHOSEN, BEST = "swap, chosen on development", "swap, best (flattered)"
+SHARED = "all"
+"""The pair of what is the same for all pairs, such as the base."""
+
+Values = npt.NDArray[np.float64]
+Pairs = dict[str, dict[str, Values]]
+"""By pair and treatment, one score per document."""
+
+
+class Row:
+    """One treatment of one language.
+
+    Args:
+        values: by pair, one score per document.
+        reference: the default swap's, by pair; None for itself.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Values], reference: Mapping[str, Values] | None
+    ) -> None:
+        means = [float(one.mean()) for one in values.values()]
+        self.lowest, self.highest = min(means), max(means)
+        whole = np.mean(list(values.values()), axis=0)
+        self.score: Interval = mean_interval(whole)
+        self.against: Interval | None = None
+        if reference is not None:
+            other = np.mean(list(reference.values()), axis=0)
+            self.against = paired_difference(whole, other)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One language on one benchmark, on the documents that nothing was chosen on.
+
+    Attributes:
+        language: as the study writes it.
+        benchmark: such as `mgsm`.
+        pairs: by pair and treatment, one score per test document; the grid as two treatments.
+        grid: mean score of each composition of the grid over pairs, on the development documents.
+        chosen: the composition chosen for each pair.
+        test: positions of the test documents, in the order of task and document.
+    """
+
+    language: str
+    benchmark: str
+    pairs: Pairs
+    grid: Mapping[Zones, Interval] = field(default_factory=dict)
+    chosen: Mapping[str, Zones] = field(default_factory=dict)
+    test: tuple[int, ...] = ()
+
+    def rows(self) -> dict[str, Row]:
+        """Every treatment over all pairs, against the default swap."""
+        names = list(dict.fromkeys(name for values in self.pairs.values() for name in values))
+        by_name = {
+            name: {pair: values[name] for pair, values in self.pairs.items() if name in values}
+            for name in names
+        }
+        reference = by_name.get(DEFAULT)
+        return {
+            name: Row(values, None if name == DEFAULT else reference)
+            for name, values in by_name.items()
+        }
+
+
+def condition(language: str, benchmark: str, judged: Pairs, development: float) -> Condition:
+    """One language on one benchmark.
+
+    The composition of each pair is chosen on the first part of the documents, in an order drawn
+    with a fixed seed, and all treatments are scored on the rest. The best on that rest is told
+    too, as the papers do: it is flattered, since it was chosen by what it is judged on.
+
+    Args:
+        language: as the study writes it.
+        benchmark: its name.
+        judged: the scores of all documents.
+        development: share of the documents to choose on.
+    """
+    shared = judged.get(SHARED, {})
+    pairs: Pairs = {}
+    chosen: dict[str, Zones] = {}
+    grids: dict[Zones, list[Values]] = defaultdict(list)
+    rest: npt.NDArray[np.int64] = np.array([], dtype=np.int64)
+    for pair, treatments in judged.items():
+        if pair == SHARED:
+            continue
+        together = {**shared, **treatments}
+        first, rest = _split(len(next(iter(together.values()))), development)
+        grid = {zones: v for n, v in together.items() if (zones := zones_of(n)) is not None}
+        kept = {n: v[rest] for n, v in together.items() if zones_of(n) is None}
+        if grid:
+            chosen[pair] = max(grid, key=lambda zones: grid[zones][first].mean())
+            kept[CHOSEN] = grid[chosen[pair]][rest]
+            kept[BEST] = max((v[rest] for v in grid.values()), key=lambda v: float(v.mean()))
+        for zones, values in grid.items():
+            grids[zones].append(values[first])
+        pairs[pair] = kept
+    means = {zones: mean_interval(np.mean(values, axis=0)) for zones, values in grids.items()}
+    return Condition(language, benchmark, pairs, means, chosen, tuple(map(int, rest)))
+
+
+def read_judged(folder: Path) -> dict[str, Pairs]:
+    """By benchmark, the scores of every pair and treatment in a folder of results."""
+    rows: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+    for score in read_scores(folder):
+        if score.main:
+            name = score.task if score.benchmark == "flores" else score.benchmark
+            rows[name][score.model].append(score)
+    found: dict[str, Pairs] = {}
+    for benchmark, models in rows.items():
+        pairs: Pairs = defaultdict(dict)
+        for model, scores in models.items():
+            pair, _, treatment = model.rpartition(": ")
+            ordered = sorted(scores, key=lambda score: (score.task, score.document))
+            # chrF is from 0 to 100; as a fraction it is shown in per cent like the others.
+            scale = 100 if "chrf" in ordered[0].metric else 1
+            values = np.array([score.score for score in ordered])
+            pairs[pair or SHARED][treatment] = values / scale
+        found[benchmark] = dict(pairs)
+    return found
+
+
+def _split(count: int, development: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The documents to choose on and those to judge on, in an order drawn with a fixed seed."""
+    order = np.random.default_rng(0).permutation(count)
+    cut = min(count - 1, max(1, round(development * count)))
+    return order[:cut], order[cut:]

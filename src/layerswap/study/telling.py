@@ -1,0 +1,275 @@
+"""The report of a study, from its folder: what is done is told, what is missing is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from layerswap import __version__
+from layerswap.compose.presets import Zones, swap
+from layerswap.delta.atlas import Atlas
+from layerswap.errors import StudyError
+from layerswap.evaluate.ranks import Friedman
+from layerswap.report.delta_map import map_figure, map_of, save_figure
+from layerswap.report.delta_page import map_panel
+from layerswap.report.intervals import interval_svg
+from layerswap.report.page import Report, Section, Table, write_report
+from layerswap.report.panels import Example, examples_panel, grid_panel
+from layerswap.report.rank_figure import inline_svg, rank_figure
+from layerswap.report.stack import stack_svg
+from layerswap.study.journal import Entry, Journal, read_journal
+from layerswap.study.scores import CHOSEN, Condition
+from layerswap.study.tables import (
+    conditions_of,
+    in_detail,
+    over_languages,
+    rank_table,
+    ranks_over,
+    tables_of,
+    write_table_files,
+)
+from layerswap.study.treatments import DEFAULT
+from layerswap.study.works import ATLAS, RESULTS
+
+PAGE, FIGURES, TABLES = "report.html", "figures", "tables"
+SHOWN = 300
+"""Most documents of a language in the browser of examples."""
+
+
+def write_study_report(root: Path) -> Path:
+    """Write `report.html`, `tables/` and `figures/` into the folder of a study.
+
+    Raises:
+        StudyError: the folder is no study's, or nothing was judged yet.
+    """
+    told = Told(read_journal(root))
+    folder = told.journal.root
+    tables, figures = folder / TABLES, folder / FIGURES
+    tables.mkdir(exist_ok=True)
+    figures.mkdir(exist_ok=True)
+    write_table_files(tables, tables_of(told.conditions, told.ranked))
+    for language, atlas in told.atlases.items():
+        drawn = map_figure([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
+        save_figure(drawn, figures / f"change-{language}")
+    if told.ranked is not None:
+        save_figure(rank_figure(told.ranked), figures / "ranks")
+    for section in told.sections():
+        if section.figure_svg:
+            name = "".join(c if c.isalnum() else "-" for c in section.heading.lower())
+            (figures / f"{name}.svg").write_text(section.figure_svg, "utf-8")
+    return write_report(folder / PAGE, told.report())
+
+
+class Told:
+    """What a study found, as far as it is done.
+
+    Args:
+        journal: of the study.
+
+    Raises:
+        StudyError: nothing was judged yet.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.settings = journal.graph["tables"].settings
+        done = {step.name for step in journal.graph if journal.done(step.name)}
+        self.folders = {name: journal.folder(name) for name in sorted(done)}
+        self.conditions = conditions_of(self.folders, self.settings["development"])
+        if not self.conditions:
+            raise StudyError(f"{journal.root}: nothing was judged yet; there is nothing to report")
+        self.ranked: Friedman | None = ranks_over(self.conditions)
+        self.atlases = {
+            name.partition("/")[2]: Atlas.load(folder / ATLAS)
+            for name, folder in self.folders.items()
+            if name.startswith("change/")
+        }
+
+    def report(self) -> Report:
+        """The page."""
+        left = [step.name for step in self.journal.graph if step.name not in self.folders]
+        lead = [self.settings["description"], *(_sentence(one) for one in self.conditions)]
+        if left:
+            lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
+        return Report(
+            title=self.settings["name"],
+            lead="\n\n".join(line for line in lead if line),
+            figure_svg=self._stack(),
+            sections=list(self.sections()),
+            colophon=f"layerswap {__version__}.",
+        )
+
+    def sections(self) -> Iterator[Section]:
+        """The parts of the page, in order."""
+        for benchmark in dict.fromkeys(one.benchmark for one in self.conditions):
+            same = [one for one in self.conditions if one.benchmark == benchmark]
+            if len(same) > 1:
+                yield Section(f"{benchmark}, all languages", table=over_languages(benchmark, same))
+            for one in same:
+                yield from _about(one)
+        if self.ranked is not None:
+            yield _ranks(self.ranked)
+        for language, atlas in self.atlases.items():
+            yield Section(
+                f"What fine-tuning changed, {language}",
+                "The share of rows of each matrix whose mean absolute change is above the "
+                "threshold (paper 1, figure 2).",
+                panel=map_panel(atlas, atlas.threshold()),
+            )
+        for one in self.conditions:
+            yield from _examples(one, self.folders[f"judge/{one.language}"] / RESULTS)
+        yield _provenance(self.journal, self.folders)
+
+    def _stack(self) -> str | None:
+        """The chosen composition of the first pair of the first language."""
+        atlas = next(iter(self.atlases.values()), None)
+        zones = next(iter(self.conditions[0].chosen.values()), None)
+        if atlas is None or zones is None:
+            return None
+        names = {"task": "task expert", "language": f"{self.conditions[0].language} expert"}
+        return stack_svg(swap(atlas.layers, zones=zones), names)
+
+
+def _sentence(one: Condition) -> str:
+    """The result of one language in plain words, with its uncertainty."""
+    rows = one.rows()
+    name = CHOSEN if CHOSEN in rows else DEFAULT
+    score = rows[name].score
+    others = {n: row for n, row in rows.items() if not n.startswith("swap")}
+    best = max(others, key=lambda n: others[n].score.mean, default=None)
+    said = f"{one.benchmark} in {one.language}: the {name} reaches {_percent(score)}"
+    if best is None:
+        return f"{said}."
+    return f"{said}; the best of the others is {best} with {_percent(others[best].score)}."
+
+
+def _percent(interval: object) -> str:
+    mean, low, high = (100 * getattr(interval, key) for key in ("mean", "low", "high"))
+    return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"
+
+
+def _about(one: Condition) -> Iterator[Section]:
+    rows = one.rows()
+    yield Section(
+        f"{one.benchmark}, {one.language}",
+        figure_svg=interval_svg(
+            [(name, row.score) for name, row in rows.items()],
+            measure=one.benchmark,
+            highlight=CHOSEN if CHOSEN in rows else DEFAULT,
+        ),
+        table=in_detail(one),
+    )
+    if one.grid:
+        counts = {zones: list(one.chosen.values()).count(zones) for zones in one.grid}
+        pairs = len(one.chosen)
+        marks = {zones: f"chosen for {n} of {pairs} pairs" for zones, n in counts.items() if n}
+        yield Section(
+            f"The compositions, {one.benchmark}, {one.language}",
+            "Mean over pairs on the development documents, by the number of layers from the "
+            "language expert at the bottom and at the top. An asterisk: chosen for some pair.",
+            panel=grid_panel(
+                {zones: interval.mean for zones, interval in one.grid.items()},
+                title=f"{one.benchmark}, {one.language}, %",
+                intervals=one.grid,
+                marks=marks,
+            ),
+        )
+
+
+def _ranks(ranked: Friedman) -> Section:
+    table = rank_table(ranked)
+    best = ranked.treatments[0]
+    return Section(
+        "Ranks",
+        figure_svg=inline_svg(
+            rank_figure(ranked), title="Critical-difference diagram",
+            description=f"{best} has the best mean rank; the table below has all of them.",
+        ),
+        table=table,
+    )  # fmt: skip
+
+
+def _examples(one: Condition, results: Path) -> Iterator[Section]:
+    """Answers of the first pair, on documents that nothing was chosen on."""
+    from layerswap.evaluate.result_files import read_scores
+    from layerswap.evaluate.samples import read_samples
+
+    models = _shown_models(one)
+    scores = {
+        (s.model, s.task, s.document): s.score for s in read_scores(results)
+        if s.main and s.model in models.values()
+        and one.benchmark in (s.benchmark, s.task)
+    }  # fmt: skip
+    samples = {
+        (s.model, s.task, s.document): s for s in read_samples(results)
+        if (s.model, s.task, s.document) in scores
+    }  # fmt: skip
+    places = sorted({(task, document) for _, task, document in samples})
+    tested = [places[i] for i in one.test if i < len(places)][:SHOWN]
+    examples = []
+    for task, document in tested:
+        keys = [(model, task, document) for model in models.values()]
+        if all(key in samples for key in keys):
+            first = samples[keys[0]]
+            examples.append(Example(
+                task, document, first.question, first.target,
+                tuple(samples[key].answer for key in keys),
+                tuple(scores[key] > RIGHT for key in keys),
+            ))  # fmt: skip
+    if examples:
+        yield Section(
+            f"Answers one by one, {one.benchmark}, {one.language}",
+            "Of the first pair of experts, on documents that nothing was chosen on.",
+            panel=examples_panel(list(models), examples),
+        )
+
+
+RIGHT = 0.5
+"""A document whose score is above this counts as right."""
+
+
+def _shown_models(one: Condition) -> dict[str, str]:
+    """What to call each model that is browsed, and its name in the results."""
+    pair = next(iter(one.pairs))
+    found = {}
+    if pair in one.chosen:
+        zones = one.chosen[pair]
+        found[CHOSEN] = f"{pair}: {_grid_name(zones)}"
+    found[DEFAULT] = f"{pair}: {DEFAULT}"
+    for name in ("task expert", "language expert", "soup", "ties"):
+        if name in one.pairs[pair]:
+            found[name] = f"{pair}: {name}"
+    for name in ("joint", "base"):
+        if name in one.pairs[pair]:
+            found[name] = name
+    return found
+
+
+def _grid_name(zones: Zones) -> str:
+    from dataclasses import astuple
+
+    from layerswap.study.treatments import GRID
+
+    return GRID + ",".join(map(str, astuple(zones)))
+
+
+def _provenance(journal: Journal, folders: Mapping[str, Path]) -> Section:
+    """Which step each number comes from, and what did it."""
+    entries = [(step, journal.entry(step.name)) for step in journal.graph if step.name in folders]
+    rows: list[Sequence[str | float | None]] = []
+    versions: dict[str, set[str]] = {}
+    for step, entry in entries:
+        assert isinstance(entry, Entry), "a step that is done has an entry"
+        seed = step.settings.get("seed")
+        rows.append([step.name, entry.key[:16], "" if seed is None else str(seed),
+                     f"{entry.seconds:.1f}", entry.where])  # fmt: skip
+        for package, number in entry.versions.items():
+            versions.setdefault(package, set()).add(number)
+    made = ", ".join(f"{name} {' and '.join(sorted(v))}" for name, v in sorted(versions.items()))
+    return Section(
+        "Where the numbers come from",
+        "Scores of a language are of the step judge/<language>, whose models are the experts that "
+        f"the steps select/... kept. Made with {made}.",
+        table=Table(["step", "key", "seed", "seconds", "machine"], rows,
+                    caption="A step's output is in steps/<kind>-<key>."),
+    )  # fmt: skip
