@@ -11,9 +11,10 @@ import pytest
 
 from layerswap.errors import RecipeError, StudyError
 from layerswap.study import running
-from layerswap.study.journal import Journal
+from layerswap.study.journal import Journal, read_journal
 from layerswap.study.running import run_graph, status
 from layerswap.study.steps import Graph, Step
+from layerswap.study.storage import Storage
 
 
 def chain(**settings):
@@ -166,3 +167,42 @@ def test_another_folder_is_left_alone(tmp_path, works):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(StudyError, match="is no study's folder"):
         run_graph(chain(), tmp_path, works[1])
+
+
+@pytest.mark.parametrize("url", ["memory://{}", "file://{}"])
+def test_a_study_in_a_storage_goes_on_from_a_machine_that_has_nothing(tmp_path, works, url):
+    done, kinds = works
+    storage = Storage(url.format(tmp_path / "bucket"))
+    run_graph(chain(), tmp_path / "one", kinds, storage=storage)
+    assert done == ["a", "side", "b", "c"]
+    done.clear()
+    run_graph(chain(c=1), tmp_path / "other", kinds, storage=storage)
+    assert done == ["c"]
+    told = read_journal(tmp_path / "third", storage)
+    assert [row["state"] for row in status(told)] == ["done"] * 4
+    assert (told.bring("c") / "out").read_text() == "a0b0side7c1"
+    assert not (tmp_path / "third" / "study.json").exists()
+
+
+def test_a_step_that_was_not_copied_whole_is_done_again(tmp_path, works):
+    done, kinds = works
+    storage = Storage(f"file://{tmp_path / 'bucket'}")
+    run_graph(chain(), tmp_path / "one", kinds, storage=storage)
+    (record,) = (tmp_path / "bucket" / "steps").glob("train-*/step.json")
+    record.unlink()  # the record is copied last: without it the rest may not be whole
+    done.clear()
+    run_graph(chain(), tmp_path / "other", kinds, storage=storage)
+    assert done == ["b"]
+
+
+def test_a_storage_that_cannot_be_is_named(tmp_path):
+    with pytest.raises(StudyError, match="nosuch://x: cannot be reached"):
+        Storage("nosuch://x")
+    with pytest.raises(StudyError, match="is no study's folder"):
+        read_journal(tmp_path, Storage("memory://empty"))
+
+
+def test_asking_for_the_status_writes_nothing(tmp_path):
+    with pytest.raises(StudyError, match="is no study's folder"):
+        read_journal(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

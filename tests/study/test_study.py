@@ -14,8 +14,8 @@ from layerswap.study.journal import Journal, read_journal
 from layerswap.study.planning import plan_study
 from layerswap.study.ready_studies import find_study, ready_studies
 from layerswap.study.running import run_graph
-from layerswap.study.spec import read_study
 from layerswap.study.scores import BEST, CHOSEN, condition
+from layerswap.study.spec import read_study
 from layerswap.study.telling import write_study_report
 from layerswap.study.treatments import DEFAULT
 from layerswap.study.works import works
@@ -82,7 +82,7 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
         assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
     assert numbers["friedman"]["conditions"] == 2 * 4
     text = (tables / "tables.md").read_text()
-    assert "## lab_problem_furo, furo" in text
+    assert "## lab_problem, furo" in text
     assert "chosen by the documents that it is judged on" in text
     assert "\\toprule" in (tables / "tables.tex").read_text()
     page = write_study_report(tmp_path / "out").read_text()

@@ -101,4 +101,4 @@ def study(
     from layerswap.study.spec import read_study
 
     path = write_study(out, runs=runs, n=n)
-    run_file(plan_study(read_study(path), path.parent), out / "study", on=None)
+    run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=None)

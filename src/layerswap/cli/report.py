@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder of a study, or its URL.")
+    ],
 ) -> None:
     """Write report.html, tables (Markdown, LaTeX) and figures (SVG, PDF) of a study.
 
@@ -17,6 +18,7 @@ def report(
 
     Example: layerswap report study
     """
+    from layerswap.study.storage import place
     from layerswap.study.telling import write_study_report
 
-    typer.echo(f"wrote {write_study_report(folder)}")
+    typer.echo(f"wrote {write_study_report(*place(folder))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +19,12 @@ StudyFile = Annotated[
 def run(
     study: StudyFile,
     *,
-    out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            help="The folder of the study, or the URL of one (fsspec); an earlier run goes on."
+        ),
+    ],
     on: Annotated[
         str | None,
         typer.Option(help="Where: `ray`, or the address of a Ray cluster; here if not given."),
@@ -45,12 +49,13 @@ def run(
         run_file(graph, out, on=on)
 
 
-def run_file(graph: Graph, out: Path, *, on: str | None) -> None:
+def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     """Run a planned study and show how it ended."""
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study.journal import Journal
     from layerswap.study.running import run_graph, status
+    from layerswap.study.storage import place
     from layerswap.study.telling import write_study_report
     from layerswap.study.works import works
 
@@ -59,22 +64,25 @@ def run_file(graph: Graph, out: Path, *, on: str | None) -> None:
         from layerswap.study.on_ray import OnRay
 
         executor = OnRay(None if on == "ray" else on)
+    root, storage = place(out)
     summary = run_graph(
-        graph, out, works(), executor=executor, say=lambda line: typer.echo(line, err=True)
-    )
-    journal = Journal(out, graph)
-    typer.echo(status_table(status(journal)))
+        graph, root, works(), executor=executor, storage=storage,
+        say=lambda line: typer.echo(line, err=True),
+    )  # fmt: skip
+    typer.echo(status_table(status(Journal(root, graph, storage))))
     if summary.failed:
         raise StudyError(
             f"{len(summary.failed)} steps failed and {len(summary.blocked)} need them; the others "
             "are done. Run it again to try them again"
         )
-    typer.echo(f"see {write_study_report(out)}")
+    typer.echo(f"see {write_study_report(root, storage)}")
 
 
 @app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder of a study, or its URL.")
+    ],
 ) -> None:
     """Show what is done, what failed and why, and what is left.
 
@@ -83,5 +91,6 @@ def status(
     from layerswap.cli.tables import status_table
     from layerswap.study.journal import read_journal
     from layerswap.study.running import status as states
+    from layerswap.study.storage import place
 
-    typer.echo(status_table(states(read_journal(folder))))
+    typer.echo(status_table(states(read_journal(*place(folder)))))

@@ -13,6 +13,7 @@ from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.versions import versions
 from layerswap.errors import StudyError
 from layerswap.study.steps import Estimate, Graph, Resources, Step
+from layerswap.study.storage import Storage
 
 State = Literal["waiting", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
@@ -53,10 +54,11 @@ class Journal:
     Args:
         root: the folder.
         graph: the steps.
+        storage: where finished steps are copied to, and come from.
     """
 
-    def __init__(self, root: Path, graph: Graph) -> None:
-        self.root, self.graph = root.expanduser().absolute(), graph
+    def __init__(self, root: Path, graph: Graph, storage: Storage | None = None) -> None:
+        self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
 
     def open(self) -> Journal:
         """Make the folder where there is none, and write down which steps there are.
@@ -72,6 +74,8 @@ class Journal:
             raise StudyError(f"{self.root}: cannot be written ({error.strerror})") from None
         steps = [asdict(step) | {"folder": self.graph.folder(step.name)} for step in self.graph]
         write_json(self.index, {"steps": steps})
+        if self.storage is not None:
+            self.storage.write(INDEX, self.index.read_bytes())
         return self
 
     @property
@@ -86,11 +90,23 @@ class Journal:
     def entry(self, name: str) -> Entry | None:
         """What became of a step; None where it was not tried, or was cut short."""
         try:
-            data = json.loads((self.folder(name) / RECORD).read_text("utf-8"))
-            entry = Entry(**data)
+            entry = Entry(**json.loads(self._record(name)))
         except (OSError, ValueError, TypeError):
             return None
         return entry if entry.key == self.graph.keys[name] else None
+
+    def _record(self, name: str) -> bytes:
+        path = self.folder(name) / RECORD
+        if self.storage is None or path.is_file():
+            return path.read_bytes()
+        return self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}") or b""
+
+    def bring(self, name: str) -> Path:
+        """A finished step's folder, copied here from the storage where it is not here yet."""
+        folder = self.folder(name)
+        if self.storage is not None and not (folder / RECORD).is_file():
+            self.storage.get(f"{STEPS}/{self.graph.folder(name)}", folder)
+        return folder
 
     def done(self, name: str) -> bool:
         """Whether a step is finished."""
@@ -111,24 +127,36 @@ class Journal:
             round(time.monotonic() - started, 3), socket.gethostname(), why, attempts,
             versions(*PACKAGES),
         )  # fmt: skip
-        write_json(self.folder(step.name) / RECORD, asdict(entry))
+        folder = self.folder(step.name)
+        write_json(folder / RECORD, asdict(entry))
+        if self.storage is not None:
+            self.storage.put(folder, f"{STEPS}/{folder.name}", last=RECORD)
         return entry
 
 
-def read_journal(root: Path) -> Journal:
+def read_journal(root: Path, storage: Storage | None = None) -> Journal:
     """The journal of a study that was begun, as its folder tells it; nothing is written.
+
+    Args:
+        root: the local folder.
+        storage: what is behind it, if anything.
 
     Raises:
         StudyError: the folder is no study's, or its index is damaged.
     """
     index = root.expanduser().absolute() / INDEX
-    if not index.is_file():
-        raise StudyError(f"{root}: is no study's folder: it has no {INDEX}")
+    where = root if storage is None else storage.url
     try:
-        steps = [_step(one) for one in json.loads(index.read_text("utf-8"))["steps"]]
-        return Journal(root, Graph(steps))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StudyError(f"{index}: damaged ({type(error).__name__}: {error})") from None
+        found = index.read_bytes() if storage is None else storage.read(INDEX)
+    except OSError:
+        found = None
+    if found is None:
+        raise StudyError(f"{where}: is no study's folder: it has no {INDEX}")
+    try:
+        steps = [_step(one) for one in json.loads(found)["steps"]]
+        return Journal(root, Graph(steps), storage)
+    except (ValueError, TypeError, KeyError) as error:
+        raise StudyError(f"{where}: {INDEX} is damaged ({type(error).__name__}: {error})") from None
 
 
 def _step(told: dict[str, Any]) -> Step:

@@ -11,13 +11,14 @@ from layerswap.errors import StudyError
 from layerswap.study.journal import Journal
 from layerswap.study.running import Say, Work, do_step
 from layerswap.study.steps import Graph, Step
+from layerswap.study.storage import Storage
 
 LOST = 3
 """How often a step is begun again after its worker or its node was lost."""
 
 
 class OnRay:
-    """Runs steps on a Ray cluster; the study's folder must be one that all nodes share.
+    """Runs steps on a Ray cluster, whose nodes share the study's folder or its storage.
 
     A step whose worker or node is lost is begun again on another, and goes on from what it left.
 
@@ -68,7 +69,7 @@ class OnRay:
             max_calls=1,  # so that a step gives its memory, and its device, back
         )(_work)
         return remote.options(name=step.name).remote(
-            str(journal.root), list(journal.graph), step, dict(works)
+            str(journal.root), list(journal.graph), journal.storage, step, dict(works)
         )
 
     def _end(self, journal: Journal, handle: Any, step: Step, started: float, *, say: Say) -> None:
@@ -82,5 +83,11 @@ class OnRay:
             say(f"{step.name} failed: {entry.why if entry else 'it left no record'}")
 
 
-def _work(root: str, steps: list[Step], step: Step, works: Mapping[str, Work]) -> None:
-    do_step(Journal(Path(root), Graph(steps)), step, works, lambda line: None)
+def _work(
+    root: str,
+    steps: list[Step],
+    storage: Storage | None,
+    step: Step,
+    works: Mapping[str, Work],
+) -> None:
+    do_step(Journal(Path(root), Graph(steps), storage), step, works, lambda line: None)

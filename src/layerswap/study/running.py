@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from layerswap.errors import LayerswapError
 from layerswap.study.journal import LOG, Entry, Journal, State
 from layerswap.study.steps import Graph, Step
+from layerswap.study.storage import Storage
 
 Say = Callable[[str], None]
 Work = Callable[["Context"], None]
@@ -81,6 +82,7 @@ def run_graph(
     works: Mapping[str, Work],
     *,
     executor: Executor | None = None,
+    storage: Storage | None = None,
     say: Say = lambda line: None,
 ) -> Summary:
     """Do every step of a graph that is not done yet.
@@ -90,12 +92,13 @@ def run_graph(
         root: the study's folder; a run that was killed goes on in it.
         works: what does each kind of step.
         executor: where; in this process when None.
+        storage: where finished steps are kept; in the study's folder alone when None.
         say: told what is being done.
 
     Raises:
         StudyError: the folder holds something else.
     """
-    journal = Journal(root, graph).open()
+    journal = Journal(root, graph, storage).open()
     waiting = [step for step in graph if not journal.done(step.name)]
     say(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
     (executor or InProcess()).run(journal, waiting, works, say)
@@ -113,7 +116,6 @@ def do_step(journal: Journal, step: Step, works: Mapping[str, Work], say: Say) -
     An interruption from outside (Ctrl-C, a kill) leaves the step as if it had not been tried.
     """
     started = time.monotonic()
-    inputs = {name: journal.folder(name) for name in step.needs}
     state: State = "failed"
     why, attempt = "", 0
     folder = journal.begin(step)
@@ -121,6 +123,9 @@ def do_step(journal: Journal, step: Step, works: Mapping[str, Work], say: Say) -
         attempt += 1
         say(f"{step.name}" + (f", try {attempt}" if attempt > 1 else ""))
         try:
+            for name in journal.graph.read_by(step.name):
+                journal.bring(name)
+            inputs = {name: journal.folder(name) for name in step.needs}
             works[step.kind](Context(step, folder, inputs, say))
         except TRANSIENT as error:
             why = _reason(error)

@@ -130,6 +130,17 @@ class Graph:
                 reached.add(step.name)
         return [one for one in self.order if one in reached and one != name]
 
+    def read_by(self, name: str) -> list[str]:
+        """The steps whose folders a step reads: those it needs, and what a selection points to."""
+        step = self.by_name[name]
+        behind = [
+            far
+            for near in step.needs
+            if self.by_name[near].kind == "select"
+            for far in self.by_name[near].needs
+        ]
+        return list(dict.fromkeys([*step.needs, *behind]))
+
     def _sorted(self) -> Iterator[str]:
         done: set[str] = set()
         waiting = dict(self.by_name)

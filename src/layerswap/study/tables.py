@@ -103,7 +103,7 @@ def in_detail(one: Condition) -> Table:
     ]
     caption = (
         f"{one.benchmark}, {one.language}: {next(iter(rows.values())).score.n} documents, mean "
-        "over pairs with its 95% bootstrap interval, and paired differences."
+        "over pairs with its 95% bootstrap interval, and paired differences; *: clear of zero."
     )
     return Table(columns, cells, caption=_honest(caption, list(rows)))
 
@@ -144,7 +144,8 @@ def _difference(row: Row) -> str:
     if row.against is None:
         return ""
     mean, low, high = (100 * v for v in (row.against.mean, row.against.low, row.against.high))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    clear = " *" if low > 0 or high < 0 else ""
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]{clear}"
 
 
 def _honest(caption: str, names: Sequence[str]) -> str:

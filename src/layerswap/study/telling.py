@@ -19,6 +19,7 @@ from layerswap.report.rank_figure import inline_svg, rank_figure
 from layerswap.report.stack import stack_svg
 from layerswap.study.journal import Entry, Journal, read_journal
 from layerswap.study.scores import CHOSEN, Condition
+from layerswap.study.storage import Storage
 from layerswap.study.tables import (
     conditions_of,
     in_detail,
@@ -36,13 +37,17 @@ SHOWN = 300
 """Most documents of a language in the browser of examples."""
 
 
-def write_study_report(root: Path) -> Path:
+def write_study_report(root: Path, storage: Storage | None = None) -> Path:
     """Write `report.html`, `tables/` and `figures/` into the folder of a study.
+
+    Args:
+        root: the study's folder; the local one, where there is a storage.
+        storage: what is behind it.
 
     Raises:
         StudyError: the folder is no study's, or nothing was judged yet.
     """
-    told = Told(read_journal(root))
+    told = Told(read_journal(root, storage))
     folder = told.journal.root
     tables, figures = folder / TABLES, folder / FIGURES
     tables.mkdir(exist_ok=True)
@@ -74,7 +79,11 @@ class Told:
         self.journal = journal
         self.settings = journal.graph["tables"].settings
         done = {step.name for step in journal.graph if journal.done(step.name)}
-        self.folders = {name: journal.folder(name) for name in sorted(done)}
+        told = {"judge", "change"}  # the kinds of step that are read
+        self.folders = {
+            name: journal.bring(name) if journal.graph[name].kind in told else journal.folder(name)
+            for name in sorted(done)
+        }
         self.conditions = conditions_of(self.folders, self.settings["development"])
         if not self.conditions:
             raise StudyError(f"{journal.root}: nothing was judged yet; there is nothing to report")

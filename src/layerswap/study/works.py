@@ -135,5 +135,13 @@ def _tasks(context: Context) -> tuple[Path, list[Any]]:
     if len(settings["include"]) != 1:
         raise StudyError("judge.tasks: give the one folder that holds them, in judge.include")
     metric = (settings["metric"][0], settings["metric"][1])
-    names = [name.format(language=language) for name in settings["tasks"]]
-    return Path(settings["include"][0]), [Asked(name, name, language, metric) for name in names]
+    asked = [
+        Asked(name.format(language=language), benchmark_of(name), language, metric)
+        for name in settings["tasks"]
+    ]
+    return Path(settings["include"][0]), asked
+
+
+def benchmark_of(task: str) -> str:
+    """What a task is called in all languages: `mgsm_{language}` is `mgsm`."""
+    return task.replace("{language}", "").strip("_-") or task
