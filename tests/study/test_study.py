@@ -54,6 +54,7 @@ def spec(folder, **changes):
         "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint",
                       "simultaneous", "partial", "soups", "multilingual soup"],
         "partitions": ["C"],
+        "lora": {"r": 4, "alpha": 4},
         "judge": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
                   "metric": ["exact_match", "whole"], "limit": 12},
         "dtype": "float32",
@@ -77,7 +78,10 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
             "base", "joint", DEFAULT, CHOSEN, BEST, "task expert", "language expert", "soup",
             "magnitude soup", "ties", "simultaneous", "partition C", "swap of soups",
             "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
-            "swap of partial SFT, C",
+            "swap of partial SFT, C", "task expert, LoRA", "language expert, LoRA", "swap, LoRA",
+            "partition C, LoRA", "joint, LoRA", "simultaneous, LoRA",
+            "task expert, partial C, LoRA", "language expert, partial C, LoRA",
+            "swap of partial SFT, C, LoRA",
         }  # fmt: skip
         assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
     assert numbers["friedman"]["conditions"] == 2 * 4
@@ -110,8 +114,9 @@ def test_changed_data_is_trained_on_again(folder):
     after = spec(folder).keys
     path.write_text(text)
     assert {name for name in before if before[name] != after[name]} == {
-        "train/furo/0", "train/joint-furo", "train/simultaneous-furo", "partial/furo/C",
-        "select/furo", "change/furo", "judge/furo", "tables",
+        "train/furo/0", "both/furo/joint", "both/furo/simultaneous", "partial/furo/C",
+        "lora-train/furo", "lora-partial/furo/C", "lora-both/furo/joint",
+        "lora-both/furo/simultaneous", "select/furo", "change/furo", "judge/furo", "tables",
         "judge/nela",  # whose multilingual soup has its experts
     }  # fmt: skip
 

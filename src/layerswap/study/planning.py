@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from layerswap.merge.documents import fingerprint
 from layerswap.study.spec import Experts, Run, StudySpec
@@ -40,8 +40,7 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
         yield from _data(name, experts.data, folder)
         for i, run in enumerate(experts.runs):
             yield _train(f"train/{name}/{i}", spec, [(name, experts.data)], run, folder)
-        if "partial" in spec.baselines:
-            yield from _partial(name, experts, spec, folder)
+        yield from _variants(name, experts, spec, folder)
         yield _select(name, experts)
     results = []
     for language in spec.languages:
@@ -58,23 +57,40 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
     yield Step("tables", "tables", settings, tuple(results))
 
 
-def _partial(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Iterator[Step]:
-    """Experts that train their own part of each partition alone."""
-    for partition in spec.partitions:
-        trained = Trained(partition=partition, part="task" if name == TASK else "language")
-        run = experts.runs[0].model_copy(update={"train": trained})
-        yield _train(f"partial/{name}/{partition}", spec, [(name, experts.data)], run, folder)
+def _regimes(spec: StudySpec) -> dict[str, dict[str, Any]]:
+    """How trainings differ, by what their steps' names begin with: as given, and with LoRA."""
+    return {"": {}} | ({"lora-": {"lora": spec.lora}} if spec.lora else {})
+
+
+def _variants(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Iterator[Step]:
+    """Experts of one kind beside the runs: with LoRA, and of one part of a partition alone."""
+    sets = [(name, experts.data)]
+    part: Literal["task", "language"] = "task" if name == TASK else "language"
+    for regime, changes in _regimes(spec).items():
+        run = experts.runs[0].model_copy(update=changes)
+        if changes:
+            yield _train(f"{regime}train/{name}", spec, sets, run, folder)
+        for partition in spec.partitions if "partial" in spec.baselines else ():
+            trained = Trained(partition=partition, part=part)
+            only = run.model_copy(update={"train": trained})
+            yield _train(f"{regime}partial/{name}/{partition}", spec, sets, only, folder)
 
 
 def _both(language: str, spec: StudySpec, folder: Path) -> Iterator[Step]:
     """Trainings on the data of the task and of a language."""
     experts = spec.languages[language]
     both = [(TASK, spec.task.data), (language, experts.data)]
-    for baseline in ("joint", "simultaneous"):
-        if baseline in spec.baselines:
-            turns = spec.simultaneous.model_dump() if baseline == "simultaneous" else None
-            run = experts.runs[0].model_copy(update={"train": None})
-            yield _train(f"train/{baseline}-{language}", spec, both, run, folder, turns=turns)
+    for regime, changes in _regimes(spec).items():
+        run = experts.runs[0].model_copy(update={"train": None, **changes})
+        if "joint" in spec.baselines:
+            yield _train(f"{regime}both/{language}/joint", spec, both, run, folder)
+        for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
+            turns = {"partition": spec.simultaneous.partition, "every": every}
+            name = "simultaneous"
+            if len(spec.simultaneous.every) > 1:
+                name += f" ({every} steps)"
+            where = f"{regime}both/{language}/{name}"
+            yield _train(where, spec, both, run, folder, turns=turns)
 
 
 def _change(language: str, spec: StudySpec, folder: Path) -> Step:
@@ -159,23 +175,23 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     hours = 0.25 * pairs * compositions / 3 * spec.billions / 8
     device = Resources(cpus=4, gpus=1, memory_gb=96) if spec.device != "cpu" else Resources()
     return Step(
-        f"judge/{language}", "judge", settings, (*_compared(language, spec), *trained),
+        f"judge/{language}", "judge", settings, (*_compared(language, spec, folder), *trained),
         resources=device, estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
     )  # fmt: skip
 
 
-def _compared(language: str, spec: StudySpec) -> tuple[str, ...]:
+def _compared(language: str, spec: StudySpec, folder: Path) -> tuple[str, ...]:
     """The steps whose experts a language is judged with, beside those trained on both data."""
     others = [one for one in spec.languages if one != language]
     if "multilingual soup" not in spec.baselines:
         others = []
-    partial = [
-        f"partial/{name}/{partition}"
-        for name in (TASK, language)
-        for partition in spec.partitions
-        if "partial" in spec.baselines
+    kinds = {TASK: spec.task, language: spec.languages[language]}
+    variants = [
+        step.name
+        for name, experts in kinds.items()
+        for step in _variants(name, experts, spec, folder)
     ]
-    return (*(f"select/{name}" for name in (TASK, language, *others)), *partial)
+    return (*(f"select/{name}" for name in (TASK, language, *others)), *variants)
 
 
 def _base(spec: StudySpec, folder: Path) -> str:

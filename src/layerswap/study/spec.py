@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from layerswap.compose.explain import explain
 from layerswap.compose.schema import DTYPES, Strict
@@ -36,16 +43,20 @@ class Run(Strict):
     seed: int = 0
 
 
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, int) else value
+
+
 class Turns(Strict):
     """How simultaneous partition SFT shares the places, for the baseline of that name.
 
     Attributes:
         partition: of the second paper.
-        every: optimiser steps in a turn.
+        every: optimiser steps in a turn; several lengths are as many baselines (table A.3).
     """
 
     partition: Literal["A", "B", "C", "Z"] = "C"
-    every: PositiveInt = 1
+    every: Annotated[list[PositiveInt], BeforeValidator(_listed), Field(min_length=1)] = [1]
 
 
 class Selecting(Strict):
@@ -116,6 +127,8 @@ class StudySpec(Strict):
         grid: compositions to try beside the default; the best is chosen on development documents.
         partitions: partitions of the second paper, as compositions of the two experts.
         simultaneous: how that baseline is trained.
+        lora: trains the experts, and the baselines that are trained, with LoRA as well, from the
+            first run of each (paper 2, table 3).
         baselines: what the swap is compared with. `partial`: for each partition, experts that
             train their own part of it alone, each by itself and swapped (paper 2, tables 1 and
             2). `soups`: the soup of the kept language experts swapped with that of the kept task
@@ -137,6 +150,7 @@ class StudySpec(Strict):
     grid: Grid | None = None
     partitions: list[Literal["A", "B", "C", "Z"]] = []
     simultaneous: Turns = Turns()
+    lora: Lora | None = None
     baselines: list[Baseline] = ["base", "experts", "soup"]
     change: bool = True
     judge: Judging

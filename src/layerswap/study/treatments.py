@@ -19,6 +19,8 @@ EXPERT, SELECTION = "expert", "selection.json"
 DEFAULT = "swap, default"
 GRID = "swap "
 """What the name of a composition of the grid begins with; its four counts follow."""
+REGIMES = {"": "", "lora-": ", LoRA"}
+"""What the names of a regime's steps begin with, and what those of its treatments end with."""
 Recipe = dict[str, Any]
 
 
@@ -35,11 +37,9 @@ def recipes(context: Context) -> Iterator[tuple[str, Recipe]]:
     tasks = selected(context, "select/task")
     languages = selected(context, f"select/{language}")
     if "base" in settings["baselines"]:
-        yield "base", _alone(base)
-    for name, folder in context.inputs.items():
-        if name.startswith("train/"):
-            yield name.removeprefix("train/").removesuffix(f"-{language}"), _alone(folder / EXPERT)
-    yield from _partial(context)
+        yield "base", _alone(base, base)
+    for regime, suffix in REGIMES.items():
+        yield from _trained(context, regime, suffix)
     yield from _soups(context)
     for i, task in enumerate(tasks):
         for j, one in enumerate(languages):
@@ -61,8 +61,8 @@ def zones_of(treatment: str) -> Zones | None:
     return Zones(*map(int, counts)) if len(counts) == len(fields(Zones)) else None
 
 
-def _alone(model: str | Path) -> Recipe:
-    return {"experts": {"m": str(model)}, "soup": {"experts": ["m"]}}
+def _alone(model: str, base: str) -> Recipe:
+    return {"base": base, "experts": {"m": model}, "soup": {"experts": ["m"]}}
 
 
 def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
@@ -86,18 +86,37 @@ def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
         yield from known.get(baseline, ())
 
 
-def _partial(context: Context) -> Iterator[tuple[str, Recipe]]:
-    """Experts that trained their part of a partition alone, each and swapped (paper 2, 3.3)."""
+def _trained(context: Context, regime: str, suffix: str) -> Iterator[tuple[str, Recipe]]:
+    """What was trained beside the pairs: on both data, with LoRA, on a part alone (paper 2)."""
     settings = context.step.settings
+    base, language = settings["base"], settings["language"]
+
+    def trained(step: str) -> str:
+        return str(context.inputs[step] / EXPERT)
+
+    def both(step: str) -> dict[str, str]:
+        return {kind: trained(step.format(kind if kind == "task" else language))
+                for kind in ("task", "language")}  # fmt: skip
+
+    for name in context.inputs:
+        start = f"{regime}both/{language}/"
+        if name.startswith(start):
+            yield name.removeprefix(start) + suffix, _alone(trained(name), base)
+    if f"{regime}train/task" in context.inputs:
+        experts = both(f"{regime}train/{{}}")
+        for kind, path in experts.items():
+            yield f"{kind} expert{suffix}", _alone(path, base)
+        yield f"swap{suffix}", {"base": base, "experts": experts, "swap": {}}
+        for name in settings["partitions"]:
+            composed = {"base": base, "experts": experts, "partition": {"name": name}}
+            yield f"partition {name}{suffix}", composed
     for name in settings["partitions"]:
-        places = [f"partial/{kind}/{name}" for kind in ("task", settings["language"])]
-        if places[0] not in context.inputs:
-            return
-        task, language = (str(context.inputs[place] / EXPERT) for place in places)
-        yield f"task expert, partial {name}", _alone(task)
-        yield f"language expert, partial {name}", _alone(language)
-        experts = {"task": task, "language": language}
-        yield f"swap of partial SFT, {name}", {"experts": experts, "partition": {"name": name}}
+        if f"{regime}partial/task/{name}" in context.inputs:
+            experts = both(f"{regime}partial/{{}}/{name}")
+            for kind, path in experts.items():
+                yield f"{kind} expert, partial {name}{suffix}", _alone(path, base)
+            composed = {"base": base, "experts": experts, "partition": {"name": name}}
+            yield f"swap of partial SFT, {name}{suffix}", composed
 
 
 def _soups(context: Context) -> Iterator[tuple[str, Recipe]]:

@@ -1,0 +1,157 @@
+"""The page in a real browser: nothing fails in its console, and what it offers works."""
+
+import os
+import shutil
+
+import pytest
+
+from layerswap.compose.presets import Zones
+from layerswap.delta.atlas import measure_delta
+from layerswap.evaluate.ranks import friedman
+from layerswap.evaluate.statistics import Interval
+from layerswap.lab.assets import shipped
+from layerswap.report import Report, Section, Table, write_report
+from layerswap.report.delta_page import map_panel
+from layerswap.report.page import Panel
+from layerswap.report.panels import Example, examples_panel, grid_panel
+from layerswap.report.rank_figure import inline_svg, rank_figure
+
+playwright = pytest.importorskip("playwright.sync_api")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = os.environ.get("LAYERSWAP_BROWSER") or next(
+        filter(None, map(shutil.which, BROWSERS)), None
+    )
+    with playwright.sync_playwright() as started:
+        try:
+            opened = started.chromium.launch(executable_path=found, args=QUIET)
+        except playwright.Error as error:
+            pytest.skip(f"no browser: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    lab = shipped()
+    experts = {"task": lab.task_experts[0], "furo": lab.language_experts["furo"][0]}
+    atlas = measure_delta(lab.base, experts)
+    scores = {Zones(b, u, t, 0): 0.1 * b + 0.02 * u + 0.01 * t
+              for b in range(3) for u in range(2) for t in range(2)}  # fmt: skip
+    examples = [
+        Example("task", i, f"question {i} </script><b>", "7", ("7", "8"), (True, i % 3 == 0))
+        for i in range(30)
+    ]
+    ranked = friedman({n: [i + k / 9 for k in range(4)] for i, n in enumerate(("a", "b", "c"))})
+    rows = [("soup", Interval(0.3, 0.2, 0.4, 9), "x"), ("swap", Interval(0.5, 0.4, 0.6, 9), "y"),
+            ("base", None, "z")]  # fmt: skip
+    sections = [
+        Section("Table", table=Table(("model", "score", "note"), rows)),
+        Section("Grid", panel=grid_panel(scores, title="all", marks={Zones(2, 1): "chosen"})),
+        Section("Maps", panel=map_panel(atlas, atlas.threshold())),
+        Section("Answers", panel=examples_panel(["swap", "soup"], examples)),
+        Section("Ranks", figure_svg=inline_svg(rank_figure(ranked), title="t", description="d")),
+    ]
+    return write_report(tmp_path_factory.mktemp("page") / "report.html",
+                        Report("A page", "What was found.", sections))  # fmt: skip
+
+
+@pytest.fixture
+def page(browser, path):
+    context = browser.new_context(viewport={"width": 1100, "height": 900})
+    page = context.new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if "http" in request.url else None)
+    page.goto(path.as_uri())
+    yield page
+    assert said == []  # no error, no warning, and nothing asked of a network
+    context.close()
+
+
+def test_tables_are_sorted_by_mouse_and_by_keyboard(page):
+    names = "section:has(h2:text('Table')) tbody th"
+    assert page.locator(names).all_inner_texts() == ["soup", "swap", "base"]
+    head = page.locator("thead button", has_text="score")
+    head.click()
+    assert page.locator(names).all_inner_texts() == ["swap", "soup", "base"]
+    assert page.locator("th[aria-sort=descending]").inner_text() == "score"
+    head.press("Enter")
+    assert page.locator(names).all_inner_texts() == ["soup", "swap", "base"]
+    head.press("Enter")
+    assert page.locator("th[aria-sort]").count() == 0
+
+
+def test_the_grid_follows_its_slider_and_the_arrow_keys(page):
+    panel = page.locator("[data-panel=grid]")
+    assert panel.locator("td").all_inner_texts()[0] == "20.0"
+    panel.locator("input[type=range]").press("ArrowRight")
+    assert panel.locator("td").all_inner_texts()[0] == "21.0"
+    assert "1 and 0" in panel.locator("[data-role=value]").inner_text()
+    panel.locator("td").first.focus()
+    page.keyboard.press("ArrowDown")
+    assert "bottom 1, top 0" in panel.locator("[role=status]").inner_text()
+    panel.locator("td").nth(1).hover()
+    assert (
+        "bottom 2, top 1, transitions 1 and 0: 23.0%" in panel.locator("[role=status]").inner_text()
+    )
+
+
+def test_the_maps_count_fewer_rows_above_a_higher_threshold(page):
+    panel = page.locator("[data-panel=maps]")
+    panel.locator("input[type=checkbox]").check()
+
+    def total():
+        return sum(int(text) for text in panel.locator("td").all_inner_texts() if text)
+
+    before = total()
+    panel.locator("input[type=range]").press("End")
+    assert total() < before
+    panel.locator("[data-role=right]").select_option(label="difference from furo")
+    assert "less furo" in panel.locator("caption").first.inner_text()
+
+
+def test_answers_are_filtered_by_who_is_right_and_by_words(page):
+    panel = page.locator("[data-panel=examples]")
+    status = panel.locator("[role=status]")
+    assert status.inner_text() == "20 of 30 documents"
+    assert panel.locator("article").count() == 10
+    panel.locator("button").click()
+    assert panel.locator("article").count() == 20
+    assert not panel.locator("button").is_visible()
+    panel.locator("[data-role=which]").select_option("both")
+    assert status.inner_text() == "10 of 30 documents"
+    panel.locator("[data-role=words]").fill("question 27")
+    assert status.inner_text() == "1 of 30 documents"
+    assert panel.locator(".question").inner_text() == "question 27 </script><b>"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1100])
+def test_nothing_runs_over_the_edge_and_every_control_has_a_name(browser, path, scheme, width):
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("input, select, button")].filter(
+            one => !(one.labels?.length || one.textContent.trim() || one.ariaLabel)).length"""
+    )
+    assert unnamed == 0
+    ink, paper = page.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert ink != paper
+    context.close()
+
+
+def test_a_panel_that_is_not_there_leaves_no_script_behind(tmp_path):
+    plain = write_report(tmp_path / "r.html", Report("t", "l", [Section("s", "words")]))
+    assert "data-panel" not in plain.read_text()
+    assert Panel("grid", {}).kind == "grid"
