@@ -98,6 +98,35 @@ def test_places_can_be_chosen_one_by_one_or_by_a_recipe(tmp_path, base, rows):
     assert {n.split(".")[2] for n in changed(out, base)} == {"1", "2"}
 
 
+@pytest.mark.parametrize("lora", [None, {"r": 4}])
+def test_places_can_learn_at_rates_of_their_own(tmp_path, base, rows, lora):
+    # The first step of Adam moves every weight by the learning rate, whatever its gradient.
+    one = {"max_steps": 1, "weight_decay": 0.0, "adam_epsilon": 1e-30, "learning_rate": 1e-3,
+           "lr_scheduler_type": "constant"}  # fmt: skip
+    rates = [{"layers": "0-1", "scale": 0.1}, {"layers": "outside", "scale": 0.5},
+             {"layers": 1, "roles": ["mlp"], "scale": 2}]  # fmt: skip
+    spec = {"data": files(rows, "task"), "rates": rates} | ({"lora": lora} if lora else {})
+    out = trained(tmp_path, base, hyperparameters=one, **spec)
+    if lora:
+        from safetensors.torch import load_file
+
+        adapter = load_file(out / "adapter_model.safetensors")
+        # B begins at zero, so it is what the first step has moved it to.
+        steps = {name: t.abs().max() for name, t in adapter.items() if "lora_B" in name}
+        wanted = {"layers.0.": 1e-4, "layers.1.self_attn": 1e-4, "layers.1.mlp": 2e-3,
+                  "layers.2.": 1e-3}  # fmt: skip
+    else:
+        after, _ = tensors(out)
+        before, _ = tensors(base)
+        steps = {name: (after[name] - before[name].float()).abs().max() for name in after}
+        wanted = {"layers.0.": 1e-4, "layers.1.self_attn": 1e-4, "layers.1.mlp": 2e-3,
+                  "layers.2.": 1e-3, "lm_head": 5e-4}  # fmt: skip
+    for where, step in wanted.items():
+        found = [moved for name, moved in steps.items() if where in name]
+        assert found
+        assert all(abs(float(moved) / step - 1) < 0.02 for moved in found), where
+
+
 @pytest.mark.parametrize("rslora", [True, False])
 def test_an_adapter_loads_through_peft_and_lies_on_attention_and_mlp_alone(
     tmp_path, base, rows, rslora
@@ -372,6 +401,8 @@ def test_experts_of_one_base_swap(tmp_path, base, rows):
         ({"data": "D", "train": {"partition": "A"}}, "say whose part"),
         ({"data": "D", "train": {"places": [{"layers": "0-9"}]}}, "not inside 0-3"),
         ({"data": "D", "train": {"places": [{"layers": 0}], "partition": "A"}}, "in one way"),
+        ({"data": "D", "rates": [{"layers": "0-9", "scale": 0.1}]}, "rates.*not inside 0-3"),
+        ({"data": "D", "rates": [{"layers": 0, "scale": 0}]}, "rates.*greater than 0"),
         ({"data": "D", "lora": {}, "sparse": {"keep": 0.1}}, "sparse is for whole weights"),
         ({"data": "D", "effective_batch": 30,
           "hyperparameters": {"per_device_train_batch_size": 16}}, "no multiple of"),

@@ -19,7 +19,7 @@ from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 from layerswap.evaluate.sweep_spec import Grid
-from layerswap.train.expert_schema import Data, Lora, Text, Trained
+from layerswap.train.expert_schema import Data, Lora, Rate, Text, Trained
 
 Baseline = Literal[
     "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
@@ -40,6 +40,7 @@ class Run(Strict):
     limit: PositiveInt | None = None
     lora: Lora | None = None
     train: Trained | None = None
+    rates: list[Rate] = []
     seed: int = 0
 
 
@@ -191,7 +192,7 @@ def read_study(path: Path) -> StudySpec:
 def _keys_at(path: KeyPath) -> list[str]:
     models: dict[str, type[Strict]] = {
         "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": Run, "lora": Lora,
-        "train": Trained, "simultaneous": Turns,
+        "train": Trained, "rates": Rate, "simultaneous": Turns,
     }  # fmt: skip
     named = [part for part in path if isinstance(part, str)]
     if not named:

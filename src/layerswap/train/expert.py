@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, open_checkpoint
+from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
 from layerswap.checkpoint.versions import versions
 from layerswap.compose.composition import all_places
@@ -22,7 +22,7 @@ from layerswap.train.finish import LIBRARIES, TRAINING, read_training, write_tra
 from layerswap.train.hyperparameters import sft_config
 from layerswap.train.resuming import checkpoints
 from layerswap.train.rows import Rows, load_rows
-from layerswap.train.trained import Part, trained_parts
+from layerswap.train.trained import Part, rates_by_place, trained_parts
 
 if TYPE_CHECKING:
     from layerswap.train.expert_schema import ExpertSpec
@@ -42,6 +42,7 @@ class Job:
         tokenizer: the base's.
         sets: the data sets.
         parts: the places that train.
+        rates: what the learning rate is multiplied by, at places where it is not 1.
         config: TRL's configuration.
         decay: share of the steps over which a stable schedule decays.
         out: the output folder.
@@ -52,6 +53,7 @@ class Job:
     tokenizer: Any
     sets: tuple[Rows, ...]
     parts: tuple[Part, ...]
+    rates: Mapping[Place, float]
     config: Any
     decay: float | None
     out: Path
@@ -171,12 +173,13 @@ def plan_expert(spec: ExpertSpec, out: Path, *, folder: Path | None = None) -> J
         source = str(folder / source)
     base = open_checkpoint(source)
     parts = trained_parts(spec, base.layers, folder)
+    rates = rates_by_place(spec.rates, base.layers)
     sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
     target = out.expanduser().absolute()
     form = "text" if all(rows.form == "text" for rows in sets) else sets[0].form
     config, decay = sft_config(spec, target / CHECKPOINTS, rows=form)
     tokenizer = _tokenizer(base, sets)
-    return Job(spec, base, tokenizer, sets, tuple(parts), config, decay, target)
+    return Job(spec, base, tokenizer, sets, tuple(parts), rates, config, decay, target)
 
 
 def _tokenizer(base: Checkpoint, sets: tuple[Rows, ...]) -> Any:

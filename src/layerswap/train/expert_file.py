@@ -45,6 +45,7 @@ _MODELS: dict[str, type[Strict]] = {
     "simultaneous": expert_schema.Simultaneous,
     "data": expert_schema.Files,
     "places": Where,
+    "rates": expert_schema.Rate,
 }
 
 

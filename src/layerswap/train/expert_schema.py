@@ -64,6 +64,16 @@ class Trained(Strict):
         return self
 
 
+class Rate(Where):
+    """A learning rate of its own for some places (Howard and Ruder, 2018, section 3.2).
+
+    Attributes:
+        scale: what the learning rate is multiplied by there; to freeze places, use `train`.
+    """
+
+    scale: Annotated[float, Field(gt=0, le=100, strict=False)]
+
+
 class Lora(Strict):
     """Low-rank adapters on attention and mlp (Hu et al., 2022; Kalajdzievski, 2023).
 
@@ -114,6 +124,7 @@ class ExpertSpec(Strict):
         mix: several data sets, trained on together in random order (paper 2, section 4.2).
         simultaneous: two data sets in turns, each with a part of the places.
         train: which places train; everything if not given.
+        rates: places that learn faster or slower than the others; the last that names one wins.
         lora: train adapters instead of the weights.
         sparse: train twice, the second time only what changed most.
         preset: hyperparameters of a row of paper 1, table 4, or of paper 2, appendix A.4.
@@ -131,6 +142,7 @@ class ExpertSpec(Strict):
     mix: Annotated[list[Data], Field(min_length=2)] | None = None
     simultaneous: Simultaneous | None = None
     train: Trained | None = None
+    rates: list[Rate] = []
     lora: Lora | None = None
     sparse: Sparse | None = None
     preset: str | None = None

@@ -17,7 +17,12 @@ from layerswap.train.finish import DRAFT, put_in_place, read_training
 from layerswap.train.hyperparameters import SCHEDULE
 from layerswap.train.resuming import forget_older_states, newest
 from layerswap.train.rows import equal_parts
-from layerswap.train.trained import adapter_targets, names_by_part, parameter_places
+from layerswap.train.trained import (
+    adapter_targets,
+    names_by_part,
+    parameter_places,
+    rates_by_name,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,6 +96,7 @@ def make_trainer(job: Job, model: PreTrainedModel) -> Any:
     trained = {name for part in parts for name in part}
     for name, parameter in named.items():
         parameter.requires_grad_(name in trained)
+    trainer.rates = rates_by_name(named, places, job.rates)
     if turns:
         trainer.add_callback(Turns([[named[n] for n in part] for part in parts], turns.every))
     trainer.add_callback(EverySamples(job.spec.save_every, validate=whole))

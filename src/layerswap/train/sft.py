@@ -5,7 +5,7 @@ Imports TRL when it is imported; import this module inside functions only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,6 +112,7 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
             differ.
         validation_sets: the same; may be empty.
         every: steps in a turn, where the two sets take turns; None mixes all rows at random.
+        rates: what the learning rate is multiplied by, by the name of a parameter; 1 elsewhere.
         rest: as SFTTrainer.
     """
 
@@ -125,8 +126,10 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         train_sets: Sequence[Dataset],
         validation_sets: Sequence[Dataset] = (),
         every: int | None = None,
+        rates: Mapping[str, float] | None = None,
         **rest: Any,
     ) -> None:
+        self.rates = dict(rates or {})
         validation = validation_sets[0] if validation_sets else None
         super().__init__(train_dataset=train_sets[0], eval_dataset=validation, **rest)
         self.every = every
@@ -136,6 +139,23 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         if validation is not None:
             rows = [self.eval_dataset, *(self._prepared(s, "eval") for s in validation_sets[1:])]
             self.eval_dataset = _joined(rows)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The optimiser of SFTTrainer, with a group for every rate."""
+        optimizer = super().create_optimizer(model)
+        if not self.rates:
+            return optimizer
+        names = {id(p): name for name, p in (model or self.model).named_parameters()}
+        groups = []
+        for group in optimizer.param_groups:
+            by_scale: dict[float, list[Any]] = {}
+            for parameter in group["params"]:
+                scale = self.rates.get(names[id(parameter)], 1.0)
+                by_scale.setdefault(scale, []).append(parameter)
+            for scale, parameters in by_scale.items():
+                groups.append({**group, "params": parameters, "lr": group["lr"] * scale})
+        optimizer.param_groups = groups
+        return optimizer
 
     def _prepared(self, rows: Dataset, name: str) -> Dataset:
         # SFTTrainer decides by its first data set what has a completion.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerswap.checkpoint.places import Place, place, place_tensors
 from layerswap.compose import Composition, partition, read_recipe
 from layerswap.compose.composition import all_places
 from layerswap.errors import RecipeError, TrainingError
-from layerswap.train.expert_schema import ExpertSpec, Trained
+from layerswap.train.expert_schema import ExpertSpec, Rate, Trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,15 +98,47 @@ def names_by_part(
         places: of the base's parameters.
         parts: places.
     """
+    where_of = _where_of(parameters, places)
+    return [[name for name, where in where_of.items() if where in part] for part in parts]
+
+
+def rates_by_place(rates: Iterable[Rate], layers: int) -> dict[Place, float]:
+    """What the learning rate is multiplied by at the places that a rate names.
+
+    Args:
+        rates: in order; the last one that names a place wins.
+        layers: number of layers of the base, L.
+
+    Raises:
+        RecipeError: a rate names a place that the model does not have.
+    """
+    scales: dict[Place, float] = {}
+    for rate in rates:
+        try:
+            scales |= dict.fromkeys(rate.places(layers), rate.scale)
+        except RecipeError as error:
+            raise error.within("rates") from None
+    return scales
+
+
+def rates_by_name(
+    parameters: Iterable[str], places: Mapping[str, Place], rates: Mapping[Place, float]
+) -> dict[str, float]:
+    """The same for parameters, named as `names_by_part` takes them."""
+    where_of = _where_of(parameters, places)
+    return {name: rates[where] for name, where in where_of.items() if where in rates}
+
+
+def _where_of(parameters: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
     by_module = {name.rpartition(".")[0]: where for name, where in places.items()}
-    where_of: dict[str, Any] = {}
+    where_of: dict[str, Place] = {}
     for name in parameters:
         if ".lora_" in name:
             module = name.split(".lora_")[0].removeprefix("base_model.model.")
             where_of[name] = by_module[module]
         elif not name.startswith("base_model."):
             where_of[name] = places[name]
-    return [[name for name, where in where_of.items() if where in part] for part in parts]
+    return where_of
 
 
 def _composition(chosen: Trained, layers: int, folder: Path) -> tuple[Composition, list[str]]:
