@@ -160,6 +160,7 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     settings = {
         "language": language,
         "base": _base(spec, folder),
+        "pairs": spec.pairs,
         "grid": spec.grid.model_dump(mode="json") if spec.grid else None,
         "partitions": list(spec.partitions),
         "baselines": list(spec.baselines),
@@ -167,7 +168,8 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
         "device": spec.device,
         "dtype": spec.dtype,
     }
-    pairs = spec.task.keep * spec.languages[language].keep
+    kept = (spec.task.keep, spec.languages[language].keep)
+    pairs = min(kept) if spec.pairs == "same" else math.prod(kept)
     compositions = 1 + len(spec.baselines)
     if spec.grid:
         compositions += math.prod(map(len, spec.grid.model_dump().values()))

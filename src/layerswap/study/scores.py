@@ -29,20 +29,21 @@ class Row:
 
     Args:
         values: by pair, one score per document.
-        reference: the default swap's, by pair; None for itself.
+        references: what it is compared with, by name: the same of the default swap and of the
+            chosen one.
     """
 
     def __init__(
-        self, values: Mapping[str, Values], reference: Mapping[str, Values] | None
+        self, values: Mapping[str, Values], references: Mapping[str, Mapping[str, Values]]
     ) -> None:
         means = [float(one.mean()) for one in values.values()]
         self.lowest, self.highest = min(means), max(means)
         whole = np.mean(list(values.values()), axis=0)
         self.score: Interval = mean_interval(whole)
-        self.against: Interval | None = None
-        if reference is not None:
-            other = np.mean(list(reference.values()), axis=0)
-            self.against = paired_difference(whole, other)
+        self.against = {
+            name: paired_difference(whole, np.mean(list(other.values()), axis=0))
+            for name, other in references.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,15 @@ class Condition:
     test: tuple[int, ...] = ()
 
     def rows(self) -> dict[str, Row]:
-        """Every treatment over all pairs, against the default swap."""
+        """Every treatment over all pairs, against the default swap and the chosen one."""
         names = list(dict.fromkeys(name for values in self.pairs.values() for name in values))
         by_name = {
             name: {pair: values[name] for pair, values in self.pairs.items() if name in values}
             for name in names
         }
-        reference = by_name.get(DEFAULT)
+        references = {name: by_name[name] for name in (DEFAULT, CHOSEN) if name in by_name}
         return {
-            name: Row(values, None if name == DEFAULT else reference)
+            name: Row(values, {n: v for n, v in references.items() if n != name})
             for name, values in by_name.items()
         }
 

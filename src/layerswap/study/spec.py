@@ -125,6 +125,8 @@ class StudySpec(Strict):
         base: folder or Hub id that all experts start from.
         task: the task experts.
         languages: the language experts, by any code of their language.
+        pairs: every kept task expert with every kept language expert (paper 1), or the first with
+            the first, the second with the second, and so on.
         grid: compositions to try beside the default; the best is chosen on development documents.
         partitions: partitions of the second paper, as compositions of the two experts.
         simultaneous: how that baseline is trained.
@@ -148,6 +150,7 @@ class StudySpec(Strict):
     base: Text
     task: Experts
     languages: Annotated[dict[Text, Experts], Field(min_length=1)]
+    pairs: Literal["all", "same"] = "all"
     grid: Grid | None = None
     partitions: list[Literal["A", "B", "C", "Z"]] = []
     simultaneous: Turns = Turns()

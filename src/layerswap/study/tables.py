@@ -10,10 +10,12 @@ from typing import Any
 
 from layerswap.errors import StudyError
 from layerswap.evaluate.ranks import Friedman, friedman
+from layerswap.evaluate.statistics import Interval
 from layerswap.report.page import Table
 from layerswap.report.table_files import table_latex, table_markdown
 from layerswap.study.running import Context
-from layerswap.study.scores import BEST, Condition, Row, condition, read_judged
+from layerswap.study.scores import BEST, CHOSEN, Condition, Row, condition, read_judged
+from layerswap.study.treatments import DEFAULT
 
 MARKDOWN, LATEX, NUMBERS = "tables.md", "tables.tex", "tables.json"
 FLATTERED = f"{BEST}: chosen by the documents that it is judged on."
@@ -95,12 +97,16 @@ def over_languages(benchmark: str, conditions: Sequence[Condition]) -> Table:
 
 
 def in_detail(one: Condition) -> Table:
-    """Treatments down: score, spread over pairs, difference to the default swap."""
-    columns = ["treatment", "score, %", "lowest pair", "highest pair", "to the default swap"]
+    """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
     rows = one.rows()
+    references = [name for name in (DEFAULT, CHOSEN) if name in rows]
+    columns = ["treatment", "score, %", "lowest pair", "highest pair",
+               *(f"to the {name}" for name in references)]  # fmt: skip
     cells: list[list[Any]] = [
-        [name, row.score, row.lowest, row.highest, _difference(row)] for name, row in rows.items()
-    ]
+        [name, row.score, row.lowest, row.highest,
+         *(_difference(row.against.get(reference)) for reference in references)]
+        for name, row in rows.items()
+    ]  # fmt: skip
     caption = (
         f"{one.benchmark}, {one.language}: {next(iter(rows.values())).score.n} documents, mean "
         "over pairs with its 95% bootstrap interval, and paired differences; *: clear of zero."
@@ -140,10 +146,10 @@ def _over_pairs(row: Row | None) -> str | float | None:
     return f"{100 * row.score.mean:.1f} ({100 * row.lowest:.1f}\u2013{100 * row.highest:.1f})"
 
 
-def _difference(row: Row) -> str:
-    if row.against is None:
+def _difference(found: Interval | None) -> str:
+    if found is None:
         return ""
-    mean, low, high = (100 * v for v in (row.against.mean, row.against.low, row.against.high))
+    mean, low, high = (100 * v for v in (found.mean, found.low, found.high))
     clear = " *" if low > 0 or high < 0 else ""
     return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]{clear}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,12 @@ def recipes(context: Context) -> Iterator[tuple[str, Recipe]]:
     for regime, suffix in REGIMES.items():
         yield from _trained(context, regime, suffix)
     yield from _soups(context)
-    for i, task in enumerate(tasks):
-        for j, one in enumerate(languages):
-            experts = {"task": str(task), "language": str(one)}
-            for treatment, method in _treatments(settings):
-                yield f"{i}-{j}: {treatment}", {"base": base, "experts": experts, **method}
+    for (i, task), (j, one) in product(enumerate(tasks), enumerate(languages)):
+        if settings["pairs"] == "same" and i != j:
+            continue
+        experts = {"task": str(task), "language": str(one)}
+        for treatment, method in _treatments(settings):
+            yield f"{i}-{j}: {treatment}", {"base": base, "experts": experts, **method}
 
 
 def selected(context: Context, step: str) -> list[Path]:
