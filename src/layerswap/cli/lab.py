@@ -86,10 +86,28 @@ def export(
 
 
 @app.command()
+def models(
+    out: Annotated[Path, typer.Option(help="Folder for the models.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+) -> None:
+    """Copy the shipped models: base, task experts, language experts.
+
+    Example: layerswap lab models --out lab
+    """
+    from layerswap.lab.assets import copy_models
+
+    typer.echo(", ".join(copy_models(out, overwrite=overwrite)))
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
 def study(
     out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
     runs: Annotated[int, typer.Option(min=1, help="Trainings of each kind of expert.")] = 2,
     n: Annotated[int, typer.Option(min=4, help="Questions of each language.")] = 500,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each training; the lab's own if not given.")
+    ] = None,
 ) -> None:
     """The papers' experiment on the lab: trainings, pairs, compositions, baselines, tables.
 
@@ -100,5 +118,5 @@ def study(
     from layerswap.study.planning import plan_study
     from layerswap.study.spec import read_study
 
-    path = write_study(out, runs=runs, n=n)
+    path = write_study(out, runs=runs, n=n, steps=steps)
     run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=None)

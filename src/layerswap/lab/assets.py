@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from layerswap.lab.build import read_record, settings_of
+from layerswap.checkpoint import atomic_folder
+from layerswap.lab.build import RECORD, read_record, settings_of
 from layerswap.lab.world import World, make_world
 
 
@@ -42,6 +44,25 @@ def shipped() -> Lab:
         RecipeError: the package was installed without its data.
     """
     return open_lab(Path(str(files("layerswap.lab") / "assets")))
+
+
+def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
+    """Copy the shipped models into a folder: `base`, `task-1`, `language-<name>-1` and so on.
+
+    Args:
+        out: the folder to create.
+        overwrite: replace a folder that this wrote.
+
+    Returns:
+        The names of the models.
+
+    Raises:
+        MergeError: the folder exists, or cannot be written.
+    """
+    lab = shipped()
+    with atomic_folder(out.expanduser().absolute(), marker=RECORD, overwrite=overwrite) as folder:
+        shutil.copytree(lab.base.parent, folder, dirs_exist_ok=True)
+    return list(lab.record["models"])
 
 
 def open_lab(folder: Path) -> Lab:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def write_study(
     *,
     runs: int = 2,
     n: int = 500,
-    trainings: Trainings | None = None,
+    steps: int | None = None,
 ) -> Path:
     """Write the lab's study and its files into `out/inputs`.
 
@@ -34,12 +35,18 @@ def write_study(
         out: the folder of the study.
         runs: trainings of each kind of expert, with other orders of the data.
         n: questions of each language, half of them to choose compositions by.
-        trainings: how long and how fast; the lab's own when None.
+        steps: of each training; the lab's own when None.
 
     Returns:
         The study's YAML; `layerswap study run` takes it too.
     """
-    lab, trainings = shipped(), trainings or Trainings()
+    lab, trainings = shipped(), Trainings()
+    if steps is not None:
+        trainings = replace(
+            trainings,
+            task=replace(trainings.task, steps=steps),
+            language=replace(trainings.language, steps=steps),
+        )
     folder = out / INPUTS
     folder.mkdir(parents=True, exist_ok=True)
     streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}

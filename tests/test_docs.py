@@ -1,0 +1,114 @@
+"""Every shell block of the README and the tutorial is run, as a reader would, top to bottom."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from layerswap.lab.assets import shipped
+from layerswap.lab.tasks import export_tasks
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEEDS_HUB = ("layerswap data ", "layerswap eval ")
+"""Commands that fetch data sets; without a net they are one clear line."""
+
+
+def blocks(file):
+    return BLOCK.findall((ROOT / file).read_text("utf-8"))
+
+
+def commands(file):
+    """The lines of the shell blocks; of an installation, what is done after it."""
+    found = []
+    for kind, text in blocks(file):
+        for line in text.splitlines() if kind == "bash" else ():
+            command = line.partition("  #")[0].strip()
+            if "pip install" in command:
+                command = command.rpartition("&&")[2].strip() if "&&" in command else ""
+            command = command.removeprefix(".venv/bin/")
+            if command and not command.startswith("pytest"):  # this is what runs here
+                found.append(command)
+    return found
+
+
+def write_yaml(file, folder):
+    for kind, text in blocks(file):
+        named = re.match(r"# (\S+\.yaml)\n", text) if kind == "yaml" else None
+        if named:
+            (folder / named[1]).write_text(text, "utf-8")
+
+
+def run(command, folder):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
+    words = shlex.split(command)
+    assert words[0] == "layerswap", command
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def check(command, folder):
+    ended = run(command, folder)
+    if command.startswith(NEEDS_HUB):
+        assert ended.returncode == 2, ended.stderr
+        assert ended.stderr.startswith("error: ")
+        assert "Traceback" not in ended.stderr
+    else:
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+
+
+def test_every_command_of_the_tutorial_works(tmp_path):
+    pytest.importorskip("trl")
+    write_yaml("docs/tutorial.md", tmp_path)
+    found = commands("docs/tutorial.md")
+    assert len(found) > 10
+    for command in found:
+        check(command, tmp_path)
+    for made in ("map/map.html", "swept/report.html", "study/study/report.html",
+                 "merged/model.safetensors", "expert/model.safetensors"):  # fmt: skip
+        assert (tmp_path / made).is_file(), made
+
+
+def test_every_command_of_the_readme_works(tmp_path):
+    lab = shipped()
+    for name, folder in (("base", lab.base), ("math-expert", lab.task_experts[0]),
+                         ("swahili-expert", lab.language_experts["furo"][0])):  # fmt: skip
+        (tmp_path / name).symlink_to(folder)
+    export_tasks(tmp_path / "tasks", n=20)
+    (tmp_path / "sweep.yaml").write_text(
+        "recipe: {experts: {task: math-expert, language: swahili-expert}, swap: {}}\n"
+        "grid: {bottom: 0-2, top: 0}\ntasks: [lab_problem_furo]\ninclude: [tasks]\n"
+    )
+    (tmp_path / "swap.yaml").write_text(
+        "experts: {task: math-expert, language: swahili-expert}\nswap: {bottom: 2, top: 0}\n"
+    )
+    rows = '{"prompt": "nela:", "completion": " bufo"}\n' * 32
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "swahili.yaml").write_text(
+        "base: base\ndata: {train: rows.jsonl}\n"
+        "hyperparameters: {learning_rate: 1.0e-4, max_steps: 2}\n"
+    )
+    for command in commands("README.md"):
+        if command.startswith("layerswap compare"):
+            # `eval` could not fetch its data, so there is nothing to compare.
+            assert "error: " in run(command, tmp_path).stderr
+        else:
+            check(command, tmp_path)
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    assert "Compose, search, write" in (tmp_path / "reference/cli/index.html").read_text()
+    assert "magnitude" in (tmp_path / "reference/api/index.html").read_text()
