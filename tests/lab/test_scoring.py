@@ -5,7 +5,7 @@ import pytest
 
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.lab.assets import shipped
-from layerswap.lab.scoring import MEASURES, correct, load, questions, score_model
+from layerswap.lab.scoring import MEASURES, correct, load, questions, score_model, written
 
 LAB = shipped()
 
@@ -36,6 +36,13 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
     ]
     exact = [generated(model, tokenizer, e) == g for e, g in zip(asked, gold, strict=True)]
     np.testing.assert_array_equal(correct(model, tokenizer, asked), exact)
+    texts = [
+        tokenizer.decode(generated(model, tokenizer, e), skip_special_tokens=True).strip()
+        for e in asked
+    ]
+    for text, shown in zip(texts, written(model, tokenizer, asked), strict=True):
+        assert text.startswith(shown)  # which ends after fewer tokens, if neither has ended
+        assert shown == text or len(shown.split()) >= 4
 
 
 def test_the_measures_are_neither_all_right_nor_all_wrong_so_the_comparison_means_something(

@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 from layerswap import __version__
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.compose import Zones, default_zones
+from layerswap.delta.atlas import Atlas, measure_delta
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.build import RECORD, read_record
-from layerswap.lab.scoring import MEASURES, Measure, correct, load, questions, score_model
+from layerswap.lab.scoring import (
+    MEASURES,
+    Measure,
+    correct,
+    load,
+    questions,
+    score_model,
+    written,
+)
 from layerswap.lab.skills import Split
 from layerswap.merge import Plan, soup, swap
 
@@ -32,11 +41,28 @@ BOTTOMS, TOPS = range(5), range(4)
 """The grid of zones that is tried, in layers."""
 DEVELOPMENT_QUESTIONS = 500
 TEST_QUESTIONS = 1000
+SHOWN = 100
+"""Test problems whose answers are in the report."""
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress bar from a label and a total; gives the function that advances it."""
 Answers = dict[Measure, "npt.NDArray[np.bool_]"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One test problem.
+
+    Attributes:
+        prompt: as the models read it.
+        answer: the right one.
+        written: per model, what it wrote.
+    """
+
+    prompt: str
+    answer: str
+    written: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,8 @@ class Outcome:
         default: the paper's zones, scaled to the lab's depth.
         plan: the plan of the best zones.
         answers: per model and measure, right or wrong per test question.
+        examples: the first test problems in the target language, with what each model wrote.
+        change: what fine-tuning changed in both experts.
         seconds: how long it took, wall clock.
     """
 
@@ -61,6 +89,8 @@ class Outcome:
     default: Zones
     plan: Plan
     answers: Mapping[str, Answers]
+    examples: Sequence[Shown]
+    change: Atlas
     seconds: float
 
     def intervals(self) -> dict[str, dict[Measure, Interval]]:
@@ -122,12 +152,15 @@ def run(
     with atomic_folder(target, marker=RESULTS, overwrite=overwrite) as folder:
         best_plan.save(folder / "merged")
         with progress("scoring on the test split", 6 * len(MEASURES)) as advance:
-            answers = _answer(
+            answers, examples = _answer(
                 _contenders(lab, chosen, plan, folder / "merged"), lab, chosen, advance
             )
+        experts = {"task expert": lab.task_experts[0],
+                   "language expert": lab.language_experts[chosen][0]}  # fmt: skip
         outcome = Outcome(
             chosen, lab.world.source.name, grid, best, default_zones(plan.composition.layers),
-            best_plan, answers, time.perf_counter() - started,
+            best_plan, answers, examples, measure_delta(lab.base, experts),
+            time.perf_counter() - started,
         )  # fmt: skip
         (folder / RESULTS).write_text(json.dumps(results(outcome), indent=2) + "\n", "utf-8")
         write_story(folder / "report.html", outcome)
@@ -240,14 +273,24 @@ def _contenders(lab: Lab, language: str, plan: Plan, merged: Path) -> dict[str, 
 
 def _answer(
     contenders: Mapping[str, Path | Plan], lab: Lab, language: str, advance: Callable[[int], None]
-) -> dict[str, Answers]:
+) -> tuple[dict[str, Answers], list[Shown]]:
     _, tokenizer = load(lab.base)
+    asked = {
+        measure: questions(measure, language, "test", TEST_QUESTIONS, world=lab.world)
+        for measure in MEASURES
+    }
+    first = asked["task_target"][:SHOWN]
     answers: dict[str, Answers] = {}
+    texts: dict[str, list[str]] = {}
     for name, contender in contenders.items():
         loaded = in_memory(contender) if isinstance(contender, Plan) else load(contender)[0]
         answers[name] = {}
         for measure in MEASURES:
-            asked = questions(measure, language, "test", TEST_QUESTIONS, world=lab.world)
-            answers[name][measure] = correct(loaded, tokenizer, asked)
+            answers[name][measure] = correct(loaded, tokenizer, asked[measure])
             advance(1)
-    return answers
+        texts[name] = written(loaded, tokenizer, first)
+    shown = [
+        Shown(one.prompt, one.completion.strip(), {name: texts[name][i] for name in texts})
+        for i, one in enumerate(first)
+    ]
+    return answers, shown

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Measure = Literal["task_target", "task_source", "comprehension_target", "comprehension_source"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 """The task and comprehension, each in the scarce (target) and in the source language."""
+NEW_TOKENS = 8
+"""Longer than any answer."""
 
 
 def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -80,6 +82,29 @@ def correct(
         if progress is not None:
             progress(start + len(chosen), len(rows))
     return right
+
+
+def written(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]
+) -> list[str]:
+    """What the model writes after each prompt, decoding greedily, without the end of the text."""
+    import torch
+
+    prompts = tokenizer([e.prompt for e in examples])["input_ids"]
+    answers = [""] * len(examples)
+    for length in sorted({len(ids) for ids in prompts}):
+        # Prompts of one length need no padding, so each answer is what it would be alone.
+        rows = [i for i, ids in enumerate(prompts) if len(ids) == length]
+        ids = torch.tensor([prompts[i] for i in rows], device=model.device)
+        with torch.inference_mode():
+            out: Any = model.generate(  # type: ignore[operator]
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+            )  # fmt: skip
+        texts = tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
+        for i, text in zip(rows, texts, strict=True):
+            answers[i] = text.strip()
+    return answers
 
 
 def questions(

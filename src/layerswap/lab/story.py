@@ -16,6 +16,8 @@ from layerswap.report import (
     stack_svg,
     write_report,
 )
+from layerswap.report.delta_page import map_panel
+from layerswap.report.panels import Example, examples_panel
 
 if TYPE_CHECKING:
     from layerswap.lab.quickstart import Outcome
@@ -44,7 +46,14 @@ def tell(outcome: Outcome) -> Report:
         title=f"Word problems in {outcome.language}, without one to learn from",
         lead=_lead(outcome),
         figure_svg=stack_svg(outcome.plan.composition, experts),
-        sections=[_table(outcome), _task(outcome), _grid(outcome), _conditions(outcome)],
+        sections=[
+            _table(outcome),
+            _task(outcome),
+            _grid(outcome),
+            _change(outcome),
+            _examples(outcome),
+            _conditions(outcome),
+        ],
         colophon=f"layerswap {__version__}, {outcome.seconds:.0f} seconds on this machine.",
     )
 
@@ -136,6 +145,33 @@ def _grid(outcome: Outcome) -> Section:
         ),
         note="The best of many always looks a little better on the problems it was chosen on than "
         "it is; the table above is not touched by that.",
+    )
+
+
+def _change(outcome: Outcome) -> Section:
+    return Section(
+        "What fine-tuning changed",
+        "The share of rows of each matrix whose mean absolute change is above the threshold, for "
+        "both experts (paper 1, figure 2).",
+        panel=map_panel(outcome.change, outcome.change.threshold()),
+    )
+
+
+def _examples(outcome: Outcome) -> Section:
+    models = ["swap_best", *(name for name in NAMES if name != "swap_best")]
+    examples = [
+        Example(
+            f"problem in {outcome.language}", i, shown.prompt, shown.answer,
+            tuple(shown.written[name] for name in models),
+            tuple(shown.written[name] == shown.answer for name in models),
+        )
+        for i, shown in enumerate(outcome.examples)
+    ]  # fmt: skip
+    return Section(
+        "Answers one by one",
+        f"The first {len(examples)} test problems in {outcome.language}: where is one model right "
+        "and another wrong?",
+        panel=examples_panel([NAMES[name] for name in models], examples),
     )
 
 

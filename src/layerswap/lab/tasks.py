@@ -13,12 +13,11 @@ from typing import Any
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.lab.assets import Lab, shipped
+from layerswap.lab.scoring import NEW_TOKENS
 from layerswap.lab.skills import Skill, Split, examples
 
 MARKER = "lab_tasks.json"
 SKILLS: tuple[Skill, ...] = ("problem", "comprehension")
-NEW_TOKENS = 6
-"""Longer than any answer."""
 
 
 def export_tasks(
