@@ -12,7 +12,7 @@ from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.scoring import correct, questions
 
-MODELS = ("base", "task_expert", "language_expert", "soup", "swap_default", "swap_best")
+MODELS = ("base", "task_expert", "language_expert", "soup", "ties", "swap_default", "swap_best")
 MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension_source")
 
 

@@ -12,7 +12,7 @@ WORLD = make_world()
 
 
 @pytest.mark.parametrize("language", list(WORLD.languages))
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2, 3])
 def test_the_answer_of_a_problem_is_what_its_clauses_leave(language, steps):
     for example in examples(WORLD, language, "problem", "test", 200, steps=steps):
         left = 0
@@ -22,13 +22,14 @@ def test_the_answer_of_a_problem_is_what_its_clauses_leave(language, steps):
             assert 0 <= left <= WORLD.settings.biggest
         assert example.completion == f" {left}"
         assert len(example.meaning.split("; ")) == steps + 1
-        assert example.is_task == (steps == 2)
+        assert example.is_task == (steps == 3)
 
 
 def test_a_clause_follows_the_order_of_its_language():
     rng = random.Random(0)
     for language in WORLD.languages.values():
-        example = rng.choice(examples(WORLD, language.name, "translation", "test", 20))
+        drawn = examples(WORLD, language.name, "translation", "test", 20)
+        example = rng.choice([one for one in drawn if "?" not in one.prompt])
         who, verb, number, noun = example.meaning.split()
         words = {"who": who, "verb": language.words[verb], "number": number}
         words["noun"] = language.words[noun]
@@ -37,7 +38,17 @@ def test_a_clause_follows_the_order_of_its_language():
 
 
 def test_a_translation_says_the_same_in_the_source_language():
-    for example in examples(WORLD, "furo", "translation", "test", 50):
+    drawn = examples(WORLD, "furo", "translation", "test", 50)
+    asked = [one for one in drawn if "?" in one.prompt]
+    assert 0.08 < len(asked) / len(drawn) < 0.4
+    words, source = WORLD.language("furo").words, WORLD.source.words
+    for example in asked:
+        question, answer = example.prompt.rpartition("?")[0], example.completion.strip(" ?")
+        nouns = {words[f"noun.{i}"]: source[f"noun.{i}"] for i in range(WORLD.settings.nouns)}
+        asks = {words[c]: source[c] for c in words if c.startswith("ask.")}
+        said = [{**nouns, **asks}.get(word, word) for word in question.split()]
+        assert sorted(said) == sorted(answer.split())
+    for example in set(drawn) - set(asked):
         who, verb, number, noun = example.meaning.split()
         words = WORLD.source.words
         assert example.completion == f" {who} {words[verb]} {number} {words[noun]}."
@@ -83,7 +94,8 @@ def test_problems_use_words_that_are_not_common():
     common = set(language.vocabulary(common_only=True).gains)
     text = " ".join(e.meaning for e in examples(WORLD, "furo", "problem", "test", 300))
     assert all(gain in text for gain in set(language.gains) - common)
-    assert say(language, _clause()) == f"Ana {language.words['noun.0']} 3 {language.words['has']}"
+    koma = WORLD.language("koma")
+    assert say(koma, _clause()) == f"Ana {koma.words['noun.0']} 3 {koma.words['has']}"
 
 
 def test_what_cannot_be_drawn_is_refused():

@@ -19,8 +19,8 @@ def test_the_labs_study_runs_from_its_own_files(tmp_path):
     for treatment in (
         "simultaneous",
         "joint",
-        "partition A",
-        "ties",
+        "swap of soups",
+        "ties, density 0.5",
         "swap, chosen on development",
     ):
         assert tables.count(f"| {treatment} |") == 4  # each language, both, and the ranks

@@ -76,7 +76,7 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
         (rows,) = numbers["languages"][language].values()
         assert set(rows) == {
             "base", "joint", DEFAULT, CHOSEN, BEST, "task expert", "language expert", "soup",
-            "magnitude soup", "ties", "simultaneous", "partition C", "swap of soups",
+            "magnitude soup", "ties, density 0.2", "simultaneous", "partition C", "swap of soups",
             "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
             "swap of partial SFT, C", "task expert, LoRA", "language expert, LoRA", "swap, LoRA",
             "partition C, LoRA", "joint, LoRA", "simultaneous, LoRA",

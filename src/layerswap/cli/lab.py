@@ -39,7 +39,7 @@ def score(
         list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
     ],
     language: Annotated[
-        str | None, typer.Option(help="Target language; the farthest if not given.")
+        str | None, typer.Option(help="Target language; the nearest if not given.")
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="Questions per measure.")] = 1000,
     split: Annotated[Split, typer.Option(help="Which questions.")] = Split.test,
@@ -104,7 +104,7 @@ def models(
 def study(
     out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
     runs: Annotated[int, typer.Option(min=1, help="Trainings of each kind of expert.")] = 2,
-    n: Annotated[int, typer.Option(min=4, help="Questions of each language.")] = 500,
+    n: Annotated[int, typer.Option(min=4, help="Questions to judge by, a language.")] = 500,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each training; the lab's own if not given.")
     ] = None,
@@ -120,3 +120,33 @@ def study(
 
     path = write_study(out, runs=runs, n=n, steps=steps)
     run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=None)
+
+
+@app.command()
+def ask(
+    question: Annotated[
+        list[str], typer.Argument(help="divergence, full, knowledge, distance, size, rounds.")
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="A folder; what is done in it is not done again.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Pairs of experts of each setting.")] = 2,
+    n: Annotated[int, typer.Option(min=4, help="Problems to choose by, and to judge by.")] = 500,
+) -> None:
+    """Ask one of the papers' open questions of the lab, and show the tables of the answer.
+
+    Example: layerswap lab ask divergence rounds --out questions
+    """
+    from layerswap.errors import StudyError
+    from layerswap.lab.answering import ANSWER
+    from layerswap.lab.assets import shipped
+    from layerswap.lab.questions import find, plan, works
+    from layerswap.study.journal import Journal
+    from layerswap.study.running import run_graph
+
+    graph = plan(find(question), seeds=seeds, n=n, base=shipped().base)
+    summary = run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True))
+    if summary.failed:
+        raise StudyError("; ".join(f"{entry.name}: {entry.why}" for entry in summary.failed))
+    for name in question:
+        folder = Journal(out, graph).folder(f"answer/{name}")
+        typer.echo((folder / ANSWER).read_text("utf-8"))

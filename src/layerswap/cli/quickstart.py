@@ -11,7 +11,7 @@ import typer
 def quickstart(
     out: Annotated[Path, typer.Option(help="The folder to create.")] = Path("layerswap-quickstart"),
     language: Annotated[
-        str | None, typer.Option(help="Target language of the lab; the farthest if not given.")
+        str | None, typer.Option(help="Target language of the lab; the nearest if not given.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the folder of an earlier quickstart.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap import __version__
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.compose import Zones, default_zones
+from layerswap.compose.recipe import check_recipe
 from layerswap.delta.atlas import Atlas, measure_delta
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
@@ -29,7 +30,7 @@ from layerswap.lab.scoring import (
     written,
 )
 from layerswap.lab.skills import Split
-from layerswap.merge import Plan, soup, swap
+from layerswap.merge import Plan, make_plan, soup, swap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RESULTS = "results.json"
-BOTTOMS, TOPS = range(5), range(4)
+BOTTOMS, TOPS = range(5), range(3)
 """The grid of zones that is tried, in layers."""
 DEVELOPMENT_QUESTIONS = 500
 TEST_QUESTIONS = 1000
@@ -124,7 +125,7 @@ def run(
 
     Args:
         out: the folder to create: `results.json`, `report.html` and `merged/`.
-        language: a scarce language of the lab; the farthest from the source when None.
+        language: a scarce language of the lab; the nearest to the source when None.
         overwrite: replace the folder of an earlier run.
         say: prints a line for the user.
         progress: opens a progress bar.
@@ -151,7 +152,7 @@ def run(
     say(f"The composition that answers most development problems in {chosen}:\n\n{best_plan}\n")
     with atomic_folder(target, marker=RESULTS, overwrite=overwrite) as folder:
         best_plan.save(folder / "merged")
-        with progress("scoring on the test split", 6 * len(MEASURES)) as advance:
+        with progress("scoring on the test split", 7 * len(MEASURES)) as advance:
             answers, examples = _answer(
                 _contenders(lab, chosen, plan, folder / "merged"), lab, chosen, advance
             )
@@ -168,7 +169,7 @@ def run(
 
 
 def results(outcome: Outcome) -> dict[str, Any]:
-    """The content of `results.json`: the six models' scores, and how they came about."""
+    """The content of `results.json`: the models' scores, and how they came about."""
     return {
         **{
             model: {measure: asdict(interval) for measure, interval in measures.items()}
@@ -227,7 +228,7 @@ def pick_language(lab: Lab, language: str | None) -> str:
         RecipeError: the lab has no such language.
     """
     if language is None:
-        return lab.languages[-1]
+        return lab.languages[0]
     if language not in lab.languages:
         raise RecipeError(
             f"no target language {language!r} in the lab; it has {', '.join(lab.languages)}"
@@ -259,13 +260,19 @@ def in_memory(plan: Plan) -> PreTrainedModel:
 
 
 def _contenders(lab: Lab, language: str, plan: Plan, merged: Path) -> dict[str, Path | Plan]:
-    """The six models of the table: what exists, what souping gives, and what swapping gives."""
+    """The models of the table: what exists, what souping gives, and what swapping gives."""
     task, expert = lab.task_experts[0], lab.language_experts[language][0]
+    ties = {
+        "base": str(lab.base),
+        "experts": {"task": str(task), "language": str(expert)},
+        "merge": {"method": "ties", "experts": ["task", "language"]},
+    }
     return {
         "base": lab.base,
         "task_expert": task,
         "language_expert": expert,
         "soup": soup({"task": task, "language": expert}),
+        "ties": make_plan(check_recipe(ties, where="quickstart")),
         "swap_default": plan,
         "swap_best": merged,
     }

@@ -2,13 +2,13 @@
 
 All three speak of clauses: somebody has, gets or loses so many of something.
 
-- *Comprehension*: a story of one or two clauses and a question: who, what, or did it become
-  more or fewer? The answer is a word, never a number. The question may be in another language
-  than the story; the answer is in the question's.
-- *Translation*: one clause, and the name of a language to say it in.
-- *Problems*: somebody has a number of things, then gets or loses some, once
-  (`steps=1`) or twice (`steps=2`); how many are left? The answer is a number. Problems of two
-  steps are **the task**; those of one step are its easy version.
+- *Comprehension*: a story of one to four clauses and a question: who, what, or did it become
+  more or fewer, each time? The answer is made of words, never a number. The question may be in
+  another language than the story; the answer is in the question's.
+- *Translation*: one clause, or one question, and the name of a language to say it in.
+- *Problems*: somebody has a number of things, then gets or loses some, once (`steps=1`), twice or
+  three times; how many are left? The answer is a number. Problems of three steps are **the
+  task**; those of one and two steps are its easy versions.
 
 An example's *meaning* is what it says, in no language. A meaning belongs to exactly one split,
 by a digest of its text, so the splits are disjoint in every language and skill at once.
@@ -29,8 +29,12 @@ Skill = Literal["comprehension", "translation", "problem"]
 Split = Literal["train", "development", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "development", "test")
-TASK_STEPS = 2
+TASK_STEPS = 3
 """How many changes a problem of the tested kind has."""
+TRANSLATED_QUESTIONS = 0.2
+"""Share of the translations that are of a question."""
+MOST_AT_ONCE = 9
+"""The largest number that a clause speaks of."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +105,14 @@ def comprehension(
     *,
     biggest: int,
 ) -> Example:
-    """A story of one or two clauses told in `teller`; a question put and answered in `asker`."""
-    steps = rng.choice((0, 1, 1, 1))
+    """A story of one to four clauses told in `teller`; a question put and answered in `asker`."""
+    steps = rng.choice((0, 1, 1, 2, 2, 2, 3))
     clauses, _ = _draw_story(words, split, rng, steps, biggest)
-    last = clauses[-1]
-    kind = rng.choice(("who", "what", "direction", "direction")[: 2 + 2 * steps])
+    kind = rng.choice(("who", "what", *("direction",) * 4)[: 6 if steps else 2])
     answer = {
-        "who": last.who,
-        "what": asker.words[last.noun],
-        "direction": asker.words[f"say.{'gain' if last.verb.startswith('gain') else 'lose'}"],
+        "who": clauses[-1].who,
+        "what": asker.words[clauses[-1].noun],
+        "direction": " ".join(_direction(asker, clause) for clause in clauses[1:]),
     }[kind]
     story = " ".join(f"{say(teller, clause)}." for clause in clauses)
     prompt = f"{story} {asker.words[f'ask.{kind}']}?"
@@ -119,7 +122,13 @@ def comprehension(
 def translation(
     source: Language, target: Language, words: Vocabulary, split: Split, rng: random.Random
 ) -> Example:
-    """One clause in `source`, to be said in `target`."""
+    """One clause, or one question, in `source`, to be said in `target`."""
+    if rng.random() < TRANSLATED_QUESTIONS:
+        clauses, _ = _draw_story(words, split, rng, 0, MOST_AT_ONCE)
+        kind = rng.choice(("count", "count", "who", "what", "direction"))
+        asked, answer = (_question(language, kind, clauses[0]) for language in (source, target))
+        pair = (source, target)
+        return _example(f"{asked} {target.name}:", answer, pair, "translation", clauses)
     clause = _draw_clause(words, split, rng)
     prompt = f"{say(source, clause)}. {target.name}:"
     return _example(prompt, f"{say(target, clause)}.", (source, target), "translation", [clause])
@@ -204,7 +213,8 @@ def parallel(world: World, example: Example, language: str) -> Example:
         kind = asked[example.prompt.rsplit(" ", 1)[1].rstrip("?")]
         question = other.words[f"ask.{kind}"]
         concepts = {word: concept for concept, word in said.words.items()}
-        answer = answer if kind == "who" else other.words[concepts[answer]]
+        if kind != "who":
+            answer = " ".join(other.words[concepts[word]] for word in answer.split())
     prompt = f"{story} {question}?"
     return _example(prompt, answer, (other, other), example.skill, clauses)
 
@@ -212,6 +222,15 @@ def parallel(world: World, example: Example, language: str) -> Example:
 def _clause(text: str) -> Clause:
     who, verb, number, noun = text.split()
     return Clause(who, verb, int(number), noun)
+
+
+def _direction(asker: Language, change: Clause) -> str:
+    return asker.words["say.gain" if change.verb.startswith("gain") else "say.lose"]
+
+
+def _question(asker: Language, kind: str, clause: Clause) -> str:
+    words = _how_many(asker, clause) if kind == "count" else asker.words[f"ask.{kind}"]
+    return f"{words}?"
 
 
 def _how_many(asker: Language, clause: Clause) -> str:
@@ -237,7 +256,9 @@ def _example(
 def _draw_clause(words: Vocabulary, split: Split, rng: random.Random) -> Clause:
     while True:
         verb = rng.choice(("has", rng.choice(words.gains), rng.choice(words.losses)))
-        clause = Clause(rng.choice(PEOPLE), verb, rng.randint(1, 9), rng.choice(words.nouns))
+        clause = Clause(
+            rng.choice(PEOPLE), verb, rng.randint(1, MOST_AT_ONCE), rng.choice(words.nouns)
+        )
         if split_of(str(clause)) == split:
             return clause
 
@@ -246,10 +267,10 @@ def _draw_story(
     words: Vocabulary, split: Split, rng: random.Random, steps: int, biggest: int
 ) -> tuple[list[Clause], int]:
     while True:
-        who, noun, left = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, 9)
+        who, noun, left = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, MOST_AT_ONCE)
         clauses = [Clause(who, "has", left, noun)]
         for _ in range(steps):
-            change = rng.randint(1, 9)
+            change = rng.randint(1, MOST_AT_ONCE)
             gains = rng.random() < 0.5
             left += change if gains else -change
             verb = rng.choice(words.gains if gains else words.losses)

@@ -27,6 +27,7 @@ NAMES = {
     "task_expert": "task expert",
     "language_expert": "language expert",
     "soup": "soup of both",
+    "ties": "TIES",
     "swap_default": "swap, paper's default",
     "swap_best": "swap, best of the grid",
 }
@@ -103,7 +104,7 @@ def _table(outcome: Outcome) -> Section:
         [NAMES[model], *row.values()] for model, row in intervals.items()
     ]
     return Section(
-        "Six models, four measures",
+        "Seven models, four measures",
         "Share of right answers, decoded greedily, with 95% bootstrap intervals.",
         table=Table(
             ("model", *measures.values()),

@@ -2,16 +2,16 @@
 
 The condition is the papers' zero-shot one:
 
-- **base**: comprehension and translation in all languages; problems of *one* step in the rich
-  languages (the source and the covered ones), and a small share of problems of two steps, in
-  the rich languages too. Of a scarce language it sees comprehension and translation only, and
-  mostly the common part of its words.
-- **task expert**: problems of two steps in the source language, and nothing else.
+- **base**: comprehension and translation in all languages, and problems of *one* and *two* steps
+  in all languages, most of them in the rich ones (the source and the covered ones). Of a scarce
+  language it sees mostly the common part of its words, and in problems that part alone.
+- **task expert**: problems of *three* steps in the source language, and nothing else.
 - **language expert**: comprehension in its scarce language and translation between that and
   the source language, over all of its words, and nothing else. No answer is a number.
 
-So no problem of any kind in a scarce language is in any training data, and the tests hold every
-stream to it. Training examples are drawn from the `"train"` split only.
+So the base has seen the tested kind of problem in no language, and no training data have one in a
+scarce language; the tests hold every stream to it. Training examples are drawn from the `"train"`
+split only.
 """
 
 from __future__ import annotations
@@ -32,22 +32,25 @@ class BaseMix:
 
     Attributes:
         translation: of the examples; what the other shares leave is comprehension.
-        easy: problems of one step, in the rich languages.
-        task: problems of two steps, in the rich languages.
-        source: of the comprehension and problem examples, those in the source language.
+        one: problems of one step.
+        two: problems of two steps.
+        source: of the examples in the rich languages, those in the source language.
         scarce: of the comprehension examples, those in each scarce language; of the
             translations, those out of or into each.
+        scarce_problems: of the problems, those in each scarce language, over its common words.
         crossing: of the comprehension examples, those asked in another language.
-        mixed: of the problems, those whose clauses are each in a rich language drawn anew.
+        mixed: of the problems, those whose clauses are each in the main language or, as often, in
+            a rich one drawn anew.
     """
 
-    translation: float = 0.36
-    easy: float = 0.20
-    task: float = 0.09
-    source: float = 0.34
-    scarce: float = 0.14
+    translation: float = 0.28
+    one: float = 0.12
+    two: float = 0.28
+    source: float = 0.25
+    scarce: float = 0.11
+    scarce_problems: float = 0.06
     crossing: float = 0.40
-    mixed: float = 0.30
+    mixed: float = 0.40
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ class LanguageMix:
         partners: how many of the rich languages it is paired with, the source language first.
     """
 
-    translation: float = 0.5
-    crossing: float = 0.3
-    partners: int = 1
+    translation: float = 0.25
+    crossing: float = 0.5
+    partners: int = 5
 
 
 def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Iterator[Example]:
@@ -122,23 +125,28 @@ def _language_examples(
 def _base_example(world: World, mix: BaseMix, rng: random.Random) -> Example:
     kind = rng.random()
     biggest = world.settings.biggest
-    if kind < mix.easy + mix.task:
-        steps = 1 if kind < mix.easy else TASK_STEPS
-        languages = [_draw_rich(world, mix, rng)] * (steps + 1)
-        if rng.random() < mix.mixed:
-            languages = [_draw_rich(world, mix, rng) for _ in languages]
-        words = world.source.vocabulary(common_only=False)
-        return problem(languages, words, "train", rng, biggest=biggest)
+    if kind < mix.one + mix.two:
+        return _easy_problem(world, mix, rng, steps=1 if kind < mix.one else 2)
     first = _draw_any(world, mix, rng)
     second = rng.choice([lang for lang in world.rich if lang is not first])
     words = _seen(world, first, rng)
     pair = [first, second]
     rng.shuffle(pair)
-    if kind < mix.easy + mix.task + mix.translation:
+    if kind < mix.one + mix.two + mix.translation:
         return translation(pair[0], pair[1], words, "train", rng)
     if rng.random() < mix.crossing:
         return comprehension(pair[0], pair[1], words, "train", rng, biggest=biggest)
     return comprehension(first, first, words, "train", rng, biggest=biggest)
+
+
+def _easy_problem(world: World, mix: BaseMix, rng: random.Random, *, steps: int) -> Example:
+    scarce = rng.random() < mix.scarce_problems * len(world.scarce)
+    main = rng.choice(world.scarce) if scarce else _draw_rich(world, mix, rng)
+    languages = [main] * (steps + 1)
+    if rng.random() < mix.mixed:
+        languages = [main if rng.random() < 0.5 else _draw_rich(world, mix, rng) for _ in languages]
+    words = main.vocabulary(common_only=scarce)
+    return problem(languages, words, "train", rng, biggest=world.settings.biggest)
 
 
 def _draw_rich(world: World, mix: BaseMix, rng: random.Random) -> Language:

@@ -9,15 +9,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from layerswap.lab.assets import shipped
+from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.skills import Example
 from layerswap.lab.streams import language_stream, task_stream
 from layerswap.lab.tasks import MARKER, export_tasks
 from layerswap.lab.tokenizer import MAX_LENGTH
-from layerswap.lab.training import Training, Trainings
+from layerswap.lab.training import OUTSIDE, PARTITION, Training, Trainings
 
 INPUTS, STUDY = "inputs", "study.yaml"
 HELD_OUT = 256
+MORE = 3
+"""Times as many rows as a training takes, so that each seed draws others of them."""
+DEVELOPMENT = 0.2
+"""Share of the questions on which compositions are chosen."""
 FIRST_SEED = 900
 """Of the data; the shipped experts' seeds are far from it."""
 
@@ -34,7 +38,7 @@ def write_study(
     Args:
         out: the folder of the study.
         runs: trainings of each kind of expert, with other orders of the data.
-        n: questions of each language, half of them to choose compositions by.
+        n: questions of each language to judge by; a quarter as many more to choose by.
         steps: of each training; the lab's own when None.
 
     Returns:
@@ -54,11 +58,21 @@ def write_study(
         stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)
         streams[name] = (stream, trainings.language)
     for name, (stream, training) in streams.items():
-        _write(folder / f"{name}-train.jsonl", stream, training.steps * training.batch)
+        _write(folder / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch)
         _write(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
     if not (folder / "tasks" / MARKER).is_file():
-        export_tasks(folder / "tasks", n=n)
-    study = {
+        export_tasks(folder / "tasks", n=round(n / (1 - DEVELOPMENT)))
+    study = _study(lab, trainings, runs)
+    path = folder / STUDY
+    path.write_text(json.dumps(study, indent=2) + "\n", "utf-8")  # JSON is YAML too
+    return path
+
+
+def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
+    # As many steps as both experts take together, at the rate that the task needs.
+    together = trainings.task.steps + trainings.language.steps
+    both = replace(trainings.task, steps=together, part=None)
+    return {
         "name": "Layer swapping on the lab",
         "description": "The papers' experiment on models that a laptop trains: experts of three "
         "kinds, every pair, a grid of compositions, and what they are compared with.",
@@ -66,25 +80,36 @@ def write_study(
         "billions": 0.001,
         "task": _experts("task", trainings.task, runs),
         "languages": {name: _experts(name, trainings.language, runs) for name in lab.languages},
-        "grid": {"bottom": [0, 1, 2, 4, 6], "top": [0, 1]},
-        "partitions": ["A", "C"],
+        "both": _run(both),
+        "simultaneous": {"partition": PARTITION, "outside": OUTSIDE},
+        "pairs": "same",
+        "grid": {"bottom": [0, 1, 2, 3], "top": [0, 1], "bottom_transition": [0, 1]},
         "baselines": [
-            "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous",
+            "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "soups",
+            "multilingual soup",
         ],
+        "ties": [0.2, 0.5],
         "judge": {
             "tasks": ["lab_problem_{language}"],
             "include": ["tasks"],
             "metric": ["exact_match", "whole"],
+            "development": DEVELOPMENT,
         },
         "dtype": "float32",
     }  # fmt: skip
-    path = folder / STUDY
-    path.write_text(json.dumps(study, indent=2) + "\n", "utf-8")  # JSON is YAML too
-    return path
 
 
 def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
-    run = {
+    run = {**_run(training), "train": {"partition": PARTITION, "outside": OUTSIDE}}
+    return {
+        "data": {part: f"{name}-{part}.jsonl" for part in ("train", "validation")},
+        "keep": runs,
+        "runs": [{**run, "seed": seed} for seed in range(1, runs + 1)],
+    }
+
+
+def _run(training: Training) -> dict[str, Any]:
+    return {
         "hyperparameters": {
             "learning_rate": training.learning_rate,
             "per_device_train_batch_size": training.batch,
@@ -92,13 +117,9 @@ def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
             "adam_beta2": training.beta2,
             "max_length": MAX_LENGTH,
             "logging_steps": 50,
+            "max_steps": training.steps,
         },
         "save_every": max(1, training.steps * training.batch // 2),
-    }
-    return {
-        "data": {part: f"{name}-{part}.jsonl" for part in ("train", "validation")},
-        "keep": runs,
-        "runs": [{**run, "seed": seed} for seed in range(1, runs + 1)],
     }
 
 

@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.lab.skills import Example
 from layerswap.lab.streams import BaseMix, LanguageMix
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The label of a position that the loss leaves out."""
+
+PARTITION: Literal["C"] = "C"
+"""Of the second paper: at eight layers the bottom two and the top one are the language's."""
+OUTSIDE: Literal["language"] = "language"
+"""Whose the embedding, the final norm and the head are: new words live there."""
 
 StepCallback = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""
@@ -48,6 +54,8 @@ class Training:
         warmup: steps.
         weight_decay: as in AdamW.
         beta2: as in AdamW.
+        part: whose part of the partition trains alone; everything when None (paper 2, section
+            4.4).
     """
 
     steps: int
@@ -56,6 +64,7 @@ class Training:
     warmup: int = 50
     weight_decay: float = 0.0
     beta2: float = 0.98
+    part: Literal["task", "language"] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,9 @@ class Trainings:
     """The trainings of all the lab's models, with what each is trained on."""
 
     shape: ModelShape = field(default_factory=ModelShape)
-    base: Training = Training(steps=2800, learning_rate=2e-3, warmup=150, weight_decay=0.05)
-    task: Training = Training(steps=400, learning_rate=1e-4)
-    language: Training = Training(steps=250, learning_rate=1e-4)
+    base: Training = Training(steps=2500, learning_rate=2e-3, warmup=150, weight_decay=0.05)
+    task: Training = Training(steps=600, learning_rate=6e-4, part="task")
+    language: Training = Training(steps=200, learning_rate=1e-4, part="language")
     base_mix: BaseMix = field(default_factory=BaseMix)
     language_mix: LanguageMix = field(default_factory=LanguageMix)
 
@@ -109,6 +118,7 @@ def train(
         The mean loss over the last tenth of the steps, in nats per completion token.
     """
     rows = encode(tokenizer, list(islice(stream, training.steps * training.batch)))
+    _freeze(model, training)
     with tempfile.TemporaryDirectory() as folder:
         batches = grouped(rows, training.batch)
         trainer = _trainer(model, tokenizer, batches, training=training, seed=seed, folder=folder)
@@ -205,6 +215,22 @@ def _trainer(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _freeze(model: LlamaForCausalLM, training: Training) -> None:
+    """Freeze what is not of the part that trains."""
+    from layerswap.train.expert_schema import ExpertSpec, Trained
+    from layerswap.train.trained import names_by_part, parameter_places, trained_parts
+
+    if training.part is None:
+        return
+    chosen = Trained(partition=PARTITION, outside=OUTSIDE, part=training.part)
+    spec = ExpertSpec(base="lab", data="lab", train=chosen)
+    places = parameter_places(model)
+    parts = trained_parts(spec, model.config.num_hidden_layers, Path())
+    (names,) = names_by_part(places, places, parts)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
 
 
 def _step_callback(on_step: StepCallback) -> Any:

@@ -80,13 +80,14 @@ class WorldSettings:
         LanguageSettings("deli", "covered", NUMBER_LAST),
         LanguageSettings("koma", "covered", VERB_LAST),
         LanguageSettings("tiga", "covered", SUBJECT_FIRST),
-        LanguageSettings("nela", "scarce", SUBJECT_FIRST, shared=0.25),
-        LanguageSettings("furo", "scarce", VERB_LAST, shared=0.1),
+        LanguageSettings("rupo", "covered", NUMBER_LAST),
+        LanguageSettings("nela", "scarce", SUBJECT_FIRST, shared=0.4),
+        LanguageSettings("furo", "scarce", SUBJECT_FIRST, shared=0.25),
     )
-    nouns: int = 24
-    verbs: int = 8
-    common: float = 0.5
-    rare: float = 0.15
+    nouns: int = 16
+    verbs: int = 6
+    common: float = 0.6
+    rare: float = 0.0
     biggest: int = 18
 
 

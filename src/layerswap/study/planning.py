@@ -81,11 +81,11 @@ def _both(language: str, spec: StudySpec, folder: Path) -> Iterator[Step]:
     experts = spec.languages[language]
     both = [(TASK, spec.task.data), (language, experts.data)]
     for regime, changes in _regimes(spec).items():
-        run = experts.runs[0].model_copy(update={"train": None, **changes})
+        run = (spec.both or experts.runs[0]).model_copy(update={"train": None, **changes})
         if "joint" in spec.baselines:
             yield _train(f"{regime}both/{language}/joint", spec, both, run, folder)
         for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
-            turns = {"partition": spec.simultaneous.partition, "every": every}
+            turns = {**spec.simultaneous.model_dump(exclude_none=True), "every": every}
             name = "simultaneous"
             if len(spec.simultaneous.every) > 1:
                 name += f" ({every} steps)"
@@ -164,6 +164,7 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
         "grid": spec.grid.model_dump(mode="json") if spec.grid else None,
         "partitions": list(spec.partitions),
         "baselines": list(spec.baselines),
+        "ties": list(spec.ties),
         "judge": judge,
         "device": spec.device,
         "dtype": spec.dtype,

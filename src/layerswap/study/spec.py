@@ -19,7 +19,7 @@ from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 from layerswap.evaluate.sweep_spec import Grid
-from layerswap.train.expert_schema import Data, Lora, Rate, Text, Trained
+from layerswap.train.expert_schema import Data, Lora, Rate, Side, Text, Trained
 
 Baseline = Literal[
     "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
@@ -53,10 +53,12 @@ class Turns(Strict):
 
     Attributes:
         partition: of the second paper.
+        outside: who gets the places outside the layers; the rest of the partition by default.
         every: optimiser steps in a turn; several lengths are as many baselines (table A.3).
     """
 
     partition: Literal["A", "B", "C", "Z"] = "C"
+    outside: Side | None = None
     every: Annotated[list[PositiveInt], BeforeValidator(_listed), Field(min_length=1)] = [1]
 
 
@@ -130,6 +132,8 @@ class StudySpec(Strict):
         grid: compositions to try beside the default; the best is chosen on development documents.
         partitions: partitions of the second paper, as compositions of the two experts.
         simultaneous: how that baseline is trained.
+        both: how what is trained on the data of both is trained; as the first run of the language
+            when not given.
         lora: trains the experts, and the baselines that are trained, with LoRA as well, from the
             first run of each (paper 2, table 3).
         baselines: what the swap is compared with. `partial`: for each partition, experts that
@@ -137,6 +141,7 @@ class StudySpec(Strict):
             2). `soups`: the soup of the kept language experts swapped with that of the kept task
             experts; `multilingual soup`: the soup of all languages' experts in the former's place
             (paper 1, table 6).
+        ties: densities of that baseline; each is one (Yadav et al., 2023, keep a fifth).
         change: whether what the kept experts changed is measured and shown (paper 1, figures 2
             and 4 to 9).
         judge: what models are judged on.
@@ -154,8 +159,10 @@ class StudySpec(Strict):
     grid: Grid | None = None
     partitions: list[Literal["A", "B", "C", "Z"]] = []
     simultaneous: Turns = Turns()
+    both: Run | None = None
     lora: Lora | None = None
     baselines: list[Baseline] = ["base", "experts", "soup"]
+    ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
     change: bool = True
     judge: Judging
     device: str = "cpu"
@@ -195,7 +202,7 @@ def read_study(path: Path) -> StudySpec:
 def _keys_at(path: KeyPath) -> list[str]:
     models: dict[str, type[Strict]] = {
         "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": Run, "lora": Lora,
-        "train": Trained, "rates": Rate, "simultaneous": Turns,
+        "train": Trained, "rates": Rate, "both": Run, "simultaneous": Turns,
     }  # fmt: skip
     named = [part for part in path if isinstance(part, str)]
     if not named:

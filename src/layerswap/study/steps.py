@@ -16,7 +16,8 @@ from typing import Any
 
 from layerswap.errors import StudyError
 
-VERSIONS = {"data": 1, "train": 1, "select": 1, "change": 1, "judge": 2, "tables": 2}
+VERSIONS = {"data": 1, "train": 1, "select": 1, "change": 1, "judge": 2, "tables": 2,
+            "base": 1, "pair": 1, "answer": 1}  # fmt: skip
 """Raised when a kind of step comes to write something else for the same settings."""
 
 

@@ -245,8 +245,8 @@ def _shown_models(one: Condition) -> dict[str, str]:
         zones = one.chosen[pair]
         found[CHOSEN] = f"{pair}: {_grid_name(zones)}"
     found[DEFAULT] = f"{pair}: {DEFAULT}"
-    for name in ("task expert", "language expert", "soup", "ties"):
-        if name in one.pairs[pair]:
+    for name in one.pairs[pair]:
+        if name in ("task expert", "language expert", "soup") or name.startswith("ties"):
             found[name] = f"{pair}: {name}"
     for name in ("joint", "base"):
         if name in one.pairs[pair]:

@@ -82,7 +82,11 @@ def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
         "soup": [("soup", {"soup": {"experts": both}})],
         "magnitude soup": [("magnitude soup", {"soup": {"experts": both},
                                                "weights": "magnitude"})],
-        "ties": [("ties", {"merge": {"method": "ties", "experts": both}})],
+        "ties": [
+            (f"ties, density {density}",
+             {"merge": {"method": "ties", "experts": both, "density": density}})
+            for density in settings["ties"]
+        ],
     }  # fmt: skip
     for baseline in settings["baselines"]:
         yield from known.get(baseline, ())

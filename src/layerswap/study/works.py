@@ -50,12 +50,12 @@ def train(context: Context) -> None:
         str(context.inputs[one["step"]] / "mix") if "step" in one else one["given"]
         for one in settings.pop("data")
     ]
-    turns = settings.pop("turns", None)
+    turns = dict(settings.pop("turns", {}))
     spec = {key: value for key, value in settings.items() if value is not None}
     data: dict[str, Any] = {"data": sets[0]} if len(sets) == 1 else {"mix": sets}
-    if turns is not None:
-        both = {"task": sets[0], "language": sets[1], "every": turns["every"]}
-        data = {"simultaneous": both, "train": {"partition": turns["partition"]}}
+    if turns:
+        both = {"task": sets[0], "language": sets[1], "every": turns.pop("every")}
+        data = {"simultaneous": both, "train": turns}
     out = context.folder / EXPERT
     checked = check_expert({**spec, **data}, where=context.step.name)
     train_expert(checked, out, resume=(out / "layerswap-training.json").is_file(), say=context.say)

@@ -1,0 +1,111 @@
+"""The answer to a question of the lab: a table over its settings, with intervals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.evaluate.statistics import mean_interval, paired_difference
+from layerswap.lab.pairs import BASE_NAMES, DEFAULT, RESULT
+from layerswap.report.page import Table
+from layerswap.report.table_files import table_latex, table_markdown
+from layerswap.study.running import Context
+
+ANSWER = "answer.md"
+Right = npt.NDArray[np.float64]
+
+
+def write_answer(context: Context) -> None:
+    """Write the tables of a question, as Markdown and LaTeX."""
+    by_setting: dict[str, list[Path]] = {}
+    for step in context.step.settings["pairs"]:
+        by_setting.setdefault(step.split("/")[1], []).append(context.inputs[step])
+    read = {name: [_read(folder) for folder in folders] for name, folders in by_setting.items()}
+    languages = list(next(iter(read.values()))[0])
+    tables = {}
+    for language in languages:
+        tables[f"{language}: the models"] = _models(read, language)
+        tables[f"{language}: the compositions"] = _compositions(read, language)
+    title = context.step.settings["question"]
+    text = [f"# {title}"]
+    text += [
+        f"## {name}\n\n{table_markdown(table)}\n\n{table.caption}" for name, table in tables.items()
+    ]
+    (context.folder / ANSWER).write_text("\n\n".join(text) + "\n", "utf-8")
+    latex = "\n\n".join(table_latex(table) for table in tables.values())
+    (context.folder / ANSWER).with_suffix(".tex").write_text(latex + "\n", "utf-8")
+
+
+def _models(read: Mapping[str, list[Any]], language: str) -> Table:
+    """Settings down, models across."""
+    columns = ["setting", *BASE_NAMES, DEFAULT, "swap, chosen", "chosen minus best expert",
+               "chosen minus soup"]  # fmt: skip
+    rows: list[list[Any]] = []
+    for name, runs in read.items():
+        test = {
+            model: _mean(runs, language, lambda one, m=model: m) for model in (*BASE_NAMES, DEFAULT)
+        }
+        chosen = _mean(runs, language, lambda one: one["chosen"])
+        best = max(("task expert", "language expert"), key=lambda model: test[model].mean())
+        cells = [mean_interval(values) for values in (*test.values(), chosen)]
+        rows.append([name, *cells, _apart(chosen, test[best]), _apart(chosen, test["soup"])])
+    n = rows[0][1].n
+    seeds = len(next(iter(read.values())))
+    caption = f"Per cent right of {n} test problems, mean over {seeds} seeds of experts."
+    return Table(columns, rows, caption=caption)
+
+
+def _compositions(read: Mapping[str, list[Any]], language: str) -> Table:
+    """Settings down: which composition was chosen, and what its parts are worth."""
+    columns = ["setting", "chosen (bottom, top, transition, outside)", "with a transition",
+               "without", "outside blended", "outside language", "outside task"]  # fmt: skip
+    rows: list[list[Any]] = []
+    for name, runs in read.items():
+        chosen = "; ".join(run[language]["chosen"].removeprefix("swap ") for run in runs)
+        cells: list[Any] = [chosen]
+        for zone in (1, 0):
+            cells.append(mean_interval(_mean(runs, language, lambda one, z=zone: _best(one, z))))
+        for outside in ("blend", "language", "task"):
+            cells.append(mean_interval(_mean(runs, language, lambda one, o=outside: _own(one, o))))
+        rows.append([name, *cells])
+    caption = (
+        "The composition is chosen on development problems, among those with a blended layer "
+        "above the bottom zone and those without; the last three at the partition's own zones."
+    )
+    return Table(columns, rows, caption=caption)
+
+
+def _best(one: Any, transition: int) -> str:
+    names = [name for name in one["scores"] if name.startswith("swap ")
+             and name.endswith(f",{transition},blend")]  # fmt: skip
+    best: str = max(names, key=lambda name: float(np.mean(one["scores"][name]["development"])))
+    return best
+
+
+def _own(one: Any, outside: str) -> str:
+    """The partition's own zones with a choice of what is outside."""
+    end = ",language"
+    (like,) = (name for name in one["scores"] if name.endswith(end))
+    return f"{like.removesuffix(end)},{outside}"
+
+
+def _mean(runs: list[Any], language: str, pick: Any) -> Right:
+    """Mean over seeds of what was right on each test problem, of one model a seed."""
+    found = [run[language]["scores"][pick(run[language])]["test"] for run in runs]
+    mean: Right = np.mean(np.array(found, dtype=np.float64), axis=0)
+    return mean
+
+
+def _apart(one: Right, other: Right) -> str:
+    found = paired_difference(one, other)
+    clear = " *" if found.low > 0 or found.high < 0 else ""
+    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]{clear}"
+
+
+def _read(folder: Path) -> Any:
+    return json.loads((folder / RESULT).read_text("utf-8"))
