@@ -6,8 +6,8 @@ The condition is the papers' zero-shot one:
   in all languages, most of them in the rich ones (the source and the covered ones). Of a scarce
   language it sees mostly the common part of its words, and in problems that part alone.
 - **task expert**: problems of *three* steps in the source language, and nothing else.
-- **language expert**: comprehension in its scarce language and translation between that and
-  the source language, over all of its words, and nothing else. No answer is a number.
+- **language expert**: comprehension in its scarce language, alone and against the rich ones, and
+  translation between it and them, over all of its words, and nothing else. No answer is a number.
 
 So the base has seen the tested kind of problem in no language, and no training data have one in a
 scarce language; the tests hold every stream to it. Training examples are drawn from the `"train"`
