@@ -11,14 +11,12 @@ from typing import Any
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.samples import write_samples
 from layerswap.evaluate.suites.suites import Asked, asked_of
+from layerswap.evaluate.tidy_tables import read_rows, write_rows
 
 TABLE = "scores.parquet"
 RESULTS = "results.json"
 TASKS = "tasks"
 ANSWERS = "answers.sqlite"
-COLUMNS = (
-    "model", "benchmark", "language", "task", "metric", "filter", "document", "score", "main",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,6 @@ def write_results(
     out: Path, results: Mapping[str, Mapping[str, Any]], asked: Sequence[Asked]
 ) -> None:
     """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from lm_eval.utils import handle_non_serializable
 
     for model, result in results.items():
@@ -111,11 +107,7 @@ def write_results(
         kept = {key: value for key, value in result.items() if key != "samples"}
         text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
         (folder / RESULTS).write_text(text + "\n", "utf-8")
-    scores = tidy(results, asked)
-    columns = {name: [getattr(score, name) for score in scores] for name in COLUMNS}
-    draft = out / f".{TABLE}"
-    pq.write_table(pa.table(columns), draft)
-    draft.replace(out / TABLE)
+    write_rows(out / TABLE, tidy(results, asked), Score)
     write_samples(out, results, asked)
 
 
@@ -125,17 +117,7 @@ def read_scores(out: Path) -> list[Score]:
     Raises:
         EvaluationError: there is none, or it is another table.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = out / TABLE
     if not path.is_file():
         raise EvaluationError(f"{out}: no {TABLE}; give a folder that `layerswap eval` wrote")
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowInvalid) as error:
-        why = " ".join(str(error).split())[:160]
-        raise EvaluationError(f"{path}: cannot be read ({why})") from None
-    if rows and set(rows[0]) != set(COLUMNS):
-        raise EvaluationError(f"{path}: not a table of `layerswap eval`")
-    return [Score(**row) for row in rows]
+    return read_rows(path, Score)

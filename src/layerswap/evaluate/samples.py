@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluate.suites.suites import Asked, asked_of
+from layerswap.evaluate.tidy_tables import read_rows, write_rows
 
 TABLE = "samples.parquet"
-COLUMNS = ("model", "task", "document", "question", "target", "answer")
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,7 @@ def write_samples(
     out: Path, results: Mapping[str, Mapping[str, Any]], asked: Sequence[Asked]
 ) -> None:
     """Write `samples.parquet`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    found = samples_of(results, asked)
-    columns = {name: [getattr(one, name) for one in found] for name in COLUMNS}
-    draft = out / f".{TABLE}"
-    pq.write_table(pa.table(columns), draft)
-    draft.replace(out / TABLE)
+    write_rows(out / TABLE, samples_of(results, asked), Sample)
 
 
 def read_samples(out: Path) -> list[Sample]:
@@ -70,20 +62,8 @@ def read_samples(out: Path) -> list[Sample]:
     Raises:
         EvaluationError: it cannot be read, or is another table.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = out / TABLE
-    if not path.is_file():
-        return []
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowInvalid) as error:
-        why = " ".join(str(error).split())[:160]
-        raise EvaluationError(f"{path}: cannot be read ({why})") from None
-    if rows and set(rows[0]) != set(COLUMNS):
-        raise EvaluationError(f"{path}: not a table of samples")
-    return [Sample(**row) for row in rows]
+    return read_rows(path, Sample) if path.is_file() else []
 
 
 def _question(sample: Mapping[str, Any]) -> str:
