@@ -20,7 +20,8 @@ from layerswap.delta import measure_delta, suggest
 from layerswap.evaluate.examples import Tokens
 from layerswap.evaluate.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS, in_memory
+from layerswap.lab.contenders import in_memory
+from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS
 from layerswap.lab.scoring import correct, load, questions
 from layerswap.lab.training import encode
 from layerswap.merge import Plan, swap

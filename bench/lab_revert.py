@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.quickstart import in_memory
+from layerswap.lab.contenders import in_memory
 from layerswap.lab.scoring import correct, load, questions
 from layerswap.merge import revert
 

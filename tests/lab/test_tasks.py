@@ -13,7 +13,7 @@ from layerswap.cli import app
 from layerswap.evaluate.harness import evaluate
 from layerswap.evaluate.sweep_engine import Sweep
 from layerswap.lab.assets import shipped
-from layerswap.lab.quickstart import in_memory
+from layerswap.lab.contenders import in_memory
 from layerswap.lab.scoring import correct, load
 from layerswap.lab.skills import examples
 from layerswap.merge import swap

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from layerswap import __version__
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.compose import Zones, default_zones
-from layerswap.compose.recipe import check_recipe
 from layerswap.delta.atlas import Atlas, measure_delta
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.build import RECORD, read_record
+from layerswap.lab.contenders import Answers, Shown, answer_all, contenders, in_memory
 from layerswap.lab.scoring import (
     MEASURES,
     Measure,
@@ -27,43 +27,22 @@ from layerswap.lab.scoring import (
     load,
     questions,
     score_model,
-    written,
 )
 from layerswap.lab.skills import Split
-from layerswap.merge import Plan, make_plan, soup, swap
+from layerswap.merge import Plan, swap
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    from transformers import PreTrainedModel
+    pass
 
 RESULTS = "results.json"
 BOTTOMS, TOPS = range(5), range(3)
 """The grid of zones that is tried, in layers."""
 DEVELOPMENT_QUESTIONS = 500
 TEST_QUESTIONS = 1000
-SHOWN = 100
-"""Test problems whose answers are in the report."""
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress bar from a label and a total; gives the function that advances it."""
-Answers = dict[Measure, "npt.NDArray[np.bool_]"]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One test problem.
-
-    Attributes:
-        prompt: as the models read it.
-        answer: the right one.
-        written: per model, what it wrote.
-    """
-
-    prompt: str
-    answer: str
-    written: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -153,8 +132,12 @@ def run(
     with atomic_folder(target, marker=RESULTS, overwrite=overwrite) as folder:
         best_plan.save(folder / "merged")
         with progress("scoring on the test split", 7 * len(MEASURES)) as advance:
-            answers, examples = _answer(
-                _contenders(lab, chosen, plan, folder / "merged"), lab, chosen, advance
+            answers, examples = answer_all(
+                contenders(lab, chosen, plan, folder / "merged"),
+                lab,
+                chosen,
+                TEST_QUESTIONS,
+                advance,
             )
         experts = {"task expert": lab.task_experts[0],
                    "language expert": lab.language_experts[chosen][0]}  # fmt: skip
@@ -251,53 +234,3 @@ def try_grid(
         shares[zones] = float(correct(in_memory(candidate), tokenizer, asked).mean())
         advance(1)
     return shares
-
-
-def in_memory(plan: Plan) -> PreTrainedModel:
-    """The merged model in float32: float16 as stored is slow on a CPU."""
-    model: Any = plan.load()
-    return model.float()  # type: ignore[no-any-return]
-
-
-def _contenders(lab: Lab, language: str, plan: Plan, merged: Path) -> dict[str, Path | Plan]:
-    """The models of the table: what exists, what souping gives, and what swapping gives."""
-    task, expert = lab.task_experts[0], lab.language_experts[language][0]
-    ties = {
-        "base": str(lab.base),
-        "experts": {"task": str(task), "language": str(expert)},
-        "merge": {"method": "ties", "experts": ["task", "language"]},
-    }
-    return {
-        "base": lab.base,
-        "task_expert": task,
-        "language_expert": expert,
-        "soup": soup({"task": task, "language": expert}),
-        "ties": make_plan(check_recipe(ties, where="quickstart")),
-        "swap_default": plan,
-        "swap_best": merged,
-    }
-
-
-def _answer(
-    contenders: Mapping[str, Path | Plan], lab: Lab, language: str, advance: Callable[[int], None]
-) -> tuple[dict[str, Answers], list[Shown]]:
-    _, tokenizer = load(lab.base)
-    asked = {
-        measure: questions(measure, language, "test", TEST_QUESTIONS, world=lab.world)
-        for measure in MEASURES
-    }
-    first = asked["task_target"][:SHOWN]
-    answers: dict[str, Answers] = {}
-    texts: dict[str, list[str]] = {}
-    for name, contender in contenders.items():
-        loaded = in_memory(contender) if isinstance(contender, Plan) else load(contender)[0]
-        answers[name] = {}
-        for measure in MEASURES:
-            answers[name][measure] = correct(loaded, tokenizer, asked[measure])
-            advance(1)
-        texts[name] = written(loaded, tokenizer, first)
-    shown = [
-        Shown(one.prompt, one.completion.strip(), {name: texts[name][i] for name in texts})
-        for i, one in enumerate(first)
-    ]
-    return answers, shown
