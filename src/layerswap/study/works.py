@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +104,14 @@ def judge(context: Context) -> None:
 
     settings = context.step.settings
     folder, asked = _tasks(context)
-    results = run_suite(
-        dict(models(context)),
-        asked,
-        folder,
-        settings=Settings(
-            limit=settings["judge"]["limit"], device=settings["device"], dtype=settings["dtype"]
-        ),
-        store=AnswerStore(context.folder / "answers.sqlite"),
-        say=context.say,
+    how = Settings(
+        limit=settings["judge"]["limit"], device=settings["device"], dtype=settings["dtype"]
     )
+    store = AnswerStore(context.folder / "answers.sqlite")
+    results: dict[str, Any] = {}
+    # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
+    for _, group in groupby(models(context), key=lambda named: named[0].rpartition(": ")[0]):
+        results |= run_suite(dict(group), asked, folder, settings=how, store=store, say=context.say)
     write_results(context.folder / RESULTS, results, asked)
 
 
