@@ -182,5 +182,8 @@ def _conditions(outcome: Outcome) -> Section:
         f"These are real transformers models, trained from scratch, but tiny ones, in a small "
         f"made-up world. No {outcome.language} problem of the tested kind was in any training "
         "data. One pair of experts is compared here; other seeds give other numbers, and a world "
-        "of this size says little about how much a large model gains.",
+        "of this size says little about how much a large model gains.\n\n"
+        "Each expert has trained its own part of the layers alone (partition C of Bandarkar and "
+        "Peng, 2025). Experts of this world that are trained in full do not swap to a gain, and a "
+        "task expert trained in full does better alone: docs/lab.md has the table and the reason.",
     )
