@@ -195,6 +195,22 @@ def test_a_step_that_was_not_copied_whole_is_done_again(tmp_path, works):
     assert done == ["b"]
 
 
+def test_what_failed_here_and_was_done_elsewhere_is_done(tmp_path, works):
+    done, kinds = works
+
+    def broken(context):
+        raise ValueError("a full disk, say")
+
+    storage = Storage(f"file://{tmp_path / 'bucket'}")
+    run_graph(chain(), tmp_path / "one", {**kinds, "train": broken}, storage=storage)
+    run_graph(chain(), tmp_path / "other", kinds, storage=storage)
+    done.clear()
+    summary = run_graph(chain(), tmp_path / "one", kinds, storage=storage)
+    assert done == []
+    assert not summary.failed
+    assert (read_journal(tmp_path / "one", storage).bring("b") / "out").read_text() == "a0b0"
+
+
 def test_a_storage_that_cannot_be_is_named(tmp_path):
     with pytest.raises(StudyError, match="nosuch://x: cannot be reached"):
         Storage("nosuch://x")

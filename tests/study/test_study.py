@@ -132,7 +132,7 @@ def test_the_choice_is_made_on_other_documents_than_the_score():
         for i in range(3)
     }
     pairs = {p: {n: v.astype(float) for n, v in t.items()} for p, t in pairs.items()}
-    rows = condition("sw", "mgsm", pairs, 0.5).rows()
+    rows = condition("sw", "mgsm", pairs, 0.5).rows
     assert abs(rows[CHOSEN].score.mean - 0.5) < 0.04  # nothing is better, and it says so
     assert rows[BEST].score.mean > 0.54
     assert set(rows[DEFAULT].against) == {CHOSEN}
@@ -157,6 +157,7 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     ("changes", "said"),
     [
         ({"judge": {}}, "judge: give either a suite or tasks"),
+        ({"judge": {"tasks": ["x"]}}, "judge: tasks: give the one folder"),
         ({"baselines": ["soop"]}, "baselines"),
         ({"task": {"data": "x", "run": []}}, "task.run: unknown key.*runs"),
         ({"languages": {}}, "languages: write at least one"),
@@ -167,3 +168,17 @@ def test_mistakes_of_a_study_are_named_by_line_and_key(folder, changes, said):
     with pytest.raises(RecipeError, match=said) as caught:
         spec(folder, **changes)
     assert "study.yaml, line" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"base": "./nowhere"}, "base: .*/nowhere: no such folder"),
+        ({"task": {"data": {"train": "no.jsonl"}}}, "no.jsonl: no such file"),
+        ({"task": {"data": "nowhere"}}, "nowhere: no such folder, and no ready mix"),
+        ({"judge": {"tasks": ["x"], "include": ["nowhere"]}}, "nowhere: no such folder"),
+    ],
+)
+def test_what_is_not_there_is_named_before_anything_is_written(folder, changes, said):
+    with pytest.raises(RecipeError, match=said):
+        spec(folder, **changes)

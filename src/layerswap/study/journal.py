@@ -89,22 +89,30 @@ class Journal:
 
     def entry(self, name: str) -> Entry | None:
         """What became of a step; None where it was not tried, or was cut short."""
+        here = self._here(name)
+        if self.storage is None or (here is not None and here.state == "done"):
+            return here
+        # Another machine may have done what failed here.
+        there = self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
+        return here if there is None else self._read(name, there)
+
+    def _here(self, name: str) -> Entry | None:
         try:
-            entry = Entry(**json.loads(self._record(name)))
-        except (OSError, ValueError, TypeError):
+            return self._read(name, (self.folder(name) / RECORD).read_bytes())
+        except OSError:
+            return None
+
+    def _read(self, name: str, record: bytes) -> Entry | None:
+        try:
+            entry = Entry(**json.loads(record))
+        except (ValueError, TypeError):
             return None
         return entry if entry.key == self.graph.keys[name] else None
 
-    def _record(self, name: str) -> bytes:
-        path = self.folder(name) / RECORD
-        if self.storage is None or path.is_file():
-            return path.read_bytes()
-        return self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}") or b""
-
     def bring(self, name: str) -> Path:
         """A finished step's folder, copied here from the storage where it is not here yet."""
-        folder = self.folder(name)
-        if self.storage is not None and not (folder / RECORD).is_file():
+        folder, here = self.folder(name), self._here(name)
+        if self.storage is not None and (here is None or here.state != "done"):
             self.storage.get(f"{STEPS}/{self.graph.folder(name)}", folder)
         return folder
 
@@ -162,5 +170,5 @@ def read_journal(root: Path, storage: Storage | None = None) -> Journal:
 def _step(told: dict[str, Any]) -> Step:
     return Step(
         told["name"], told["kind"], told["settings"], tuple(told["needs"]), told["inputs"],
-        Resources(**told["resources"]), Estimate(**told["estimate"]),
+        Resources(**told["resources"]), Estimate(**told["estimate"]), told["version"],
     )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from layerswap.errors import RecipeError
 from layerswap.merge.documents import fingerprint
 from layerswap.study.spec import Experts, Run, StudySpec
 from layerswap.study.steps import Estimate, Graph, Resources, Step
@@ -14,6 +15,8 @@ from layerswap.train.expert_schema import Data, Files, Trained
 from layerswap.train.mix_file import mix_text, ready_recipes
 
 TASK = "task"
+VERSIONS = {"judge": 2, "tables": 2}
+"""Of the kinds of step that have come to write something else for the same settings."""
 ROWS, TOKENS = 80_000, 512
 """Rows of a data set and tokens of a row, where nothing better is known (paper 2, section 3.4)."""
 FLOPS = 1.2e14
@@ -29,7 +32,7 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
 
     Raises:
         StudyError: steps that do not fit together.
-        RecipeError: a mix that cannot be read.
+        RecipeError: a mix that cannot be read, or a base, data or tasks that are not there.
     """
     return Graph(list(_steps(spec, folder)))
 
@@ -54,7 +57,7 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
             results.append(f"change/{language}")
     settings = {"name": spec.name, "description": spec.description,
                 "development": spec.judge.development}  # fmt: skip
-    yield Step("tables", "tables", settings, tuple(results))
+    yield Step("tables", "tables", settings, tuple(results), version=VERSIONS["tables"])
 
 
 def _regimes(spec: StudySpec) -> dict[str, dict[str, Any]]:
@@ -95,7 +98,7 @@ def _both(language: str, spec: StudySpec, folder: Path) -> Iterator[Step]:
 
 def _change(language: str, spec: StudySpec, folder: Path) -> Step:
     settings = {"language": language, "base": _base(spec, folder)}
-    needs = (f"select/{TASK}", f"select/{language}")
+    needs = _kept(spec, TASK, language)
     return Step(f"change/{language}", "change", settings, needs, estimate=Estimate(disk_gb=0.1))
 
 
@@ -156,7 +159,7 @@ def _select(name: str, experts: Experts) -> Step:
 
 def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Path) -> Step:
     judge = spec.judge.model_dump(mode="json")
-    judge["include"] = [str((folder / one).absolute()) for one in spec.judge.include]
+    judge["include"] = [_there(folder / one) for one in spec.judge.include]
     settings = {
         "language": language,
         "base": _base(spec, folder),
@@ -180,7 +183,17 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     return Step(
         f"judge/{language}", "judge", settings, (*_compared(language, spec, folder), *trained),
         resources=device, estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
+        version=VERSIONS["judge"],
     )  # fmt: skip
+
+
+def _kept(spec: StudySpec, *names: str) -> tuple[str, ...]:
+    """The selections of some experts, and the trainings whose folders they point to."""
+    found: list[str] = []
+    for name in names:
+        runs = (spec.task if name == TASK else spec.languages[name]).runs
+        found += [f"select/{name}", *(f"train/{name}/{i}" for i in range(len(runs)))]
+    return tuple(found)
 
 
 def _compared(language: str, spec: StudySpec, folder: Path) -> tuple[str, ...]:
@@ -194,21 +207,35 @@ def _compared(language: str, spec: StudySpec, folder: Path) -> tuple[str, ...]:
         for name, experts in kinds.items()
         for step in _variants(name, experts, spec, folder)
     ]
-    return (*(f"select/{name}" for name in (TASK, language, *others)), *variants)
+    return (*_kept(spec, TASK, language, *others), *variants)
 
 
 def _base(spec: StudySpec, folder: Path) -> str:
     local = folder / Path(spec.base).expanduser()
+    if spec.base.startswith((".", "/", "~")) and not local.is_dir():
+        raise RecipeError(f"base: {local}: no such folder")
     return str(local.absolute()) if local.is_dir() else spec.base
 
 
 def _absolute(data: Data, folder: Path) -> Any:
     if isinstance(data, Files):
-        found = {"train": str((folder / data.train).absolute())}
-        if data.validation is not None:
-            found["validation"] = str((folder / data.validation).absolute())
-        return found
-    return str((folder / data).absolute())
+        names = {"train": data.train, "validation": data.validation}
+        return {part: _there(folder / name) for part, name in names.items() if name is not None}
+    if not (folder / data).is_dir():
+        raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
+    return _there(folder / data)
+
+
+def _there(path: Path) -> str:
+    """A file, a folder, or a pattern of files, by its absolute path.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    if not path.exists() and not (set("*?[") & set(path.name)):
+        kind = "file" if path.suffix else "folder"
+        raise RecipeError(f"{path}: no such {kind}")
+    return str(path.absolute())
 
 
 def _fingerprints(data: Data, folder: Path) -> dict[str, str]:

@@ -123,9 +123,7 @@ def do_step(journal: Journal, step: Step, works: Mapping[str, Work], say: Say) -
         attempt += 1
         say(f"{step.name}" + (f", try {attempt}" if attempt > 1 else ""))
         try:
-            for name in journal.graph.read_by(step.name):
-                journal.bring(name)
-            inputs = {name: journal.folder(name) for name in step.needs}
+            inputs = {name: journal.bring(name) for name in step.needs}
             works[step.kind](Context(step, folder, inputs, say))
         except TRANSIENT as error:
             why = _reason(error)

@@ -115,6 +115,8 @@ class Judging(Strict):
     def _one(self) -> Judging:
         if bool(self.suite) == bool(self.tasks):
             raise ValueError("give either a suite or tasks")
+        if self.tasks and len(self.include) != 1:
+            raise ValueError("tasks: give the one folder that holds them, in include")
         return self
 
 

@@ -16,10 +16,6 @@ from typing import Any
 
 from layerswap.errors import StudyError
 
-VERSIONS = {"data": 1, "train": 1, "select": 1, "change": 1, "judge": 2, "tables": 2,
-            "base": 1, "pair": 1, "answer": 1}  # fmt: skip
-"""Raised when a kind of step comes to write something else for the same settings."""
-
 
 @dataclass(frozen=True)
 class Resources:
@@ -55,12 +51,13 @@ class Step:
 
     Attributes:
         name: unique in the study, such as `train/task/2`.
-        kind: what it does; a key of `VERSIONS`.
+        kind: what it does.
         settings: how; plain data.
         needs: names of the steps whose folders it reads.
         inputs: fingerprints of the files outside the study that it reads, by name.
         resources: what it takes.
         estimate: what it is thought to cost.
+        version: raised when its kind comes to write something else for the same settings.
     """
 
     name: str
@@ -70,6 +67,7 @@ class Step:
     inputs: Mapping[str, str] = field(default_factory=dict)
     resources: Resources = Resources()
     estimate: Estimate = Estimate()
+    version: int = 1
 
 
 class Graph:
@@ -110,7 +108,7 @@ class Graph:
         for step in self:
             told = {
                 "kind": step.kind,
-                "version": VERSIONS[step.kind],
+                "version": step.version,
                 "settings": step.settings,
                 "inputs": dict(step.inputs),
                 "needs": [found[name] for name in step.needs],
@@ -130,17 +128,6 @@ class Graph:
             if reached & set(step.needs):
                 reached.add(step.name)
         return [one for one in self.order if one in reached and one != name]
-
-    def read_by(self, name: str) -> list[str]:
-        """The steps whose folders a step reads: those it needs, and what a selection points to."""
-        step = self.by_name[name]
-        behind = [
-            far
-            for near in step.needs
-            if self.by_name[near].kind == "select"
-            for far in self.by_name[near].needs
-        ]
-        return list(dict.fromkeys([*step.needs, *behind]))
 
     def _sorted(self) -> Iterator[str]:
         done: set[str] = set()

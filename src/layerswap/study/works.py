@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from layerswap.errors import StudyError
 from layerswap.study.running import Context, Work
 from layerswap.study.treatments import EXPERT, SELECTION, models, selected
 
@@ -45,6 +44,7 @@ def train(context: Context) -> None:
     """Train an expert; a training that was cut short goes on."""
     from layerswap.train.expert import train_expert
     from layerswap.train.expert_file import check_expert
+    from layerswap.train.finish import TRAINING
 
     settings = dict(context.step.settings)
     sets = [
@@ -59,7 +59,7 @@ def train(context: Context) -> None:
         data = {"simultaneous": both, "train": turns}
     out = context.folder / EXPERT
     checked = check_expert({**spec, **data}, where=context.step.name)
-    train_expert(checked, out, resume=(out / "layerswap-training.json").is_file(), say=context.say)
+    train_expert(checked, out, resume=(out / TRAINING).is_file(), say=context.say)
 
 
 def select_experts(context: Context) -> None:
@@ -131,8 +131,6 @@ def _tasks(context: Context) -> tuple[Path, list[Any]]:
             skip=context.say,
         )  # fmt: skip
         return tasks.root, asked
-    if len(settings["include"]) != 1:
-        raise StudyError("judge.tasks: give the one folder that holds them, in judge.include")
     metric = (settings["metric"][0], settings["metric"][1])
     asked = [
         Asked(name.format(language=language), benchmark_of(name), language, metric)
