@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluate.statistics import mean_interval, paired_difference
-from layerswap.lab.pairs import BASE_NAMES, DEFAULT, RESULT
+from layerswap.lab.pairs import BASE_NAMES, RESULT
 from layerswap.report.page import Table
-from layerswap.report.table_files import table_latex, table_markdown
+from layerswap.report.table_files import difference_words, table_latex, table_markdown
 from layerswap.study.running import Context
+from layerswap.study.treatments import DEFAULT
 
 ANSWER = "answer.md"
 Right = npt.NDArray[np.float64]
@@ -102,9 +103,7 @@ def _mean(runs: list[Any], language: str, pick: Any) -> Right:
 
 
 def _apart(one: Right, other: Right) -> str:
-    found = paired_difference(one, other)
-    clear = " *" if found.low > 0 or found.high < 0 else ""
-    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]{clear}"
+    return difference_words(paired_difference(one, other))
 
 
 def _read(folder: Path) -> Any:

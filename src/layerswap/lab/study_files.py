@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.skills import Example
 from layerswap.lab.streams import language_stream, task_stream
@@ -43,6 +44,9 @@ def write_study(
 
     Returns:
         The study's YAML; `layerswap study run` takes it too.
+
+    Raises:
+        StudyError: the folder cannot be written.
     """
     lab, trainings = shipped(), Trainings()
     if steps is not None:
@@ -52,7 +56,10 @@ def write_study(
             language=replace(trainings.language, steps=steps),
         )
     folder = out / INPUTS
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StudyError(f"{out}: cannot be written ({error.strerror})") from None
     streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}
     for name in lab.languages:
         stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)

@@ -40,6 +40,25 @@ def table_latex(table: Table, label: str = "") -> str:
     return "\n".join(lines)
 
 
+def difference_words(found: Interval | None) -> str:
+    """A difference of fractions in per cent, with a star where it is clear of zero."""
+    if found is None:
+        return ""
+    mean, low, high = (100 * value for value in (found.mean, found.low, found.high))
+    clear = " *" if low > 0 or high < 0 else ""
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]{clear}"
+
+
+def interval_words(found: Interval) -> str:
+    """An interval of fractions in per cent."""
+    return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def slug(heading: str) -> str:
+    """A heading as a part of a file's name, or of a label."""
+    return "".join(c if c.isalnum() else "-" for c in heading)
+
+
 def _told(cell: Any, unit: str) -> str:
     scale = 100 if unit == "%" else 1
     if cell is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,7 @@ class Condition:
     chosen: Mapping[str, Zones] = field(default_factory=dict)
     test: tuple[int, ...] = ()
 
+    @cached_property
     def rows(self) -> dict[str, Row]:
         """Every treatment over all pairs, against the default swap and the chosen one."""
         names = list(dict.fromkeys(name for values in self.pairs.values() for name in values))
@@ -129,12 +131,14 @@ def read_judged(folder: Path) -> dict[str, Pairs]:
         for model, scores in models.items():
             pair, _, treatment = model.rpartition(": ")
             ordered = sorted(scores, key=lambda score: (score.task, score.document))
-            # chrF is from 0 to 100; as a fraction it is shown in per cent like the others.
-            scale = 100 if "chrf" in ordered[0].metric else 1
-            values = np.array([score.score for score in ordered])
-            pairs[pair or SHARED][treatment] = values / scale
+            pairs[pair or SHARED][treatment] = np.array([fraction(score) for score in ordered])
         found[benchmark] = dict(pairs)
     return found
+
+
+def fraction(score: Score) -> float:
+    """A score from 0 to 1; chrF, from 0 to 100, is shown in per cent like the others so."""
+    return score.score / (100 if "chrf" in score.metric else 1)
 
 
 def _split(count: int, development: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

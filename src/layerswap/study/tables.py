@@ -10,9 +10,13 @@ from typing import Any
 
 from layerswap.errors import StudyError
 from layerswap.evaluate.ranks import Friedman, friedman
-from layerswap.evaluate.statistics import Interval
 from layerswap.report.page import Table
-from layerswap.report.table_files import table_latex, table_markdown
+from layerswap.report.table_files import (
+    difference_words,
+    slug,
+    table_latex,
+    table_markdown,
+)
 from layerswap.study.running import Context
 from layerswap.study.scores import BEST, CHOSEN, Condition, Row, condition, read_judged
 from layerswap.study.treatments import DEFAULT
@@ -34,7 +38,7 @@ def write_tables(context: Context) -> None:
     facts: dict[str, Any] = {"name": context.step.settings["name"], "languages": {}}
     for one in conditions:
         told = {name: asdict(row.score) | {"low pair": row.lowest, "high pair": row.highest}
-                for name, row in one.rows().items()}  # fmt: skip
+                for name, row in one.rows.items()}  # fmt: skip
         facts["languages"].setdefault(one.language, {})[one.benchmark] = told
     if ranked is not None:
         facts["friedman"] = asdict(ranked)
@@ -47,10 +51,7 @@ def write_table_files(folder: Path, tables: Mapping[str, Table]) -> None:
     """Write tables by their heading into one Markdown and one LaTeX file."""
     markdown = [f"## {heading}\n\n{table_markdown(table)}\n\n{table.caption}".rstrip()
                 for heading, table in tables.items()]  # fmt: skip
-    labels = (f"tab:{''.join(c if c.isalnum() else '-' for c in name)}" for name in tables)
-    latex = [
-        table_latex(table, label) for label, table in zip(labels, tables.values(), strict=True)
-    ]
+    latex = [table_latex(table, f"tab:{slug(heading)}") for heading, table in tables.items()]
     (folder / MARKDOWN).write_text("\n\n".join(markdown) + "\n", "utf-8")
     (folder / LATEX).write_text("\n\n".join(latex) + "\n", "utf-8")
 
@@ -81,7 +82,7 @@ def tables_of(conditions: Sequence[Condition], ranked: Friedman | None) -> dict[
 
 def over_languages(benchmark: str, conditions: Sequence[Condition]) -> Table:
     """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
-    rows = {one.language: one.rows() for one in conditions}
+    rows = {one.language: one.rows for one in conditions}
     names = list(dict.fromkeys(name for by in rows.values() for name in by))
     cells: list[list[Any]] = []
     for name in names:
@@ -98,13 +99,13 @@ def over_languages(benchmark: str, conditions: Sequence[Condition]) -> Table:
 
 def in_detail(one: Condition) -> Table:
     """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
-    rows = one.rows()
+    rows = one.rows
     references = [name for name in (DEFAULT, CHOSEN) if name in rows]
     columns = ["treatment", "score, %", "lowest pair", "highest pair",
                *(f"to the {name}" for name in references)]  # fmt: skip
     cells: list[list[Any]] = [
         [name, row.score, row.lowest, row.highest,
-         *(_difference(row.against.get(reference)) for reference in references)]
+         *(difference_words(row.against.get(reference)) for reference in references)]
         for name, row in rows.items()
     ]  # fmt: skip
     caption = (
@@ -144,14 +145,6 @@ def _over_pairs(row: Row | None) -> str | float | None:
     if row.lowest == row.highest:
         return row.score.mean
     return f"{100 * row.score.mean:.1f} ({100 * row.lowest:.1f}\u2013{100 * row.highest:.1f})"
-
-
-def _difference(found: Interval | None) -> str:
-    if found is None:
-        return ""
-    mean, low, high = (100 * v for v in (found.mean, found.low, found.high))
-    clear = " *" if low > 0 or high < 0 else ""
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]{clear}"
 
 
 def _honest(caption: str, names: Sequence[str]) -> str:

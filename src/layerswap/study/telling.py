@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from layerswap import __version__
-from layerswap.compose.presets import Zones, swap
+from layerswap.compose.presets import swap
 from layerswap.delta.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluate.ranks import Friedman
@@ -17,8 +17,9 @@ from layerswap.report.page import Report, Section, Table, write_report
 from layerswap.report.panels import Example, examples_panel, grid_panel
 from layerswap.report.rank_figure import inline_svg, rank_figure
 from layerswap.report.stack import stack_svg
+from layerswap.report.table_files import interval_words, slug
 from layerswap.study.journal import Entry, Journal, read_journal
-from layerswap.study.scores import CHOSEN, Condition
+from layerswap.study.scores import CHOSEN, Condition, fraction
 from layerswap.study.storage import Storage
 from layerswap.study.tables import (
     conditions_of,
@@ -29,7 +30,7 @@ from layerswap.study.tables import (
     tables_of,
     write_table_files,
 )
-from layerswap.study.treatments import DEFAULT
+from layerswap.study.treatments import DEFAULT, grid_name
 from layerswap.study.works import ATLAS, RESULTS
 
 PAGE, FIGURES, TABLES = "report.html", "figures", "tables"
@@ -58,11 +59,12 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
         save_figure(drawn, figures / f"change-{language}")
     if told.ranked is not None:
         save_figure(rank_figure(told.ranked), figures / "ranks")
-    for section in told.sections():
+    report = told.report()
+    for section in report.sections:
         if section.figure_svg:
-            name = "".join(c if c.isalnum() else "-" for c in section.heading.lower())
-            (figures / f"{name}.svg").write_text(section.figure_svg, "utf-8")
-    return write_report(folder / PAGE, told.report())
+            path = figures / f"{slug(section.heading.lower())}.svg"
+            path.write_text(section.figure_svg, "utf-8")
+    return write_report(folder / PAGE, report)
 
 
 class Told:
@@ -72,11 +74,15 @@ class Told:
         journal: of the study.
 
     Raises:
-        StudyError: nothing was judged yet.
+        StudyError: nothing was judged yet, or the steps are not a study's.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
+        if "tables" not in journal.graph.by_name:
+            raise StudyError(
+                f"{journal.root}: its steps are no study's; there is nothing to report"
+            )
         self.settings = journal.graph["tables"].settings
         done = {step.name for step in journal.graph if journal.done(step.name)}
         told = {"judge", "change"}  # the kinds of step that are read
@@ -141,24 +147,19 @@ class Told:
 
 def _sentence(one: Condition) -> str:
     """The result of one language in plain words, with its uncertainty."""
-    rows = one.rows()
+    rows = one.rows
     name = CHOSEN if CHOSEN in rows else DEFAULT
     score = rows[name].score
     others = {n: row for n, row in rows.items() if not n.startswith("swap")}
     best = max(others, key=lambda n: others[n].score.mean, default=None)
-    said = f"{one.benchmark} in {one.language}: the {name} reaches {_percent(score)}"
+    said = f"{one.benchmark} in {one.language}: the {name} reaches {interval_words(score)}%"
     if best is None:
         return f"{said}."
-    return f"{said}; the best of the others is {best} with {_percent(others[best].score)}."
-
-
-def _percent(interval: object) -> str:
-    mean, low, high = (100 * getattr(interval, key) for key in ("mean", "low", "high"))
-    return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"
+    return f"{said}; the best of the others is {best} with {interval_words(others[best].score)}%."
 
 
 def _about(one: Condition) -> Iterator[Section]:
-    rows = one.rows()
+    rows = one.rows
     yield Section(
         f"{one.benchmark}, {one.language}",
         figure_svg=interval_svg(
@@ -205,7 +206,7 @@ def _examples(one: Condition, results: Path) -> Iterator[Section]:
 
     models = _shown_models(one)
     scores = {
-        (s.model, s.task, s.document): s.score for s in read_scores(results)
+        (s.model, s.task, s.document): fraction(s) for s in read_scores(results)
         if s.main and s.model in models.values()
         and one.benchmark in (s.benchmark, s.task)
     }  # fmt: skip
@@ -242,8 +243,7 @@ def _shown_models(one: Condition) -> dict[str, str]:
     pair = next(iter(one.pairs))
     found = {}
     if pair in one.chosen:
-        zones = one.chosen[pair]
-        found[CHOSEN] = f"{pair}: {_grid_name(zones)}"
+        found[CHOSEN] = f"{pair}: {grid_name(one.chosen[pair])}"
     found[DEFAULT] = f"{pair}: {DEFAULT}"
     for name in one.pairs[pair]:
         if name in ("task expert", "language expert", "soup") or name.startswith("ties"):
@@ -252,14 +252,6 @@ def _shown_models(one: Condition) -> dict[str, str]:
         if name in one.pairs[pair]:
             found[name] = name
     return found
-
-
-def _grid_name(zones: Zones) -> str:
-    from dataclasses import astuple
-
-    from layerswap.study.treatments import GRID
-
-    return GRID + ",".join(map(str, astuple(zones)))
 
 
 def _provenance(journal: Journal, folders: Mapping[str, Path]) -> Section:

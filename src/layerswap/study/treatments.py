@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from layerswap.study.running import Context
 
 EXPERT, SELECTION = "expert", "selection.json"
 DEFAULT = "swap, default"
-GRID = "swap "
-"""What the name of a composition of the grid begins with; its four counts follow."""
+GRID = re.compile(r"swap (\d+),(\d+),(\d+),(\d+)")
+"""The name of a composition of the grid: its four counts."""
 REGIMES = {"": "", "lora-": ", LoRA"}
 """What the names of a regime's steps begin with, and what those of its treatments end with."""
 Recipe = dict[str, Any]
@@ -57,10 +58,15 @@ def selected(context: Context, step: str) -> list[Path]:
     return [folder.parent / name for name in names]
 
 
+def grid_name(zones: Zones) -> str:
+    """What a composition of the grid is called."""
+    return f"swap {','.join(map(str, astuple(zones)))}"
+
+
 def zones_of(treatment: str) -> Zones | None:
     """The zones of a composition of the grid, from its name; None of any other treatment."""
-    counts = treatment.removeprefix(GRID).split(",")
-    return Zones(*map(int, counts)) if len(counts) == len(fields(Zones)) else None
+    found = GRID.fullmatch(treatment)
+    return Zones(*map(int, found.groups())) if found else None
 
 
 def _alone(model: str, base: str) -> Recipe:
@@ -72,8 +78,7 @@ def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
     yield DEFAULT, {"swap": {}}
     if settings["grid"]:
         for zones in zone_grid(open_checkpoint(settings["base"]).layers, **settings["grid"]):
-            counts = ",".join(map(str, astuple(zones)))
-            yield f"{GRID}{counts}", {"swap": asdict(zones)}
+            yield grid_name(zones), {"swap": asdict(zones)}
     for name in settings["partitions"]:
         yield f"partition {name}", {"partition": {"name": name}}
     known: dict[str, list[tuple[str, Recipe]]] = {
