@@ -7,7 +7,6 @@ import pytest
 
 from layerswap.errors import RecipeError
 from layerswap.lab.answering import ANSWER
-from layerswap.lab.assets import shipped
 from layerswap.lab.pairs import RESULT
 from layerswap.lab.questions import Question, Setting, find, plan, questions, works
 from layerswap.lab.training import ModelShape, Training, Trainings
@@ -28,7 +27,7 @@ def answered(tmp_path_factory):
     out = tmp_path_factory.mktemp("questions")
     own = Setting("a base of its own", SHORT, new_base=True)
     asked = {"own": Question("Why?", (own, replace(own, name="twice", rounds=2)))}
-    graph = plan(asked, seeds=2, n=8, base=shipped().base)
+    graph = plan(asked, seeds=2, n=8)
     summary = run_graph(graph, out, works())
     assert not summary.failed, [entry.why for entry in summary.failed]
     return out, graph
@@ -56,7 +55,7 @@ def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
 
 def test_questions_share_the_steps_that_they_have_in_common():
     every = questions()
-    graph = plan(every, seeds=1, n=10, base=shipped().base)
+    graph = plan(every, seeds=1, n=10)
     shared = [step for step in graph if step.name == "pair/as shipped/5000"]
     assert len(shared) == 1
     assert len([step for step in graph if step.kind == "answer"]) == len(every)

@@ -138,12 +138,11 @@ def ask(
     """
     from layerswap.errors import StudyError
     from layerswap.lab.answering import ANSWER
-    from layerswap.lab.assets import shipped
     from layerswap.lab.questions import find, plan, works
     from layerswap.study.journal import Journal
     from layerswap.study.running import run_graph
 
-    graph = plan(find(question), seeds=seeds, n=n, base=shipped().base)
+    graph = plan(find(question), seeds=seeds, n=n)
     summary = run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True))
     if summary.failed:
         raise StudyError("; ".join(f"{entry.name}: {entry.why}" for entry in summary.failed))

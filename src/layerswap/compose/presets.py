@@ -184,24 +184,35 @@ def partition(
         RecipeError: an unknown name, zones that do not fit, or experts of the same name.
     """
     _check_pair(task, language)
-    counts = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
-    if name not in counts:
-        raise RecipeError(f"no partition {name!r}; there are {', '.join(PARTITIONS)}")
-    bottom, top = counts[name]
-    if not 32 <= layers <= 36:
-        bottom, top = scaled(bottom, layers), scaled(top, layers)
-    Zones(bottom, top).check(layers)
+    zones = partition_zones(name, layers)
     outer, inner = (task, language) if name == "Z" else (language, task)
     rest = {"language": language, "task": task, None: inner}[outside]
 
     def blend_of(place: Place) -> Blend:
         if place.layer is None:
             return Blend.of(rest)
-        outer_layer = place.layer < bottom or place.layer >= layers - top
+        outer_layer = place.layer < zones.bottom or place.layer >= layers - zones.top
         attention_everywhere = name == "A" and place.role == "attention"
         return Blend.of(outer if outer_layer or attention_everywhere else inner)
 
     return Composition.build(layers, blend_of)
+
+
+def partition_zones(name: str, layers: int) -> Zones:
+    """The outer layers of a partition, scaled to a depth; see `partition`.
+
+    Raises:
+        RecipeError: an unknown name, or zones that do not fit.
+    """
+    counts = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
+    if name not in counts:
+        raise RecipeError(f"no partition {name!r}; there are {', '.join(PARTITIONS)}")
+    bottom, top = counts[name]
+    if not 32 <= layers <= 36:
+        bottom, top = scaled(bottom, layers), scaled(top, layers)
+    zones = Zones(bottom, top)
+    zones.check(layers)
+    return zones
 
 
 def _check_pair(task: str, language: str) -> None:

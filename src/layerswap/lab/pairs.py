@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 from layerswap.compose import Composition, Outside, Zones, default_zones, zone_grid
 from layerswap.compose import soup as everywhere
 from layerswap.compose import swap as layers_of
+from layerswap.compose.presets import partition_zones
+from layerswap.lab.assets import shipped
 from layerswap.lab.questions import trainings_of
 from layerswap.lab.skills import SPLITS
+from layerswap.lab.training import PARTITION
 from layerswap.study.running import Context
+from layerswap.study.treatments import DEFAULT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
 
 BASE, RESULT = "base", "pair.json"
 BASE_NAMES = ("base", "task expert", "language expert", "soup")
-DEFAULT = "swap, default"
 OTHERS: tuple[Outside, ...] = ("language", "task")
 KINDS = ("task", "language")
 
@@ -49,7 +52,7 @@ def judge_pair(context: Context) -> None:
     """Train a task expert and language experts, and judge the compositions of each pair."""
     settings = context.step.settings
     bases = [folder / BASE for folder in context.inputs.values()]
-    bench = _Bench(bases[0] if bases else Path(settings["shipped"]), context)
+    bench = _Bench(bases[0] if bases else shipped().base, context)
     found = {}
     for language in (one.name for one in bench.world.scarce):
         base = bench.base
@@ -61,7 +64,8 @@ def judge_pair(context: Context) -> None:
                 (name for name in scores if name.startswith("swap ")),
                 key=lambda name: scores[name]["development"].mean(),
             )
-            base = dict(_composed(base, pair))[chosen]
+            if number + 1 < settings["rounds"]:
+                base = dict(_composed(base, pair))[chosen]
         found[language] = {
             "chosen": chosen,
             "scores": {name: {split: right.astype(int).tolist() for split, right in one.items()}
@@ -150,7 +154,7 @@ def _composed(base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str,
     half = layers // 2
     for zones in zone_grid(layers, bottom=range(half + 1), top=range(3), bottom_transition=(0, 1)):
         yield f"swap {_name(zones)},blend", made(layers_of(layers, zones=zones))
-    own = Zones(max(1, round(layers / 4)), 1)
+    own = partition_zones(PARTITION, layers)
     for outside in OTHERS:
         yield f"swap {_name(own)},{outside}", made(layers_of(layers, zones=own, outside=outside))
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from functools import cache
+from hashlib import sha256
 from typing import Any
 
 from layerswap.errors import RecipeError
@@ -111,20 +112,19 @@ def find(names: Sequence[str]) -> dict[str, Question]:
     return {name: known[name] for name in names}
 
 
-def plan(asked: Mapping[str, Question], *, seeds: int, n: int, base: Path) -> Graph:
+def plan(asked: Mapping[str, Question], *, seeds: int, n: int) -> Graph:
     """The steps of some questions; settings that they share are there once.
 
     Args:
         asked: the questions by name.
         seeds: pairs of experts of each setting.
         n: problems of a language to choose by, and as many to judge by.
-        base: the checkpoint that ships.
     """
     steps: dict[str, Step] = {}
     for name, question in asked.items():
         needs = []
         for setting in question.settings:
-            for step in _steps(setting, seeds, n, base):
+            for step in _steps(setting, seeds, n):
                 steps[step.name] = step
                 if step.kind == "pair":
                     needs.append(step.name)
@@ -155,15 +155,23 @@ def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:
     return trainings, settings_of({"settings": context.step.settings["world"]})
 
 
-def _steps(setting: Setting, seeds: int, n: int, base: Path) -> Iterator[Step]:
+def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
     told = setting.told()
     needs: tuple[str, ...] = ()
     if setting.new_base:
         needs = (f"base/{setting.name}",)
         yield Step(needs[0], "base", told)
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-        more = {"seed": seed, "n": n, "rounds": setting.rounds, "shipped": str(base)}
+        more = {"seed": seed, "n": n, "rounds": setting.rounds, "shipped": _shipped()}
         yield Step(f"pair/{setting.name}/{seed}", "pair", {**told, **more}, needs)
+
+
+@cache
+def _shipped() -> str:
+    """A digest of the shipped base, so that what was measured on another one is not kept."""
+    from layerswap.lab.assets import shipped
+
+    return sha256((shipped().base / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _faster(scale: float) -> Setting:
