@@ -112,8 +112,11 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
             differ.
         validation_sets: the same; may be empty.
         every: steps in a turn, where the two sets take turns; None mixes all rows at random.
-        rates: what the learning rate is multiplied by, by the name of a parameter; 1 elsewhere.
         rest: as SFTTrainer.
+
+    Attributes:
+        rates: what the learning rate is multiplied by, by the name of a parameter; 1 elsewhere.
+            Set before training: adapters have no names before the trainer is made.
     """
 
     train_dataset: Any
@@ -126,10 +129,9 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         train_sets: Sequence[Dataset],
         validation_sets: Sequence[Dataset] = (),
         every: int | None = None,
-        rates: Mapping[str, float] | None = None,
         **rest: Any,
     ) -> None:
-        self.rates = dict(rates or {})
+        self.rates: Mapping[str, float] = {}
         validation = validation_sets[0] if validation_sets else None
         super().__init__(train_dataset=train_sets[0], eval_dataset=validation, **rest)
         self.every = every
