@@ -39,7 +39,8 @@ def test_a_question_is_answered_in_tables_with_intervals(answered):
     assert text.startswith("# Why?")
     for language in ("nela", "furo"):
         assert f"## {language}: the models" in text
-    assert text.count("| a base of its own |") == text.count("| twice |") == 4
+    assert text.count("| a base of its own |") == text.count("| twice |") == 8
+    assert "| setting | top | bottom 0 | bottom 1 | bottom 2 |" in text
     assert "8 test problems, mean over 2 seeds" in text
 
 

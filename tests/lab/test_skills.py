@@ -25,6 +25,22 @@ def test_the_answer_of_a_problem_is_what_its_clauses_leave(language, steps):
         assert example.is_task == (steps == 3)
 
 
+@pytest.mark.parametrize("language", ["basu", "furo"])
+def test_asked_for_the_start_a_problem_tells_what_is_left_last(language):
+    drawn = examples(WORLD, language, "problem", "test", 200, asked="start")
+    for example in drawn:
+        *changes, last = (clause.split() for clause in example.meaning.split("; "))
+        assert len(changes) == 3
+        number = int(last[2])
+        assert last[1] == "has"
+        for _, verb, change, _ in reversed(changes):
+            number += int(change) if verb.startswith("lose") else -int(change)
+            assert 0 <= number <= WORLD.settings.biggest
+        assert example.completion == f" {number}"
+        assert split_of(example.meaning) == "test"
+        assert parallel(WORLD, example, language) == example
+
+
 def test_a_clause_follows_the_order_of_its_language():
     rng = random.Random(0)
     for language in WORLD.languages.values():

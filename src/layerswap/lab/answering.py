@@ -32,6 +32,7 @@ def write_answer(context: Context) -> None:
     for language in languages:
         tables[f"{language}: the models"] = _models(read, language)
         tables[f"{language}: the compositions"] = _compositions(read, language)
+        tables[f"{language}: layers from the language expert"] = _depths(read, language)
     title = context.step.settings["question"]
     text = [f"# {title}"]
     text += [
@@ -79,6 +80,33 @@ def _compositions(read: Mapping[str, list[Any]], language: str) -> Table:
         "above the bottom zone and those without; the last three at the partition's own zones."
     )
     return Table(columns, rows, caption=caption)
+
+
+def _depths(read: Mapping[str, list[Any]], language: str) -> Table:
+    """Settings down, layers at the bottom across; without a layer at the top and with one."""
+    numbers = max(_bottoms(run[language]) for runs in read.values() for run in runs)
+    rows: list[list[Any]] = []
+    for name, runs in read.items():
+        for top in (0, 1):
+            cells: list[Any] = []
+            for bottom in numbers:
+                like = f"swap {bottom},{top},0,blend"
+                there = all(like in run[language]["scores"] for run in runs)
+                cells.append(
+                    mean_interval(_mean(runs, language, lambda _, at=like: at)) if there else "-"
+                )
+            rows.append([name, top, *cells])
+    columns = ["setting", "top", *(f"bottom {bottom}" for bottom in numbers)]
+    caption = (
+        "How many layers at the bottom and at the top come from the language expert; without a "
+        "transition, the outside blended."
+    )
+    return Table(columns, rows, caption=caption)
+
+
+def _bottoms(one: Any) -> list[int]:
+    names = [name.removeprefix("swap ").split(",") for name in one["scores"] if ",blend" in name]
+    return sorted({int(bottom) for bottom, *_ in names})
 
 
 def _best(one: Any, transition: int) -> str:

@@ -82,6 +82,7 @@ class _Bench:
         from layerswap.lab.world import make_world
 
         self.trainings, settings = trainings_of(context)
+        self.asked = context.step.settings["asked"]
         self.world = make_world(settings)
         model, self.tokenizer = load(base)
         self.model: Any = model
@@ -96,7 +97,8 @@ class _Bench:
         if kind == "task" and base is self.base and seed in self._tasks:
             return self._tasks[seed]
         if kind == "task":
-            stream, training = task_stream(self.world, seed=seed), self.trainings.task
+            stream = task_stream(self.world, seed=seed, asked=self.asked)
+            training = self.trainings.task
         else:
             mix = self.trainings.language_mix
             stream = language_stream(self.world, language, mix, seed=seed)
@@ -114,10 +116,11 @@ class _Bench:
         self, language: str, base: Weights, pair: Mapping[str, Weights], n: int
     ) -> dict[str, dict[str, npt.NDArray[np.bool_]]]:
         """What every composition answers right, on `n` problems of each split."""
-        from layerswap.lab.scoring import correct, questions
+        from layerswap.lab.scoring import correct
+        from layerswap.lab.skills import examples
 
         asked = {
-            split: questions("task_target", language, split, n, world=self.world)
+            split: examples(self.world, language, "problem", split, n, asked=self.asked)
             for split in SPLITS[1:]
         }
         found: dict[str, dict[str, npt.NDArray[np.bool_]]] = {}

@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import Any
 
 from layerswap.errors import RecipeError
+from layerswap.lab.skills import Asked
 from layerswap.lab.streams import BaseMix
 from layerswap.lab.training import ModelShape, Training, Trainings
 from layerswap.lab.world import VERB_LAST, LanguageSettings, WorldSettings
@@ -36,6 +37,7 @@ class Setting:
         trainings: of base and experts.
         world: of the languages.
         rounds: how often experts are trained and merged, each time from the merge before.
+        asked: which number the problems ask for.
         new_base: whether it needs a base of its own.
     """
 
@@ -43,6 +45,7 @@ class Setting:
     trainings: Trainings = field(default_factory=Trainings)
     world: WorldSettings = field(default_factory=WorldSettings)
     rounds: int = 1
+    asked: Asked = "left"
     new_base: bool = False
 
     def told(self) -> dict[str, Any]:
@@ -95,6 +98,10 @@ def questions() -> dict[str, Question]:
         "rounds": Question(
             "Train and merge again, from the merge: does a second round help?",
             (plain, replace(plain, name="a second round", rounds=2)),
+        ),
+        "tasks": Question(
+            "Another task than the number that is left",
+            (plain, replace(plain, name="the number at the start", asked="start")),
         ),
     }  # fmt: skip
 
@@ -162,7 +169,13 @@ def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
         needs = (f"base/{setting.name}",)
         yield Step(needs[0], "base", told)
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-        more = {"seed": seed, "n": n, "rounds": setting.rounds, "shipped": _shipped()}
+        more = {
+            "seed": seed,
+            "n": n,
+            "rounds": setting.rounds,
+            "asked": setting.asked,
+            "shipped": _shipped(),
+        }
         yield Step(f"pair/{setting.name}/{seed}", "pair", {**told, **more}, needs)
 
 

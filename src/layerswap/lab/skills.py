@@ -8,7 +8,8 @@ All three speak of clauses: somebody has, gets or loses so many of something.
 - *Translation*: one clause, or one question, and the name of a language to say it in.
 - *Problems*: somebody has a number of things, then gets or loses some, once (`steps=1`), twice or
   three times; how many are left? The answer is a number. Problems of three steps are **the
-  task**; those of one and two steps are its easy versions.
+  task**; those of one and two steps are its easy versions. Another task, in no model that ships:
+  the changes come first, then what is left, and how many there were at the start is asked.
 
 An example's *meaning* is what it says, in no language. A meaning belongs to exactly one split,
 by a digest of its text, so the splits are disjoint in every language and skill at once.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
@@ -27,6 +28,7 @@ from layerswap.lab.world import PEOPLE, Language, Vocabulary, World
 
 Skill = Literal["comprehension", "translation", "problem"]
 Split = Literal["train", "development", "test"]
+Asked = Literal["left", "start"]
 
 SPLITS: tuple[Split, ...] = ("train", "development", "test")
 TASK_STEPS = 3
@@ -141,18 +143,19 @@ def problem(
     rng: random.Random,
     *,
     biggest: int,
+    asked: Asked = "left",
 ) -> Example:
     """A problem, each of its clauses in the next of `languages`, the question in the last.
 
     Two languages make a problem of one step, three one of two; they may all be the same. No
-    number on the way leaves 0..`biggest`.
+    number on the way leaves 0..`biggest`. Asked for the start, what is left is told last.
     """
-    clauses, left = _draw_story(words, split, rng, len(languages) - 1, biggest)
+    clauses, answer = _draw_story(words, split, rng, len(languages) - 1, biggest, asked=asked)
     said = zip(languages, clauses, strict=True)
     story = " ".join(f"{say(language, clause)}." for language, clause in said)
     asker = languages[-1]
     prompt = f"{story} {_how_many(asker, clauses[0])}?"
-    return _example(prompt, str(left), (asker, asker), "problem", clauses)
+    return _example(prompt, str(answer), (asker, asker), "problem", clauses)
 
 
 def examples(
@@ -164,12 +167,13 @@ def examples(
     *,
     seed: int = 0,
     steps: int = TASK_STEPS,
+    asked: Asked = "left",
 ) -> list[Example]:
     """`n` different examples of one skill in one language, over all of its words.
 
     Comprehension stays within the language, translation goes into the source language, and
-    problems have `steps` changes. Equal arguments give equal examples, and the same seed gives
-    every language its own draw.
+    problems have `steps` changes and ask for `asked`. Equal arguments give equal examples, and
+    the same seed gives every language its own draw.
 
     Raises:
         RecipeError: no such language or split, or `n` below 1.
@@ -179,13 +183,15 @@ def examples(
         raise RecipeError(f"no split {split!r} in the lab; it has {', '.join(SPLITS)}")
     if n < 1:
         raise RecipeError(f"cannot draw {n} examples; ask for at least 1")
-    rng = random.Random(f"examples/{language}/{skill}/{steps}/{split}/{seed}")
+    kind = skill if asked == "left" else f"{skill}/{asked}"
+    rng = random.Random(f"examples/{language}/{kind}/{steps}/{split}/{seed}")
     words = spoken.vocabulary(common_only=False)
     biggest = world.settings.biggest
     found: dict[str, Example] = {}
     while len(found) < n:
         if skill == "problem":
-            drawn = problem([spoken] * (steps + 1), words, split, rng, biggest=biggest)
+            said_in = [spoken] * (steps + 1)
+            drawn = problem(said_in, words, split, rng, biggest=biggest, asked=asked)
         elif skill == "translation":
             drawn = translation(spoken, world.source, words, split, rng)
         else:
@@ -264,18 +270,29 @@ def _draw_clause(words: Vocabulary, split: Split, rng: random.Random) -> Clause:
 
 
 def _draw_story(
-    words: Vocabulary, split: Split, rng: random.Random, steps: int, biggest: int
+    words: Vocabulary,
+    split: Split,
+    rng: random.Random,
+    steps: int,
+    biggest: int,
+    *,
+    asked: Asked = "left",
 ) -> tuple[list[Clause], int]:
+    """The clauses in the order they are told, and the number that is asked for."""
     while True:
-        who, noun, left = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, MOST_AT_ONCE)
-        clauses = [Clause(who, "has", left, noun)]
+        who, noun, start = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, MOST_AT_ONCE)
+        changes, left = [], start
         for _ in range(steps):
-            change = rng.randint(1, MOST_AT_ONCE)
+            number = rng.randint(1, MOST_AT_ONCE)
             gains = rng.random() < 0.5
-            left += change if gains else -change
+            left += number if gains else -number
             verb = rng.choice(words.gains if gains else words.losses)
-            clauses.append(Clause(who, verb, change, noun))
+            changes.append(Clause(who, verb, number, noun))
             if not 0 <= left <= biggest:
                 break
+        has, answer = Clause(who, "has", start, noun), left
+        clauses = [has, *changes]
+        if asked == "start":
+            clauses, answer = [*changes, replace(has, number=left)], start
         if 0 <= left <= biggest and split_of("; ".join(map(str, clauses))) == split:
-            return clauses, left
+            return clauses, answer

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from layerswap.errors import RecipeError
-from layerswap.lab.skills import TASK_STEPS, Example, comprehension, problem, translation
+from layerswap.lab.skills import TASK_STEPS, Asked, Example, comprehension, problem, translation
 from layerswap.lab.world import Language, Vocabulary, World
 
 
@@ -77,13 +77,13 @@ def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Itera
         yield _base_example(world, mix, rng)
 
 
-def task_stream(world: World, *, seed: int) -> Iterator[Example]:
+def task_stream(world: World, *, seed: int, asked: Asked = "left") -> Iterator[Example]:
     """A task expert's training examples: problems in the source language, without end."""
     rng = random.Random(f"task/{seed}")
     words = world.source.vocabulary(common_only=False)
     languages = [world.source] * (TASK_STEPS + 1)
     while True:
-        yield problem(languages, words, "train", rng, biggest=world.settings.biggest)
+        yield problem(languages, words, "train", rng, biggest=world.settings.biggest, asked=asked)
 
 
 def language_stream(
