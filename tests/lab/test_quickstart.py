@@ -17,16 +17,22 @@ MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A quickstart with fewer compositions and questions, the rest as users run it."""
-    out = tmp_path_factory.mktemp("quickstart") / "out"
-    said: list[str] = []
+def smaller():
+    """Fewer compositions and questions, the rest as users run it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart, "BOTTOMS", range(2))
         patch.setattr(quickstart, "TOPS", range(2))
         patch.setattr(quickstart, "DEVELOPMENT_QUESTIONS", 60)
         patch.setattr(quickstart, "TEST_QUESTIONS", 80)
-        folder, outcome = quickstart.run(out, say=said.append, progress=step_progress)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, smaller):
+    """A quickstart."""
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    said: list[str] = []
+    folder, outcome = quickstart.run(out, say=said.append, progress=step_progress)
     return folder, outcome, said
 
 
@@ -63,13 +69,32 @@ def test_report_and_drawing_show_the_composition(finished):
     best = outcome.intervals()["swap_best"]["task_target"].mean
     assert f"{best:.1%}" in page
     assert page.count("<svg ") == 3
-    assert str(outcome.plan.composition) in said[0]
+    assert str(outcome.composition) in said[0]
 
 
-def test_an_existing_folder_is_refused_before_any_work(finished):
-    folder, _, _ = finished
-    with pytest.raises(LayerswapError, match="exists already"):
-        quickstart.run(folder, say=print, progress=step_progress)
+def test_what_is_done_is_only_shown_again_and_what_is_missing_is_done(finished, smaller):
+    folder, outcome, _ = finished
+    (report,) = folder.glob("steps/report-*/report.html")
+    (grid,) = folder.glob("steps/grid-*/grid.json")
+    before, tried = report.stat().st_mtime_ns, grid.stat().st_mtime_ns
+    (folder / "report.html").unlink()
+    _, again = quickstart.run(folder, say=print, progress=step_progress)
+    assert again.grid == outcome.grid
+    assert again.results() == outcome.results()
+    assert report.stat().st_mtime_ns == before
+    assert (folder / "report.html").read_bytes() == report.read_bytes()
+    (report.parent / "step.json").unlink()
+    quickstart.run(folder, say=print, progress=step_progress)
+    assert report.stat().st_mtime_ns > before
+    assert grid.stat().st_mtime_ns == tried
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(LayerswapError):
+            quickstart.run(tmp_path, overwrite=overwrite, say=print, progress=step_progress)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_unknown_language(tmp_path):

@@ -136,16 +136,13 @@ def ask(
 
     Example: layerswap lab ask divergence rounds --out questions
     """
-    from layerswap.errors import StudyError
     from layerswap.lab.answering import ANSWER
     from layerswap.lab.questions import find, plan, works
     from layerswap.study.journal import Journal
     from layerswap.study.running import run_graph
 
     graph = plan(find(question), seeds=seeds, n=n)
-    summary = run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True))
-    if summary.failed:
-        raise StudyError("; ".join(f"{entry.name}: {entry.why}" for entry in summary.failed))
+    run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True)).check()
     for name in question:
         folder = Journal(out, graph).folder(f"answer/{name}")
         typer.echo((folder / ANSWER).read_text("utf-8"))

@@ -9,18 +9,20 @@ import typer
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="The folder to create.")] = Path("layerswap-quickstart"),
+    out: Annotated[
+        Path, typer.Option(help="The folder; what is done in it is not done again.")
+    ] = Path("layerswap-quickstart"),
     language: Annotated[
         str | None, typer.Option(help="Target language of the lab; the nearest if not given.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the folder of an earlier quickstart.")
+        bool, typer.Option("--overwrite", help="Begin anew in the folder of an earlier one.")
     ] = False,
 ) -> None:
     """Compose, search, write, score and report on the small world that ships with layerswap.
 
     Takes under two minutes on two processor cores. Writes results.json, report.html and the
-    best merged checkpoint.
+    best merged checkpoint. It is a small study: cut short, it goes on where it was.
     """
     from layerswap.cli.progress import step_progress
     from layerswap.cli.tables import score_table

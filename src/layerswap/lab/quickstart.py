@@ -1,40 +1,47 @@
-"""The main job on the lab: from two experts to a proven merged model, with a report."""
+"""The main job on the lab, as a small study: from two experts to a merged model, with a report.
+
+The steps are a study's: a quickstart that is cut short goes on where it was, and one that is
+finished is only shown again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import time
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from layerswap import __version__
-from layerswap.checkpoint import atomic_folder, refuse_target
+from layerswap.checkpoint import refuse_target
+from layerswap.checkpoint.commit import write_json
 from layerswap.compose import Zones, default_zones
 from layerswap.delta.atlas import Atlas, measure_delta
 from layerswap.errors import RecipeError
-from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
+from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.build import RECORD, read_record
-from layerswap.lab.contenders import Answers, Shown, answer_all, contenders, in_memory
-from layerswap.lab.scoring import (
-    MEASURES,
-    Measure,
-    correct,
-    load,
-    questions,
-    score_model,
+from layerswap.lab.build import RECORD as LAB_RECORD
+from layerswap.lab.build import read_record
+from layerswap.lab.contenders import answer_all, contenders, in_memory
+from layerswap.lab.outcome import (
+    Outcome,
+    best_of,
+    read_answers,
+    read_grid,
+    write_answers,
+    write_grid,
 )
+from layerswap.lab.scoring import MEASURES, Measure, correct, load, questions, score_model
 from layerswap.lab.skills import Split
 from layerswap.merge import Plan, swap
+from layerswap.merge.documents import fingerprint
+from layerswap.study.journal import INDEX, RECORD, Journal
+from layerswap.study.running import Context, Work, run_graph
+from layerswap.study.steps import Graph, Step
 
-if TYPE_CHECKING:
-    pass
-
-RESULTS = "results.json"
+RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
+GRID, ANSWERS = "grid.json", "answers.json"
 BOTTOMS, TOPS = range(5), range(3)
 """The grid of zones that is tried, in layers."""
 DEVELOPMENT_QUESTIONS = 500
@@ -43,51 +50,6 @@ TEST_QUESTIONS = 1000
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress bar from a label and a total; gives the function that advances it."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Everything the quickstart measured.
-
-    Attributes:
-        language: the target language.
-        source: the source language.
-        grid: share of right answers on the development split, by zones.
-        best: the zones with the largest share.
-        default: the paper's zones, scaled to the lab's depth.
-        plan: the plan of the best zones.
-        answers: per model and measure, right or wrong per test question.
-        examples: the first test problems in the target language, with what each model wrote.
-        change: what fine-tuning changed in both experts.
-        seconds: how long it took, wall clock.
-    """
-
-    language: str
-    source: str
-    grid: Mapping[Zones, float]
-    best: Zones
-    default: Zones
-    plan: Plan
-    answers: Mapping[str, Answers]
-    examples: Sequence[Shown]
-    change: Atlas
-    seconds: float
-
-    def intervals(self) -> dict[str, dict[Measure, Interval]]:
-        """Mean and 95% bootstrap interval per model and measure."""
-        return {
-            model: {measure: mean_interval(right) for measure, right in answers.items()}
-            for model, answers in self.answers.items()
-        }
-
-    def differences(self) -> dict[str, Interval]:
-        """Paired difference of the best swap to every other model, on the target-language task."""
-        best = self.answers["swap_best"]["task_target"]
-        return {
-            model: paired_difference(best, answers["task_target"])
-            for model, answers in self.answers.items()
-            if model != "swap_best"
-        }
 
 
 def run(
@@ -103,9 +65,10 @@ def run(
     The composition is chosen on the development split and judged on the test split.
 
     Args:
-        out: the folder to create: `results.json`, `report.html` and `merged/`.
+        out: the study's folder; `results.json`, `report.html` and `merged/` are put into it. What
+            is done in it is not done again.
         language: a scarce language of the lab; the nearest to the source when None.
-        overwrite: replace the folder of an earlier run.
+        overwrite: begin anew in the folder of an earlier run.
         say: prints a line for the user.
         progress: opens a progress bar.
 
@@ -113,65 +76,105 @@ def run(
         The folder, and what was measured.
 
     Raises:
-        LayerswapError: the folder exists, or the lab has no such language.
+        LayerswapError: the folder holds something else, or the lab has no such language.
     """
-    from layerswap.lab.story import write_story
-
     target = Path(out).expanduser().absolute()
-    refuse_target(target, marker=RESULTS, overwrite=overwrite)
     lab = shipped()
-    chosen = pick_language(lab, language)
-    started = time.perf_counter()
-    plan = swap(task=lab.task_experts[0], language=lab.language_experts[chosen][0])
-    with progress("trying compositions", len(BOTTOMS) * len(TOPS)) as advance:
-        grid = try_grid(plan, lab, chosen, advance)
-    # Of equally good compositions, the one that departs least from the task expert.
-    best = max(grid, key=lambda zones: (grid[zones], -zones.bottom - zones.top))
-    best_plan = plan.grid(bottom=[best.bottom], top=[best.top])[0]
-    say(f"The composition that answers most development problems in {chosen}:\n\n{best_plan}\n")
-    with atomic_folder(target, marker=RESULTS, overwrite=overwrite) as folder:
-        best_plan.save(folder / "merged")
-        with progress("scoring on the test split", 7 * len(MEASURES)) as advance:
-            answers, examples = answer_all(
-                contenders(lab, chosen, plan, folder / "merged"),
-                lab,
-                chosen,
-                TEST_QUESTIONS,
-                advance,
-            )
-        experts = {"task expert": lab.task_experts[0],
-                   "language expert": lab.language_experts[chosen][0]}  # fmt: skip
-        outcome = Outcome(
-            chosen, lab.world.source.name, grid, best, default_zones(plan.composition.layers),
-            best_plan, answers, examples, measure_delta(lab.base, experts),
-            time.perf_counter() - started,
-        )  # fmt: skip
-        (folder / RESULTS).write_text(json.dumps(results(outcome), indent=2) + "\n", "utf-8")
-        write_story(folder / "report.html", outcome)
+    graph = quickstart_graph(lab, pick_language(lab, language))
+    if overwrite and target.is_dir() and any(target.iterdir()):
+        refuse_target(target, marker=INDEX, overwrite=True)
+        shutil.rmtree(target)
+    run_graph(graph, target, works(progress)).check()
+    journal = Journal(target, graph)
+    folders = {step.name: journal.folder(step.name) for step in graph}
+    outcome = _outcome(graph["report"], folders)
+    say(
+        f"The composition that answers most development problems in {outcome.language}:\n\n"
+        f"{_best_plan(graph['report'], folders)}\n"
+    )
+    for name in (RESULTS, REPORT):
+        shutil.copy2(folders["report"] / name, target / name)
+    shutil.rmtree(target / MERGED, ignore_errors=True)
+    shutil.copytree(folders["merge"] / MERGED, target / MERGED)
     return target, outcome
 
 
-def results(outcome: Outcome) -> dict[str, Any]:
-    """The content of `results.json`: the models' scores, and how they came about."""
-    return {
-        **{
-            model: {measure: asdict(interval) for measure, interval in measures.items()}
-            for model, measures in outcome.intervals().items()
-        },
-        "composition": {
-            **asdict(outcome.best),
-            "resolved": outcome.plan.composition.to_dict(),
-            "chosen_on": {"split": "development", "questions": DEVELOPMENT_QUESTIONS},
-        },
-        "differences_of_swap_best": {
-            model: asdict(interval) for model, interval in outcome.differences().items()
-        },
-        "grid": [{**asdict(zones), "task_target": share} for zones, share in outcome.grid.items()],
-        "target_language": outcome.language,
-        "source_language": outcome.source,
-        "seconds": round(outcome.seconds, 1),
-        "layerswap_version": __version__,
+def quickstart_graph(lab: Lab, language: str) -> Graph:
+    """The steps of a quickstart: try the grid, write the best, judge, tell."""
+    models = {
+        "base": lab.base,
+        "task": lab.task_experts[0],
+        "language": lab.language_experts[language][0],
     }
+    inputs = {name: fingerprint(model / "model.safetensors") for name, model in models.items()}
+    told = {"language": language, "layerswap": __version__}
+    zones = {"bottoms": list(BOTTOMS), "tops": list(TOPS), "n": DEVELOPMENT_QUESTIONS}
+    return Graph([
+        Step("grid", "grid", {**told, **zones}, inputs=inputs),
+        Step("merge", "merge", told, ("grid",), inputs),
+        Step("judge", "judge", {**told, "n": TEST_QUESTIONS}, ("merge",), inputs),
+        Step("change", "change", told, (), inputs),
+        Step("report", "report", told, ("grid", "merge", "judge", "change"), inputs),
+    ])  # fmt: skip
+
+
+def works(progress: Bar) -> Mapping[str, Work]:
+    """What does each step, with a bar where it takes a while."""
+
+    def try_all(context: Context) -> None:
+        language, lab = context.step.settings["language"], shipped()
+        with progress("trying compositions", len(BOTTOMS) * len(TOPS)) as advance:
+            grid = try_grid(_plan(lab, language), lab, language, advance)
+        write_grid(context.folder / GRID, grid)
+
+    def merge(context: Context) -> None:
+        _best_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
+
+    def judge(context: Context) -> None:
+        language, lab = context.step.settings["language"], shipped()
+        merged = context.inputs["merge"] / MERGED
+        models = contenders(lab, language, _plan(lab, language), merged)
+        with progress("scoring on the test split", len(models) * len(MEASURES)) as advance:
+            answered = answer_all(models, lab, language, context.step.settings["n"], advance)
+        write_answers(context.folder / ANSWERS, *answered)
+
+    def change(context: Context) -> None:
+        lab = shipped()
+        expert = lab.language_experts[context.step.settings["language"]][0]
+        experts = {"task expert": lab.task_experts[0], "language expert": expert}
+        measure_delta(lab.base, experts).save(context.folder)
+
+    def report(context: Context) -> None:
+        from layerswap.lab.story import write_story
+
+        outcome = _outcome(context.step, context.inputs)
+        write_json(context.folder / RESULTS, outcome.results())
+        write_story(context.folder / REPORT, outcome)
+
+    return {"grid": try_all, "merge": merge, "judge": judge, "change": change, "report": report}
+
+
+def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
+    """What the steps have measured, from their folders."""
+    lab, grid = shipped(), read_grid(folders["grid"] / GRID)
+    composition = _best_plan(step, folders).composition
+    answers, examples = read_answers(folders["judge"] / ANSWERS)
+    records = [json.loads((folders[name] / RECORD).read_text("utf-8")) for name in step.needs]
+    return Outcome(
+        step.settings["language"], lab.world.source.name, DEVELOPMENT_QUESTIONS, grid,
+        best_of(grid), default_zones(composition.layers), composition, answers, examples,
+        Atlas.load(folders["change"]), sum(record["seconds"] for record in records),
+    )  # fmt: skip
+
+
+def _best_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
+    best = best_of(read_grid(folders["grid"] / GRID))
+    plan = _plan(shipped(), step.settings["language"])
+    return plan.grid(bottom=[best.bottom], top=[best.top])[0]
+
+
+def _plan(lab: Lab, language: str) -> Plan:
+    return swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
 
 
 def score_folders(
@@ -199,7 +202,7 @@ def score_folders(
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The folder itself, or the models of the lab that it holds."""
-    if not (folder / RECORD).is_file():
+    if not (folder / LAB_RECORD).is_file():
         return [folder]
     return [folder / name for name in read_record(folder)["models"]]
 

@@ -20,7 +20,7 @@ from layerswap.report.delta_page import map_panel
 from layerswap.report.panels import Example, examples_panel
 
 if TYPE_CHECKING:
-    from layerswap.lab.quickstart import Outcome
+    from layerswap.lab.outcome import Outcome
 
 NAMES = {
     "base": "base",
@@ -46,7 +46,7 @@ def tell(outcome: Outcome) -> Report:
     return Report(
         title=f"Word problems in {outcome.language}, without one to learn from",
         lead=_lead(outcome),
-        figure_svg=stack_svg(outcome.plan.composition, experts),
+        figure_svg=stack_svg(outcome.composition, experts),
         sections=[
             _table(outcome),
             _task(outcome),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from layerswap.errors import LayerswapError
+from layerswap.errors import LayerswapError, StudyError
 from layerswap.study.journal import LOG, Entry, Journal, State
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
@@ -64,6 +64,15 @@ class Summary:
     def failed(self) -> list[Entry]:
         """The steps that failed."""
         return [entry for entry in self.entries.values() if entry.state == "failed"]
+
+    def check(self) -> None:
+        """Let nothing pass that failed.
+
+        Raises:
+            StudyError: a step failed.
+        """
+        if self.failed:
+            raise StudyError("; ".join(f"{entry.name}: {entry.why}" for entry in self.failed))
 
 
 class InProcess:
