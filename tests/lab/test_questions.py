@@ -25,7 +25,7 @@ SHORT = replace(
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
     out = tmp_path_factory.mktemp("questions")
-    own = Setting("a base of its own", SHORT, new_base=True)
+    own = Setting("a base of its own", SHORT, base="own")
     asked = {"own": Question("Why?", (own, replace(own, name="twice", rounds=2)))}
     graph = plan(asked, seeds=2, n=8)
     summary = run_graph(graph, out, works())
@@ -52,6 +52,16 @@ def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
     assert {"base", "task expert", "language expert", "soup", "swap, default"} < set(scores)
     assert {"swap 1,1,0,blend", "swap 1,1,0,language", "swap 1,1,0,task"} < set(scores)
     assert all(len(one["test"]) == len(one["development"]) == 8 for one in scores.values())
+
+
+def test_settings_share_a_base_however_their_experts_are_trained():
+    size = find(["size"])
+    graph = plan(size, seeds=1, n=10)
+    bases = [step for step in graph if step.kind == "base"]
+    assert len(bases) == 3
+    assert len(size["size"].settings) == 8
+    assert graph["pair/4 layers, full SFT/5000"].needs == graph["pair/4 layers/5000"].needs
+    assert graph.keys["pair/4 layers, full SFT/5000"] != graph.keys["pair/4 layers/5000"]
 
 
 def test_questions_share_the_steps_that_they_have_in_common():

@@ -38,7 +38,7 @@ class Setting:
         world: of the languages.
         rounds: how often experts are trained and merged, each time from the merge before.
         asked: which number the problems ask for.
-        new_base: whether it needs a base of its own.
+        base: the name of a base of its own, which settings may share; the shipped one when None.
     """
 
     name: str
@@ -46,13 +46,18 @@ class Setting:
     world: WorldSettings = field(default_factory=WorldSettings)
     rounds: int = 1
     asked: Asked = "left"
-    new_base: bool = False
+    base: str | None = None
 
     def told(self) -> dict[str, Any]:
         """All that what is measured depends on."""
-        told = {"trainings": asdict(self.trainings), "world": asdict(self.world)}
-        plain: dict[str, Any] = json.loads(json.dumps(told))
-        return plain
+        return _plain({"trainings": asdict(self.trainings), "world": asdict(self.world)})
+
+    def told_of_base(self) -> dict[str, Any]:
+        """All that its base depends on."""
+        usual = Trainings()
+        here = replace(self.trainings, task=usual.task, language=usual.language,
+                       language_mix=usual.language_mix)  # fmt: skip
+        return _plain({"trainings": asdict(here), "world": asdict(self.world)})
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Question:
 def questions() -> dict[str, Question]:
     """Every question, by the name that `layerswap lab ask` takes."""
     usual, plain = Trainings(), Setting("as shipped")
-    shape, mix = usual.shape, usual.base_mix
+    mix, full = usual.base_mix, Setting("full SFT", _parts(usual, None))
     return {
         "divergence": Question(
             "Experts that diverge more: when do transition zones start to matter?",
@@ -79,7 +84,7 @@ def questions() -> dict[str, Question]:
         ),
         "full": Question(
             "Experts trained in full instead of in their own part: does the swap still win?",
-            (plain, Setting("full SFT", _parts(usual, None))),
+            (plain, full),
         ),
         "knowledge": Question(
             "How much of a language must the base know?",
@@ -92,8 +97,8 @@ def questions() -> dict[str, Question]:
         ),
         "size": Question(
             "Depth and width",
-            (plain, _shaped("4 layers", replace(shape, layers=4)),
-             _shaped("hidden size 64", replace(shape, hidden=64, heads=4, mlp=168))),
+            (plain, full, *_shaped("4 layers", layers=4), *_shaped("12 layers", layers=12),
+             *_shaped("hidden size 64", hidden=64, heads=4, mlp=168)),
         ),
         "rounds": Question(
             "Train and merge again, from the merge: does a second round help?",
@@ -165,9 +170,9 @@ def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:
 def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
     told = setting.told()
     needs: tuple[str, ...] = ()
-    if setting.new_base:
-        needs = (f"base/{setting.name}",)
-        yield Step(needs[0], "base", told)
+    if setting.base is not None:
+        needs = (f"base/{setting.base}",)
+        yield Step(needs[0], "base", setting.told_of_base())
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         more = {
             "seed": seed,
@@ -177,6 +182,12 @@ def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
             "shipped": _shipped(),
         }
         yield Step(f"pair/{setting.name}/{seed}", "pair", {**told, **more}, needs)
+
+
+def _plain(told: dict[str, Any]) -> dict[str, Any]:
+    """Lists for tuples, as a key is made from."""
+    plain: dict[str, Any] = json.loads(json.dumps(told))
+    return plain
 
 
 @cache
@@ -208,7 +219,8 @@ def _parts(usual: Trainings, part: None) -> Trainings:
 def _base_mix(mix: BaseMix, scale: float) -> Setting:
     changed = replace(mix, scarce=mix.scarce * scale, scarce_problems=mix.scarce_problems * scale)
     trainings = replace(Trainings(), base_mix=changed)
-    return Setting(f"the base sees x {scale:g} of it", trainings, new_base=True)
+    name = f"the base sees x {scale:g} of it"
+    return Setting(name, trainings, base=name)
 
 
 def _distant(name: str, shared: float, *, verb_last: bool = False) -> Setting:
@@ -217,12 +229,17 @@ def _distant(name: str, shared: float, *, verb_last: bool = False) -> Setting:
         _moved(entry, shared, verb_last) if entry.name == "furo" else entry
         for entry in usual.languages
     )
-    return Setting(f"furo: {name}", world=replace(usual, languages=languages), new_base=True)
+    name = f"furo: {name}"
+    return Setting(name, world=replace(usual, languages=languages), base=name)
 
 
 def _moved(entry: LanguageSettings, shared: float, verb_last: bool) -> LanguageSettings:
     return replace(entry, shared=shared, order=VERB_LAST if verb_last else entry.order)
 
 
-def _shaped(name: str, shape: ModelShape) -> Setting:
-    return Setting(name, replace(Trainings(), shape=shape), new_base=True)
+def _shaped(name: str, **changes: int) -> tuple[Setting, Setting]:
+    """Another size, the experts of their own part, and in full."""
+    usual = Trainings()
+    own = replace(usual, shape=replace(usual.shape, **changes))
+    in_full = _parts(own, None)
+    return Setting(name, own, base=name), Setting(f"{name}, full SFT", in_full, base=name)
