@@ -1,0 +1,125 @@
+"""The figures of docs/lab.md: maps of the lab's experts beside the papers', and the sweeps.
+
+    python -m bench.lab_figures --published delta_heatmaps.json --out docs/images
+
+`--published` holds the values printed in the first paper's appendix, figures 4 and 6: per expert,
+`columns` and `layers`, from layer number to one share of changed rows a column.
+
+The lab's experts are trained here, in full and in their own part, from the shipped base with one
+fresh seed; about five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from layerswap.compose import Zones, default_zones
+from layerswap.delta.atlas import measure_delta, rows_threshold
+from layerswap.lab.assets import Lab, shipped
+from layerswap.lab.quickstart import BOTTOMS, TOPS, try_grid
+from layerswap.lab.scoring import load
+from layerswap.lab.streams import language_stream, task_stream
+from layerswap.lab.training import Training, Trainings, train
+from layerswap.merge import swap
+from layerswap.report import heat_map_svg
+from layerswap.report.delta_map import Map, map_figure, map_of, save_figure
+
+SEED = 9000
+SHARE = 0.15
+"""Of the rows shown as changed; the paper's maps show 13% and 15%."""
+PAPER = {"math_1": "math expert #1", "swh_1": "Swahili expert #1"}
+
+
+def main() -> None:
+    """Write every figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--published", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    published = json.loads(arguments.published.read_text("utf-8"))
+    maps = [_published(PAPER[name], published[name]) for name in PAPER]
+    caption = "Llama 3.1 8B, as printed in Bandarkar et al. (2025), figures 4 and 6"
+    _save(map_figure(maps, caption=caption), arguments.out / "maps-paper")
+    lab = shipped()
+    for language in lab.languages:
+        (arguments.out / f"grid-{language}.svg").write_text(_grid(lab, language), "utf-8")
+    _save(_maps(lab), arguments.out / "maps-lab")
+
+
+def _published(title: str, printed: dict[str, Any]) -> Map:
+    columns = tuple(name.rsplit(".", 1)[1] for name in printed["columns"])
+    cells = {
+        (int(layer), column): value
+        for layer, row in printed["layers"].items()
+        for column, value in zip(columns, row, strict=True)
+    }
+    return Map(title, columns, columns, cells, len(printed["layers"]))
+
+
+def _grid(lab: Lab, language: str) -> str:
+    plan = swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
+    shares = try_grid(plan, lab, language, lambda count: None)
+    default = default_zones(plan.composition.layers)
+    best = max(shares, key=lambda zones: (shares[zones], -zones.bottom - zones.top))
+    values = {_cell(zones): share for zones, share in shares.items()}
+    assert len(values) == len(BOTTOMS) * len(TOPS)
+    return heat_map_svg(
+        values,
+        row_label=f"bottom layers from the {language} expert",
+        column_label="top layers",
+        best=_cell(best),
+        default=_cell(default),
+    )
+
+
+def _cell(zones: Zones) -> tuple[int, int]:
+    return zones.bottom, zones.top
+
+
+def _maps(lab: Lab) -> Any:
+    """Experts trained in full; of each, the rows that changed most, as many as in the paper's."""
+    usual, language = Trainings(), lab.languages[0]
+    mix = usual.language_mix
+    with TemporaryDirectory() as folder:
+        experts = {
+            "task expert": _trained(
+                lab, replace(usual.task, part=None), task_stream(lab.world, seed=SEED), folder
+            ),
+            f"{language} expert": _trained(
+                lab,
+                replace(usual.language, part=None),
+                language_stream(lab.world, language, mix, seed=SEED),
+                folder,
+            ),
+        }
+        atlas = measure_delta(lab.base, experts)
+    thresholds = {name: rows_threshold(atlas, [name], SHARE) for name in experts}
+    told = " and ".join(f"{value:.1e}" for value in thresholds.values())
+    caption = f"the lab's experts trained in full, thresholds {told}"
+    return map_figure([map_of(atlas, name, thresholds[name]) for name in experts], caption=caption)
+
+
+def _trained(lab: Lab, training: Training, stream: Any, folder: str) -> Path:
+    model, tokenizer = load(lab.base)
+    model.train()
+    train(model, tokenizer, stream, training, seed=SEED)  # type: ignore[arg-type]
+    out = Path(folder) / f"expert-{training.steps}"
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return out
+
+
+def _save(figure: Any, stem: Path) -> None:
+    for path in save_figure(figure, stem):
+        if path.suffix != ".svg":
+            path.unlink()
+
+
+if __name__ == "__main__":
+    main()
