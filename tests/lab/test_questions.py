@@ -26,7 +26,10 @@ SHORT = replace(
 def answered(tmp_path_factory):
     out = tmp_path_factory.mktemp("questions")
     own = Setting("a base of its own", SHORT, base="own")
-    asked = {"own": Question("Why?", (own, replace(own, name="twice", rounds=2)))}
+    asked = {
+        "own": Question("Why?", (own, replace(own, name="twice", rounds=2))),
+        "alone": Question("What is it worth?", (own,)),
+    }
     graph = plan(asked, seeds=2, n=8)
     summary = run_graph(graph, out, works())
     assert not summary.failed, [entry.why for entry in summary.failed]
@@ -44,12 +47,22 @@ def test_a_question_is_answered_in_tables_with_intervals(answered):
     assert "8 test problems, mean over 2 seeds" in text
 
 
+def test_a_setting_alone_is_shown_model_by_model(answered):
+    out, graph = answered
+    text = (Journal(out, graph).folder("answer/alone") / ANSWER).read_text()
+    for language in ("nela", "furo"):
+        table = text.split(f"## {language}: the models")[1].split("##")[0]
+        for model in ("base", "task expert", "language expert", "soup", "TIES", "swap, chosen"):
+            assert f"\n| {model} |" in table
+    assert "2 pairs of experts with a seed each, 8 test problems" in text
+
+
 def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
     out, graph = answered
     found = json.loads((Journal(out, graph).folder("pair/twice/5000") / RESULT).read_text())
     scores = found["furo"]["scores"]
     assert found["furo"]["chosen"].startswith("swap ")
-    assert {"base", "task expert", "language expert", "soup", "swap, default"} < set(scores)
+    assert {"base", "task expert", "language expert", "soup", "TIES", "swap, default"} < set(scores)
     assert {"swap 1,1,0,blend", "swap 1,1,0,language", "swap 1,1,0,task"} < set(scores)
     assert all(len(one["test"]) == len(one["development"]) == 8 for one in scores.values())
 

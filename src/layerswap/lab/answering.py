@@ -18,6 +18,7 @@ from layerswap.study.running import Context
 from layerswap.study.treatments import DEFAULT
 
 ANSWER = "answer.md"
+CHOSEN = "swap, chosen"
 Right = npt.NDArray[np.float64]
 
 
@@ -30,7 +31,11 @@ def write_answer(context: Context) -> None:
     languages = list(next(iter(read.values()))[0])
     tables = {}
     for language in languages:
-        tables[f"{language}: the models"] = _models(read, language)
+        tables[f"{language}: the models"] = (
+            _models(read, language)
+            if len(read) > 1
+            else _pairs(next(iter(read.values())), language)
+        )
         tables[f"{language}: the compositions"] = _compositions(read, language)
         tables[f"{language}: layers from the language expert"] = _depths(read, language)
     title = context.step.settings["question"]
@@ -45,7 +50,7 @@ def write_answer(context: Context) -> None:
 
 def _models(read: Mapping[str, list[Any]], language: str) -> Table:
     """Settings down, models across."""
-    columns = ["setting", *BASE_NAMES, DEFAULT, "swap, chosen", "chosen minus best expert",
+    columns = ["setting", *BASE_NAMES, DEFAULT, CHOSEN, "chosen minus best expert",
                "chosen minus soup"]  # fmt: skip
     rows: list[list[Any]] = []
     for name, runs in read.items():
@@ -59,6 +64,28 @@ def _models(read: Mapping[str, list[Any]], language: str) -> Table:
     n = rows[0][1].n
     seeds = len(next(iter(read.values())))
     caption = f"Per cent right of {n} test problems, mean over {seeds} seeds of experts."
+    return Table(columns, rows, caption=caption)
+
+
+def _pairs(runs: list[Any], language: str) -> Table:
+    """Models down: the mean over the pairs, how far they differ, and what the swaps do better."""
+    picks: dict[str, Any] = {name: lambda _, m=name: m for name in (*BASE_NAMES, DEFAULT)}
+    picks[CHOSEN] = lambda one: one["chosen"]
+    right = {name: _mean(runs, language, pick) for name, pick in picks.items()}
+    swaps = (DEFAULT, CHOSEN)
+    columns = ["model", "score, %", "lowest pair", "highest pair",
+               *(f"{swap}, minus it" for swap in swaps)]  # fmt: skip
+    rows: list[list[Any]] = []
+    for name, pick in picks.items():
+        each = [100 * float(_mean([run], language, pick).mean()) for run in runs]
+        apart = [_apart(right[swap], right[name]) if swap != name else "" for swap in swaps]
+        rows.append([name, mean_interval(right[name]), f"{min(each):.1f}", f"{max(each):.1f}",
+                     *apart])  # fmt: skip
+    chosen = "; ".join(run[language]["chosen"].removeprefix("swap ") for run in runs)
+    caption = (
+        f"{len(runs)} pairs of experts with a seed each, {rows[0][1].n} test problems. Chosen on "
+        f"development problems (bottom, top, transition, outside): {chosen}."
+    )
     return Table(columns, rows, caption=caption)
 
 

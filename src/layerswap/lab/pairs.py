@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from layerswap.compose import Composition, Outside, Zones, default_zones, zone_grid
 from layerswap.compose import soup as everywhere
 from layerswap.compose import swap as layers_of
 from layerswap.compose.presets import partition_zones
+from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
 from layerswap.lab.questions import trainings_of
 from layerswap.lab.skills import SPLITS
 from layerswap.lab.training import PARTITION
+from layerswap.merge import make_plan
+from layerswap.merge.memory import without_progress_bars
 from layerswap.study.running import Context
 from layerswap.study.treatments import DEFAULT
 
@@ -26,7 +31,9 @@ if TYPE_CHECKING:
     Weights = dict[str, Tensor]
 
 BASE, RESULT = "base", "pair.json"
-BASE_NAMES = ("base", "task expert", "language expert", "soup")
+DENSITIES = {"TIES": 0.2, "TIES, half kept": 0.5}
+"""Of each change: as TIES was published, and milder."""
+BASE_NAMES = ("base", "task expert", "language expert", "soup", *DENSITIES)
 OTHERS: tuple[Outside, ...] = ("language", "task")
 KINDS = ("task", "language")
 
@@ -124,13 +131,31 @@ class _Bench:
             for split in SPLITS[1:]
         }
         found: dict[str, dict[str, npt.NDArray[np.bool_]]] = {}
-        for name, weights in _composed(base, pair):
+        for name, weights in chain(_composed(base, pair), self._merged(base, pair)):
             self.model.load_state_dict(weights)
             found[name] = {
                 str(split): correct(self.model, self.tokenizer, problems, batch_size=256)
                 for split, problems in asked.items()
             }
         return found
+
+    def _merged(self, base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str, Weights]]:
+        """What the merge methods make of the pair, which read checkpoints."""
+        with TemporaryDirectory() as folder:
+            stored = {"base": base, **pair}
+            for name, weights in stored.items():
+                self.model.load_state_dict(weights)
+                with without_progress_bars():
+                    self.model.save_pretrained(Path(folder, name))
+                self.tokenizer.save_pretrained(Path(folder, name))
+            for name, density in DENSITIES.items():
+                recipe = {
+                    "base": str(Path(folder, "base")),
+                    "experts": {kind: str(Path(folder, kind)) for kind in KINDS},
+                    "merge": {"method": "ties", "experts": list(KINDS), "density": density},
+                }
+                plan = make_plan(check_recipe(recipe, where=name))
+                yield name, _weights(plan.load())
 
 
 def _composed(base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str, Weights]]:

@@ -78,6 +78,7 @@ def questions() -> dict[str, Question]:
     usual, plain = Trainings(), Setting("as shipped")
     mix, full = usual.base_mix, Setting("full SFT", _parts(usual, None))
     return {
+        "shipped": Question("The lab as it ships", (plain,)),
         "divergence": Question(
             "Experts that diverge more: when do transition zones start to matter?",
             (plain, *(_faster(scale) for scale in (0.5, 2, 4))),

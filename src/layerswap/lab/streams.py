@@ -47,8 +47,8 @@ class BaseMix:
     one: float = 0.12
     two: float = 0.28
     source: float = 0.25
-    scarce: float = 0.11
-    scarce_problems: float = 0.06
+    scarce: float = 0.13
+    scarce_problems: float = 0.08
     crossing: float = 0.40
     mixed: float = 0.40
 

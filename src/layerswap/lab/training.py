@@ -74,7 +74,7 @@ class Trainings:
     shape: ModelShape = field(default_factory=ModelShape)
     base: Training = Training(steps=2500, learning_rate=2e-3, warmup=150, weight_decay=0.05)
     task: Training = Training(steps=600, learning_rate=6e-4, part="task")
-    language: Training = Training(steps=200, learning_rate=1e-4, part="language")
+    language: Training = Training(steps=300, learning_rate=1e-4, part="language")
     base_mix: BaseMix = field(default_factory=BaseMix)
     language_mix: LanguageMix = field(default_factory=LanguageMix)
 

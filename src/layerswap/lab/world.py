@@ -74,19 +74,19 @@ class WorldSettings:
         biggest: the largest number anyone ever has.
     """
 
-    seed: int = 0
+    seed: int = 1
     languages: tuple[LanguageSettings, ...] = (
         LanguageSettings("basu", "source"),
         LanguageSettings("deli", "covered", NUMBER_LAST),
         LanguageSettings("koma", "covered", VERB_LAST),
         LanguageSettings("tiga", "covered", SUBJECT_FIRST),
         LanguageSettings("rupo", "covered", NUMBER_LAST),
-        LanguageSettings("nela", "scarce", SUBJECT_FIRST, shared=0.4),
-        LanguageSettings("furo", "scarce", SUBJECT_FIRST, shared=0.25),
+        LanguageSettings("nela", "scarce", NUMBER_LAST, shared=0.35),
+        LanguageSettings("furo", "scarce", NUMBER_LAST, shared=0.2),
     )
     nouns: int = 16
     verbs: int = 6
-    common: float = 0.6
+    common: float = 0.5
     rare: float = 0.0
     biggest: int = 18
 
