@@ -236,3 +236,30 @@ def test_another_chat_template_is_only_noted(unlike, tmp_path):
     assert ls.swap(**same).notes == [
         f"the chat templates of task and language differ; the output has that of {same['task']}"
     ]
+
+
+def test_an_expert_without_a_tokenizer_is_noted(unlike, tmp_path):
+    same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
+    (same["language"] / "tokenizer.json").unlink()
+    assert ls.swap(**same).notes == [
+        "language has no tokenizer; its rows are taken to be the same tokens as the others'"
+    ]
+
+
+def as_bert(folder: Path, words: str) -> None:
+    """A tokenizer of another kind of file, which transformers reads as well."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(["<unk>", *words.split()]) + "\n")
+    settings = {"tokenizer_class": "BertTokenizer", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def test_tokenizers_in_unlike_files_are_compared(unlike, tmp_path):
+    task, other = unlike["task"], copied(unlike["task"], tmp_path / "other")
+    as_bert(other, "e d c b a")
+    with pytest.raises(LayerswapError, match=r"tokenizers of task and language differ: \d+ tokens"):
+        ls.swap(task=task, language=other)
+    (other / "vocab.txt").unlink()
+    (other / "tokenizer.model").write_bytes(b"no sentencepiece at all")
+    with pytest.raises(LayerswapError, match=r"tokenizer\.json and tokenizer\.model cannot be"):
+        ls.swap(task=task, language=other)

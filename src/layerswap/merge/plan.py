@@ -27,7 +27,7 @@ from layerswap.merge.outputs import (
     output_tensors,
     pack_shards,
 )
-from layerswap.merge.tokenizer import template_difference
+from layerswap.merge.tokenizer import template_difference, without_tokenizer
 from layerswap.merge.vocabulary import Alignment
 from layerswap.merge.writing import write_plan
 
@@ -121,7 +121,10 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What a careful person would want to know of this merge, a line each."""
-        found = []
+        found = [
+            f"{name} has no tokenizer; its rows are taken to be the same tokens as the others'"
+            for name in without_tokenizer(self.sources)
+        ]
         pair = template_difference(self.sources)
         if pair:
             found.append(

@@ -44,7 +44,7 @@ def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
     seen: tuple[str, Path] | None = None
     for name, checkpoint in checkpoints.items():
         folder = checkpoint.folder
-        if not any((folder / file).is_file() for file in ("tokenizer.json", *RAW_FILES)):
+        if not _files(folder):
             continue
         if seen is None:
             seen = name, folder
@@ -54,6 +54,12 @@ def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
             more = "".join(f"; {text}" for text in _settings_differences(seen[1], folder))
             return f"tokenizers of {seen[0]} and {name} differ: {difference}{more}"
     return None
+
+
+def without_tokenizer(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
+    """The checkpoints that have no tokenizer to compare, where another has one."""
+    without = [name for name, checkpoint in checkpoints.items() if not _files(checkpoint.folder)]
+    return without if len(without) < len(checkpoints) else []
 
 
 def template_difference(checkpoints: Mapping[str, Checkpoint]) -> tuple[str, str] | None:
@@ -100,21 +106,40 @@ def _difference(first: Path, second: Path) -> str | None:
     paths = first / "tokenizer.json", second / "tokenizer.json"
     if all(path.is_file() for path in paths):
         return _json_difference(read_json_object(paths[0]), read_json_object(paths[1]))
-    for file in RAW_FILES:
-        a, b = first / file, second / file
-        if a.is_file() and b.is_file() and a.read_bytes() != b.read_bytes():
+    files = _files(first), _files(second)
+    common = [file for file in files[0] if file in files[1]]
+    if not common:
+        return _loaded_difference(first, second)
+    for file in common:
+        if (first / file).read_bytes() != (second / file).read_bytes():
             return f"{file} is not the same"
     return None
+
+
+def _files(folder: Path) -> list[str]:
+    return [file for file in ("tokenizer.json", *RAW_FILES) if (folder / file).is_file()]
+
+
+def _loaded_difference(first: Path, second: Path) -> str | None:
+    """Of tokenizers in files of unlike kinds, as transformers reads them."""
+    from transformers import AutoTokenizer
+
+    found: list[dict[str, int]] = []
+    for folder in (first, second):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            found.append(tokenizer.get_vocab())
+        except Exception as error:  # whatever keeps it from being read keeps it from comparison
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            files = " and ".join(_files(one)[0] for one in (first, second))
+            return f"{files} cannot be compared: {_files(folder)[0]} cannot be read ({reason})"
+    return None if found[0] == found[1] else _tokens_differ(*found)
 
 
 def _json_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
     a, b = _vocabulary(first), _vocabulary(second)
     if a != b:
-        changed = sorted(token for token in a.keys() | b.keys() if a.get(token) != b.get(token))
-        examples = ", ".join(
-            f"{token!r} is {_id(a.get(token))} and {_id(b.get(token))}" for token in changed[:3]
-        )
-        return f"{len(changed)} tokens of {len(a)} and {len(b)} ({examples})"
+        return _tokens_differ(a, b)
     if all(first.get(component) == second.get(component) for component in COMPONENTS):
         return None
     first, second = _canonical(first), _canonical(second)
@@ -122,6 +147,14 @@ def _json_difference(first: dict[str, Any], second: dict[str, Any]) -> str | Non
         if first.get(component) != second.get(component):
             return f"the {component.replace('_', '-')} is not the same"
     return None
+
+
+def _tokens_differ(a: dict[str, int], b: dict[str, int]) -> str:
+    changed = sorted(token for token in a.keys() | b.keys() if a.get(token) != b.get(token))
+    examples = ", ".join(
+        f"{token!r} is {_id(a.get(token))} and {_id(b.get(token))}" for token in changed[:3]
+    )
+    return f"{len(changed)} tokens of {len(a)} and {len(b)} ({examples})"
 
 
 def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
