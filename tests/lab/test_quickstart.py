@@ -11,6 +11,8 @@ from layerswap.cli.progress import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.scoring import correct, questions
+from layerswap.study.journal import Journal
+from layerswap.study.steps import Graph, Step
 
 MODELS = ("base", "task_expert", "language_expert", "soup", "ties", "swap_default", "swap_best")
 MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension_source")
@@ -95,6 +97,16 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         with pytest.raises(LayerswapError):
             quickstart.run(tmp_path, overwrite=overwrite, say=print, progress=step_progress)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_another_study_is_left_alone(tmp_path):
+    graph = Graph([Step("train/task", "train", {})])
+    Journal(tmp_path, graph).open()
+    before = (tmp_path / "study.json").read_bytes()
+    for overwrite in (False, True):
+        with pytest.raises(LayerswapError, match="holds another study; choose another output"):
+            quickstart.run(tmp_path, overwrite=overwrite, say=print, progress=step_progress)
+    assert (tmp_path / "study.json").read_bytes() == before
 
 
 def test_unknown_language(tmp_path):

@@ -1,5 +1,8 @@
 """The lab's study: planned from files that it writes itself."""
 
+import pytest
+
+from layerswap.errors import StudyError
 from layerswap.lab.study_files import write_study
 from layerswap.study.journal import Journal
 from layerswap.study.planning import plan_study
@@ -24,3 +27,20 @@ def test_the_labs_study_runs_from_its_own_files(tmp_path):
         "swap, chosen on development",
     ):
         assert tables.count(f"| {treatment} |") == 4  # each language, both, and the ranks
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    mine = tmp_path / "inputs" / "study.yaml"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(StudyError, match="is no folder of `lab study`; choose another output"):
+        write_study(tmp_path, runs=1, n=8, steps=2)
+    assert mine.read_text() == "mine"
+    assert sorted(tmp_path.rglob("*")) == [mine.parent, mine]
+
+
+def test_another_number_of_questions_is_asked_when_it_is_asked_for(tmp_path):
+    asked = tmp_path / "inputs" / "tasks" / "lab_problem_nela.jsonl"
+    for n, lines in ((8, 10), (16, 20)):
+        write_study(tmp_path, runs=1, n=n, steps=2)
+        assert len(asked.read_text().splitlines()) == lines

@@ -18,7 +18,7 @@ from layerswap.checkpoint import refuse_target
 from layerswap.checkpoint.commit import write_json
 from layerswap.compose import Zones, default_zones
 from layerswap.delta.atlas import Atlas, measure_delta
-from layerswap.errors import RecipeError
+from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.build import RECORD as LAB_RECORD
@@ -36,7 +36,7 @@ from layerswap.lab.scoring import MEASURES, Measure, correct, load, questions, s
 from layerswap.lab.skills import Split
 from layerswap.merge import Plan, swap
 from layerswap.merge.documents import fingerprint
-from layerswap.study.journal import INDEX, RECORD, Journal
+from layerswap.study.journal import INDEX, RECORD, Journal, read_journal
 from layerswap.study.running import Context, Work, run_graph
 from layerswap.study.steps import Graph, Step
 
@@ -81,9 +81,9 @@ def run(
     target = Path(out).expanduser().absolute()
     lab = shipped()
     graph = quickstart_graph(lab, pick_language(lab, language))
-    if overwrite and target.is_dir() and any(target.iterdir()):
-        refuse_target(target, marker=INDEX, overwrite=True)
-        shutil.rmtree(target)
+    _refuse_other(target, graph)
+    if overwrite:
+        shutil.rmtree(target, ignore_errors=True)
     run_graph(graph, target, works(progress)).check()
     journal = Journal(target, graph)
     folders = {step.name: journal.folder(step.name) for step in graph}
@@ -116,6 +116,17 @@ def quickstart_graph(lab: Lab, language: str) -> Graph:
         Step("change", "change", told, (), inputs),
         Step("report", "report", told, ("grid", "merge", "judge", "change"), inputs),
     ])  # fmt: skip
+
+
+def _refuse_other(target: Path, graph: Graph) -> None:
+    """Refuse a folder that holds anything but a quickstart, another study above all."""
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    refuse_target(target, marker=INDEX, overwrite=True)
+    if (target / INDEX).is_file():
+        kinds = {step.kind for step in read_journal(target).graph}
+        if kinds != {step.kind for step in graph}:
+            raise StudyError(f"{target}: holds another study; choose another output")
 
 
 def works(progress: Bar) -> Mapping[str, Work]:

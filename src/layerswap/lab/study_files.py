@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint.commit import write_json
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.skills import Example
@@ -17,7 +18,7 @@ from layerswap.lab.tasks import MARKER, export_tasks
 from layerswap.lab.tokenizer import MAX_LENGTH
 from layerswap.lab.training import OUTSIDE, PARTITION, Training, Trainings
 
-INPUTS, STUDY = "inputs", "study.yaml"
+INPUTS, STUDY, OURS = "inputs", "study.yaml", "lab_study.json"
 HELD_OUT = 256
 MORE = 3
 """Times as many rows as a training takes, so that each seed draws others of them."""
@@ -46,7 +47,7 @@ def write_study(
         The study's YAML; `layerswap study run` takes it too.
 
     Raises:
-        StudyError: the folder cannot be written.
+        StudyError: the folder holds something else, or cannot be written.
     """
     lab, trainings = shipped(), Trainings()
     if steps is not None:
@@ -56,10 +57,8 @@ def write_study(
             language=replace(trainings.language, steps=steps),
         )
     folder = out / INPUTS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StudyError(f"{out}: cannot be written ({error.strerror})") from None
+    questions = round(n / (1 - DEVELOPMENT))
+    asked_before = _claim(out)
     streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}
     for name in lab.languages:
         stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)
@@ -67,12 +66,28 @@ def write_study(
     for name, (stream, training) in streams.items():
         _write(folder / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch)
         _write(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
-    if not (folder / "tasks" / MARKER).is_file():
-        export_tasks(folder / "tasks", n=round(n / (1 - DEVELOPMENT)))
+    if asked_before != questions or not (folder / "tasks" / MARKER).is_file():
+        export_tasks(folder / "tasks", n=questions, overwrite=True)
+    write_json(folder / OURS, {"questions": questions})
     study = _study(lab, trainings, runs)
     path = folder / STUDY
     path.write_text(json.dumps(study, indent=2) + "\n", "utf-8")  # JSON is YAML too
     return path
+
+
+def _claim(out: Path) -> int | None:
+    """Take the folder, unless it holds something else; the questions that an earlier run wrote."""
+    ours = out / INPUTS / OURS
+    try:
+        if out.is_dir() and any(out.iterdir()) and not ours.is_file():
+            raise StudyError(f"{out}: is no folder of `lab study`; choose another output")
+        ours.parent.mkdir(parents=True, exist_ok=True)
+        if not ours.is_file():
+            write_json(ours, {"questions": None})
+        found: int | None = json.loads(ours.read_text("utf-8"))["questions"]
+    except OSError as error:
+        raise StudyError(f"{out}: cannot be written ({error.strerror})") from None
+    return found
 
 
 def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
