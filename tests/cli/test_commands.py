@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -249,3 +250,37 @@ def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch
     monkeypatch.setattr("layerswap.merge.make_plan", broken)
     with pytest.raises(ZeroDivisionError):
         layerswap("plan", *pair(experts))
+
+
+def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+
+    def find_spec(name, *more):
+        return None if name in {"py3langid", "lm_eval"} else found(name, *more)
+
+    monkeypatch.setattr("layerswap.checkpoint.versions.find_spec", find_spec)
+    out = ("--out", tmp_path / "out")
+    for command, package, extra in (
+        (("data", "swahili", *out), "py3langid", "train"),
+        (("lab", "study", *out), "py3langid", "train"),
+        (("lab", "ask", "full", *out), "py3langid", "train"),
+        (("study", "run", "unreasonable", *out), "py3langid", "train"),
+        (("eval", tmp_path, "--suite", "mgsm", "--language", "sw", *out), "lm_eval", "eval"),
+    ):
+        result = layerswap(*command)
+        assert result.code == 2
+        assert result.err.count("\n") == 1
+        assert f" needs {package}; install layerswap with its extra `{extra}`" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_option_is_one_line(layerswap, tmp_path):
+    result = layerswap("freeze-or-revert", tmp_path / "e.yaml", "--out", tmp_path / "out")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+
+
+def test_public_without_push(layerswap, experts, tmp_path):
+    result = layerswap("merge", *pair(experts), "--public", "--out", tmp_path / "merged")
+    assert result.code == 2
+    assert "--public says who sees what --push uploads" in result.err

@@ -126,3 +126,10 @@ def test_suggest_says_what_is_missing(layerswap, experts, measured):
     )
     wrong = layerswap("suggest", "--atlas", folder, "--task", "maths", "--language", "language")
     assert wrong.err == "error: no expert 'maths' in the atlas; it has task, language\n"
+
+
+def test_delta_does_not_write_into_a_checkpoint(layerswap, experts):
+    out = f"{experts.base}/atlas"
+    result = layerswap("delta", *both(experts), "--out", out)
+    assert result.code == 2
+    assert result.err == f"error: {out}: would write into the checkpoint of the base\n"

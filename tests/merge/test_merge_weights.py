@@ -332,3 +332,24 @@ def test_with_composition_refuses_what_does_not_fit(experts):
     other = ls.partition("C", 4, task="task", language="swahili")
     with pytest.raises(RecipeError, match="the plan has no expert 'swahili'"):
         plan.with_composition(other)
+
+
+def test_a_head_that_nothing_gives_is_refused(tmp_path):
+    pair = [
+        save_expert(tmp_path / name, tiny_llama(tie_word_embeddings=True), seed)
+        for seed, name in enumerate(("task", "language"))
+    ]
+    change_config(pair[0], tie_word_embeddings=False)
+    with pytest.raises(MergeError, match=r"task has no head, but its config does not tie it"):
+        ls.swap(task=pair[0], language=pair[1])
+
+
+def test_a_vocabulary_size_that_no_embedding_has_is_refused(pair):
+    change_config(pair[0], vocab_size=9)
+    with pytest.raises(MergeError, match=r"task: its config has vocab_size 9, but 'model\.embed"):
+        ls.swap(task=pair[0], language=pair[1])
+
+
+def test_a_grid_of_which_nothing_fits_is_refused(experts):
+    with pytest.raises(LayerswapError, match="no combination of these zone sizes fits 4 layers"):
+        ls.swap(**experts).grid(bottom=[9], top=[0])

@@ -75,6 +75,9 @@ def test_texts_are_packed_and_the_seed_orders_the_data(tmp_path):
         ({"effective_batch": 8, "hyperparameters": {"gradient_accumulation_steps": 2}}, 1,
          "say the same thing"),
         ({"hyperparameters": {"learning_rate": True}}, 1, "True is not a number"),
+        ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: -1 is not above 0"),
+        ({"hyperparameters": {"max_steps": -3}}, 1, "max_steps: -3 is not at least 1, nor -1"),
+        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: 3 is neither true nor false"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, spec, processes, said):

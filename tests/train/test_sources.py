@@ -207,3 +207,11 @@ def test_the_hub_is_asked_for_just_what_the_origin_says(tmp_path, monkeypatch):
     ]  # fmt: skip
     with pytest.raises(DataError, match=r"files: owner/name has no file like 'fr/\*'"):
         open_rows(Origin(id="owner/name", files=["fr/*"]), folder=tmp_path)
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.csv", "empty.txt"])
+def test_an_empty_file_has_no_rows(tmp_path, name, limit):
+    (tmp_path / name).write_text("")
+    with pytest.raises(DataError):
+        rows_of(tmp_path, path=name, limit=limit)

@@ -1,8 +1,40 @@
-"""Which versions of libraries made something."""
+"""Which versions of libraries made something, and whether they are there at all."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Literal
+
+from layerswap.errors import LayerswapError
+
+Extra = Literal["train", "eval", "ray"]
+EXTRAS: dict[Extra, tuple[str, ...]] = {
+    "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
+    "eval": (
+        "babel", "langcodes", "lm_eval", "optuna", "sacrebleu", "scikit_posthocs", "scipy",
+        "statsmodels",
+    ),
+    "ray": ("ray",),
+}  # fmt: skip
+"""What each extra installs, by the names that are imported."""
+
+
+def need_extra(extra: Extra, what: str) -> None:
+    """Check before any work that an extra is installed.
+
+    Args:
+        extra: its name.
+        what: that needs it, for the message.
+
+    Raises:
+        LayerswapError: naming the packages that are missing.
+    """
+    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
+    if missing:
+        raise LayerswapError(
+            f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`"
+        )
 
 
 def versions(*packages: str) -> dict[str, str]:

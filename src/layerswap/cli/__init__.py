@@ -95,7 +95,8 @@ def main() -> None:
         if describe is None:
             raise
         # Without arguments the help has been shown, and nothing is left to say.
-        _fail(f"{text}; see layerswap --help" if (text := describe().rstrip(".")) else "")
+        text = " ".join(describe().split()).rstrip(".")
+        _fail(f"{text}; see layerswap --help" if text else "")
 
 
 def _fail(message: str) -> None:

@@ -35,12 +35,14 @@ def delta(
     from layerswap.cli.progress import byte_progress
     from layerswap.delta.atlas import measure, open_subjects
     from layerswap.errors import RecipeError
+    from layerswap.merge.guard import check_apart
     from layerswap.report.atlas_files import refuse_atlas, write_atlas
 
     if axis not in ("input", "output"):
         raise RecipeError(f"--axis: {axis!r} is neither input nor output")
     refuse_atlas(out, overwrite=overwrite)
     subjects = open_subjects(base, *expert)
+    check_apart(out, {"the base": subjects.base, **subjects.experts})
     with byte_progress("reading", subjects.nbytes) as progress:
         atlas = measure(
             subjects,

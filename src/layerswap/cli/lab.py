@@ -113,11 +113,14 @@ def study(
 
     Example: layerswap lab study --out lab-study
     """
+    from layerswap.checkpoint.versions import need_extra
     from layerswap.cli.study import run_file
     from layerswap.lab.study_files import write_study
     from layerswap.study.planning import plan_study
     from layerswap.study.spec import read_study
 
+    for extra in ("train", "eval"):
+        need_extra(extra, "a study")
     path = write_study(out, runs=runs, n=n, steps=steps)
     run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=None)
 
@@ -136,11 +139,13 @@ def ask(
 
     Example: layerswap lab ask divergence rounds --out questions
     """
+    from layerswap.checkpoint.versions import need_extra
     from layerswap.lab.answering import ANSWER
     from layerswap.lab.questions import find, plan, works
     from layerswap.study.journal import Journal
     from layerswap.study.running import run_graph
 
+    need_extra("train", "training")
     graph = plan(find(question), seeds=seeds, n=n)
     run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True)).check()
     for name in question:

@@ -52,6 +52,7 @@ def merge(
 
     from layerswap.checkpoint import refuse_target
     from layerswap.cli.progress import byte_progress
+    from layerswap.errors import RecipeError
     from layerswap.merge import make_plan
     from layerswap.merge.documents import RECORD
     from layerswap.merge.push import check_hub_id, push_folder
@@ -64,6 +65,8 @@ def merge(
     }  # fmt: skip
     if push is not None:
         check_hub_id(push)
+    elif public:
+        raise RecipeError("--public says who sees what --push uploads; give --push as well")
     checked = options.build_recipe(recipe, flags)
     # Before the sources are opened: opening may download them.
     refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)

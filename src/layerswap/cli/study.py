@@ -51,6 +51,7 @@ def run(
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     """Run a planned study and show how it ended."""
+    from layerswap.checkpoint.versions import need_extra
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study.journal import Journal
@@ -59,6 +60,8 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.study.telling import write_study_report
     from layerswap.study.works import works
 
+    for extra in ("train", "eval"):
+        need_extra(extra, "a study")
     executor = None
     if on is not None:
         from layerswap.study.on_ray import OnRay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,9 @@ def run_sweep(
     zones = list(zone_grid(layers, **spec.grid.model_dump()))
     if not zones:
         raise EvaluationError(f"no zones of the grid fit into {layers} layers")
+    asked = math.prod(len(set(sizes)) for sizes in spec.grid.model_dump().values())
+    if asked > len(zones):
+        say(f"{len(zones)} of the grid's {asked} zones fit into {layers} layers")
     others = contenders(start)
     plans = [swapped(start, one) for one in zones] + list(others.values())
     sweep = Sweep(plans, device=spec.device, dtype=spec.dtype)

@@ -13,12 +13,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
-from layerswap.checkpoint.versions import versions
+from layerswap.checkpoint.versions import need_extra, versions
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.scoring import load, score_model
@@ -77,11 +76,10 @@ def build(
         (nats per completion token), seconds, and development scores after rounding to float16.
 
     Raises:
-        RecipeError: `out` holds a lab of another seed or of other settings, or the extra `train` is
-            not installed.
+        LayerswapError: `out` holds a lab of another seed or of other settings, or the extra
+            `train` is not installed.
     """
-    if find_spec("trl") is None:
-        raise RecipeError("training needs trl; install layerswap with its extra `train`")
+    need_extra("train", "training")
     world = make_world(settings)
     trainings = trainings or Trainings()
     record = _open_record(out, world, trainings, seed, runs)

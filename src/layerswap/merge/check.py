@@ -46,6 +46,8 @@ def check_together(
         MergeError: the first difference, naming both checkpoints.
     """
     names = list(checkpoints)
+    for name, checkpoint in checkpoints.items():
+        _check_itself(name, checkpoint)
     drop = _tied_heads(checkpoints)
     for other in names[1:]:
         pair = (names[0], checkpoints[names[0]]), (other, checkpoints[other])
@@ -67,6 +69,28 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
             f"the head cannot take {head} and the embedding {embedding}: they are one tensor "
             "here (tied); give both the same"
         )
+
+
+def _check_itself(name: str, checkpoint: Checkpoint) -> None:
+    """Refuse weights and a configuration that do not go together: nothing could load the output."""
+    text, places = text_config(checkpoint.config), checkpoint.places
+    tied = checkpoint.config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    writes = any("CausalLM" in str(c) for c in checkpoint.config.get("architectures") or ())
+    headless = checkpoint.tensors and not any(p.role == "head" for p in places.values())
+    if writes and headless and tied is False:
+        raise MergeError(
+            f"{name} has no head, but its config does not tie it to the embedding "
+            "(tie_word_embeddings is false): the output's head would be random"
+        )
+    rows = {
+        tensor: info.shape[0]
+        for tensor, info in checkpoint.tensors.items()
+        if places[tensor].role == "embedding" and len(info.shape) == 2
+    }
+    size = text.get("vocab_size")
+    if rows and isinstance(size, int) and size not in rows.values():
+        tensor, found = next(iter(rows.items()))
+        raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {found} rows")
 
 
 def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]) -> None:

@@ -40,7 +40,7 @@ def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
     Raises:
         MergeError: naming the source.
     """
-    real = target.resolve()
+    real = target.expanduser().resolve()
     for name, checkpoint in sources.items():
         # A file may be a link out of its folder: replacing what it points to would lose it too.
         files = {file.resolve().parent for file in (*checkpoint.files, *_files(checkpoint))}

@@ -186,7 +186,7 @@ class Plan:
         """One plan for every combination of zone sizes that fits.
 
         Raises:
-            RecipeError: the recipe is not a swap.
+            RecipeError: the recipe is not a swap, or no combination fits.
         """
         if self.recipe.swap is None:
             raise RecipeError("only a swap has zones to make a grid of")
@@ -203,6 +203,9 @@ class Plan:
             recipe = self.recipe.model_copy(update={"swap": method})
             composition = recipe.resolve(self.composition.layers, self.magnitude)
             plans.append(replace(self, recipe=recipe, composition=composition))
+        if not plans:
+            layers = self.composition.layers
+            raise RecipeError(f"no combination of these zone sizes fits {layers} layers")
         return plans
 
     def save(

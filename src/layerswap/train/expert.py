@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
-from layerswap.checkpoint.versions import versions
+from layerswap.checkpoint.versions import need_extra, versions
 from layerswap.compose.composition import all_places
-from layerswap.errors import LayerswapError, TrainingError
+from layerswap.errors import TrainingError
 from layerswap.merge.documents import fingerprint
+from layerswap.merge.guard import check_apart
 from layerswap.train.distributed import check_distributed
 from layerswap.train.finish import LIBRARIES, TRAINING, read_training, write_training
 from layerswap.train.hyperparameters import sft_config
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 CHECKPOINTS = "checkpoints"
-EXTRA = ("trl", "accelerate", "datasets", "peft")
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,14 @@ def plan_expert(spec: ExpertSpec, out: Path, *, folder: Path | None = None) -> J
     Raises:
         LayerswapError: as `train_expert`.
     """
-    _check_installed()
+    need_extra("train", "training")
     check_distributed(spec)
     folder = folder or Path()
     source = spec.base
     if not source.startswith(("/", "~")) and (folder / source).is_dir():
         source = str(folder / source)
     base = open_checkpoint(source)
+    check_apart(out, {"the base": base})
     parts = trained_parts(spec, base.layers, folder)
     rates = rates_by_place(spec.rates, base.layers)
     sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
@@ -223,8 +224,11 @@ def _open_folder(job: Job, *, resume: bool, overwrite: bool) -> bool:
             )
         return not record["finished"]
     if job.out.is_dir() and (job.out / TRAINING).is_file() and not overwrite:
-        done = "finished" if read_training(job.out)["finished"] else "unfinished; pass --resume"
-        raise TrainingError(f"{job.out}: holds a training ({done}); or pass --overwrite")
+        if read_training(job.out)["finished"]:
+            state = "a finished training; choose another output or pass --overwrite"
+        else:
+            state = "an unfinished training; pass --resume to go on with it, or --overwrite"
+        raise TrainingError(f"{job.out}: holds {state}")
     try:
         job.out.parent.mkdir(parents=True, exist_ok=True)
         refuse_target(job.out, marker=TRAINING, overwrite=overwrite)
@@ -234,13 +238,3 @@ def _open_folder(job: Job, *, resume: bool, overwrite: bool) -> bool:
     except OSError as error:
         raise TrainingError(f"{job.out}: cannot be written ({error.strerror})") from None
     return True
-
-
-def _check_installed() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in EXTRA if find_spec(name) is None]
-    if missing:
-        raise LayerswapError(
-            f"training needs {', '.join(missing)}; install layerswap with its extra `train`"
-        )

@@ -28,6 +28,8 @@ OURS = {
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
           "gradient_accumulation_steps", "max_length")  # fmt: skip
+POSITIVE = ("learning_rate", "num_train_epochs")
+SWITCHES = ("<class 'bool'>", "bool", "bool | None")
 SCHEDULE = "lr_scheduler_kwargs"
 
 
@@ -88,6 +90,12 @@ def _value(name: str, value: Any, known: Mapping[str, Any]) -> Any:
         raise TrainingError(f"hyperparameters.{name}: {value!r} is not a number")
     if name in COUNTS and value is not None and value < 1:
         raise TrainingError(f"hyperparameters.{name}: {value!r} is not at least 1")
+    if name in POSITIVE and not value > 0:
+        raise TrainingError(f"hyperparameters.{name}: {value!r} is not above 0")
+    if name == "max_steps" and value < 1 and value != -1:
+        raise TrainingError(f"hyperparameters.{name}: {value!r} is not at least 1, nor -1 for all")
+    if str(known[name].type) in SWITCHES and not isinstance(value, bool | None):
+        raise TrainingError(f"hyperparameters.{name}: {value!r} is neither true nor false")
     return value
 
 

@@ -198,7 +198,11 @@ def _load(
             rows = Dataset.from_list(list(stream.take(wanted)))
     except (ValueError, KeyError) as error:
         raise DataError(f"cannot be read ({_short(error)})") from None
+    except StopIteration:
+        raise DataError("has no rows") from None
     except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):
+            raise DataError("has no rows") from None
         if "scripts are no longer supported" not in str(error):
             raise
         raise DataError(
