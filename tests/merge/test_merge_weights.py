@@ -23,7 +23,7 @@ from merging import (
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import MergeError, RecipeError
+from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.engine import compute_tensor
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -352,4 +352,4 @@ def test_a_vocabulary_size_that_no_embedding_has_is_refused(pair):
 
 def test_a_grid_of_which_nothing_fits_is_refused(experts):
     with pytest.raises(LayerswapError, match="no combination of these zone sizes fits 4 layers"):
-        ls.swap(**experts).grid(bottom=[9], top=[0])
+        ls.swap(task=experts["task"], language=experts["language"]).grid(bottom=[9], top=[0])
