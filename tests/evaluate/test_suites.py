@@ -96,6 +96,17 @@ def test_exemplars_can_be_the_published_python_file(tmp_path):
     assert rows["test"] == [{"question": "Swali gani?", "answer": None, "answer_number": "1000"}]
 
 
+def test_mgsm_without_shots_needs_no_exemplars(tasks, tmp_path):
+    (tmp_path / "mgsm_sw.tsv").write_text("Swali gani?\t1,000\n")
+    (asked,) = write_suite("mgsm", ["sw"], tasks, data=DataFolder(tmp_path), shots=0)
+    (task,) = loaded([asked.name], tasks).values()
+    task.set_config(key="num_fewshot", value=0)
+    task.build_all_requests(rank=0, world_size=1)
+    assert task.instances[0].args[0].endswith("Swali gani?\nJibu la Hatua kwa Hatua:")
+    with pytest.raises(EvaluationError, match=r"has no exemplars\.py \(or exemplars\.json\)"):
+        write_suite("mgsm", ["sw"], tasks, data=DataFolder(tmp_path), shots=2)
+
+
 def test_flores_goes_both_ways_and_reads_csv_quotes(tasks):
     asked = write_suite("flores", ["bn"], tasks, data=DataFolder(DATA))
     assert [one.name for one in asked] == [

@@ -91,6 +91,14 @@ def test_what_is_done_is_only_shown_again_and_what_is_missing_is_done(finished, 
     assert grid.stat().st_mtime_ns == tried
 
 
+def test_another_language_does_not_replace_the_first(finished):
+    folder, outcome, _ = finished
+    before = (folder / "results.json").read_bytes()
+    with pytest.raises(LayerswapError, match=f"holds a quickstart in {outcome.language}; choose"):
+        quickstart.run(folder, language="furo", say=print, progress=step_progress)
+    assert (folder / "results.json").read_bytes() == before
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):

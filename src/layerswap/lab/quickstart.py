@@ -81,7 +81,7 @@ def run(
     target = Path(out).expanduser().absolute()
     lab = shipped()
     graph = quickstart_graph(lab, pick_language(lab, language))
-    _refuse_other(target, graph)
+    _refuse_other(target, graph, overwrite=overwrite)
     if overwrite:
         shutil.rmtree(target, ignore_errors=True)
     run_graph(graph, target, works(progress)).check()
@@ -118,15 +118,21 @@ def quickstart_graph(lab: Lab, language: str) -> Graph:
     ])  # fmt: skip
 
 
-def _refuse_other(target: Path, graph: Graph) -> None:
+def _refuse_other(target: Path, graph: Graph, *, overwrite: bool) -> None:
     """Refuse a folder that holds anything but a quickstart, another study above all."""
     if target.is_dir() and not any(target.iterdir()):
         return
     refuse_target(target, marker=INDEX, overwrite=True)
     if (target / INDEX).is_file():
-        kinds = {step.kind for step in read_journal(target).graph}
-        if kinds != {step.kind for step in graph}:
+        there = read_journal(target).graph
+        if {step.kind for step in there} != {step.kind for step in graph}:
             raise StudyError(f"{target}: holds another study; choose another output")
+        language = there["grid"].settings["language"]
+        if language != graph["grid"].settings["language"] and not overwrite:
+            raise StudyError(
+                f"{target}: holds a quickstart in {language}; choose another output or pass "
+                "--overwrite"
+            )
 
 
 def works(progress: Bar) -> Mapping[str, Work]:

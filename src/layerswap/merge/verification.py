@@ -166,6 +166,8 @@ def _compare(
 
 def _check_hashes(recorded: Recorded, report: Verification, settings: _Settings) -> None:
     """Compare files with their recorded SHA-256."""
+    if not recorded.hashes:
+        return
     files = {report.folder / name: digest for name, digest in sorted(recorded.hashes.items())}
     there = {file: digest for file, digest in files.items() if file.is_file()}
     total = sum(file.stat().st_size for file in there)

@@ -41,7 +41,7 @@ def write_mgsm(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> st
     """
     if not 0 <= shots <= EXEMPLARS:
         raise EvaluationError(f"MGSM has {EXEMPLARS} exemplars, not {shots}")
-    splits = read_mgsm(code, data)
+    splits = read_mgsm(code, data, shots=shots)
     name = f"mgsm_{code}_{shots}shot"
     tasks.module(
         f"numbers_{code}",
@@ -57,8 +57,8 @@ def write_mgsm(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> st
             "include": builtin(f"mgsm/native_cot/mgsm_native_cot_{code}.yaml"),
             "tag": None,
             **tasks.rows(name, splits),
-            "training_split": "train",
-            "fewshot_split": "train",
+            "training_split": "train" if "train" in splits else None,
+            "fewshot_split": "train" if "train" in splits else None,
             "test_split": "test",
             "num_fewshot": shots,
             "fewshot_config": {"sampler": "first_n"},
@@ -72,15 +72,18 @@ def write_mgsm(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> st
     )  # fmt: skip
 
 
-def read_mgsm(code: str, data: DataFolder) -> dict[str, list[dict[str, Any]]]:
+def read_mgsm(
+    code: str, data: DataFolder, *, shots: int = EXEMPLARS
+) -> dict[str, list[dict[str, Any]]]:
     """Exemplars (`train`) and problems (`test`) with the columns that lm-eval's prompts read.
 
     `question`, `answer` (the worked answer, None for a problem) and `answer_number`, a text
-    without separators.
+    without separators. Without shots, local problems need no exemplars beside them, and give none.
     """
     problems = data.find(f"mgsm_{code}.tsv")
     if problems is not None:
-        return {"train": _exemplars(code, data, problems), "test": _problems(problems, code)}
+        shown = {"train": _exemplars(code, data, problems)} if shots else {}
+        return {**shown, "test": _problems(problems, code)}
     wanted = WANTED.format(code=code)
     return {
         split: [
@@ -105,7 +108,7 @@ def _problems(path: Path, code: str) -> list[dict[str, Any]]:
 def _exemplars(code: str, data: DataFolder, problems: Path) -> list[dict[str, Any]]:
     path = data.find("exemplars.json", "exemplars.py")
     if path is None:
-        raise EvaluationError(f"{problems.parent}: has no {WANTED.format(code=code)}")
+        raise EvaluationError(f"{problems.parent}: has no exemplars.py (or exemplars.json)")
     table = _read_exemplars(path)
     if code not in table:
         raise EvaluationError(f"{path}: has no exemplars for {code}")
