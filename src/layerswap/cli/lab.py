@@ -128,7 +128,8 @@ def study(
 @app.command()
 def ask(
     question: Annotated[
-        list[str], typer.Argument(help="divergence, full, knowledge, distance, size, rounds.")
+        list[str],
+        typer.Argument(help="shipped, divergence, full, knowledge, distance, size, rounds, tasks."),
     ],
     *,
     out: Annotated[Path, typer.Option(help="A folder; what is done in it is not done again.")],

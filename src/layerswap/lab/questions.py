@@ -93,8 +93,8 @@ def questions() -> dict[str, Question]:
         ),
         "distance": Question(
             "How far may the language be from the source?",
-            (plain, _distant("a tenth of the words shared", 0.1),
-             _distant("a quarter shared, verb last", 0.25, verb_last=True)),
+            (plain, _distant("a twentieth of the words shared", 0.05),
+             _distant("a fifth shared, verb last", 0.2, verb_last=True)),
         ),
         "size": Question(
             "Depth and width",
