@@ -95,7 +95,7 @@ def test_another_language_does_not_replace_the_first(finished):
     folder, outcome, _ = finished
     before = (folder / "results.json").read_bytes()
     with pytest.raises(LayerswapError, match=f"holds a quickstart in {outcome.language}; choose"):
-        quickstart.run(folder, language="furo", say=print, progress=step_progress)
+        quickstart.run(folder, language="nela", say=print, progress=step_progress)
     assert (folder / "results.json").read_bytes() == before
 
 

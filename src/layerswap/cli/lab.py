@@ -39,7 +39,7 @@ def score(
         list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
     ],
     language: Annotated[
-        str | None, typer.Option(help="Target language; the nearest if not given.")
+        str | None, typer.Option(help="Target language; the farthest if not given.")
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="Questions per measure.")] = 1000,
     split: Annotated[Split, typer.Option(help="Which questions.")] = Split.test,

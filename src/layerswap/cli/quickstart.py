@@ -13,7 +13,7 @@ def quickstart(
         Path, typer.Option(help="The folder; what is done in it is not done again.")
     ] = Path("layerswap-quickstart"),
     language: Annotated[
-        str | None, typer.Option(help="Target language of the lab; the nearest if not given.")
+        str | None, typer.Option(help="Target language of the lab; the farthest if not given.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew in the folder of an earlier one.")

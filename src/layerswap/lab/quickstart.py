@@ -67,7 +67,7 @@ def run(
     Args:
         out: the study's folder; `results.json`, `report.html` and `merged/` are put into it. What
             is done in it is not done again.
-        language: a scarce language of the lab; the nearest to the source when None.
+        language: a scarce language of the lab; the farthest from the source when None.
         overwrite: begin anew in the folder of an earlier run.
         say: prints a line for the user.
         progress: opens a progress bar.
@@ -231,7 +231,7 @@ def pick_language(lab: Lab, language: str | None) -> str:
         RecipeError: the lab has no such language.
     """
     if language is None:
-        return lab.languages[0]
+        return lab.languages[-1]
     if language not in lab.languages:
         raise RecipeError(
             f"no target language {language!r} in the lab; it has {', '.join(lab.languages)}"
