@@ -1,9 +1,8 @@
 """The figures of docs/lab.md: maps of the lab's experts beside the papers', and the sweeps.
 
-    python -m bench.lab_figures --published delta_heatmaps.json --out docs/images
+    python -m bench.lab_figures --out docs/images
 
-`--published` holds the values printed in the first paper's appendix, figures 4 and 6: per expert,
-`columns` and `layers`, from layer number to one share of changed rows a column.
+The values printed in the first paper's appendix, figures 4 and 6, are those of the tests.
 
 The lab's experts are trained here, in full and in their own part, from the shipped base with one
 fresh seed; about five minutes on two cores.
@@ -29,6 +28,7 @@ from layerswap.merge import swap
 from layerswap.report import heat_map_svg
 from layerswap.report.delta_map import Map, map_figure, map_of, save_figure
 
+PUBLISHED = Path(__file__).parent.parent / "tests" / "data" / "published_maps.json"
 SEED = 9000
 SHARE = 0.15
 """Of the rows shown as changed; the paper's maps show 13% and 15%."""
@@ -38,11 +38,10 @@ PAPER = {"math_1": "math expert #1", "swh_1": "Swahili expert #1"}
 def main() -> None:
     """Write every figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--published", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    published = json.loads(arguments.published.read_text("utf-8"))
+    published = json.loads(PUBLISHED.read_text("utf-8"))
     maps = [_published(PAPER[name], published[name]) for name in PAPER]
     caption = "Llama 3.1 8B, as printed in Bandarkar et al. (2025), figures 4 and 6"
     _save(map_figure(maps, caption=caption), arguments.out / "maps-paper")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from layerswap.compose import Zones, read_recipe
-from layerswap.delta import suggest_from
+from layerswap.delta import measure_delta, suggest, suggest_from
 from layerswap.delta.proposal import score, write_proposal
 from layerswap.errors import LayerswapError
+from layerswap.lab.assets import shipped
 
 PUBLISHED = json.loads((Path(__file__).parent.parent / "data" / "published_maps.json").read_text())
 
@@ -112,6 +113,19 @@ def test_zones_that_are_there_are_found(layers, bottom, top):
     found = suggest_from(*made(layers, bottom, top)).zones
     assert abs(found.bottom - bottom) <= 1
     assert abs(found.top - top) <= 1
+
+
+def test_a_layer_that_the_task_expert_left_alone_is_had_for_nothing():
+    task, language = [0, 0, 1, 1, 1, 1, 1, 0], [0.22, 0.2, 0, 0, 0, 0, 0, 0.58]
+    assert suggest_from(task, language).zones == Zones(0, 1)
+    assert suggest_from(task, language, untouched={0, 1, 7}).zones == Zones(2, 1)
+
+
+def test_the_shipped_experts_parts_are_found():
+    lab = shipped()
+    for language, experts in lab.language_experts.items():
+        pair = {"task": lab.task_experts[0], language: experts[0]}
+        assert suggest(measure_delta(lab.base, pair), "task", language).zones == Zones(2, 1)
 
 
 def test_nothing_is_taken_where_the_task_leads_everywhere():

@@ -9,13 +9,14 @@ score of a composition is what it gains over the task expert alone:
 
 with w_l the language expert's weight in layer l (1, 0, or a half where blended), t_l and g_l the
 task and the language expert's shares, the price half of the mean of g_l - t_l over the layers where
-it is positive, and seam_l the mean of the four shares on both sides of it. See docs/delta.md for
-the argument.
+it is positive, and seam_l the mean of the four shares on both sides of it. A layer that the task
+expert left exactly as it was, as partial training does, costs no price: nothing is lost by taking
+it. See docs/delta.md for the argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Evidence:
         overlap: share of the task expert's most changed rows that are also the language
             expert's; None without the rows.
         cosine: cosine between the two deltas; None without the checkpoints.
+        untouched: whether the task expert left the layer exactly as it is in the base.
     """
 
     layer: int
@@ -47,6 +49,7 @@ class Evidence:
     language: float
     overlap: float | None = None
     cosine: float | None = None
+    untouched: bool = False
 
     @property
     def excess(self) -> float:
@@ -108,6 +111,7 @@ def suggest(
         fractions[language],
         overlaps=_overlaps(atlas, task, language),
         cosines=_cosines(atlas, task, language),
+        untouched=_untouched(atlas, task),
         candidates=candidates,
     )
 
@@ -118,6 +122,7 @@ def suggest_from(
     *,
     overlaps: Mapping[int, float] | None = None,
     cosines: Mapping[int, float] | None = None,
+    untouched: Collection[int] = (),
     candidates: Iterable[Zones] | None = None,
 ) -> Suggestion:
     """Propose zones from how much each expert changed each layer, in any unit.
@@ -127,6 +132,7 @@ def suggest_from(
         language: the same of the language expert.
         overlaps: per layer, shown as evidence.
         cosines: per layer, shown as evidence.
+        untouched: layers that the task expert left exactly as they are in the base.
         candidates: compositions to rank; when None, all that leave the task expert a layer, with
             transition zones of no or one layer.
 
@@ -138,7 +144,9 @@ def suggest_from(
         raise RecipeError(f"{layers} layers of one expert, {len(language)} of the other")
     shares = [[value / (sum(values) or 1) for value in values] for values in (task, language)]
     evidence = tuple(
-        Evidence(layer, t, g, (overlaps or {}).get(layer), (cosines or {}).get(layer))
+        Evidence(
+            layer, t, g, (overlaps or {}).get(layer), (cosines or {}).get(layer), layer in untouched
+        )
         for layer, (t, g) in enumerate(zip(*shares, strict=True))
     )
     swaps = _all_zones(layers, (0,))
@@ -157,7 +165,10 @@ def score(zones: Zones, evidence: Sequence[Evidence]) -> float:
     leaning = [layer.excess for layer in evidence if layer.excess > 0]
     price = sum(leaning) / len(leaning) / 2 if leaning else 0.0
     weights = _weights(zones, layers)
-    gain = sum(w * (layer.excess - price) for w, layer in zip(weights, evidence, strict=True))
+    gain = sum(
+        w * (layer.excess - (0 if layer.untouched else price))
+        for w, layer in zip(weights, evidence, strict=True)
+    )
     change = [layer.task + layer.language for layer in evidence]
     seams = sum(
         abs(weights[i] - weights[i - 1]) * (change[i - 1] + change[i]) / 4 for i in range(1, layers)
@@ -212,6 +223,14 @@ def _fractions(atlas: Atlas, expert: str, threshold: float) -> list[float]:
         found = [atlas.fraction(expert, tensor, threshold) for tensor in tensors]
         cells[layer].append(sum(found) / len(found))
     return [sum(values) / max(1, len(values)) for values in cells.values()]
+
+
+def _untouched(atlas: Atlas, expert: str) -> set[int]:
+    changed: dict[int, bool] = dict.fromkeys(range(atlas.layers), False)
+    for tensor, place in atlas.places.items():
+        if place.layer is not None and atlas.changes[expert, tensor].norm:
+            changed[place.layer] = True
+    return {layer for layer, moved in changed.items() if not moved}
 
 
 def _overlaps(atlas: Atlas, task: str, language: str) -> dict[int, float]:
