@@ -68,11 +68,10 @@ def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
 
 
 def test_settings_share_a_base_however_their_experts_are_trained():
-    size = find(["size"])
-    graph = plan(size, seeds=1, n=10)
-    bases = [step for step in graph if step.kind == "base"]
-    assert len(bases) == 3
-    assert len(size["size"].settings) == 8
+    depth = find(["depth"])
+    graph = plan(depth, seeds=1, n=10)
+    assert [step.name for step in graph if step.kind == "base"] == ["base/4 layers"]
+    assert len(depth["depth"].settings) == 4
     assert graph["pair/4 layers, full SFT/5000"].needs == graph["pair/4 layers/5000"].needs
     assert graph.keys["pair/4 layers, full SFT/5000"] != graph.keys["pair/4 layers/5000"]
 

@@ -129,7 +129,9 @@ def study(
 def ask(
     question: Annotated[
         list[str],
-        typer.Argument(help="shipped, divergence, full, knowledge, distance, size, rounds, tasks."),
+        typer.Argument(
+            help="shipped, divergence, full, knowledge, distance, depth, width, rounds, tasks."
+        ),
     ],
     *,
     out: Annotated[Path, typer.Option(help="A folder; what is done in it is not done again.")],

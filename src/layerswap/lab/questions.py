@@ -96,10 +96,13 @@ def questions() -> dict[str, Question]:
             (plain, _distant("a twentieth of the words shared", 0.05),
              _distant("a fifth shared, verb last", 0.2, verb_last=True)),
         ),
-        "size": Question(
-            "Depth and width",
-            (plain, full, *_shaped("4 layers", layers=4), *_shaped("12 layers", layers=12),
-             *_shaped("hidden size 64", hidden=64, heads=4, mlp=168)),
+        "depth": Question(
+            "Fewer layers, trained in part and in full",
+            (plain, full, *_shaped("4 layers", layers=4)),
+        ),
+        "width": Question(
+            "Narrower layers, trained in part and in full",
+            (plain, full, *_shaped("hidden size 64", hidden=64, heads=4, mlp=168)),
         ),
         "rounds": Question(
             "Train and merge again, from the merge: does a second round help?",
