@@ -184,6 +184,6 @@ def _conditions(outcome: Outcome) -> Section:
         "data. One pair of experts is compared here; other seeds give other numbers, and a world "
         "of this size says little about how much a large model gains.\n\n"
         "Each expert has trained its own part of the layers alone (partition C of Bandarkar and "
-        "Peng, 2025). Experts of this world that are trained in full do not swap to a gain, and a "
-        "task expert trained in full does better alone: docs/lab.md has the table and the reason.",
+        "Peng, 2025, what is outside of them with the language). Experts of this world that are "
+        "trained in full do not swap to a gain: docs/lab.md has the table and the reason.",
     )

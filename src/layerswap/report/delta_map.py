@@ -92,7 +92,9 @@ def map_figure(maps: Sequence[Map], *, caption: str = "", numbers: bool = False)
         image = _draw(axis, one, numbers)
     axes[0].set_ylabel("layer")
     bar = figure.colorbar(image, ax=list(axes), shrink=0.6, aspect=30)
-    bar.set_label("fraction of rows above the threshold")
+    # Beside few layers there is no room for more.
+    room = maps[0].layers >= 16
+    bar.set_label("fraction of rows above the threshold" if room else "fraction of rows")
     if caption:
         figure.supxlabel(caption, fontsize="small")
     return figure
