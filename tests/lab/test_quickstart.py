@@ -72,6 +72,10 @@ def test_report_and_drawing_show_the_composition(finished):
     assert f"{best:.1%}" in page
     assert page.count("<svg ") == 3
     assert str(outcome.composition) in said[0]
+    assert "Where the numbers come from" in page
+    for entry in outcome.entries:
+        assert entry.key[:16] in page
+        assert entry.versions["torch"] in page
 
 
 def test_what_is_done_is_only_shown_again_and_what_is_missing_is_done(finished, smaller):

@@ -323,7 +323,7 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path, base, rows):
         [*command, str(cut)], check=False, capture_output=True, text=True, env=environment
     )
     assert refused.returncode == 2
-    assert "unfinished; pass --resume" in refused.stderr
+    assert "unfinished training; pass --resume" in refused.stderr
     spec.with_name("other.yaml").write_text(spec.read_text().replace("seed: 4", "seed: 5"))
     refused = subprocess.run(
         [*command[:-2], str(spec.with_name("other.yaml")), "--out", str(cut), "--resume"],

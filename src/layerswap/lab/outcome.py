@@ -16,6 +16,7 @@ from layerswap.delta.atlas import Atlas
 from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
 from layerswap.lab.contenders import Answers, Shown
 from layerswap.lab.scoring import Measure
+from layerswap.study.journal import Entry
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Outcome:
         answers: per model and measure, right or wrong per test question.
         examples: the first test problems in the target language, with what each model wrote.
         change: what fine-tuning changed in both experts.
-        seconds: how long the steps took, wall clock.
+        entries: the steps that measured, with their keys and times.
     """
 
     language: str
@@ -46,7 +47,12 @@ class Outcome:
     answers: Mapping[str, Answers]
     examples: Sequence[Shown]
     change: Atlas
-    seconds: float
+    entries: Sequence[Entry]
+
+    @property
+    def seconds(self) -> float:
+        """How long the steps took, wall clock."""
+        return sum(entry.seconds for entry in self.entries)
 
     def intervals(self) -> dict[str, dict[Measure, Interval]]:
         """Mean and 95% bootstrap interval per model and measure."""

@@ -36,7 +36,7 @@ from layerswap.lab.scoring import MEASURES, Measure, correct, load, questions, s
 from layerswap.lab.skills import Split
 from layerswap.merge import Plan, swap
 from layerswap.merge.documents import fingerprint
-from layerswap.study.journal import INDEX, RECORD, Journal, read_journal
+from layerswap.study.journal import INDEX, RECORD, Entry, Journal, read_journal
 from layerswap.study.running import Context, Work, run_graph
 from layerswap.study.steps import Graph, Step
 
@@ -176,11 +176,13 @@ def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
     lab, grid = shipped(), read_grid(folders["grid"] / GRID)
     composition = _best_plan(step, folders).composition
     answers, examples = read_answers(folders["judge"] / ANSWERS)
-    records = [json.loads((folders[name] / RECORD).read_text("utf-8")) for name in step.needs]
+    entries = [
+        Entry(**json.loads((folders[name] / RECORD).read_text("utf-8"))) for name in step.needs
+    ]
     return Outcome(
         step.settings["language"], lab.world.source.name, DEVELOPMENT_QUESTIONS, grid,
         best_of(grid), default_zones(composition.layers), composition, answers, examples,
-        Atlas.load(folders["change"]), sum(record["seconds"] for record in records),
+        Atlas.load(folders["change"]), entries,
     )  # fmt: skip
 
 

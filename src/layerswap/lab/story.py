@@ -18,6 +18,7 @@ from layerswap.report import (
 )
 from layerswap.report.delta_page import map_panel
 from layerswap.report.panels import Example, examples_panel
+from layerswap.study.provenance import provenance
 
 if TYPE_CHECKING:
     from layerswap.lab.outcome import Outcome
@@ -54,6 +55,11 @@ def tell(outcome: Outcome) -> Report:
             _change(outcome),
             _examples(outcome),
             _conditions(outcome),
+            provenance(
+                outcome.entries,
+                "The grid is of the step grid, the composition of merge, the tables and answers of "
+                "judge, the maps of change.",
+            ),
         ],
         colophon=f"layerswap {__version__}, {outcome.seconds:.0f} seconds on this machine.",
     )

@@ -27,7 +27,7 @@ from layerswap.merge.outputs import (
     output_tensors,
     pack_shards,
 )
-from layerswap.merge.tokenizer import template_difference, without_tokenizer
+from layerswap.merge.tokenizer import tokenizer_notes
 from layerswap.merge.vocabulary import Alignment
 from layerswap.merge.writing import write_plan
 
@@ -121,16 +121,7 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What a careful person would want to know of this merge, a line each."""
-        found = [
-            f"{name} has no tokenizer; its rows are taken to be the same tokens as the others'"
-            for name in without_tokenizer(self.sources)
-        ]
-        pair = template_difference(self.sources)
-        if pair:
-            found.append(
-                f"the chat templates of {pair[0]} and {pair[1]} differ; the output has that of "
-                f"{self.tokenizer_owner.identity}"
-            )
+        found = tokenizer_notes(self.sources, self.tokenizer_owner.identity)
         if self.alignment is not None:
             found.append(f"embedding and head are aligned to {self.alignment.size} rows")
             for name, tokens in self.alignment.added.items():

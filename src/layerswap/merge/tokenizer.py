@@ -56,18 +56,26 @@ def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
     return None
 
 
-def without_tokenizer(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
-    """The checkpoints that have no tokenizer to compare, where another has one."""
+def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: str) -> list[str]:
+    """What to know of tokenizers that go together: one that is missing, chat templates that differ.
+
+    Args:
+        checkpoints: by the name to use.
+        owner: whose tokenizer the output has.
+    """
     without = [name for name, checkpoint in checkpoints.items() if not _files(checkpoint.folder)]
-    return without if len(without) < len(checkpoints) else []
-
-
-def template_difference(checkpoints: Mapping[str, Checkpoint]) -> tuple[str, str] | None:
-    """The first two checkpoints that have chat templates which are not the same."""
+    notes = [
+        f"{name} has no tokenizer; its rows are taken to be the same tokens as the others'"
+        for name in without
+        if len(without) < len(checkpoints)
+    ]
     found = {name: _template(c.folder) for name, c in checkpoints.items()}
     known = [(name, text) for name, text in found.items() if text]
     other = next((name for name, text in known if text != known[0][1]), None)
-    return None if other is None else (known[0][0], other)
+    if other is not None:
+        pair = f"{known[0][0]} and {other}"
+        notes.append(f"the chat templates of {pair} differ; the output has that of {owner}")
+    return notes
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from layerswap import __version__
@@ -13,12 +13,13 @@ from layerswap.evaluate.ranks import Friedman
 from layerswap.report.delta_map import map_figure, map_of, save_figure
 from layerswap.report.delta_page import map_panel
 from layerswap.report.intervals import interval_svg
-from layerswap.report.page import Report, Section, Table, write_report
+from layerswap.report.page import Report, Section, write_report
 from layerswap.report.panels import Example, examples_panel, grid_panel
 from layerswap.report.rank_figure import inline_svg, rank_figure
 from layerswap.report.stack import stack_svg
 from layerswap.report.table_files import interval_words, slug
-from layerswap.study.journal import Entry, Journal, read_journal
+from layerswap.study.journal import Journal, read_journal
+from layerswap.study.provenance import provenance
 from layerswap.study.scores import CHOSEN, Condition, fraction
 from layerswap.study.storage import Storage
 from layerswap.study.tables import (
@@ -133,7 +134,16 @@ class Told:
             )
         for one in self.conditions:
             yield from _examples(one, self.folders[f"judge/{one.language}"] / RESULTS)
-        yield _provenance(self.journal, self.folders)
+        yield self._provenance()
+
+    def _provenance(self) -> Section:
+        steps = [step for step in self.journal.graph if step.name in self.folders]
+        return provenance(
+            [entry for step in steps if (entry := self.journal.entry(step.name))],
+            "Scores of a language are of the step judge/<language>, whose models are the experts "
+            "that the steps select/... kept.",
+            {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
+        )
 
     def _stack(self) -> str | None:
         """The chosen composition of the first pair of the first language."""
@@ -252,25 +262,3 @@ def _shown_models(one: Condition) -> dict[str, str]:
         if name in one.pairs[pair]:
             found[name] = name
     return found
-
-
-def _provenance(journal: Journal, folders: Mapping[str, Path]) -> Section:
-    """Which step each number comes from, and what did it."""
-    entries = [(step, journal.entry(step.name)) for step in journal.graph if step.name in folders]
-    rows: list[Sequence[str | float | None]] = []
-    versions: dict[str, set[str]] = {}
-    for step, entry in entries:
-        assert isinstance(entry, Entry), "a step that is done has an entry"
-        seed = step.settings.get("seed")
-        rows.append([step.name, entry.key[:16], "" if seed is None else str(seed),
-                     f"{entry.seconds:.1f}", entry.where])  # fmt: skip
-        for package, number in entry.versions.items():
-            versions.setdefault(package, set()).add(number)
-    made = ", ".join(f"{name} {' and '.join(sorted(v))}" for name, v in sorted(versions.items()))
-    return Section(
-        "Where the numbers come from",
-        "Scores of a language are of the step judge/<language>, whose models are the experts that "
-        f"the steps select/... kept. Made with {made}.",
-        table=Table(["step", "key", "seed", "seconds", "machine"], rows,
-                    caption="A step's output is in steps/<kind>-<key>."),
-    )  # fmt: skip
