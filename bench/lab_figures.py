@@ -20,6 +20,7 @@ from typing import Any
 from layerswap.compose import Zones, default_zones
 from layerswap.delta.atlas import measure_delta, rows_threshold
 from layerswap.lab.assets import Lab, shipped
+from layerswap.lab.outcome import best_of
 from layerswap.lab.quickstart import BOTTOMS, TOPS, try_grid
 from layerswap.lab.scoring import load
 from layerswap.lab.streams import language_stream, task_stream
@@ -65,14 +66,13 @@ def _grid(lab: Lab, language: str) -> str:
     plan = swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
     shares = try_grid(plan, lab, language, lambda count: None)
     default = default_zones(plan.composition.layers)
-    best = max(shares, key=lambda zones: (shares[zones], -zones.bottom - zones.top))
     values = {_cell(zones): share for zones, share in shares.items()}
     assert len(values) == len(BOTTOMS) * len(TOPS)
     return heat_map_svg(
         values,
         row_label=f"bottom layers from the {language} expert",
         column_label="top layers",
-        best=_cell(best),
+        best=_cell(best_of(shares)),
         default=_cell(default),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -101,6 +102,14 @@ def test_another_language_does_not_replace_the_first(finished):
     with pytest.raises(LayerswapError, match=f"holds a quickstart in {outcome.language}; choose"):
         quickstart.run(folder, language="nela", say=print, progress=step_progress)
     assert (folder / "results.json").read_bytes() == before
+
+
+def test_a_damaged_step_is_one_line(finished, tmp_path):
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    (grid,) = folder.glob("steps/grid-*/grid.json")
+    grid.write_text("{")
+    with pytest.raises(LayerswapError, match=r"cannot be read .* begin anew with --overwrite"):
+        quickstart.run(folder, say=print, progress=step_progress)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

@@ -39,6 +39,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert sorted(tmp_path.rglob("*")) == [mine.parent, mine]
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_record_is_one_line(tmp_path, text):
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "inputs" / "lab_study.json").write_text(text)
+    with pytest.raises(StudyError, match="is damaged; choose another output"):
+        write_study(tmp_path, runs=1, n=8, steps=2)
+
+
 def test_another_number_of_questions_is_asked_when_it_is_asked_for(tmp_path):
     asked = tmp_path / "inputs" / "tasks" / "lab_problem_nela.jsonl"
     for n, lines in ((8, 10), (16, 20)):

@@ -8,14 +8,13 @@ from typing import Literal
 
 from layerswap.errors import LayerswapError
 
-Extra = Literal["train", "eval", "ray"]
+Extra = Literal["train", "eval"]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
     "eval": (
         "babel", "langcodes", "lm_eval", "optuna", "sacrebleu", "scikit_posthocs", "scipy",
         "statsmodels",
     ),
-    "ray": ("ray",),
 }  # fmt: skip
 """What each extra installs, by the names that are imported."""
 

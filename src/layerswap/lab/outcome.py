@@ -13,6 +13,7 @@ import numpy as np
 from layerswap import __version__
 from layerswap.compose import Composition, Zones
 from layerswap.delta.atlas import Atlas
+from layerswap.errors import StudyError
 from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
 from layerswap.lab.contenders import Answers, Shown
 from layerswap.lab.scoring import Measure
@@ -105,8 +106,12 @@ def write_grid(path: Path, grid: Mapping[Zones, float]) -> None:
 
 
 def read_grid(path: Path) -> dict[Zones, float]:
-    """What `write_grid` wrote."""
-    return {Zones(**row["zones"]): row["share"] for row in json.loads(path.read_text("utf-8"))}
+    """What `write_grid` wrote.
+
+    Raises:
+        StudyError: the file cannot be read.
+    """
+    return {Zones(**row["zones"]): row["share"] for row in _read(path)}
 
 
 def write_answers(path: Path, answers: Mapping[str, Answers], shown: Sequence[Shown]) -> None:
@@ -120,10 +125,23 @@ def write_answers(path: Path, answers: Mapping[str, Answers], shown: Sequence[Sh
 
 
 def read_answers(path: Path) -> tuple[dict[str, Answers], list[Shown]]:
-    """What `write_answers` wrote."""
-    told = json.loads(path.read_text("utf-8"))
+    """What `write_answers` wrote.
+
+    Raises:
+        StudyError: the file cannot be read.
+    """
+    told = _read(path)
     answers: dict[str, Answers] = {
         model: {measure: np.array(row, dtype=bool) for measure, row in rows.items()}
         for model, rows in told["right"].items()
     }
     return answers, [Shown(**one) for one in told["shown"]]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise StudyError(
+            f"{path}: cannot be read ({type(error).__name__}); begin anew with --overwrite"
+        ) from None

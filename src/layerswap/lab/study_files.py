@@ -87,6 +87,8 @@ def _claim(out: Path) -> int | None:
         found: int | None = json.loads(ours.read_text("utf-8"))["questions"]
     except OSError as error:
         raise StudyError(f"{out}: cannot be written ({error.strerror})") from None
+    except (ValueError, TypeError, KeyError):
+        raise StudyError(f"{ours}: is damaged; choose another output") from None
     return found
 
 

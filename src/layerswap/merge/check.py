@@ -74,10 +74,9 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
 def _check_itself(name: str, checkpoint: Checkpoint) -> None:
     """Refuse weights and a configuration that do not go together: nothing could load the output."""
     text, places = text_config(checkpoint.config), checkpoint.places
-    tied = checkpoint.config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
     writes = any("CausalLM" in str(c) for c in checkpoint.config.get("architectures") or ())
     headless = checkpoint.tensors and not any(p.role == "head" for p in places.values())
-    if writes and headless and tied is False:
+    if writes and headless and _tied(checkpoint.config) is False:
         raise MergeError(
             f"{name} has no head, but its config does not tie it to the embedding "
             "(tie_word_embeddings is false): the output's head would be random"
@@ -144,7 +143,7 @@ def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
     stored = set().union(*heads.values())
     if not stored:
         return frozenset()
-    tied = [name for name, c in checkpoints.items() if not heads[name] or _says_tied(c.config)]
+    tied = [name for name, c in checkpoints.items() if not heads[name] or _tied(c.config)]
     if not tied:
         return frozenset()
     for name, checkpoint in checkpoints.items():
@@ -160,8 +159,9 @@ def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
     return frozenset(stored)
 
 
-def _says_tied(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("tie_word_embeddings", text_config(config).get("tie_word_embeddings")))
+def _tied(config: Mapping[str, Any]) -> Any:
+    """What a configuration says of tying head and embedding; None where it does not."""
+    return config.get("tie_word_embeddings", text_config(config).get("tie_word_embeddings"))
 
 
 def _embeddings(checkpoint: Checkpoint) -> Iterable[Any]:
