@@ -38,7 +38,7 @@ def answered(tmp_path_factory):
 
 def test_a_question_is_answered_in_tables_with_intervals(answered):
     out, graph = answered
-    text = (Journal(out, graph).folder("answer/own") / ANSWER).read_text()
+    text = (Journal(out, graph).folder("answer/own") / ANSWER).with_suffix(".md").read_text()
     assert text.startswith("# Why?")
     for language in ("nela", "furo"):
         assert f"## {language}: the models" in text
@@ -49,7 +49,7 @@ def test_a_question_is_answered_in_tables_with_intervals(answered):
 
 def test_a_setting_alone_is_shown_model_by_model(answered):
     out, graph = answered
-    text = (Journal(out, graph).folder("answer/alone") / ANSWER).read_text()
+    text = (Journal(out, graph).folder("answer/alone") / ANSWER).with_suffix(".md").read_text()
     for language in ("nela", "furo"):
         table = text.split(f"## {language}: the models")[1].split("##")[0]
         for model in ("base", "task expert", "language expert", "soup", "TIES", "swap, chosen"):

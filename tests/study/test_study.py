@@ -10,12 +10,13 @@ from layerswap.lab.assets import shipped
 from layerswap.lab.streams import language_stream, take, task_stream
 from layerswap.lab.tasks import export_tasks
 from layerswap.lab.world import make_world
+from layerswap.study.costs import judged_models, judging_hours, training_hours
 from layerswap.study.journal import Journal, read_journal
 from layerswap.study.planning import plan_study
 from layerswap.study.ready_studies import find_study, ready_studies
 from layerswap.study.running import run_graph
 from layerswap.study.scores import BEST, CHOSEN, condition
-from layerswap.study.spec import read_study
+from layerswap.study.spec import Judging, Run, read_study
 from layerswap.study.telling import write_study_report
 from layerswap.study.treatments import DEFAULT
 from layerswap.study.works import works
@@ -151,6 +152,32 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     graph = plan_study(*find_study(name))
     assert sum(step.estimate.gpu_hours for step in graph) > 10
     assert [step.name for step in graph][-1] == "tables"
+
+
+def test_compositions_of_a_pair_are_counted_by_the_layers_that_they_run():
+    wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
+    settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "ties": [0.2],
+                "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
+    kept = {"task": 2, "sw": 3}
+    # The base once; of each of six pairs the default swap, both experts and the soup.
+    assert judged_models(settings, kept, ()) == 1 + 6 * 4
+    # 81 configurations of 32 layers take 398 layer evaluations (evaluate.trie); the default is one.
+    settings |= {"grid": {"bottom": [3, 4, 5], **wide}, "baselines": []}
+    assert judged_models(settings, {"task": 1, "sw": 1}, ()) == 398 / 32
+    # Joint training and both partial experts with their swap.
+    settings |= {"grid": None, "partitions": ["C"], "baselines": ["joint", "partial"]}
+    others = ["both/sw/joint", "partial/task/C", "partial/sw/C"]
+    one = judged_models(settings, {"task": 1, "sw": 1}, ())
+    assert 3 < judged_models(settings, {"task": 1, "sw": 1}, others) - one <= 4
+
+
+def test_hours_follow_from_documents_and_tokens():
+    eight = Judging(suite="belebele", shots=0)
+    assert judging_hours(eight, 8, 2) == pytest.approx(2 * 900 * 400 * 16e9 / 1.2e14 / 3600)
+    assert judging_hours(eight, 16, 1) == judging_hours(eight, 8, 2)
+    assert judging_hours(Judging(suite="mbpp"), 8, 1) == 0  # nothing is run unless it is allowed
+    assert judging_hours(Judging(suite="mbpp", allow_code=True), 8, 1) > 0
+    assert training_hours(Run(limit=1000), 1, 2) == 2 * training_hours(Run(limit=1000), 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -19,21 +19,22 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
 """What each extra installs, by the names that are imported."""
 
 
-def need_extra(extra: Extra, what: str) -> None:
-    """Check before any work that an extra is installed.
+def need_extras(what: str, *extras: Extra) -> None:
+    """Check before any work that extras are installed.
 
     Args:
-        extra: its name.
-        what: that needs it, for the message.
+        what: that needs them, for the message.
+        extras: their names.
 
     Raises:
         LayerswapError: naming the packages that are missing.
     """
-    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
-    if missing:
-        raise LayerswapError(
-            f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`"
-        )
+    for extra in extras:
+        missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
+        if missing:
+            raise LayerswapError(
+                f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`"
+            )
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -60,14 +60,14 @@ def _build(
     overwrite: bool,
 ) -> None:  # fmt: skip
     from layerswap.checkpoint import refuse_target
-    from layerswap.checkpoint.versions import need_extra
+    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.progress import named_progress
     from layerswap.cli.tables import mix_table
     from layerswap.train.data_card import CARD, data_card, load_tokenizer, save_mix
     from layerswap.train.mix_file import mix_text, parse_mix
     from layerswap.train.mixes import build_mix
 
-    need_extra("train", "a data mix")
+    need_extras("a data mix", "train")
     text = mix_text(mix)
     checked = parse_mix(text, where=mix)
     refuse_target(out.expanduser().absolute(), marker=CARD, overwrite=overwrite)

@@ -62,7 +62,7 @@ def evaluate(
 
     Example: layerswap eval merged --suite layer-swapping --language sw --out results
     """
-    from layerswap.checkpoint.versions import need_extra
+    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.progress import step_progress
     from layerswap.evaluate import result_files as files
     from layerswap.evaluate.answers import AnswerStore
@@ -74,7 +74,7 @@ def evaluate(
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    need_extra("eval", "judging")
+    need_extras("judging", "eval")
     plans = open_models(models)
     folder = files.open_folder(out)
     tasks = TaskFolder(folder / files.TASKS)

@@ -51,7 +51,7 @@ def run(
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     """Run a planned study and show how it ended."""
-    from layerswap.checkpoint.versions import need_extra
+    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study.journal import Journal
@@ -60,8 +60,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.study.telling import write_study_report
     from layerswap.study.works import works
 
-    for extra in ("train", "eval"):
-        need_extra(extra, "a study")
+    need_extras("a study", "train", "eval")
     executor = None
     if on is not None:
         from layerswap.study.on_ray import OnRay

@@ -22,7 +22,7 @@ def sweep(
 
     Example: layerswap sweep sweep.yaml --out results
     """
-    from layerswap.checkpoint.versions import need_extra
+    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.progress import step_progress
     from layerswap.cli.tables import board_table
     from layerswap.evaluate.answers import AnswerStore
@@ -32,7 +32,7 @@ def sweep(
     from layerswap.report import sweep_files as files
 
     checked, recipe = read_sweep(spec)
-    need_extra("eval", "a sweep")
+    need_extras("a sweep", "eval")
     folder = files.prepare_folder(out)
     with step_progress("judging compositions", 0) as progress:
         settings: dict[str, Any] = {

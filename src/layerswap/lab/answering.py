@@ -13,11 +13,11 @@ import numpy.typing as npt
 from layerswap.evaluate.statistics import mean_interval, paired_difference
 from layerswap.lab.pairs import BASE_NAMES, RESULT
 from layerswap.report.page import Table
-from layerswap.report.table_files import difference_words, table_latex, table_markdown
+from layerswap.report.table_files import difference_words, write_tables
 from layerswap.study.running import Context
 from layerswap.study.treatments import DEFAULT
 
-ANSWER = "answer.md"
+ANSWER = "answer"
 CHOSEN = "swap, chosen"
 Right = npt.NDArray[np.float64]
 
@@ -38,14 +38,7 @@ def write_answer(context: Context) -> None:
         )
         tables[f"{language}: the compositions"] = _compositions(read, language)
         tables[f"{language}: layers from the language expert"] = _depths(read, language)
-    title = context.step.settings["question"]
-    text = [f"# {title}"]
-    text += [
-        f"## {name}\n\n{table_markdown(table)}\n\n{table.caption}" for name, table in tables.items()
-    ]
-    (context.folder / ANSWER).write_text("\n\n".join(text) + "\n", "utf-8")
-    latex = "\n\n".join(table_latex(table) for table in tables.values())
-    (context.folder / ANSWER).with_suffix(".tex").write_text(latex + "\n", "utf-8")
+    write_tables(context.folder / ANSWER, tables, title=context.step.settings["question"])
 
 
 def _models(read: Mapping[str, list[Any]], language: str) -> Table:

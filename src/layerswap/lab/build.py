@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
-from layerswap.checkpoint.versions import need_extra, versions
+from layerswap.checkpoint.versions import need_extras, versions
 from layerswap.errors import RecipeError
 from layerswap.evaluate.statistics import Interval, mean_interval
 from layerswap.lab.scoring import load, score_model
@@ -79,7 +79,7 @@ def build(
         LayerswapError: `out` holds a lab of another seed or of other settings, or the extra
             `train` is not installed.
     """
-    need_extra("train", "training")
+    need_extras("training", "train")
     world = make_world(settings)
     trainings = trainings or Trainings()
     record = _open_record(out, world, trainings, seed, runs)

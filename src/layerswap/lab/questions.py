@@ -12,15 +12,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from hashlib import sha256
 from typing import Any
 
 from layerswap.errors import RecipeError
+from layerswap.lab.assets import shipped
 from layerswap.lab.skills import Asked
 from layerswap.lab.streams import BaseMix
 from layerswap.lab.training import ModelShape, Training, Trainings
 from layerswap.lab.world import VERB_LAST, LanguageSettings, WorldSettings
+from layerswap.merge.documents import fingerprint
 from layerswap.study.running import Context, Work
 from layerswap.study.steps import Graph, Step
 
@@ -174,7 +174,10 @@ def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:
 def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
     told = setting.told()
     needs: tuple[str, ...] = ()
-    if setting.base is not None:
+    inputs: dict[str, str] = {}
+    if setting.base is None:
+        inputs = {"base": fingerprint(shipped().base / "model.safetensors")}
+    else:
         needs = (f"base/{setting.base}",)
         yield Step(needs[0], "base", setting.told_of_base())
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
@@ -183,23 +186,14 @@ def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
             "n": n,
             "rounds": setting.rounds,
             "asked": setting.asked,
-            "shipped": _shipped(),
         }
-        yield Step(f"pair/{setting.name}/{seed}", "pair", {**told, **more}, needs)
+        yield Step(f"pair/{setting.name}/{seed}", "pair", {**told, **more}, needs, inputs)
 
 
 def _plain(told: dict[str, Any]) -> dict[str, Any]:
     """Lists for tuples, as a key is made from."""
     plain: dict[str, Any] = json.loads(json.dumps(told))
     return plain
-
-
-@cache
-def _shipped() -> str:
-    """A digest of the shipped base, so that what was measured on another one is not kept."""
-    from layerswap.lab.assets import shipped
-
-    return sha256((shipped().base / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _faster(scale: float) -> Setting:

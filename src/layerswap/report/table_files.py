@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from layerswap.evaluate.statistics import Interval
 from layerswap.report.page import Table
+
+
+def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") -> None:
+    """Write tables by their heading into one Markdown and one LaTeX file.
+
+    Args:
+        stem: of both files: `.md` and `.tex` are put after it.
+        tables: by heading.
+        title: above the tables of the Markdown file; none when empty.
+    """
+    markdown = [f"# {title}"] if title else []
+    markdown += [f"## {heading}\n\n{table_markdown(table)}\n\n{table.caption}".rstrip()
+                 for heading, table in tables.items()]  # fmt: skip
+    latex = [table_latex(table, f"tab:{slug(heading)}") for heading, table in tables.items()]
+    stem.with_suffix(".md").write_text("\n\n".join(markdown) + "\n", "utf-8")
+    stem.with_suffix(".tex").write_text("\n\n".join(latex) + "\n", "utf-8")
 
 
 def table_markdown(table: Table) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.errors import RecipeError
 from layerswap.merge.documents import fingerprint
-from layerswap.study.spec import Experts, Run, StudySpec
+from layerswap.study.costs import checkpoints, judged_models, judging_hours, training_hours
+from layerswap.study.spec import Experts, Judging, Run, StudySpec
 from layerswap.study.steps import Estimate, Graph, Resources, Step
 from layerswap.train.expert_schema import Data, Files, Trained
 from layerswap.train.mix_file import mix_text, ready_recipes
@@ -17,10 +17,6 @@ from layerswap.train.mix_file import mix_text, ready_recipes
 TASK = "task"
 VERSIONS = {"judge": 2, "tables": 2}
 """Of the kinds of step that have come to write something else for the same settings."""
-ROWS, TOKENS = 80_000, 512
-"""Rows of a data set and tokens of a row, where nothing better is known (paper 2, section 3.4)."""
-FLOPS = 1.2e14
-"""What one A100 reaches in training, per second: about 40% of its peak in bfloat16."""
 
 
 def plan_study(spec: StudySpec, folder: Path) -> Graph:
@@ -44,7 +40,7 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
         for i, run in enumerate(experts.runs):
             yield _train(f"train/{name}/{i}", spec, [(name, experts.data)], run, folder)
         yield from _variants(name, experts, spec, folder)
-        yield _select(name, experts)
+        yield _select(name, experts, spec)
     results = []
     for language in spec.languages:
         both = list(_both(language, spec, folder))
@@ -141,19 +137,21 @@ def _train(
         settings["train"]["part"] = TASK if sets[0][0] == TASK else "language"
     if turns is not None:
         settings["turns"] = turns
-    rows = run.limit or ROWS
-    seconds = 6 * spec.billions * 1e9 * rows * TOKENS * len(sets) / FLOPS
+    hours = training_hours(run, spec.billions, len(sets))
     device = Resources(cpus=4, gpus=1, memory_gb=64) if spec.device != "cpu" else Resources()
     return Step(
         name, "train", settings, tuple(needs), inputs, device,
-        Estimate(gpu_hours=seconds / 3600, disk_gb=spec.billions * 4 * 2),
+        Estimate(gpu_hours=hours, disk_gb=spec.billions * 4 * 2),
     )  # fmt: skip
 
 
-def _select(name: str, experts: Experts) -> Step:
+def _select(name: str, experts: Experts, spec: StudySpec) -> Step:
     needs = tuple(f"train/{name}/{i}" for i in range(len(experts.runs)))
     settings = {"keep": experts.keep, **experts.by.model_dump(mode="json")}
-    hours = 0.2 * len(needs) if experts.by.tasks else 0.0
+    hours = 0.0
+    if experts.by.tasks:
+        judge = Judging(tasks=experts.by.tasks, include=["."], limit=experts.by.limit)
+        hours = judging_hours(judge, spec.billions, sum(map(checkpoints, experts.runs)))
     return Step(f"select/{name}", "select", settings, needs, estimate=Estimate(gpu_hours=hours))
 
 
@@ -172,16 +170,14 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
         "device": spec.device,
         "dtype": spec.dtype,
     }
-    kept = (spec.task.keep, spec.languages[language].keep)
-    pairs = min(kept) if spec.pairs == "same" else math.prod(kept)
-    compositions = 1 + len(spec.baselines)
-    if spec.grid:
-        compositions += math.prod(map(len, spec.grid.model_dump().values()))
-    # Swept together, compositions cost about a third of what they cost one by one.
-    hours = 0.25 * pairs * compositions / 3 * spec.billions / 8
+    compared = _compared(language, spec, folder)
+    kinds = {TASK: spec.task, **spec.languages}
+    kept = {one: kinds[one].keep for one in kinds if f"select/{one}" in compared}
+    models = judged_models(settings, kept, (*compared, *trained))
+    hours = judging_hours(spec.judge, spec.billions, models)
     device = Resources(cpus=4, gpus=1, memory_gb=96) if spec.device != "cpu" else Resources()
     return Step(
-        f"judge/{language}", "judge", settings, (*_compared(language, spec, folder), *trained),
+        f"judge/{language}", "judge", settings, (*compared, *trained),
         resources=device, estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
         version=VERSIONS["judge"],
     )  # fmt: skip

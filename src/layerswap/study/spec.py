@@ -101,6 +101,8 @@ class Judging(Strict):
         shots: exemplars in a prompt.
         limit: most documents of a task.
         development: share of the documents on which the composition is chosen.
+        allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
+            leaves MBPP out.
     """
 
     suite: str | None = None
@@ -110,6 +112,7 @@ class Judging(Strict):
     shots: Annotated[int, Field(ge=0)] | None = None
     limit: PositiveInt | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    allow_code: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> Judging:

@@ -11,21 +11,16 @@ from typing import Any
 from layerswap.errors import StudyError
 from layerswap.evaluate.ranks import Friedman, friedman
 from layerswap.report.page import Table
-from layerswap.report.table_files import (
-    difference_words,
-    slug,
-    table_latex,
-    table_markdown,
-)
+from layerswap.report.table_files import difference_words, write_tables
 from layerswap.study.running import Context
 from layerswap.study.scores import BEST, CHOSEN, Condition, Row, condition, read_judged
 from layerswap.study.treatments import DEFAULT
 
-MARKDOWN, LATEX, NUMBERS = "tables.md", "tables.tex", "tables.json"
+TABLES, NUMBERS = "tables", "tables.json"
 FLATTERED = f"{BEST}: chosen by the documents that it is judged on."
 
 
-def write_tables(context: Context) -> None:
+def write_study_tables(context: Context) -> None:
     """Write `tables.json`, `tables.md` and `tables.tex` from what was judged.
 
     Raises:
@@ -44,16 +39,7 @@ def write_tables(context: Context) -> None:
         facts["friedman"] = asdict(ranked)
     tables = tables_of(conditions, ranked)
     (context.folder / NUMBERS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    write_table_files(context.folder, tables)
-
-
-def write_table_files(folder: Path, tables: Mapping[str, Table]) -> None:
-    """Write tables by their heading into one Markdown and one LaTeX file."""
-    markdown = [f"## {heading}\n\n{table_markdown(table)}\n\n{table.caption}".rstrip()
-                for heading, table in tables.items()]  # fmt: skip
-    latex = [table_latex(table, f"tab:{slug(heading)}") for heading, table in tables.items()]
-    (folder / MARKDOWN).write_text("\n\n".join(markdown) + "\n", "utf-8")
-    (folder / LATEX).write_text("\n\n".join(latex) + "\n", "utf-8")
+    write_tables(context.folder / TABLES, tables)
 
 
 def conditions_of(folders: Mapping[str, Path], development: float) -> list[Condition]:

@@ -17,7 +17,7 @@ from layerswap.report.page import Report, Section, write_report
 from layerswap.report.panels import Example, examples_panel, grid_panel
 from layerswap.report.rank_figure import inline_svg, rank_figure
 from layerswap.report.stack import stack_svg
-from layerswap.report.table_files import interval_words, slug
+from layerswap.report.table_files import interval_words, slug, write_tables
 from layerswap.study.journal import Journal, read_journal
 from layerswap.study.provenance import provenance
 from layerswap.study.scores import CHOSEN, Condition, fraction
@@ -29,7 +29,6 @@ from layerswap.study.tables import (
     rank_table,
     ranks_over,
     tables_of,
-    write_table_files,
 )
 from layerswap.study.treatments import DEFAULT, grid_name
 from layerswap.study.works import ATLAS, RESULTS
@@ -54,7 +53,7 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
     tables, figures = folder / TABLES, folder / FIGURES
     tables.mkdir(exist_ok=True)
     figures.mkdir(exist_ok=True)
-    write_table_files(tables, tables_of(told.conditions, told.ranked))
+    write_tables(tables / tables.name, tables_of(told.conditions, told.ranked))
     for language, atlas in told.atlases.items():
         drawn = map_figure([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
         save_figure(drawn, figures / f"change-{language}")
@@ -81,9 +80,9 @@ class Told:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         if "tables" not in journal.graph.by_name:
-            raise StudyError(
-                f"{journal.root}: its steps are no study's; there is nothing to report"
-            )
+            own = journal.root / PAGE
+            there = f"its report is {own}" if own.is_file() else "there is nothing to report"
+            raise StudyError(f"{journal.root}: holds no study with tables; {there}")
         self.settings = journal.graph["tables"].settings
         done = {step.name for step in journal.graph if journal.done(step.name)}
         told = {"judge", "change"}  # the kinds of step that are read

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,28 +26,56 @@ REGIMES = {"": "", "lora-": ", LoRA"}
 Recipe = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Trained:
+    """The experts that the models of a language are made of.
+
+    Attributes:
+        kept: folders of the selected experts, the best first, by kind: `task`, or a language.
+        others: the folder of what was trained beside them, by the name of its step.
+        layers: of the base.
+    """
+
+    kept: Mapping[str, Sequence[str]]
+    others: Mapping[str, str]
+    layers: int
+
+
 def models(context: Context) -> Iterator[tuple[str, Plan]]:
     """Every model by `<pair>: <treatment>`; what is the same for all pairs has no pair."""
-    for name, recipe in recipes(context):
+    settings = context.step.settings
+    trained = Trained(
+        {
+            step.partition("/")[2]: [str(path) for path in selected(context, step)]
+            for step in context.inputs
+            if step.startswith("select/")
+        },
+        {step: str(folder / EXPERT) for step, folder in context.inputs.items()},
+        open_checkpoint(settings["base"]).layers,
+    )
+    for name, recipe in recipes(settings, trained):
         yield name, make_plan(check_recipe({**recipe, "bake": True}, where=f"study, {name}"))
 
 
-def recipes(context: Context) -> Iterator[tuple[str, Recipe]]:
-    """The recipe of every model, by its name."""
-    settings = context.step.settings
-    base, language = settings["base"], settings["language"]
-    tasks = selected(context, "select/task")
-    languages = selected(context, f"select/{language}")
+def recipes(settings: Mapping[str, Any], trained: Trained) -> Iterator[tuple[str, Recipe]]:
+    """The recipe of every model, by its name.
+
+    Args:
+        settings: of the step that judges a language.
+        trained: the experts.
+    """
+    base = settings["base"]
+    tasks, languages = trained.kept["task"], trained.kept[settings["language"]]
     if "base" in settings["baselines"]:
         yield "base", _alone(base, base)
     for regime, suffix in REGIMES.items():
-        yield from _trained(context, regime, suffix)
-    yield from _soups(context)
+        yield from _beside(settings, trained, regime, suffix)
+    yield from _soups(settings, trained)
     for (i, task), (j, one) in product(enumerate(tasks), enumerate(languages)):
         if settings["pairs"] == "same" and i != j:
             continue
-        experts = {"task": str(task), "language": str(one)}
-        for treatment, method in _treatments(settings):
+        experts = {"task": task, "language": one}
+        for treatment, method in _treatments(settings, trained.layers):
             yield f"{i}-{j}: {treatment}", {"base": base, "experts": experts, **method}
 
 
@@ -73,11 +101,11 @@ def _alone(model: str, base: str) -> Recipe:
     return {"base": base, "experts": {"m": model}, "soup": {"experts": ["m"]}}
 
 
-def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
+def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[str, Recipe]]:
     both = ["task", "language"]
     yield DEFAULT, {"swap": {}}
     if settings["grid"]:
-        for zones in zone_grid(open_checkpoint(settings["base"]).layers, **settings["grid"]):
+        for zones in zone_grid(layers, **settings["grid"]):
             yield grid_name(zones), {"swap": asdict(zones)}
     for name in settings["partitions"]:
         yield f"partition {name}", {"partition": {"name": name}}
@@ -97,23 +125,21 @@ def _treatments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Recipe]]:
         yield from known.get(baseline, ())
 
 
-def _trained(context: Context, regime: str, suffix: str) -> Iterator[tuple[str, Recipe]]:
+def _beside(
+    settings: Mapping[str, Any], trained: Trained, regime: str, suffix: str
+) -> Iterator[tuple[str, Recipe]]:
     """What was trained beside the pairs: on both data, with LoRA, on a part alone (paper 2)."""
-    settings = context.step.settings
-    base, language = settings["base"], settings["language"]
-
-    def trained(step: str) -> str:
-        return str(context.inputs[step] / EXPERT)
+    base, language, others = settings["base"], settings["language"], trained.others
 
     def both(step: str) -> dict[str, str]:
-        return {kind: trained(step.format(kind if kind == "task" else language))
+        return {kind: others[step.format(kind if kind == "task" else language)]
                 for kind in ("task", "language")}  # fmt: skip
 
-    for name in context.inputs:
+    for name in others:
         start = f"{regime}both/{language}/"
         if name.startswith(start):
-            yield name.removeprefix(start) + suffix, _alone(trained(name), base)
-    if f"{regime}train/task" in context.inputs:
+            yield name.removeprefix(start) + suffix, _alone(others[name], base)
+    if f"{regime}train/task" in others:
         experts = both(f"{regime}train/{{}}")
         for kind, path in experts.items():
             yield f"{kind} expert{suffix}", _alone(path, base)
@@ -122,7 +148,7 @@ def _trained(context: Context, regime: str, suffix: str) -> Iterator[tuple[str, 
             composed = {"base": base, "experts": experts, "partition": {"name": name}}
             yield f"partition {name}{suffix}", composed
     for name in settings["partitions"]:
-        if f"{regime}partial/task/{name}" in context.inputs:
+        if f"{regime}partial/task/{name}" in others:
             experts = both(f"{regime}partial/{{}}/{name}")
             for kind, path in experts.items():
                 yield f"{kind} expert, partial {name}{suffix}", _alone(path, base)
@@ -130,22 +156,18 @@ def _trained(context: Context, regime: str, suffix: str) -> Iterator[tuple[str, 
             yield f"swap of partial SFT, {name}{suffix}", composed
 
 
-def _soups(context: Context) -> Iterator[tuple[str, Recipe]]:
+def _soups(settings: Mapping[str, Any], trained: Trained) -> Iterator[tuple[str, Recipe]]:
     """Swaps of soups (paper 1, table 6)."""
-    settings = context.step.settings
-    own = f"select/{settings['language']}"
-    every = [
-        name for name in context.inputs if name.startswith("select/") and name != "select/task"
-    ]
+    every = [name for name in trained.kept if name != "task"]
     wanted = {
-        "soups": ("swap of soups", [own]),
+        "soups": ("swap of soups", [settings["language"]]),
         "multilingual soup": ("swap, multilingual soup", every),
     }
-    tasks = {f"t{i}": str(one) for i, one in enumerate(selected(context, "select/task"))}
-    for baseline, (treatment, steps) in wanted.items():
+    tasks = {f"t{i}": one for i, one in enumerate(trained.kept["task"])}
+    for baseline, (treatment, names) in wanted.items():
         if baseline in settings["baselines"]:
-            paths = [path for step in steps for path in selected(context, step)]
-            languages = {f"l{i}": str(path) for i, path in enumerate(paths)}
+            paths = [path for name in names for path in trained.kept[name]]
+            languages = {f"l{i}": path for i, path in enumerate(paths)}
             soups = {"task": {"soup": list(tasks)}, "language": {"soup": list(languages)}}
             yield treatment, {"base": settings["base"], "swap": {},
                               "experts": {**tasks, **languages, **soups}}  # fmt: skip

@@ -16,7 +16,7 @@ RESULTS, ATLAS = "results", "map"
 
 def works() -> Mapping[str, Work]:
     """What does each kind of step."""
-    from layerswap.study.tables import write_tables
+    from layerswap.study.tables import write_study_tables
 
     return {
         "data": build_data,
@@ -24,7 +24,7 @@ def works() -> Mapping[str, Work]:
         "select": select_experts,
         "change": measure_change,
         "judge": judge,
-        "tables": write_tables,
+        "tables": write_study_tables,
     }
 
 
@@ -105,7 +105,10 @@ def judge(context: Context) -> None:
     settings = context.step.settings
     folder, asked = _tasks(context)
     how = Settings(
-        limit=settings["judge"]["limit"], device=settings["device"], dtype=settings["dtype"]
+        limit=settings["judge"]["limit"],
+        device=settings["device"],
+        dtype=settings["dtype"],
+        allow_code=settings["judge"]["allow_code"],
     )
     store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
@@ -128,7 +131,7 @@ def _tasks(context: Context) -> tuple[Path, list[Any]]:
         data = DataFolder.given(None)
         asked = write_suite(
             settings["suite"], [language], tasks, data=data, shots=settings["shots"],
-            skip=context.say,
+            allow_code=settings["allow_code"], skip=context.say,
         )  # fmt: skip
         return tasks.root, asked
     metric = (settings["metric"][0], settings["metric"][1])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
-from layerswap.checkpoint.versions import need_extra, versions
+from layerswap.checkpoint.versions import need_extras, versions
 from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
 from layerswap.merge.documents import fingerprint
@@ -165,7 +165,7 @@ def plan_expert(spec: ExpertSpec, out: Path, *, folder: Path | None = None) -> J
     Raises:
         LayerswapError: as `train_expert`.
     """
-    need_extra("train", "training")
+    need_extras("training", "train")
     check_distributed(spec)
     folder = folder or Path()
     source = spec.base
