@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from layerswap.errors import RecipeError
+from layerswap.errors import EvaluationError, RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.streams import language_stream, take, task_stream
 from layerswap.lab.tasks import export_tasks
@@ -15,11 +15,11 @@ from layerswap.study.journal import Journal, read_journal
 from layerswap.study.planning import plan_study
 from layerswap.study.ready_studies import find_study, ready_studies
 from layerswap.study.running import run_graph
-from layerswap.study.scores import BEST, CHOSEN, condition
+from layerswap.study.scores import BEST, CHOSEN, abroad, condition
 from layerswap.study.spec import Judging, Run, read_study
 from layerswap.study.telling import write_study_report
 from layerswap.study.treatments import DEFAULT
-from layerswap.study.works import works
+from layerswap.study.works import check_tasks, works
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,12 @@ def spec(folder, **changes):
         "languages": {"nela": experts("nela", [1]), "furo": experts("furo", [1])},
         "grid": {"bottom": [0, 2], "top": 0},
         "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint",
-                      "simultaneous", "partial", "soups", "multilingual soup"],
+                      "simultaneous", "partial", "reverted", "soups", "multilingual soup"],
         "partitions": ["C"],
         "lora": {"r": 4, "alpha": 4},
         "judge": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-                  "metric": ["exact_match", "whole"], "limit": 12},
+                  "metric": ["exact_match", "whole"], "limit": 12,
+                  "elsewhere": {"languages": ["basu", "nela"]}},
         "dtype": "float32",
         **changes,
     }  # fmt: skip
@@ -79,16 +80,23 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
             "base", "joint", DEFAULT, CHOSEN, BEST, "task expert", "language expert", "soup",
             "magnitude soup", "ties, density 0.2", "simultaneous", "partition C", "swap of soups",
             "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
-            "swap of partial SFT, C", "task expert, LoRA", "language expert, LoRA", "swap, LoRA",
+            "swap of partial SFT, C", "task expert, reverted C", "language expert, reverted C",
+            "task expert, LoRA", "language expert, LoRA", "swap, LoRA",
             "partition C, LoRA", "joint, LoRA", "simultaneous, LoRA",
             "task expert, partial C, LoRA", "language expert, partial C, LoRA",
             "swap of partial SFT, C, LoRA",
         }  # fmt: skip
         assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
+        there = numbers["elsewhere"][language]["lab_problem"]
+        assert set(there) == set(rows)
+        asked = {"basu", "nela"} - {language}
+        assert all(set(row) == asked for row in there.values())
+        assert there["base"]["basu"]["n"] == rows["base"]["n"]
     assert numbers["friedman"]["conditions"] == 2 * 4
     text = (tables / "tables.md").read_text()
     assert "## lab_problem, furo" in text
     assert "chosen by the documents that it is judged on" in text
+    assert "## lab_problem, the models of furo in other languages" in text
     assert "\\toprule" in (tables / "tables.tex").read_text()
     page = write_study_report(tmp_path / "out").read_text()
     assert {f'data-panel="{kind}"' in page for kind in ("maps", "grid", "examples")} == {True}
@@ -140,6 +148,38 @@ def test_the_choice_is_made_on_other_documents_than_the_score():
     assert rows["soup"].score.n == 200
 
 
+def test_in_other_languages_nothing_is_chosen_anew():
+    rng = np.random.default_rng(0)
+    names = [f"swap {b},0,0,0" for b in range(3)]
+    own = {f"0-{i}": {n: rng.random(100) for n in (*names, "soup")} for i in range(2)}
+    own["0-0"]["swap 1,0,0,0"] += 1
+    own["0-1"]["swap 2,0,0,0"] += 1
+    one = condition("sw", "mgsm", own, 0.5)
+    there = {
+        "0-0": {"swap 0,0,0,0": np.ones(80), "swap 1,0,0,0": np.full(80, 0.25)},
+        "0-1": {"swap 2,0,0,0": np.full(80, 0.75), "swap 1,0,0,0": np.ones(80)},
+        "all": {"base": np.full(80, 0.1)},
+    }
+    (found,) = abroad([one], {("mgsm", "en"): there, ("mgsm", "de"): there}, 0.5)
+    assert (found.language, found.benchmark) == ("sw", "mgsm")
+    assert set(found.rows) == {CHOSEN, BEST, "base"}
+    assert found.rows[CHOSEN]["en"].mean == found.rows[BEST]["de"].mean == 0.5
+    assert found.rows["base"]["de"].mean == pytest.approx(0.1)
+    assert found.rows["base"]["de"].n == 40
+
+
+def test_a_language_that_a_suite_does_not_have_is_refused_before_training(folder):
+    graph = spec(folder, judge={"suite": "mgsm"})
+    with pytest.raises(EvaluationError, match="no language 'nela'"):
+        check_tasks(graph)
+    there = {"languages": ["zu"], "suites": ["mgsm"]}
+    plain = spec(folder)["judge/furo"].settings["judge"]
+    graph = spec(folder, judge={**plain, "elsewhere": there})
+    with pytest.raises(EvaluationError, match="mgsm does not have zu"):
+        check_tasks(graph)
+    check_tasks(plan_study(*find_study("layer-swapping")))
+
+
 @pytest.mark.parametrize("name", list(ready_studies()))
 def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     import socket
@@ -185,6 +225,11 @@ def test_hours_follow_from_documents_and_tokens():
     [
         ({"judge": {}}, "judge: give either a suite or tasks"),
         ({"judge": {"tasks": ["x"]}}, "judge: tasks: give the one folder"),
+        ({"judge": {"suite": "mgms"}}, "no suite 'mgms'.*mgsm"),
+        (
+            {"judge": {"suite": "mgsm", "elsewhere": {"languages": ["en"], "suites": ["x"]}}},
+            "no suite 'x'",
+        ),
         ({"baselines": ["soop"]}, "baselines"),
         ({"task": {"data": "x", "run": []}}, "task.run: unknown key.*runs"),
         ({"languages": {}}, "languages: write at least one"),
@@ -195,6 +240,12 @@ def test_mistakes_of_a_study_are_named_by_line_and_key(folder, changes, said):
     with pytest.raises(RecipeError, match=said) as caught:
         spec(folder, **changes)
     assert "study.yaml, line" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["partial", "reverted"])
+def test_what_a_partition_decides_needs_one(folder, name):
+    with pytest.raises(RecipeError, match=f"`{name}` needs partitions"):
+        spec(folder, baselines=[name], partitions=[])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli.study import Where
+
 
 class Split(enum.Enum):
     """The splits that are not for training."""
@@ -108,6 +110,7 @@ def study(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each training; the lab's own if not given.")
     ] = None,
+    on: Where = None,
 ) -> None:
     """The papers' experiment on the lab: trainings, pairs, compositions, baselines, tables.
 
@@ -121,7 +124,7 @@ def study(
 
     need_extras("a study", "train", "eval")
     path = write_study(out, runs=runs, n=n, steps=steps)
-    run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=None)
+    run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=on)
 
 
 @app.command()

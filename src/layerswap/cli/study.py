@@ -14,6 +14,11 @@ StudyFile = Annotated[
     str, typer.Argument(metavar="STUDY.yaml", help="A file, or the name of a ready study.")
 ]
 
+Where = Annotated[
+    str | None,
+    typer.Option("--on", help="`ray`, or the address of a Ray cluster; here if not given."),
+]
+
 
 @app.command()
 def run(
@@ -25,10 +30,7 @@ def run(
             help="The folder of the study, or the URL of one (fsspec); an earlier run goes on."
         ),
     ],
-    on: Annotated[
-        str | None,
-        typer.Option(help="Where: `ray`, or the address of a Ray cluster; here if not given."),
-    ] = None,
+    on: Where = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say which steps there are, and their cost.")
     ] = False,
@@ -58,9 +60,10 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.study.running import run_graph, status
     from layerswap.study.storage import place
     from layerswap.study.telling import write_study_report
-    from layerswap.study.works import works
+    from layerswap.study.works import check_tasks, works
 
     need_extras("a study", "train", "eval")
+    check_tasks(graph)
     executor = None
     if on is not None:
         from layerswap.study.on_ray import OnRay

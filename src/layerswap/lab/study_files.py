@@ -118,6 +118,7 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
             "include": ["tasks"],
             "metric": ["exact_match", "whole"],
             "development": DEVELOPMENT,
+            "elsewhere": {"languages": [lab.world.source.name]},
         },
         "dtype": "float32",
     }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 from layerswap.compose.recipe import check_recipe
 from layerswap.evaluate.suites import suites
 from layerswap.evaluate.trie import build_trie, count_layers, paths_of
-from layerswap.study.spec import Judging, Run
+from layerswap.study.spec import Judging, Run, StudySpec
 from layerswap.study.treatments import Trained, recipes
 
 READ = 1.2e14
@@ -22,6 +22,8 @@ BATCH = 32
 """Texts that are written at a time."""
 LAYERS = 32
 """Of a base that is not at hand."""
+CHOSEN_OF_GRID = 2
+"""Of a pair's grid, what is judged in other languages: the chosen composition and the best."""
 ROWS, TOKENS = 80_000, 512
 """Rows of a data set and tokens of a row, where nothing better is known (paper 2, section 3.4)."""
 
@@ -71,8 +73,31 @@ def checkpoints(run: Run) -> int:
     return max(1, (run.limit or ROWS) // run.save_every)
 
 
+def language_hours(
+    spec: StudySpec, settings: Mapping[str, Any], kept: Mapping[str, int], others: Sequence[str]
+) -> float:
+    """Device hours of judging a language: its models in it, and those that count elsewhere.
+
+    Args:
+        spec: the study.
+        settings: of the step that judges.
+        kept: how many experts of each kind are kept.
+        others: the steps that train something beside them.
+    """
+    models = judged_models(settings, kept, others)
+    hours = judging_hours(spec.judge, spec.billions, models)
+    there = spec.judge.elsewhere
+    if there is not None:
+        models = judged_models({**settings, "grid": None}, kept, others, more=CHOSEN_OF_GRID)
+        suites_there: list[str | None] = [*there.suites] or [spec.judge.suite]
+        for suite in suites_there:
+            judge = spec.judge.model_copy(update={"suite": suite})
+            hours += len(there.languages) * judging_hours(judge, spec.billions, models)
+    return hours
+
+
 def judging_hours(judge: Judging, billions: float, models: float) -> float:
-    """Device hours of judging models.
+    """Device hours of judging models in one language.
 
     2 operations a parameter and token that is read; the weights loaded once for each token that a
     batch writes.
@@ -92,7 +117,7 @@ def judging_hours(judge: Judging, billions: float, models: float) -> float:
 
 
 def judged_models(
-    settings: Mapping[str, Any], kept: Mapping[str, int], others: Sequence[str]
+    settings: Mapping[str, Any], kept: Mapping[str, int], others: Sequence[str], more: int = 0
 ) -> float:
     """How many models judging a language costs as much as.
 
@@ -102,6 +127,7 @@ def judged_models(
         settings: of the step that judges.
         kept: how many experts of each kind are kept.
         others: the steps that train something beside them.
+        more: further models of each pair.
     """
     trained = Trained(
         {name: [f"{name}-{i}" for i in range(count)] for name, count in kept.items()},
@@ -110,11 +136,12 @@ def judged_models(
     )
     total = 0.0
     planned = list(recipes(settings, trained))
-    for _, group in groupby(planned, key=lambda named: named[0].rpartition(": ")[0]):
+    for pair, group in groupby(planned, key=lambda named: named[0].rpartition(": ")[0]):
         made = [recipe for _, recipe in group]
         swapped = [recipe for recipe in made if {"swap", "partition"} & set(recipe)]
         paths = paths_of(check_recipe(one, where="plan").resolve(LAYERS) for one in swapped)
         total += len(made) - len(swapped) + count_layers(build_trie(paths)).distinct / LAYERS
+        total += more if pair else 0
     return total
 
 

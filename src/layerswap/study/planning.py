@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from layerswap.errors import RecipeError
 from layerswap.merge.documents import fingerprint
-from layerswap.study.costs import checkpoints, judged_models, judging_hours, training_hours
+from layerswap.study.costs import checkpoints, judging_hours, language_hours, training_hours
 from layerswap.study.spec import Experts, Judging, Run, StudySpec
 from layerswap.study.steps import Estimate, Graph, Resources, Step
 from layerswap.train.expert_schema import Data, Files, Trained
@@ -173,8 +173,7 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     compared = _compared(language, spec, folder)
     kinds = {TASK: spec.task, **spec.languages}
     kept = {one: kinds[one].keep for one in kinds if f"select/{one}" in compared}
-    models = judged_models(settings, kept, (*compared, *trained))
-    hours = judging_hours(spec.judge, spec.billions, models)
+    hours = language_hours(spec, settings, kept, (*compared, *trained))
     device = Resources(cpus=4, gpus=1, memory_gb=96) if spec.device != "cpu" else Resources()
     return Step(
         f"judge/{language}", "judge", settings, (*compared, *trained),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +57,7 @@ class Condition:
         pairs: by pair and treatment, one score per test document; the grid as two treatments.
         grid: mean score of each composition of the grid over pairs, on the development documents.
         chosen: the composition chosen for each pair.
+        best: the composition that is best on the test documents, for each pair.
         test: positions of the test documents, in the order of task and document.
     """
 
@@ -65,6 +66,7 @@ class Condition:
     pairs: Pairs
     grid: Mapping[Zones, Interval] = field(default_factory=dict)
     chosen: Mapping[str, Zones] = field(default_factory=dict)
+    best: Mapping[str, Zones] = field(default_factory=dict)
     test: tuple[int, ...] = ()
 
     @cached_property
@@ -98,6 +100,7 @@ def condition(language: str, benchmark: str, judged: Pairs, development: float) 
     shared = judged.get(SHARED, {})
     pairs: Pairs = {}
     chosen: dict[str, Zones] = {}
+    best: dict[str, Zones] = {}
     grids: dict[Zones, list[Values]] = defaultdict(list)
     rest: npt.NDArray[np.int64] = np.array([], dtype=np.int64)
     for pair, treatments in judged.items():
@@ -109,30 +112,77 @@ def condition(language: str, benchmark: str, judged: Pairs, development: float) 
         kept = {n: v[rest] for n, v in together.items() if zones_of(n) is None}
         if grid:
             chosen[pair] = max(grid, key=lambda zones: grid[zones][first].mean())
-            kept[CHOSEN] = grid[chosen[pair]][rest]
-            kept[BEST] = max((v[rest] for v in grid.values()), key=lambda v: float(v.mean()))
+            best[pair] = max(grid, key=lambda zones: grid[zones][rest].mean())
+            kept[CHOSEN], kept[BEST] = grid[chosen[pair]][rest], grid[best[pair]][rest]
         for zones, values in grid.items():
             grids[zones].append(values[first])
         pairs[pair] = kept
     means = {zones: mean_interval(np.mean(values, axis=0)) for zones, values in grids.items()}
-    return Condition(language, benchmark, pairs, means, chosen, tuple(map(int, rest)))
+    return Condition(language, benchmark, pairs, means, chosen, best, tuple(map(int, rest)))
 
 
-def read_judged(folder: Path) -> dict[str, Pairs]:
-    """By benchmark, the scores of every pair and treatment in a folder of results."""
-    rows: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+@dataclass(frozen=True)
+class Abroad:
+    """The models of a language on a benchmark in other languages.
+
+    Attributes:
+        language: that the models are for.
+        benchmark: such as `mgsm`.
+        rows: by treatment and other language, the mean over pairs, on the documents that are at
+            the places of those that nothing was chosen on.
+    """
+
+    language: str
+    benchmark: str
+    rows: Mapping[str, Mapping[str, Interval]]
+
+
+def abroad(
+    own: Sequence[Condition], judged: Mapping[tuple[str, str], Pairs], development: float
+) -> list[Abroad]:
+    """What the models of a language do in other languages; nothing is chosen there.
+
+    Args:
+        own: the language's own benchmarks. A benchmark that is not among them takes the
+            composition that was chosen on the first.
+        judged: the scores in other languages, by benchmark and language.
+        development: share of the documents to choose on.
+    """
+    by_benchmark = {one.benchmark: one for one in own}
+    rows: dict[str, dict[str, dict[str, Interval]]] = defaultdict(lambda: defaultdict(dict))
+    for (benchmark, language), pairs in judged.items():
+        chosen = by_benchmark.get(benchmark, own[0])
+        values: dict[str, list[Values]] = defaultdict(list)
+        for pair, treatments in pairs.items():
+            for name, scores in treatments.items():
+                test = scores[_split(len(scores), development)[1]]
+                zones = zones_of(name)
+                if zones is None:
+                    values[name].append(test)
+                if zones is not None and zones == chosen.chosen.get(pair):
+                    values[CHOSEN].append(test)
+                if zones is not None and zones == chosen.best.get(pair):
+                    values[BEST].append(test)
+        for name, scores_of in values.items():
+            rows[benchmark][name][language] = mean_interval(np.mean(scores_of, axis=0))
+    return [Abroad(own[0].language, benchmark, found) for benchmark, found in rows.items()]
+
+
+def read_judged(folder: Path) -> dict[tuple[str, str], Pairs]:
+    """By benchmark and language, the scores of every pair and treatment in a folder of results."""
+    rows: dict[tuple[str, str], dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
     for score in read_scores(folder):
         if score.main:
             name = score.task if score.benchmark == "flores" else score.benchmark
-            rows[name][score.model].append(score)
-    found: dict[str, Pairs] = {}
-    for benchmark, models in rows.items():
+            rows[name, score.language][score.model].append(score)
+    found: dict[tuple[str, str], Pairs] = {}
+    for key, models in rows.items():
         pairs: Pairs = defaultdict(dict)
         for model, scores in models.items():
             pair, _, treatment = model.rpartition(": ")
             ordered = sorted(scores, key=lambda score: (score.task, score.document))
             pairs[pair or SHARED][treatment] = np.array([fraction(score) for score in ordered])
-        found[benchmark] = dict(pairs)
+        found[key] = dict(pairs)
     return found
 
 

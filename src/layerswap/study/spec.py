@@ -15,15 +15,17 @@ from pydantic import (
 )
 
 from layerswap.compose.explain import explain
+from layerswap.compose.mistakes import nearest
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
+from layerswap.evaluate.suites.suites import SUITES
 from layerswap.evaluate.sweep_spec import Grid
 from layerswap.train.expert_schema import Data, Lora, Rate, Side, Text, Trained
 
 Baseline = Literal[
     "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
-    "soups", "multilingual soup",
+    "reverted", "soups", "multilingual soup",
 ]  # fmt: skip
 
 
@@ -90,6 +92,18 @@ class Experts(Strict):
     by: Selecting = Selecting()
 
 
+class Elsewhere(Strict):
+    """Other languages in which the models of every language are judged (paper 1, tables 2 and 5).
+
+    Attributes:
+        languages: such as the language of the task data; a language's own is passed over.
+        suites: what is asked there; what `judge` asks when not given.
+    """
+
+    languages: Annotated[list[Text], Field(min_length=1)]
+    suites: list[Text] = []
+
+
 class Judging(Strict):
     """What models are judged on: a suite, or tasks of one's own.
 
@@ -103,6 +117,7 @@ class Judging(Strict):
         development: share of the documents on which the composition is chosen.
         allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
             leaves MBPP out.
+        elsewhere: the same models in other languages; of the grid, those that were chosen.
     """
 
     suite: str | None = None
@@ -113,6 +128,14 @@ class Judging(Strict):
     limit: PositiveInt | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     allow_code: bool = False
+    elsewhere: Elsewhere | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Judging:
+        for suite in [self.suite, *(self.elsewhere.suites if self.elsewhere else ())]:
+            if suite and suite not in SUITES:
+                raise ValueError(f"no suite {suite!r}{nearest(suite, list(SUITES))}")
+        return self
 
     @model_validator(mode="after")
     def _one(self) -> Judging:
@@ -143,9 +166,10 @@ class StudySpec(Strict):
             first run of each (paper 2, table 3).
         baselines: what the swap is compared with. `partial`: for each partition, experts that
             train their own part of it alone, each by itself and swapped (paper 2, tables 1 and
-            2). `soups`: the soup of the kept language experts swapped with that of the kept task
-            experts; `multilingual soup`: the soup of all languages' experts in the former's place
-            (paper 1, table 6).
+            2). `reverted`: for each partition, the experts with all but their own part of it put
+            back to the base (paper 2, section 6). `soups`: the soup of the kept language experts
+            swapped with that of the kept task experts; `multilingual soup`: the soup of all
+            languages' experts in the former's place (paper 1, table 6).
         ties: densities of that baseline; each is one (Yadav et al., 2023, keep a fifth).
         change: whether what the kept experts changed is measured and shown (paper 1, figures 2
             and 4 to 9).
@@ -183,8 +207,9 @@ class StudySpec(Strict):
 
     @model_validator(mode="after")
     def _partitioned(self) -> StudySpec:
-        if "partial" in self.baselines and not self.partitions:
-            raise ValueError("baseline `partial` needs partitions, which say what trains")
+        for name in ("partial", "reverted"):
+            if name in self.baselines and not self.partitions:
+                raise ValueError(f"baseline `{name}` needs partitions, which say what is whose")
         return self
 
 
@@ -208,6 +233,7 @@ def _keys_at(path: KeyPath) -> list[str]:
     models: dict[str, type[Strict]] = {
         "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": Run, "lora": Lora,
         "train": Trained, "rates": Rate, "both": Run, "simultaneous": Turns,
+        "elsewhere": Elsewhere,
     }  # fmt: skip
     named = [part for part in path if isinstance(part, str)]
     if not named:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,66 @@ from layerswap.evaluate.ranks import Friedman, friedman
 from layerswap.report.page import Table
 from layerswap.report.table_files import difference_words, write_tables
 from layerswap.study.running import Context
-from layerswap.study.scores import BEST, CHOSEN, Condition, Row, condition, read_judged
-from layerswap.study.treatments import DEFAULT
+from layerswap.study.scores import (
+    BEST,
+    CHOSEN,
+    Abroad,
+    Condition,
+    Row,
+    abroad,
+    condition,
+    read_judged,
+)
+from layerswap.study.treatments import DEFAULT, ELSEWHERE, RESULTS
 
 TABLES, NUMBERS = "tables", "tables.json"
 FLATTERED = f"{BEST}: chosen by the documents that it is judged on."
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a study found.
+
+    Attributes:
+        conditions: every language on every benchmark.
+        abroad: the models of every language in other languages.
+    """
+
+    conditions: list[Condition]
+    abroad: list[Abroad]
+
+    @cached_property
+    def ranked(self) -> Friedman | None:
+        """Friedman's test over the conditions; None where it says nothing."""
+        return ranks_over(self.conditions)
+
+    def own(self, other: Abroad) -> Condition | None:
+        """The same models on the same benchmark in their own language, if it was asked there."""
+        where = (other.language, other.benchmark)
+        return next((c for c in self.conditions if (c.language, c.benchmark) == where), None)
+
+
+def findings(folders: Mapping[str, Path], development: float) -> Findings:
+    """What the steps found that judged the languages.
+
+    Args:
+        folders: of steps, by name.
+        development: share of the documents to choose on.
+    """
+    conditions: list[Condition] = []
+    others: list[Abroad] = []
+    for step, folder in folders.items():
+        if not step.startswith("judge/"):
+            continue
+        language = step.partition("/")[2]
+        own = [
+            condition(language, benchmark, judged, development)
+            for (benchmark, _), judged in read_judged(folder / RESULTS).items()
+        ]
+        conditions += own
+        if (folder / ELSEWHERE).is_dir():
+            others += abroad(own, read_judged(folder / ELSEWHERE), development)
+    return Findings(conditions, others)
 
 
 def write_study_tables(context: Context) -> None:
@@ -26,44 +82,66 @@ def write_study_tables(context: Context) -> None:
     Raises:
         StudyError: nothing was judged.
     """
-    conditions = conditions_of(context.inputs, context.step.settings["development"])
-    if not conditions:
+    found = findings(context.inputs, context.step.settings["development"])
+    if not found.conditions:
         raise StudyError("nothing was judged")
-    ranked = ranks_over(conditions)
     facts: dict[str, Any] = {"name": context.step.settings["name"], "languages": {}}
-    for one in conditions:
+    for one in found.conditions:
         told = {name: asdict(row.score) | {"low pair": row.lowest, "high pair": row.highest}
                 for name, row in one.rows.items()}  # fmt: skip
         facts["languages"].setdefault(one.language, {})[one.benchmark] = told
-    if ranked is not None:
-        facts["friedman"] = asdict(ranked)
-    tables = tables_of(conditions, ranked)
+    for other in found.abroad:
+        rows = {name: {language: asdict(score) for language, score in row.items()}
+                for name, row in other.rows.items()}  # fmt: skip
+        facts.setdefault("elsewhere", {}).setdefault(other.language, {})[other.benchmark] = rows
+    if found.ranked is not None:
+        facts["friedman"] = asdict(found.ranked)
     (context.folder / NUMBERS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    write_tables(context.folder / TABLES, tables)
+    write_tables(context.folder / TABLES, tables_of(found))
 
 
-def conditions_of(folders: Mapping[str, Path], development: float) -> list[Condition]:
-    """Every language on every benchmark, from the folders of the steps that judged them."""
-    return [
-        condition(step.partition("/")[2], benchmark, judged, development)
-        for step, folder in folders.items()
-        if step.startswith("judge/")
-        for benchmark, judged in read_judged(folder / "results").items()
-    ]
-
-
-def tables_of(conditions: Sequence[Condition], ranked: Friedman | None) -> dict[str, Table]:
+def tables_of(found: Findings) -> dict[str, Table]:
     """Every table of a study, by its heading."""
-    found: dict[str, Table] = {}
-    for benchmark in dict.fromkeys(one.benchmark for one in conditions):
-        same = [one for one in conditions if one.benchmark == benchmark]
+    tables: dict[str, Table] = {}
+    for benchmark in dict.fromkeys(one.benchmark for one in found.conditions):
+        same = [one for one in found.conditions if one.benchmark == benchmark]
         if len(same) > 1:
-            found[benchmark] = over_languages(benchmark, same)
+            tables[benchmark] = over_languages(benchmark, same)
         for one in same:
-            found[f"{benchmark}, {one.language}"] = in_detail(one)
-    if ranked is not None:
-        found["Ranks"] = rank_table(ranked)
-    return found
+            tables[f"{benchmark}, {one.language}"] = in_detail(one)
+    for other in found.abroad:
+        tables[heading_elsewhere(other)] = elsewhere(other, found.own(other))
+    if found.ranked is not None:
+        tables["Ranks"] = rank_table(found.ranked)
+    return tables
+
+
+def heading_elsewhere(other: Abroad) -> str:
+    """What the table of a language's models in other languages is called."""
+    return f"{other.benchmark}, the models of {other.language} in other languages"
+
+
+def elsewhere(other: Abroad, own: Condition | None) -> Table:
+    """Treatments down, languages across, and their mean (paper 1, tables 2 and 5).
+
+    Args:
+        other: the models in other languages.
+        own: the same in their own, if it was asked there.
+    """
+    languages = list(dict.fromkeys(name for row in other.rows.values() for name in row))
+    cells: list[list[Any]] = []
+    for name, row in other.rows.items():
+        scores = [row.get(language) for language in languages]
+        if own is not None:
+            scores = [own.rows[name].score if name in own.rows else None, *scores]
+        means = [score.mean for score in scores if score is not None]
+        cells.append([name, *scores, sum(means) / len(means)])
+    columns = ["treatment", *([other.language] if own is not None else []), *languages, "mean"]
+    caption = (
+        f"{other.benchmark}: mean over pairs, with its 95% bootstrap interval; per cent. The "
+        "compositions are those that were chosen in the language's own documents."
+    )
+    return Table(columns, cells, caption=_honest(caption, list(other.rows)))
 
 
 def over_languages(benchmark: str, conditions: Sequence[Condition]) -> Table:

@@ -23,15 +23,16 @@ from layerswap.study.provenance import provenance
 from layerswap.study.scores import CHOSEN, Condition, fraction
 from layerswap.study.storage import Storage
 from layerswap.study.tables import (
-    conditions_of,
+    elsewhere,
+    findings,
+    heading_elsewhere,
     in_detail,
     over_languages,
     rank_table,
-    ranks_over,
     tables_of,
 )
-from layerswap.study.treatments import DEFAULT, grid_name
-from layerswap.study.works import ATLAS, RESULTS
+from layerswap.study.treatments import DEFAULT, RESULTS, grid_name
+from layerswap.study.works import ATLAS
 
 PAGE, FIGURES, TABLES = "report.html", "figures", "tables"
 SHOWN = 300
@@ -53,12 +54,12 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
     tables, figures = folder / TABLES, folder / FIGURES
     tables.mkdir(exist_ok=True)
     figures.mkdir(exist_ok=True)
-    write_tables(tables / tables.name, tables_of(told.conditions, told.ranked))
+    write_tables(tables / tables.name, tables_of(told.found))
     for language, atlas in told.atlases.items():
         drawn = map_figure([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
         save_figure(drawn, figures / f"change-{language}")
-    if told.ranked is not None:
-        save_figure(rank_figure(told.ranked), figures / "ranks")
+    if told.found.ranked is not None:
+        save_figure(rank_figure(told.found.ranked), figures / "ranks")
     report = told.report()
     for section in report.sections:
         if section.figure_svg:
@@ -90,10 +91,9 @@ class Told:
             name: journal.bring(name) if journal.graph[name].kind in told else journal.folder(name)
             for name in sorted(done)
         }
-        self.conditions = conditions_of(self.folders, self.settings["development"])
-        if not self.conditions:
+        self.found = findings(self.folders, self.settings["development"])
+        if not self.found.conditions:
             raise StudyError(f"{journal.root}: nothing was judged yet; there is nothing to report")
-        self.ranked: Friedman | None = ranks_over(self.conditions)
         self.atlases = {
             name.partition("/")[2]: Atlas.load(folder / ATLAS)
             for name, folder in self.folders.items()
@@ -103,7 +103,7 @@ class Told:
     def report(self) -> Report:
         """The page."""
         left = [step.name for step in self.journal.graph if step.name not in self.folders]
-        lead = [self.settings["description"], *(_sentence(one) for one in self.conditions)]
+        lead = [self.settings["description"], *(_sentence(one) for one in self.found.conditions)]
         if left:
             lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
         return Report(
@@ -116,14 +116,17 @@ class Told:
 
     def sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
-        for benchmark in dict.fromkeys(one.benchmark for one in self.conditions):
-            same = [one for one in self.conditions if one.benchmark == benchmark]
+        for benchmark in dict.fromkeys(one.benchmark for one in self.found.conditions):
+            same = [one for one in self.found.conditions if one.benchmark == benchmark]
             if len(same) > 1:
                 yield Section(f"{benchmark}, all languages", table=over_languages(benchmark, same))
             for one in same:
                 yield from _about(one)
-        if self.ranked is not None:
-            yield _ranks(self.ranked)
+        for other in self.found.abroad:
+            table = elsewhere(other, self.found.own(other))
+            yield Section(heading_elsewhere(other), table=table)
+        if self.found.ranked is not None:
+            yield _ranks(self.found.ranked)
         for language, atlas in self.atlases.items():
             yield Section(
                 f"What fine-tuning changed, {language}",
@@ -131,7 +134,7 @@ class Told:
                 "threshold (paper 1, figure 2).",
                 panel=map_panel(atlas, atlas.threshold()),
             )
-        for one in self.conditions:
+        for one in self.found.conditions:
             yield from _examples(one, self.folders[f"judge/{one.language}"] / RESULTS)
         yield self._provenance()
 
@@ -147,10 +150,10 @@ class Told:
     def _stack(self) -> str | None:
         """The chosen composition of the first pair of the first language."""
         atlas = next(iter(self.atlases.values()), None)
-        zones = next(iter(self.conditions[0].chosen.values()), None)
+        zones = next(iter(self.found.conditions[0].chosen.values()), None)
         if atlas is None or zones is None:
             return None
-        names = {"task": "task expert", "language": f"{self.conditions[0].language} expert"}
+        names = {"task": "task expert", "language": f"{self.found.conditions[0].language} expert"}
         return stack_svg(swap(atlas.layers, zones=zones), names)
 
 

@@ -18,6 +18,8 @@ from layerswap.merge.plan import Plan
 from layerswap.study.running import Context
 
 EXPERT, SELECTION = "expert", "selection.json"
+RESULTS, ELSEWHERE = "results", "elsewhere"
+"""What was judged in the language's own documents, and in other languages."""
 DEFAULT = "swap, default"
 GRID = re.compile(r"swap (\d+),(\d+),(\d+),(\d+)")
 """The name of a composition of the grid: its four counts."""
@@ -119,6 +121,11 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[str,
             (f"ties, density {density}",
              {"merge": {"method": "ties", "experts": both, "density": density}})
             for density in settings["ties"]
+        ],
+        "reverted": [
+            (f"{kind} expert, reverted {name}", {"partition": {"name": name, other: "base"}})
+            for name in settings["partitions"]
+            for kind, other in (("task", "language"), ("language", "task"))
         ],
     }  # fmt: skip
     for baseline in settings["baselines"]:

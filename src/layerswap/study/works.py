@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
+from layerswap.evaluate.suites.suites import Asked, askable
+from layerswap.merge.plan import Plan
 from layerswap.study.running import Context, Work
-from layerswap.study.treatments import EXPERT, SELECTION, models, selected
+from layerswap.study.scores import condition, read_judged
+from layerswap.study.steps import Graph
+from layerswap.study.treatments import (
+    ELSEWHERE,
+    EXPERT,
+    RESULTS,
+    SELECTION,
+    grid_name,
+    models,
+    selected,
+    zones_of,
+)
 
-RESULTS, ATLAS = "results", "map"
+ATLAS = "map"
 
 
 def works() -> Mapping[str, Work]:
@@ -26,6 +39,23 @@ def works() -> Mapping[str, Work]:
         "judge": judge,
         "tables": write_study_tables,
     }
+
+
+def check_tasks(graph: Graph) -> None:
+    """Refuse a study that would ask what cannot be asked, before anything is trained.
+
+    Raises:
+        EvaluationError: there is no such suite, or none of its benchmarks has a language.
+    """
+    for step in graph:
+        if step.kind == "judge":
+            judge = step.settings["judge"]
+            there = judge["elsewhere"] or {"languages": [], "suites": []}
+            asked = [(judge["suite"], step.settings["language"])] if judge["suite"] else []
+            asked += product(there["suites"] or [judge["suite"]], there["languages"])
+            for suite, language in asked:
+                if suite:
+                    askable(suite, language, allow_code=judge["allow_code"])
 
 
 def build_data(context: Context) -> None:
@@ -97,13 +127,33 @@ def measure_change(context: Context) -> None:
 
 
 def judge(context: Context) -> None:
-    """Judge every pair of experts of one language: the compositions and the baselines."""
-    from layerswap.evaluate.answers import AnswerStore
+    """Judge every pair of experts of one language: the compositions and the baselines.
+
+    In other languages, the baselines and what was chosen of the compositions.
+    """
     from layerswap.evaluate.result_files import write_results
+
+    settings = context.step.settings
+    language, elsewhere = settings["language"], settings["judge"]["elsewhere"]
+    named = dict(models(context))
+    own = [one for one in [settings["judge"]["suite"]] if one]
+    folder, asked = _tasks(context, own, [language])
+    write_results(context.folder / RESULTS, _judged(context, named, asked, folder), asked)
+    others = [one for one in (elsewhere or {}).get("languages", ()) if one != language]
+    if not others:
+        return
+    folder, asked = _tasks(context, elsewhere["suites"] or own, others)
+    kept = _chosen(context, named)
+    write_results(context.folder / ELSEWHERE, _judged(context, kept, asked, folder), asked)
+
+
+def _judged(
+    context: Context, named: Mapping[str, Plan], asked: Sequence[Asked], folder: Path
+) -> dict[str, Any]:
+    from layerswap.evaluate.answers import AnswerStore
     from layerswap.evaluate.suite_run import Settings, run_suite
 
     settings = context.step.settings
-    folder, asked = _tasks(context)
     how = Settings(
         limit=settings["judge"]["limit"],
         device=settings["device"],
@@ -113,31 +163,54 @@ def judge(context: Context) -> None:
     store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
     # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
-    for _, group in groupby(models(context), key=lambda named: named[0].rpartition(": ")[0]):
+    for _, group in groupby(named.items(), key=lambda one: one[0].rpartition(": ")[0]):
         results |= run_suite(dict(group), asked, folder, settings=how, store=store, say=context.say)
-    write_results(context.folder / RESULTS, results, asked)
+    return results
 
 
-def _tasks(context: Context) -> tuple[Path, list[Any]]:
-    """The tasks to ask, and the folder that holds them."""
+def _chosen(context: Context, named: Mapping[str, Plan]) -> dict[str, Plan]:
+    """All but the compositions of the grid that no benchmark of the language's own chose."""
+    settings = context.step.settings
+    kept: set[str] = set()
+    for (benchmark, language), pairs in read_judged(context.folder / RESULTS).items():
+        one = condition(language, benchmark, pairs, settings["judge"]["development"])
+        for picked in (one.chosen, one.best):
+            kept |= {f"{pair}: {grid_name(zones)}" for pair, zones in picked.items()}
+    return {
+        name: plan
+        for name, plan in named.items()
+        if name in kept or zones_of(name.rpartition(": ")[2]) is None
+    }
+
+
+def _tasks(
+    context: Context, suites: Sequence[str], languages: Sequence[str]
+) -> tuple[Path, list[Asked]]:
+    """The tasks to ask in some languages, and the folder that holds them.
+
+    Without suites they are tasks of one's own.
+    """
     from layerswap.evaluate.suites.local import DataFolder
-    from layerswap.evaluate.suites.suites import Asked, write_suite
+    from layerswap.evaluate.suites.suites import write_suite
     from layerswap.evaluate.suites.task_folder import TaskFolder
 
     settings = context.step.settings["judge"]
-    language = context.step.settings["language"]
-    if settings["suite"]:
+    if suites:
         tasks = TaskFolder(context.folder / "tasks")
         data = DataFolder.given(None)
-        asked = write_suite(
-            settings["suite"], [language], tasks, data=data, shots=settings["shots"],
-            allow_code=settings["allow_code"], skip=context.say,
+        written = (
+            write_suite(
+                suite, languages, tasks, data=data, shots=settings["shots"],
+                allow_code=settings["allow_code"], skip=context.say,
+            )
+            for suite in suites
         )  # fmt: skip
-        return tasks.root, asked
+        return tasks.root, [one for of_suite in written for one in of_suite]
     metric = (settings["metric"][0], settings["metric"][1])
     asked = [
         Asked(name.format(language=language), benchmark_of(name), language, metric)
         for name in settings["tasks"]
+        for language in languages
     ]
     return Path(settings["include"][0]), asked
 

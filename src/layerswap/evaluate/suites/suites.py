@@ -109,6 +109,32 @@ SUITES: dict[str, tuple[Part, ...]] = {
 }  # fmt: skip
 
 
+def askable(suite: str, language: str, *, allow_code: bool = False) -> list[str]:
+    """The benchmarks of a suite that can be asked in a language; nothing is read or fetched.
+
+    Args:
+        suite: one of `SUITES`.
+        language: any code or name.
+        allow_code: whether programs that a model wrote may be run.
+
+    Raises:
+        EvaluationError: there is no such suite, or none of its benchmarks has the language.
+    """
+    if suite not in SUITES:
+        raise EvaluationError(f"no suite {suite!r}{nearest(suite, list(SUITES))}")
+    found, refused = [], []
+    for part in SUITES[suite]:
+        try:
+            _code(part.benchmark, language, allow_code)
+        except EvaluationError as error:
+            refused.append(str(error))
+        else:
+            found.append(part.benchmark)
+    if not found:
+        raise EvaluationError("; ".join(refused))
+    return found
+
+
 def write_suite(
     suite: str,
     languages: Sequence[str],
