@@ -26,7 +26,8 @@ def test_the_labs_study_runs_from_its_own_files(tmp_path):
         "ties, density 0.5",
         "swap, chosen on development",
     ):
-        assert tables.count(f"| {treatment} |") == 4  # each language, both, and the ranks
+        # Each language, also in the source language; both together; and the ranks.
+        assert tables.count(f"| {treatment} |") == 6
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

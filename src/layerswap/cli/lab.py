@@ -105,7 +105,7 @@ def models(
 @app.command()
 def study(
     out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
-    runs: Annotated[int, typer.Option(min=1, help="Trainings of each kind of expert.")] = 2,
+    runs: Annotated[int, typer.Option(min=1, help="Trainings of each kind of expert.")] = 1,
     n: Annotated[int, typer.Option(min=4, help="Questions to judge by, a language.")] = 500,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each training; the lab's own if not given.")

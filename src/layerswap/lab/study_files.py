@@ -31,7 +31,7 @@ FIRST_SEED = 900
 def write_study(
     out: Path,
     *,
-    runs: int = 2,
+    runs: int = 1,
     n: int = 500,
     steps: int | None = None,
 ) -> Path:
@@ -106,7 +106,7 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
         "languages": {name: _experts(name, trainings.language, runs) for name in lab.languages},
         "both": _run(both),
         "simultaneous": {"partition": PARTITION, "outside": OUTSIDE},
-        "pairs": "same",
+        "pairs": "all",
         "grid": {"bottom": [0, 1, 2, 3], "top": [0, 1], "bottom_transition": [0, 1]},
         "baselines": [
             "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "soups",

@@ -104,6 +104,10 @@ class Told:
         """The page."""
         left = [step.name for step in self.journal.graph if step.name not in self.folders]
         lead = [self.settings["description"], *(_sentence(one) for one in self.found.conditions)]
+        lead.append(
+            "Above and below: the 95% interval of the paired difference is clear of zero. "
+            "Intervals are over documents, not over trainings."
+        )
         if left:
             lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
         return Report(
@@ -161,13 +165,21 @@ def _sentence(one: Condition) -> str:
     """The result of one language in plain words, with its uncertainty."""
     rows = one.rows
     name = CHOSEN if CHOSEN in rows else DEFAULT
-    score = rows[name].score
-    others = {n: row for n, row in rows.items() if not n.startswith("swap")}
-    best = max(others, key=lambda n: others[n].score.mean, default=None)
-    said = f"{one.benchmark} in {one.language}: the {name} reaches {interval_words(score)}%"
-    if best is None:
-        return f"{said}."
-    return f"{said}; the best of the others is {best} with {interval_words(others[best].score)}%."
+    placed: dict[str, list[str]] = {"above": [], "level with": [], "below": []}
+    for other, row in rows.items():
+        apart = row.against.get(name)
+        if apart is None or other.startswith("swap"):
+            continue
+        if apart.high < 0:
+            placed["above"].append(f"{other} (by {-100 * apart.mean:.1f})")
+        elif apart.low > 0:
+            placed["below"].append(f"{other} (by {100 * apart.mean:.1f})")
+        else:
+            placed["level with"].append(other)
+    score = interval_words(rows[name].score)
+    said = f"{one.benchmark} in {one.language}: the {name}, reaches {score}%"
+    told = "; ".join(f"{where} {', '.join(names)}" for where, names in placed.items() if names)
+    return f"{said}. It is {told}." if told else f"{said}."
 
 
 def _about(one: Condition) -> Iterator[Section]:
