@@ -199,8 +199,8 @@ def test_compositions_of_a_pair_are_counted_by_the_layers_that_they_run():
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "ties": [0.2],
                 "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
     kept = {"task": 2, "sw": 3}
-    # The base once; of each of six pairs the default swap, both experts and the soup.
-    assert judged_models(settings, kept, ()) == 1 + 6 * 4
+    # The base and five experts once; of each of six pairs the default swap and the soup.
+    assert judged_models(settings, kept, ()) == 1 + 5 + 6 * 2
     # 81 configurations of 32 layers take 398 layer evaluations (evaluate.trie); the default is one.
     settings |= {"grid": {"bottom": [3, 4, 5], **wide}, "baselines": []}
     assert judged_models(settings, {"task": 1, "sw": 1}, ()) == 398 / 32

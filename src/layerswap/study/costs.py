@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -121,7 +122,8 @@ def judged_models(
 ) -> float:
     """How many models judging a language costs as much as.
 
-    Compositions of one pair run the layers that they share once.
+    Compositions of one pair run the layers that they share once, and an expert that is in several
+    pairs is judged once.
 
     Args:
         settings: of the step that judges.
@@ -135,14 +137,22 @@ def judged_models(
         LAYERS,
     )
     total = 0.0
+    alone: set[str] = set()
     planned = list(recipes(settings, trained))
     for pair, group in groupby(planned, key=lambda named: named[0].rpartition(": ")[0]):
         made = [recipe for _, recipe in group]
         swapped = [recipe for recipe in made if {"swap", "partition"} & set(recipe)]
         paths = paths_of(check_recipe(one, where="plan").resolve(LAYERS) for one in swapped)
-        total += len(made) - len(swapped) + count_layers(build_trie(paths)).distinct / LAYERS
-        total += more if pair else 0
-    return total
+        total += count_layers(build_trie(paths)).distinct / LAYERS + (more if pair else 0)
+        alone |= {_model(recipe) for recipe in made if recipe not in swapped}
+    return total + len(alone)
+
+
+def _model(recipe: Mapping[str, Any]) -> str:
+    """A recipe without the experts that it does not use."""
+    used = recipe["soup"]["experts"] if "soup" in recipe else list(recipe["experts"])
+    experts = {name: recipe["experts"][name] for name in used}
+    return json.dumps({**recipe, "experts": experts}, sort_keys=True)
 
 
 def _asked(judge: Judging) -> Iterator[tuple[Documents, int]]:
