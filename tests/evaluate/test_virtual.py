@@ -129,6 +129,8 @@ def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
         VirtualModel([])
     with pytest.raises(EvaluationError, match="no dtype 'int4'; there are float32"):
         VirtualModel([plan], dtype="int4")
+    with pytest.raises(EvaluationError, match="device 'cuba' cannot be used"):
+        VirtualModel([plan], device="cuba")
 
 
 def test_experts_of_two_dtypes_need_a_dtype(tmp_path):

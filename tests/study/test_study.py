@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from layerswap.errors import EvaluationError, RecipeError
+from layerswap.checkpoint import open_checkpoint
+from layerswap.errors import EvaluationError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.streams import language_stream, take, task_stream
 from layerswap.lab.tasks import export_tasks
@@ -14,12 +15,14 @@ from layerswap.study.costs import judged_models, judging_hours, training_hours
 from layerswap.study.journal import Journal, read_journal
 from layerswap.study.planning import plan_study
 from layerswap.study.ready_studies import find_study, ready_studies
-from layerswap.study.running import run_graph
+from layerswap.study.running import Context, run_graph
 from layerswap.study.scores import BEST, CHOSEN, abroad, condition
 from layerswap.study.spec import Judging, Run, read_study
+from layerswap.study.steps import Resources
 from layerswap.study.telling import write_study_report
 from layerswap.study.treatments import DEFAULT
 from layerswap.study.works import check_tasks, works
+from layerswap.train.finish import TRAINING, read_training
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +243,45 @@ def test_mistakes_of_a_study_are_named_by_line_and_key(folder, changes, said):
     with pytest.raises(RecipeError, match=said) as caught:
         spec(folder, **changes)
     assert "study.yaml, line" in str(caught.value)
+
+
+def test_resources_are_the_studys_own(folder):
+    graph = spec(folder, device="cuda", resources={
+        "train": {"gpus": 2, "memory_gb": 200}, "judge": {"cpus": 8}, "data": {"memory_gb": 20},
+    })  # fmt: skip
+    assert graph["train/task/0"].resources == Resources(4, 2, 200)
+    assert graph["judge/nela"].resources == Resources(8, 1, 96)
+    assert graph["select/task"].resources == Resources()  # losses are only compared
+    assert graph["train/task/0"].settings.get("launch") is None
+    same = spec(folder, device="cuda")
+    assert same.keys == graph.keys  # where a step runs is not what it does
+    by = {"data": {part: f"task-{part}.jsonl" for part in ("train", "validation")},
+          "by": {"tasks": ["mgsm_direct_en"]}}  # fmt: skip
+    graph = spec(folder, device="cuda", task=by, resources={"train": {"processes": 4}})
+    assert graph["select/task"].resources.gpus == 1
+    assert graph["train/task/0"].resources.gpus == 4
+    assert "MULTI_GPU" in graph["train/task/0"].settings["launch"]["configuration"]
+    with pytest.raises(RecipeError, match=r"no configuration 'ddq'.*ddp"):
+        spec(folder, device="cuda", resources={"train": {"processes": 2, "launch": "ddq"}})
+    with pytest.raises(RecipeError, match=r"mine\.yaml: no such file"):
+        spec(folder, device="cuda", resources={"train": {"processes": 2, "launch": "mine.yaml"}})
+    with pytest.raises(RecipeError, match=r"resources\.train\.gpu: unknown key.*gpus"):
+        spec(folder, resources={"train": {"gpu": 2}})
+
+
+def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path):
+    graph = spec(folder, resources={"train": {"processes": 2}})
+    step = graph["train/nela/0"]
+    context = Context(step, tmp_path, {}, print)
+    works()["train"](context)
+    log = read_training(tmp_path / "expert")["log"]
+    assert [entry["step"] for entry in log][-1] == 64 // (2 * 16)
+    assert open_checkpoint(str(tmp_path / "expert")).layers == 8
+    assert "64 rows" in (tmp_path / "training.txt").read_text()
+    # A process that ends with an error is told by what it said.
+    (tmp_path / "expert" / TRAINING).unlink()
+    with pytest.raises(StudyError, match=r"all that it said, last: error: .*expert"):
+        works()["train"](context)
 
 
 @pytest.mark.parametrize("name", ["partial", "reverted"])

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli.options import Device, ModelDtype
+
 
 class Engine(enum.Enum):
     """What answers."""
@@ -47,10 +49,8 @@ def evaluate(
     shots: Annotated[int | None, typer.Option(min=0, help="Exemplars in a prompt.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most documents of a task.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Found if not given.")] = None,
-    device: Annotated[str, typer.Option(help="Where models run.")] = "cpu",
-    dtype: Annotated[
-        str | None, typer.Option(help="Of the models; as stored if not given.")
-    ] = None,
+    device: Device = None,
+    dtype: ModelDtype = None,
     engine: Annotated[Engine, typer.Option(help="What answers.")] = Engine.sweep,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Run programs that a model wrote, in a sandbox.")
@@ -66,6 +66,7 @@ def evaluate(
     from layerswap.cli.progress import step_progress
     from layerswap.evaluate import result_files as files
     from layerswap.evaluate.answers import AnswerStore
+    from layerswap.evaluate.devices import pick_device
     from layerswap.evaluate.suite_run import Settings, open_models, run_suite
     from layerswap.evaluate.suites.local import DataFolder
     from layerswap.evaluate.suites.suites import write_suite
@@ -82,7 +83,7 @@ def evaluate(
         suite, language, tasks, data=DataFolder.given(data), shots=shots, allow_code=allow_code,
         skip=say,
     )  # fmt: skip
-    settings = Settings(limit, batch_size, device, dtype, engine.value, allow_code)
+    settings = Settings(limit, batch_size, pick_device(device), dtype, engine.value, allow_code)
     with step_progress("judging models", len(plans)) as progress:
         results = run_suite(
             plans, asked, tasks.root, settings=settings,

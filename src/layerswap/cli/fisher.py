@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli.options import Device
+
 
 def fisher(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or a Hub id.")],
@@ -27,7 +29,7 @@ def fisher(
     examples: Annotated[int, typer.Option(min=1, help="How many examples to draw.")] = 256,
     max_length: Annotated[int, typer.Option(min=2, help="Longest example, in tokens.")] = 1024,
     seed: Annotated[int, typer.Option(help="Of the examples and the labels.")] = 0,
-    device: Annotated[str | None, typer.Option(help="For torch; a GPU if there is one.")] = None,
+    device: Device = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
     ] = False,

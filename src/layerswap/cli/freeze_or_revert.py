@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from layerswap.cli.options import Device, ModelDtype
 from layerswap.cli.select import Role
+
+if TYPE_CHECKING:
+    from layerswap.merge import Plan
 
 
 def freeze_or_revert(
@@ -21,6 +25,8 @@ def freeze_or_revert(
         list[Path] | None, typer.Option(help="Folder with task YAMLs of one's own.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most documents of a task.")] = None,
+    device: Device = None,
+    dtype: ModelDtype = None,
 ) -> None:
     """Train a part alone, or train all and put the rest back? Both ways, for each partition.
 
@@ -31,11 +37,16 @@ def freeze_or_revert(
     from layerswap.train.freezing import freeze_or_revert as both_ways
     from layerswap.train.selection import score_plan
 
+    def score(plan: Plan) -> dict[str, float]:
+        return score_plan(
+            plan, task, include=include or (), limit=limit, device=device, dtype=dtype
+        )
+
     rows = both_ways(
         read_expert(spec),
         out,
         part=part.value,
-        score=lambda plan: score_plan(plan, task, include=include or (), limit=limit),
+        score=score,
         partitions=[name.strip() for name in partitions.split(",")],
         folder=spec.parent,
         say=lambda line: typer.echo(line, err=True),

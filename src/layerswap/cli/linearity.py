@@ -35,18 +35,19 @@ def linearity(
             help="Of the measurement; in less than float32, rounding is measured too.",
         ),
     ] = "float32",
-    device: Annotated[str, typer.Option(help="Where the models run: cpu, cuda, mps.")] = "cpu",
+    device: options.Device = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Loss along the line between two experts, layer by layer, and how far their deltas add up.
 
     Example: layerswap linearity --base llama --task math --language swahili --text sw.txt --out lin
     """
+    from layerswap.evaluate.devices import pick_device
     from layerswap.report.linearity_files import refuse_linearity, write_linearity
 
     refuse_linearity(out, overwrite=overwrite)
     for line in write_linearity(
         base, task, language, text, out, steps=steps, beyond=beyond, elsewhere=elsewhere,
-        max_length=max_length, dtype=dtype, device=device, overwrite=overwrite,
+        max_length=max_length, dtype=dtype, device=pick_device(device), overwrite=overwrite,
     ):  # fmt: skip
         typer.echo(line)

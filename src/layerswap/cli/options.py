@@ -1,4 +1,4 @@
-"""The options that `merge` and `plan` share, and the recipe that they add up to."""
+"""The options that several commands share, and the recipe that those of a merge add up to."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ RecipeFile = Annotated[
         metavar="[RECIPE.yaml]",
         help="A recipe or a mergekit configuration; or give --task and --language.",
     ),
+]
+Device = Annotated[
+    str | None, typer.Option(help="Where models run: cpu, cuda, mps; a GPU if there is one.")
+]
+ModelDtype = Annotated[
+    str | None,
+    typer.Option(metavar="float32|bfloat16|float16", help="Of the models; as stored if not given."),
 ]
 Task = Annotated[
     str | None, typer.Option(help="Task expert: a folder or a Hub id (name[@revision]).")

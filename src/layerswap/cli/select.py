@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli.options import Device, ModelDtype
+
 
 class Role(enum.Enum):
     """What an expert is for."""
@@ -34,6 +36,8 @@ def select(
     ] = None,
     language: Annotated[str | None, typer.Option(help="Of a language expert, any code.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most documents of a task.")] = None,
+    device: Device = None,
+    dtype: ModelDtype = None,
     out: Annotated[Path | None, typer.Option(help="Write all scores to this JSON file.")] = None,
 ) -> None:
     """Score every checkpoint of several runs and keep the best, not all of one run.
@@ -52,7 +56,11 @@ def select(
     names = list(task or [])
     if role is not None:
         names = selection.signal_tasks(role.value, language)
-    score = selection.scorer(names, include=include or (), limit=limit) if names else None
+    score = None
+    if names:
+        score = selection.scorer(
+            names, include=include or (), limit=limit, device=device, dtype=dtype
+        )
     found = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
     typer.echo(selection_table(found))
     if out is not None:

@@ -23,6 +23,7 @@ from layerswap.checkpoint import (
 )
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.errors import CheckpointError, MergeError, RecipeError
+from layerswap.evaluate.devices import open_device, pick_device
 from layerswap.evaluate.examples import Tokens, read_examples, tokenize
 from layerswap.merge.documents import fingerprint
 from layerswap.merge.fisher import FISHER_RECORD, FISHER_WEIGHTS
@@ -205,8 +206,8 @@ def _load(checkpoint: Checkpoint, device: str | None) -> tuple[PreTrainedModel, 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with without_progress_bars():
+        where = open_device(pick_device(device))
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder)
             model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.anatomy import Anatomy, Group, convert, dissect
+from layerswap.evaluate.devices import open_device
 from layerswap.evaluate.weights import Measurements, Source, WeightPool, moved
 from layerswap.merge.memory import build_model
 from layerswap.merge.outputs import FLOAT_NAMES
@@ -65,7 +66,7 @@ class VirtualModel:
             raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")
         if experts_on not in ("device", "cpu"):
             raise EvaluationError(f"experts_on is {experts_on!r}; it must be device or cpu")
-        self.device = torch.empty(0, device=device).device  # with its index: "cuda" is "cuda:0"
+        self.device = open_device(device)
         self._dtype = dtype
         self.plans: list[Plan] = []
         self.paths: list[Path] = []

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from layerswap.errors import RecipeError
 from layerswap.merge.documents import fingerprint
 from layerswap.study.costs import checkpoints, judging_hours, language_hours, training_hours
+from layerswap.study.launching import launch_configuration
+from layerswap.study.resources import Kind
 from layerswap.study.spec import Experts, Judging, Run, StudySpec
 from layerswap.study.steps import Estimate, Graph, Resources, Step
 from layerswap.train.expert_schema import Data, Files, Trained
@@ -36,7 +38,7 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
 def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
     kinds = {TASK: spec.task, **spec.languages}
     for name, experts in kinds.items():
-        yield from _data(name, experts.data, folder)
+        yield from _data(name, experts.data, spec, folder)
         for i, run in enumerate(experts.runs):
             yield _train(f"train/{name}/{i}", spec, [(name, experts.data)], run, folder)
         yield from _variants(name, experts, spec, folder)
@@ -95,15 +97,21 @@ def _both(language: str, spec: StudySpec, folder: Path) -> Iterator[Step]:
 def _change(language: str, spec: StudySpec, folder: Path) -> Step:
     settings = {"language": language, "base": _base(spec, folder)}
     needs = _kept(spec, TASK, language)
-    return Step(f"change/{language}", "change", settings, needs, estimate=Estimate(disk_gb=0.1))
+    return Step(
+        f"change/{language}", "change", settings, needs, estimate=Estimate(disk_gb=0.1),
+        resources=_takes("change", spec),
+    )  # fmt: skip
 
 
-def _data(name: str, data: Data, folder: Path) -> Iterator[Step]:
+def _data(name: str, data: Data, spec: StudySpec, folder: Path) -> Iterator[Step]:
     if _is_mix(data, folder):
         assert isinstance(data, str)
         where = data if data in ready_recipes() else str(folder / data)
         settings = {"mix": mix_text(where), "folder": str(Path(where).parent)}
-        yield Step(f"data/{name}", "data", settings, estimate=Estimate(disk_gb=0.2))
+        yield Step(
+            f"data/{name}", "data", settings, estimate=Estimate(disk_gb=0.2),
+            resources=_takes("data", spec),
+        )  # fmt: skip
 
 
 def _is_mix(data: Data, folder: Path) -> bool:
@@ -137,10 +145,13 @@ def _train(
         settings["train"]["part"] = TASK if sets[0][0] == TASK else "language"
     if turns is not None:
         settings["turns"] = turns
+    takes = spec.resources.train
+    if takes.processes > 1:
+        configuration = launch_configuration(takes.launch, folder) if spec.device != "cpu" else None
+        settings["launch"] = {"processes": takes.processes, "configuration": configuration}
     hours = training_hours(run, spec.billions, len(sets))
-    device = Resources(cpus=4, gpus=1, memory_gb=64) if spec.device != "cpu" else Resources()
     return Step(
-        name, "train", settings, tuple(needs), inputs, device,
+        name, "train", settings, tuple(needs), inputs, _takes("train", spec),
         Estimate(gpu_hours=hours, disk_gb=spec.billions * 4 * 2),
     )  # fmt: skip
 
@@ -152,7 +163,11 @@ def _select(name: str, experts: Experts, spec: StudySpec) -> Step:
     if experts.by.tasks:
         judge = Judging(tasks=experts.by.tasks, include=["."], limit=experts.by.limit)
         hours = judging_hours(judge, spec.billions, sum(map(checkpoints, experts.runs)))
-    return Step(f"select/{name}", "select", settings, needs, estimate=Estimate(gpu_hours=hours))
+        settings |= {"device": spec.device, "dtype": spec.dtype}
+    return Step(
+        f"select/{name}", "select", settings, needs, estimate=Estimate(gpu_hours=hours),
+        resources=_takes("select", spec) if experts.by.tasks else Resources(),
+    )  # fmt: skip
 
 
 def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Path) -> Step:
@@ -174,12 +189,15 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     kinds = {TASK: spec.task, **spec.languages}
     kept = {one: kinds[one].keep for one in kinds if f"select/{one}" in compared}
     hours = language_hours(spec, settings, kept, (*compared, *trained))
-    device = Resources(cpus=4, gpus=1, memory_gb=96) if spec.device != "cpu" else Resources()
     return Step(
         f"judge/{language}", "judge", settings, (*compared, *trained),
-        resources=device, estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
+        resources=_takes("judge", spec), estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
         version=VERSIONS["judge"],
     )  # fmt: skip
+
+
+def _takes(kind: Kind, spec: StudySpec) -> Resources:
+    return spec.resources.of(kind, device=spec.device)
 
 
 def _kept(spec: StudySpec, *names: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
 from layerswap.errors import RecipeError
 from layerswap.evaluate.suites.suites import SUITES
 from layerswap.evaluate.sweep_spec import Grid
+from layerswap.study.resources import Takes, Takings, TrainingTakes
 from layerswap.train.expert_schema import Data, Lora, Rate, Side, Text, Trained
 
 Baseline = Literal[
@@ -177,6 +178,7 @@ class StudySpec(Strict):
         device: where models are judged.
         dtype: of the models that are judged.
         billions: parameters of the base, for estimates.
+        resources: processors, devices and memory of the steps of each kind.
     """
 
     name: Text
@@ -197,6 +199,7 @@ class StudySpec(Strict):
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     billions: Annotated[float, Field(gt=0, strict=False)] = 8.0
+    resources: Takings = Takings()
 
     @field_validator("baselines")
     @classmethod
@@ -233,12 +236,14 @@ def _keys_at(path: KeyPath) -> list[str]:
     models: dict[str, type[Strict]] = {
         "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": Run, "lora": Lora,
         "train": Trained, "rates": Rate, "both": Run, "simultaneous": Turns,
-        "elsewhere": Elsewhere,
+        "elsewhere": Elsewhere, "resources": Takings,
     }  # fmt: skip
     named = [part for part in path if isinstance(part, str)]
     if not named:
         return list(StudySpec.model_fields)
     if len(named) == 2 and named[0] == "languages":
         return list(Experts.model_fields)
+    if len(named) == 2 and named[0] == "resources":
+        return list((TrainingTakes if named[1] == "train" else Takes).model_fields)
     model = models.get(named[-1])
     return list(model.model_fields) if model else []

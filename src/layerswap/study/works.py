@@ -10,6 +10,7 @@ from typing import Any
 
 from layerswap.evaluate.suites.suites import Asked, askable
 from layerswap.merge.plan import Plan
+from layerswap.study.launching import launch_training
 from layerswap.study.running import Context, Work
 from layerswap.study.scores import condition, read_judged
 from layerswap.study.steps import Graph
@@ -77,6 +78,7 @@ def train(context: Context) -> None:
     from layerswap.train.finish import TRAINING
 
     settings = dict(context.step.settings)
+    launch = settings.pop("launch", None)
     sets = [
         str(context.inputs[one["step"]] / "mix") if "step" in one else one["given"]
         for one in settings.pop("data")
@@ -89,7 +91,11 @@ def train(context: Context) -> None:
         data = {"simultaneous": both, "train": turns}
     out = context.folder / EXPERT
     checked = check_expert({**spec, **data}, where=context.step.name)
-    train_expert(checked, out, resume=(out / TRAINING).is_file(), say=context.say)
+    resume = (out / TRAINING).is_file()
+    if launch is not None:
+        launch_training({**spec, **data}, out, launch, resume=resume)
+    else:
+        train_expert(checked, out, resume=resume, say=context.say)
 
 
 def select_experts(context: Context) -> None:
@@ -98,7 +104,10 @@ def select_experts(context: Context) -> None:
 
     settings = context.step.settings
     tasks = settings["tasks"]
-    score = scorer(tasks, limit=settings["limit"]) if tasks else None
+    score = None
+    if tasks:
+        where = {"device": settings["device"], "dtype": settings["dtype"]}
+        score = scorer(tasks, limit=settings["limit"], **where)
     runs = [folder / EXPERT for folder in context.inputs.values()]
     if len(runs) == 1 and settings["keep"] == 1 and score is None:
         chosen = [{"folder": str(runs[0])}]  # nothing to choose by, and nothing to choose

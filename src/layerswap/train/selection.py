@@ -150,31 +150,53 @@ def signal_tasks(role: Role, language: str | None = None) -> list[str]:
 
 
 def scorer(
-    tasks: Sequence[str], *, include: Sequence[Path] = (), limit: int | None = None
+    tasks: Sequence[str],
+    *,
+    include: Sequence[Path] = (),
+    limit: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> Callable[[Candidate], dict[str, float]]:
-    """A function that scores a checkpoint, or an adapter over its base, on lm-eval tasks."""
+    """A function that scores a checkpoint, or an adapter over its base, on lm-eval tasks.
+
+    Args:
+        tasks: their names.
+        include: folders with task YAMLs of one's own.
+        limit: most documents of a task.
+        device: where models run; a GPU if there is one when None.
+        dtype: of the models; as stored when None.
+    """
 
     def score(candidate: Candidate) -> dict[str, float]:
         recipe = {"experts": {"expert": candidate.folder}, "soup": {"experts": ["expert"]}}
         plan = make_plan(check_recipe(recipe, where=candidate.folder))
-        return score_plan(plan, tasks, include=include, limit=limit)
+        return score_plan(plan, tasks, include=include, limit=limit, device=device, dtype=dtype)
 
     return score
 
 
 def score_plan(
-    plan: Plan, tasks: Sequence[str], *, include: Sequence[Path] = (), limit: int | None = None
+    plan: Plan,
+    tasks: Sequence[str],
+    *,
+    include: Sequence[Path] = (),
+    limit: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> dict[str, float]:
-    """The mean of the first metric of each lm-eval task, for a plan that need not be written."""
+    """The mean of the first metric of each lm-eval task, for a plan that need not be written.
+
+    See `scorer`.
+    """
     from transformers import AutoTokenizer
 
+    from layerswap.evaluate.devices import pick_device
     from layerswap.evaluate.harness import evaluate
     from layerswap.evaluate.sweep_engine import Sweep
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(plan))
-    result = evaluate(
-        Sweep([plan]), tokenizer, tasks, include=include, limit=limit, batch_size=None
-    )
+    sweep = Sweep([plan], device=pick_device(device), dtype=dtype)
+    result = evaluate(sweep, tokenizer, tasks, include=include, limit=limit, batch_size=None)
     return _means(result[0])
 
 
