@@ -1,6 +1,7 @@
 """The engine: nothing twice, nothing lost, and one failure stops only what needs it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,7 +193,19 @@ def test_a_step_that_was_not_copied_whole_is_done_again(tmp_path, works):
     record.unlink()  # the record is copied last: without it the rest may not be whole
     done.clear()
     run_graph(chain(), tmp_path / "other", kinds, storage=storage)
-    assert done == ["b"]
+    assert done == ["b", "c"]
+
+
+def test_what_follows_a_step_that_is_done_again_is_done_again(tmp_path, works):
+    done, kinds = works
+    run_graph(chain(), tmp_path / "one", kinds)
+    journal = Journal(tmp_path / "one", chain())
+    shutil.rmtree(journal.folder("b"))
+    assert [row["state"] for row in status(journal)] == ["done", "done", "waiting", "waiting"]
+    done.clear()
+    run_graph(chain(), tmp_path / "one", kinds)
+    assert done == ["b", "c"]
+    assert [row["state"] for row in status(journal)] == ["done"] * 4
 
 
 def test_what_failed_here_and_was_done_elsewhere_is_done(tmp_path, works):

@@ -1,12 +1,13 @@
 """A whole study on the lab's base, from one file to its tables; the ready ones without a net."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.errors import EvaluationError, RecipeError, StudyError
+from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.streams import language_stream, take, task_stream
 from layerswap.lab.tasks import export_tasks
@@ -14,14 +15,15 @@ from layerswap.lab.world import make_world
 from layerswap.study.costs import judged_models, judging_hours, training_hours
 from layerswap.study.journal import Journal, read_journal
 from layerswap.study.planning import plan_study
+from layerswap.study.preflight import check_here, check_plan, refuse_other_study
 from layerswap.study.ready_studies import find_study, ready_studies
 from layerswap.study.running import Context, run_graph
 from layerswap.study.scores import BEST, CHOSEN, abroad, condition
 from layerswap.study.spec import Judging, Run, read_study
-from layerswap.study.steps import Resources
+from layerswap.study.steps import Graph, Resources
 from layerswap.study.telling import write_study_report
 from layerswap.study.treatments import DEFAULT
-from layerswap.study.works import check_tasks, works
+from layerswap.study.works import works
 from layerswap.train.finish import TRAINING, read_training
 
 
@@ -171,16 +173,95 @@ def test_in_other_languages_nothing_is_chosen_anew():
     assert found.rows["base"]["de"].n == 40
 
 
-def test_a_language_that_a_suite_does_not_have_is_refused_before_training(folder):
-    graph = spec(folder, judge={"suite": "mgsm"})
-    with pytest.raises(EvaluationError, match="no language 'nela'"):
-        check_tasks(graph)
-    there = {"languages": ["zu"], "suites": ["mgsm"]}
-    plain = spec(folder)["judge/furo"].settings["judge"]
-    graph = spec(folder, judge={**plain, "elsewhere": there})
-    with pytest.raises(EvaluationError, match="mgsm does not have zu"):
-        check_tasks(graph)
-    check_tasks(plan_study(*find_study("layer-swapping")))
+LAB = {
+    "tasks": ["lab_problem_{language}"],
+    "include": ["tasks"],
+    "metric": ["exact_match", "whole"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"judge": {"suite": "mgsm"}}, "no language 'nela'"),
+        ({"judge": {**LAB, "elsewhere": {"languages": ["zu"], "suites": ["mgsm"]}}},
+         "mgsm does not have zu"),
+        ({"judge": {**LAB, "tasks": ["lab_problen_{language}"]}},
+         "no task 'lab_problen_nela'.*lab_problem_nela"),
+        ({"judge": {**LAB, "elsewhere": {"languages": ["klingon"]}}}, "no task 'lab_problem_kl"),
+        ({"grid": {"bottom": 9, "top": 9}}, "nothing of it fits into the 8 layers"),
+        ({"both": {"hyperparameters": {"lerning_rate": 1}}}, "lerning_rate.*learning_rate"),
+        ({"both": {"preset": "math-9"}}, "no preset 'math-9'; did you mean"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_training(folder, changes, said):
+    with pytest.raises(LayerswapError, match=said):
+        check_plan(spec(folder, **changes))
+
+
+def test_a_plan_that_can_work_is_not_refused(folder):
+    check_plan(spec(folder))
+    check_plan(plan_study(*find_study("layer-swapping")))
+
+
+def test_this_machine_is_asked_for_benchmarks_and_devices(folder, tmp_path, monkeypatch):
+    there = {"languages": ["en"], "suites": ["mgsm"]}
+    graph = spec(folder, judge={**LAB, "elsewhere": there}, device="cuba")
+    monkeypatch.setenv("LAYERSWAP_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(EvaluationError, match="device 'cuba' cannot be used"):
+        check_here(graph, device=True)
+    with pytest.raises(EvaluationError, match=r"mgsm_en\.tsv|MGSM"):
+        check_here(graph, device=False)
+
+
+def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):
+    graph = spec(folder, name="one")
+    Journal(tmp_path, graph).open()
+    refuse_other_study(spec(folder, name="one", pairs="same"), tmp_path, None)
+    with pytest.raises(StudyError, match="holds the study 'one'"):
+        refuse_other_study(spec(folder, name="other"), tmp_path, None)
+    Journal(tmp_path / "steps", Graph([graph["train/task/0"]])).open()
+    with pytest.raises(StudyError, match="holds the steps of another command"):
+        refuse_other_study(graph, tmp_path / "steps", None)
+
+
+def test_what_is_read_from_outside_is_part_of_the_keys(folder, tmp_path, monkeypatch):
+    for name in ("tasks", "study.yaml"):
+        assert (folder / name).exists()
+    there = tmp_path / "copy"
+    shutil.copytree(folder, there)
+    shutil.copytree(shipped().base, there / "base")
+    train = {"train": "task-*.jsonl", "validation": "task-validation.jsonl"}
+    recipe = there / "places.yaml"
+    recipe.write_text("experts: {task: a, language: b}\nswap: {bottom: 2, top: 1}\n")
+    changes = {
+        "base": "./base",
+        "task": {"data": train, "runs": [{"train": {"recipe": "places.yaml", "expert": "task"}}]},
+        "baselines": ["base"],
+    }
+    before = spec(there, **changes).keys
+
+    def changed():
+        after = spec(there, **changes).keys
+        kinds = {name.partition("/")[0] for name in after if after[name] != before[name]}
+        return kinds - {"lora-train"}
+
+    assert not changed()
+    monkeypatch.chdir(there)
+    assert not changed()
+    follow = {"select", "change", "judge", "tables"}
+    for path, kinds in (
+        ("tasks/lab_problem_nela.jsonl", {"judge", "tables"}),
+        ("places.yaml", {"train", *follow}),
+        ("task-more.jsonl", {"train", *follow}),
+        ("base/model.safetensors", {"train", *follow}),
+    ):
+        was = (there / path).read_bytes() if (there / path).exists() else None
+        (there / path).write_bytes((was or b"") + b" ")
+        assert changed() == kinds
+        (there / path).write_bytes(was) if was is not None else (there / path).unlink()
+    assert not changed()
 
 
 @pytest.mark.parametrize("name", list(ready_studies()))
@@ -200,7 +281,7 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
 def test_compositions_of_a_pair_are_counted_by_the_layers_that_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "ties": [0.2],
-                "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
+                "outside": None, "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
     kept = {"task": 2, "sw": 3}
     # The base and five experts once; of each of six pairs the default swap and the soup.
     assert judged_models(settings, kept, ()) == 1 + 5 + 6 * 2
@@ -233,6 +314,14 @@ def test_hours_follow_from_documents_and_tokens():
             {"judge": {"suite": "mgsm", "elsewhere": {"languages": ["en"], "suites": ["x"]}}},
             "no suite 'x'",
         ),
+        ({"judge": {**LAB, "tasks": ["lab_{lang}"]}}, "only {language} can be filled in"),
+        (
+            {"judge": {**LAB, "tasks": ["x"], "elsewhere": {"languages": ["basu"]}}},
+            "x has no {language}",
+        ),
+        ({"judge": {**LAB, "limit": 1}}, "limit"),
+        ({"languages": {"a/b": {"data": "x"}}}, "'a/b' cannot be the name of a language"),
+        ({"languages": {"task": {"data": "x"}}}, "'task' cannot be the name of a language"),
         ({"baselines": ["soop"]}, "baselines"),
         ({"task": {"data": "x", "run": []}}, "task.run: unknown key.*runs"),
         ({"languages": {}}, "languages: write at least one"),
@@ -282,6 +371,11 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
     (tmp_path / "expert" / TRAINING).unlink()
     with pytest.raises(StudyError, match=r"all that it said, last: error: .*expert"):
         works()["train"](context)
+
+
+def test_pairs_of_the_same_need_as_many_of_each(folder):
+    with pytest.raises(RecipeError, match="the task keeps 2 and nela 1"):
+        spec(folder, pairs="same", languages={"nela": {"data": {"train": "nela-train.jsonl"}}})
 
 
 @pytest.mark.parametrize("name", ["partial", "reverted"])

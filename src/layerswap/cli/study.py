@@ -56,20 +56,23 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
+    from layerswap.study import preflight
     from layerswap.study.journal import Journal
     from layerswap.study.running import run_graph, status
     from layerswap.study.storage import place
     from layerswap.study.telling import write_study_report
-    from layerswap.study.works import check_tasks, works
+    from layerswap.study.works import works
 
     need_extras("a study", "train", "eval")
-    check_tasks(graph)
+    root, storage = place(out)
+    preflight.refuse_other_study(graph, root, storage)
+    preflight.check_plan(graph)
+    preflight.check_here(graph, device=on is None)
     executor = None
     if on is not None:
         from layerswap.study.on_ray import OnRay
 
         executor = OnRay(None if on == "ray" else on)
-    root, storage = place(out)
     summary = run_graph(
         graph, root, works(), executor=executor, storage=storage,
         say=lambda line: typer.echo(line, err=True),

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from layerswap.compose.mistakes import nearest
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.answers import Answer, AnswerStore
 from layerswap.evaluate.book import Book
@@ -108,6 +109,18 @@ def load_tasks(
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return loaded
+
+
+def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None:
+    """Refuse names of tasks that there are not.
+
+    Raises:
+        EvaluationError: one is unknown, or lm-eval is not installed.
+    """
+    known = set(_manager(tuple(map(str, include)), tuple(names)).all_tasks)
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise EvaluationError(f"no task {unknown!r}{nearest(unknown, sorted(known))}")
 
 
 def task_names() -> list[str]:

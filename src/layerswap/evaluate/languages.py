@@ -9,6 +9,14 @@ from layerswap.errors import EvaluationError
 
 
 @cache
+def same_language(one: str, other: str) -> bool:
+    """Whether two codes or names are of one language; those of no language are compared as such."""
+    try:
+        return standard_tag(one) == standard_tag(other)
+    except EvaluationError:
+        return one == other
+
+
 def standard_tag(language: str) -> str:
     """The BCP 47 tag of a language by any of its codes, or by its English name.
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.versions import versions
@@ -35,6 +36,8 @@ class Entry:
         why: the reason of a failure.
         attempts: how often it was tried.
         versions: of the packages that did it.
+        stamp: of this time that it was done.
+        after: the stamps of the steps it needs, as they were then.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Entry:
     why: str = ""
     attempts: int = 1
     versions: dict[str, str] = field(default_factory=dict)
+    stamp: str = ""
+    after: dict[str, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -117,9 +122,28 @@ class Journal:
         return folder
 
     def done(self, name: str) -> bool:
-        """Whether a step is finished."""
+        """Whether a step is finished, from what the steps it needs gave the last time."""
         entry = self.entry(name)
-        return entry is not None and entry.state == "done"
+        return (
+            entry is not None
+            and entry.state == "done"
+            and all(
+                self.done(need) and self._stamp(need) == entry.after.get(need, "")
+                for need in self.graph[name].needs
+            )
+        )
+
+    def left(self) -> list[Step]:
+        """The steps that are not done, and those that come after one of them, in order."""
+        found: dict[str, Step] = {}
+        for step in self.graph:
+            if set(step.needs) & set(found) or not self.done(step.name):
+                found[step.name] = step
+        return list(found.values())
+
+    def _stamp(self, name: str) -> str:
+        entry = self.entry(name)
+        return "" if entry is None else entry.stamp
 
     def begin(self, step: Step) -> Path:
         """The folder to work in; it holds what an earlier attempt has left."""
@@ -133,7 +157,7 @@ class Journal:
         entry = Entry(
             step.name, step.kind, self.graph.keys[step.name], state,
             round(time.monotonic() - started, 3), socket.gethostname(), why, attempts,
-            versions(*PACKAGES),
+            versions(*PACKAGES), uuid4().hex, {need: self._stamp(need) for need in step.needs},
         )  # fmt: skip
         folder = self.folder(step.name)
         write_json(folder / RECORD, asdict(entry))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from layerswap.errors import RecipeError
-from layerswap.merge.documents import fingerprint
+from layerswap.evaluate.suites.local import VARIABLE
 from layerswap.study.costs import checkpoints, judging_hours, language_hours, training_hours
+from layerswap.study.inputs import (
+    base_of,
+    fingerprints,
+    folder_fingerprint,
+    given,
+    there,
+    with_recipe,
+)
 from layerswap.study.launching import launch_configuration
 from layerswap.study.resources import Kind
 from layerswap.study.spec import Experts, Judging, Run, StudySpec
@@ -42,7 +50,7 @@ def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
         for i, run in enumerate(experts.runs):
             yield _train(f"train/{name}/{i}", spec, [(name, experts.data)], run, folder)
         yield from _variants(name, experts, spec, folder)
-        yield _select(name, experts, spec)
+        yield _select(name, experts, spec, folder)
     results = []
     for language in spec.languages:
         both = list(_both(language, spec, folder))
@@ -72,7 +80,7 @@ def _variants(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Ite
         if changes:
             yield _train(f"{regime}train/{name}", spec, sets, run, folder)
         for partition in spec.partitions if "partial" in spec.baselines else ():
-            trained = Trained(partition=partition, part=part)
+            trained = Trained(partition=partition, part=part, outside=spec.outside)
             only = run.model_copy(update={"train": trained})
             yield _train(f"{regime}partial/{name}/{partition}", spec, sets, only, folder)
 
@@ -95,11 +103,12 @@ def _both(language: str, spec: StudySpec, folder: Path) -> Iterator[Step]:
 
 
 def _change(language: str, spec: StudySpec, folder: Path) -> Step:
-    settings = {"language": language, "base": _base(spec, folder)}
+    base = base_of(spec, folder)
+    settings = {"language": language, "base": base}
     needs = _kept(spec, TASK, language)
     return Step(
-        f"change/{language}", "change", settings, needs, estimate=Estimate(disk_gb=0.1),
-        resources=_takes("change", spec),
+        f"change/{language}", "change", settings, needs, folder_fingerprint(base),
+        estimate=Estimate(disk_gb=0.1), resources=_takes("change", spec),
     )  # fmt: skip
 
 
@@ -132,15 +141,17 @@ def _train(
 ) -> Step:
     needs: list[str] = []
     data: list[dict[str, Any]] = []
-    inputs: dict[str, str] = {}
+    base, run = base_of(spec, folder), with_recipe(run, folder)
+    inputs = folder_fingerprint(base) | fingerprints(run.train.recipe if run.train else None)
     for which, one in sets:
         if _is_mix(one, folder):
             needs.append(f"data/{which}")
             data.append({"step": f"data/{which}"})
         else:
-            data.append({"given": _absolute(one, folder)})
-            inputs |= _fingerprints(one, folder)
-    settings = {"base": _base(spec, folder), "data": data, **run.model_dump(mode="json")}
+            told = given(one, folder)
+            data.append({"given": told})
+            inputs |= fingerprints(*(told.values() if isinstance(told, dict) else [told]))
+    settings = {"base": base, "data": data, **run.model_dump(mode="json")}
     if run.train and run.train.partition and run.train.part is None:
         settings["train"]["part"] = TASK if sets[0][0] == TASK else "language"
     if turns is not None:
@@ -156,13 +167,14 @@ def _train(
     )  # fmt: skip
 
 
-def _select(name: str, experts: Experts, spec: StudySpec) -> Step:
+def _select(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Step:
     needs = tuple(f"train/{name}/{i}" for i in range(len(experts.runs)))
     settings = {"keep": experts.keep, **experts.by.model_dump(mode="json")}
     hours = 0.0
     if experts.by.tasks:
         judge = Judging(tasks=experts.by.tasks, include=["."], limit=experts.by.limit)
         hours = judging_hours(judge, spec.billions, sum(map(checkpoints, experts.runs)))
+        settings["include"] = [there(folder / one) for one in experts.by.include]
         settings |= {"device": spec.device, "dtype": spec.dtype}
     return Step(
         f"select/{name}", "select", settings, needs, estimate=Estimate(gpu_hours=hours),
@@ -172,13 +184,19 @@ def _select(name: str, experts: Experts, spec: StudySpec) -> Step:
 
 def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Path) -> Step:
     judge = spec.judge.model_dump(mode="json")
-    judge["include"] = [_there(folder / one) for one in spec.judge.include]
+    judge["include"] = [there(folder / one) for one in spec.judge.include]
+    inputs = folder_fingerprint(base_of(spec, folder))
+    for one in judge["include"]:
+        inputs |= folder_fingerprint(one)
+    if spec.judge.suite or spec.judge.elsewhere:
+        inputs |= folder_fingerprint(os.environ.get(VARIABLE))
     settings = {
         "language": language,
-        "base": _base(spec, folder),
+        "base": base_of(spec, folder),
         "pairs": spec.pairs,
         "grid": spec.grid.model_dump(mode="json") if spec.grid else None,
         "partitions": list(spec.partitions),
+        "outside": spec.outside,
         "baselines": list(spec.baselines),
         "ties": list(spec.ties),
         "judge": judge,
@@ -190,7 +208,7 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     kept = {one: kinds[one].keep for one in kinds if f"select/{one}" in compared}
     hours = language_hours(spec, settings, kept, (*compared, *trained))
     return Step(
-        f"judge/{language}", "judge", settings, (*compared, *trained),
+        f"judge/{language}", "judge", settings, (*compared, *trained), inputs,
         resources=_takes("judge", spec), estimate=Estimate(gpu_hours=hours, disk_gb=0.1),
         version=VERSIONS["judge"],
     )  # fmt: skip
@@ -221,38 +239,3 @@ def _compared(language: str, spec: StudySpec, folder: Path) -> tuple[str, ...]:
         for step in _variants(name, experts, spec, folder)
     ]
     return (*_kept(spec, TASK, language, *others), *variants)
-
-
-def _base(spec: StudySpec, folder: Path) -> str:
-    local = folder / Path(spec.base).expanduser()
-    if spec.base.startswith((".", "/", "~")) and not local.is_dir():
-        raise RecipeError(f"base: {local}: no such folder")
-    return str(local.absolute()) if local.is_dir() else spec.base
-
-
-def _absolute(data: Data, folder: Path) -> Any:
-    if isinstance(data, Files):
-        names = {"train": data.train, "validation": data.validation}
-        return {part: _there(folder / name) for part, name in names.items() if name is not None}
-    if not (folder / data).is_dir():
-        raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
-    return _there(folder / data)
-
-
-def _there(path: Path) -> str:
-    """A file, a folder, or a pattern of files, by its absolute path.
-
-    Raises:
-        RecipeError: there is none.
-    """
-    if not path.exists() and not (set("*?[") & set(path.name)):
-        kind = "file" if path.suffix else "folder"
-        raise RecipeError(f"{path}: no such {kind}")
-    return str(path.absolute())
-
-
-def _fingerprints(data: Data, folder: Path) -> dict[str, str]:
-    """Of the files that are there; a pattern, or a file that is not yet there, has none."""
-    names = [data.train, data.validation] if isinstance(data, Files) else [f"{data}/train.parquet"]
-    paths = [folder / name for name in names if name is not None]
-    return {str(path): fingerprint(path) for path in paths if path.is_file()}

@@ -108,15 +108,21 @@ def run_graph(
         StudyError: the folder holds something else.
     """
     journal = Journal(root, graph, storage).open()
-    waiting = [step for step in graph if not journal.done(step.name)]
+    waiting = journal.left()
     say(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
     (executor or InProcess()).run(journal, waiting, works, say)
     entries = {step.name: entry for step in graph if (entry := journal.entry(step.name))}
     blocked: dict[str, str] = {}
     for name, entry in entries.items():
         if entry.state == "failed":
-            blocked |= {one: name for one in graph.followers(name) if one not in entries}
+            blocked |= {one: name for one in graph.followers(name) if not _tried(journal, one)}
     return Summary(entries, blocked)
+
+
+def _tried(journal: Journal, name: str) -> bool:
+    """Whether a step has failed, or is done."""
+    entry = journal.entry(name)
+    return entry is not None and (entry.state == "failed" or journal.done(name))
 
 
 def do_step(journal: Journal, step: Step, works: Mapping[str, Work], say: Say) -> Entry:
@@ -159,7 +165,7 @@ def status(journal: Journal) -> list[dict[str, Any]]:
     failed: dict[str, str] = {}
     for step in journal.graph:
         entry = journal.entry(step.name)
-        state: State = entry.state if entry else "waiting"
+        state: State = entry.state if entry and _tried(journal, step.name) else "waiting"
         why = entry.why if entry else ""
         if state == "failed":
             failed |= dict.fromkeys(journal.graph.followers(step.name), step.name)

@@ -70,10 +70,12 @@ class Selecting(Strict):
 
     Attributes:
         tasks: lm-eval tasks.
+        include: folders with task YAMLs of one's own.
         limit: most documents of a task.
     """
 
     tasks: list[Text] = []
+    include: list[Text] = []
     limit: PositiveInt | None = None
 
 
@@ -126,7 +128,7 @@ class Judging(Strict):
     include: list[Text] = []
     metric: Annotated[list[str], Field(min_length=2, max_length=2)] = ["exact_match", "none"]
     shots: Annotated[int, Field(ge=0)] | None = None
-    limit: PositiveInt | None = None
+    limit: Annotated[int, Field(ge=2)] | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     allow_code: bool = False
     elsewhere: Elsewhere | None = None
@@ -142,6 +144,16 @@ class Judging(Strict):
     def _one(self) -> Judging:
         if bool(self.suite) == bool(self.tasks):
             raise ValueError("give either a suite or tasks")
+        for task in self.tasks:
+            try:
+                task.format(language="x")
+            except (KeyError, IndexError, ValueError):
+                why = f"tasks: {task}: only {{language}} can be filled in"
+                raise ValueError(why) from None
+        elsewhere = self.elsewhere is not None and not self.elsewhere.suites
+        same = next((task for task in self.tasks if "{language}" not in task), None)
+        if elsewhere and same:
+            raise ValueError(f"elsewhere: {same} has no {{language}}, so it is the same in all")
         if self.tasks and len(self.include) != 1:
             raise ValueError("tasks: give the one folder that holds them, in include")
         return self
@@ -171,6 +183,8 @@ class StudySpec(Strict):
             back to the base (paper 2, section 6). `soups`: the soup of the kept language experts
             swapped with that of the kept task experts; `multilingual soup`: the soup of all
             languages' experts in the former's place (paper 1, table 6).
+        outside: who trains and gives what lies outside the layers in those partitions; the
+            published choice when not given.
         ties: densities of that baseline; each is one (Yadav et al., 2023, keep a fifth).
         change: whether what the kept experts changed is measured and shown (paper 1, figures 2
             and 4 to 9).
@@ -189,6 +203,7 @@ class StudySpec(Strict):
     pairs: Literal["all", "same"] = "all"
     grid: Grid | None = None
     partitions: list[Literal["A", "B", "C", "Z"]] = []
+    outside: Side | None = None
     simultaneous: Turns = Turns()
     both: Run | None = None
     lora: Lora | None = None
@@ -201,12 +216,30 @@ class StudySpec(Strict):
     billions: Annotated[float, Field(gt=0, strict=False)] = 8.0
     resources: Takings = Takings()
 
+    @field_validator("languages")
+    @classmethod
+    def _names(cls, languages: dict[str, Experts]) -> dict[str, Experts]:
+        for name in languages:
+            if name == "task" or "/" in name:
+                raise ValueError(f"{name!r} cannot be the name of a language")
+        return languages
+
     @field_validator("baselines")
     @classmethod
     def _once(cls, names: list[Baseline]) -> list[Baseline]:
         if len(set(names)) < len(names):
             raise ValueError("a baseline is there twice")
         return names
+
+    @model_validator(mode="after")
+    def _paired(self) -> StudySpec:
+        for name, experts in self.languages.items():
+            if self.pairs == "same" and experts.keep != self.task.keep:
+                raise ValueError(
+                    f"pairs: same takes as many experts of each kind, but the task keeps "
+                    f"{self.task.keep} and {name} {experts.keep}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _partitioned(self) -> StudySpec:

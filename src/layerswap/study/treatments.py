@@ -103,6 +103,10 @@ def _alone(model: str, base: str) -> Recipe:
     return {"base": base, "experts": {"m": model}, "soup": {"experts": ["m"]}}
 
 
+def _partition(settings: Mapping[str, Any], name: str, **experts: str) -> Recipe:
+    return {"partition": {"name": name, "outside": settings["outside"], **experts}}
+
+
 def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[str, Recipe]]:
     both = ["task", "language"]
     yield DEFAULT, {"swap": {}}
@@ -110,7 +114,7 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[str,
         for zones in zone_grid(layers, **settings["grid"]):
             yield grid_name(zones), {"swap": asdict(zones)}
     for name in settings["partitions"]:
-        yield f"partition {name}", {"partition": {"name": name}}
+        yield f"partition {name}", _partition(settings, name)
     known: dict[str, list[tuple[str, Recipe]]] = {
         "experts": [("task expert", {"soup": {"experts": ["task"]}}),
                     ("language expert", {"soup": {"experts": ["language"]}})],
@@ -123,7 +127,7 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[str,
             for density in settings["ties"]
         ],
         "reverted": [
-            (f"{kind} expert, reverted {name}", {"partition": {"name": name, other: "base"}})
+            (f"{kind} expert, reverted {name}", _partition(settings, name, **{other: "base"}))
             for name in settings["partitions"]
             for kind, other in (("task", "language"), ("language", "task"))
         ],
@@ -152,14 +156,14 @@ def _beside(
             yield f"{kind} expert{suffix}", _alone(path, base)
         yield f"swap{suffix}", {"base": base, "experts": experts, "swap": {}}
         for name in settings["partitions"]:
-            composed = {"base": base, "experts": experts, "partition": {"name": name}}
+            composed = {"base": base, "experts": experts, **_partition(settings, name)}
             yield f"partition {name}{suffix}", composed
     for name in settings["partitions"]:
         if f"{regime}partial/task/{name}" in others:
             experts = both(f"{regime}partial/{{}}/{name}")
             for kind, path in experts.items():
                 yield f"{kind} expert, partial {name}{suffix}", _alone(path, base)
-            composed = {"base": base, "experts": experts, "partition": {"name": name}}
+            composed = {"base": base, "experts": experts, **_partition(settings, name)}
             yield f"swap of partial SFT, {name}{suffix}", composed
 
 

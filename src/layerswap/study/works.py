@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from layerswap.evaluate.suites.suites import Asked, askable
+from layerswap.errors import StudyError
+from layerswap.evaluate.languages import same_language
+from layerswap.evaluate.result_files import read_scores
+from layerswap.evaluate.suites.suites import Asked
 from layerswap.merge.plan import Plan
 from layerswap.study.launching import launch_training
 from layerswap.study.running import Context, Work
 from layerswap.study.scores import condition, read_judged
-from layerswap.study.steps import Graph
 from layerswap.study.treatments import (
     ELSEWHERE,
     EXPERT,
@@ -42,23 +44,6 @@ def works() -> Mapping[str, Work]:
     }
 
 
-def check_tasks(graph: Graph) -> None:
-    """Refuse a study that would ask what cannot be asked, before anything is trained.
-
-    Raises:
-        EvaluationError: there is no such suite, or none of its benchmarks has a language.
-    """
-    for step in graph:
-        if step.kind == "judge":
-            judge = step.settings["judge"]
-            there = judge["elsewhere"] or {"languages": [], "suites": []}
-            asked = [(judge["suite"], step.settings["language"])] if judge["suite"] else []
-            asked += product(there["suites"] or [judge["suite"]], there["languages"])
-            for suite, language in asked:
-                if suite:
-                    askable(suite, language, allow_code=judge["allow_code"])
-
-
 def build_data(context: Context) -> None:
     """Build a mix."""
     from layerswap.train.data_card import save_mix
@@ -77,25 +62,36 @@ def train(context: Context) -> None:
     from layerswap.train.expert_file import check_expert
     from layerswap.train.finish import TRAINING
 
-    settings = dict(context.step.settings)
-    launch = settings.pop("launch", None)
+    settings = context.step.settings
+    launch = settings.get("launch")
     sets = [
         str(context.inputs[one["step"]] / "mix") if "step" in one else one["given"]
-        for one in settings.pop("data")
+        for one in settings["data"]
     ]
-    turns = dict(settings.pop("turns", {}))
-    spec = {key: value for key, value in settings.items() if value is not None}
-    data: dict[str, Any] = {"data": sets[0]} if len(sets) == 1 else {"mix": sets}
-    if turns:
-        both = {"task": sets[0], "language": sets[1], "every": turns.pop("every")}
-        data = {"simultaneous": both, "train": turns}
+    spec = expert_of(settings, sets)
     out = context.folder / EXPERT
-    checked = check_expert({**spec, **data}, where=context.step.name)
+    checked = check_expert(spec, where=context.step.name)
     resume = (out / TRAINING).is_file()
     if launch is not None:
-        launch_training({**spec, **data}, out, launch, resume=resume)
+        launch_training(spec, out, launch, resume=resume)
     else:
         train_expert(checked, out, resume=resume, say=context.say)
+
+
+def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any]:
+    """The expert that a step trains, as in its YAML.
+
+    Args:
+        settings: of the step.
+        sets: the data that it trains on.
+    """
+    ours = ("data", "turns", "launch")
+    spec = {key: one for key, one in settings.items() if one is not None and key not in ours}
+    turns = dict(settings.get("turns", {}))
+    if turns:
+        both = {"task": sets[0], "language": sets[1], "every": turns.pop("every")}
+        return {**spec, "simultaneous": both, "train": turns}
+    return {**spec, **({"data": sets[0]} if len(sets) == 1 else {"mix": list(sets)})}
 
 
 def select_experts(context: Context) -> None:
@@ -106,8 +102,13 @@ def select_experts(context: Context) -> None:
     tasks = settings["tasks"]
     score = None
     if tasks:
-        where = {"device": settings["device"], "dtype": settings["dtype"]}
-        score = scorer(tasks, limit=settings["limit"], **where)
+        score = scorer(
+            tasks,
+            include=[Path(one) for one in settings["include"]],
+            limit=settings["limit"],
+            device=settings["device"],
+            dtype=settings["dtype"],
+        )
     runs = [folder / EXPERT for folder in context.inputs.values()]
     if len(runs) == 1 and settings["keep"] == 1 and score is None:
         chosen = [{"folder": str(runs[0])}]  # nothing to choose by, and nothing to choose
@@ -148,12 +149,28 @@ def judge(context: Context) -> None:
     own = [one for one in [settings["judge"]["suite"]] if one]
     folder, asked = _tasks(context, own, [language])
     write_results(context.folder / RESULTS, _judged(context, named, asked, folder), asked)
-    others = [one for one in (elsewhere or {}).get("languages", ()) if one != language]
+    refuse_unscored(context.folder / RESULTS, asked)
+    others = [
+        one for one in (elsewhere or {}).get("languages", ()) if not same_language(one, language)
+    ]
     if not others:
         return
     folder, asked = _tasks(context, elsewhere["suites"] or own, others)
     kept = _chosen(context, named)
     write_results(context.folder / ELSEWHERE, _judged(context, kept, asked, folder), asked)
+
+
+def refuse_unscored(folder: Path, asked: Sequence[Asked]) -> None:
+    """Refuse results without the metric that counts, telling those that there are.
+
+    Raises:
+        StudyError: no document has it.
+    """
+    scores = read_scores(folder)
+    if scores and not any(score.main for score in scores):
+        known = sorted({f"{score.metric}, {score.filter}" for score in scores})
+        metric = ", ".join(asked[0].metric)
+        raise StudyError(f"judge: metric: no document has [{metric}]; there are {'; '.join(known)}")
 
 
 def _judged(
@@ -210,7 +227,7 @@ def _tasks(
         written = (
             write_suite(
                 suite, languages, tasks, data=data, shots=settings["shots"],
-                allow_code=settings["allow_code"], skip=context.say,
+                allow_code=settings["allow_code"], skip=context.say, needed=True,
             )
             for suite in suites
         )  # fmt: skip

@@ -55,9 +55,8 @@ def sft_config(
     from trl import SFTConfig
 
     known = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
-    asked = {**PRESETS.get(spec.preset or "", {}), **spec.hyperparameters}
-    share = asked.pop(DECAY, None)
-    chosen = {name: _value(name, value, known) for name, value in asked.items()}
+    chosen = check_hyperparameters(spec)
+    share = chosen.pop(DECAY, None)
     values = {**_defaults(spec, rows, known), **chosen}
     batch = spec.effective_batch or EFFECTIVE_BATCH.get(spec.preset or "")
     if batch is not None:
@@ -74,6 +73,23 @@ def sft_config(
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         raise TrainingError(f"hyperparameters: {why}") from None
+
+
+def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:
+    """The preset's hyperparameters and the expert's own, by the names of `SFTConfig`.
+
+    Raises:
+        TrainingError: a name that it does not have, or that is decided elsewhere, or a value of
+            another kind.
+    """
+    from trl import SFTConfig
+
+    known = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
+    asked = {**PRESETS.get(spec.preset or "", {}), **spec.hyperparameters}
+    return {
+        name: value if name == DECAY else _value(name, value, known)
+        for name, value in asked.items()
+    }
 
 
 def _value(name: str, value: Any, known: Mapping[str, Any]) -> Any:

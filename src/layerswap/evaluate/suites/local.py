@@ -74,7 +74,8 @@ def hub_rows(
         why = " ".join(str(error).split())[:160]
         where = str(copy) if copy else f"{name} on the Hub"
         raise EvaluationError(
-            f"{where}: cannot be read ({type(error).__name__}: {why}); give {wanted} in --data DIR"
+            f"{where}: cannot be read ({type(error).__name__}: {why}); give {wanted} in --data "
+            f"DIR, or in {VARIABLE}"
         ) from None
 
 

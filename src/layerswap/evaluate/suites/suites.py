@@ -144,6 +144,7 @@ def write_suite(
     shots: int | None = None,
     allow_code: bool = False,
     skip: Callable[[str], None] | None = None,
+    needed: bool = False,
 ) -> list[Asked]:
     """Write the tasks of a suite, in some languages.
 
@@ -156,6 +157,7 @@ def write_suite(
         allow_code: whether programs that a model wrote may be run.
         skip: called with a line for each benchmark that cannot be asked in a language; without it,
             that is an error.
+        needed: whether data that cannot be had are an error all the same.
 
     Raises:
         EvaluationError: no such suite or language, or data that cannot be had.
@@ -166,12 +168,13 @@ def write_suite(
     for language in languages:
         for part in SUITES[suite]:
             benchmark = BENCHMARKS[part.benchmark]
+            code = None
             try:
                 code = _code(part.benchmark, language, allow_code)
                 count = part.shots if shots is None else shots
                 made = benchmark.write(code, count, data, tasks)
             except EvaluationError as error:
-                if skip is None or len(SUITES[suite]) == 1:
+                if skip is None or len(SUITES[suite]) == 1 or (needed and code is not None):
                     raise
                 skip(f"left out: {error}")
                 continue
@@ -191,7 +194,10 @@ def _code(name: str, language: str, allow_code: bool) -> str:
     """
     benchmark = BENCHMARKS[name]
     if benchmark.runs_code and not allow_code:
-        raise EvaluationError(f"{name} runs programs that a model wrote; allow it by --allow-code")
+        raise EvaluationError(
+            f"{name} runs programs that a model wrote; allow it by --allow-code, or in a study by "
+            "judge.allow_code"
+        )
     if benchmark.codes is None:
         return standard_tag(language)
     code = match(language, benchmark.codes())

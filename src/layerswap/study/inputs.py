@@ -1,0 +1,104 @@
+"""What a study reads from outside: where it is, and a fingerprint of each file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from layerswap.errors import RecipeError
+from layerswap.merge.documents import fingerprint
+from layerswap.study.spec import Run, StudySpec
+from layerswap.train.expert_schema import Data, Files
+
+PATTERN = frozenset("*?[")
+
+
+def base_of(spec: StudySpec, folder: Path) -> str:
+    """The base: the absolute path of a local folder, or a Hub id.
+
+    Raises:
+        RecipeError: it is written as a path, and there is no such folder.
+    """
+    local = folder / Path(spec.base).expanduser()
+    if spec.base.startswith((".", "/", "~")) and not local.is_dir():
+        raise RecipeError(f"base: {local}: no such folder")
+    return str(local.absolute()) if local.is_dir() else spec.base
+
+
+def given(data: Data, folder: Path) -> Any:
+    """Data that are there already: a folder, or files, by absolute paths.
+
+    Raises:
+        RecipeError: they are not there.
+    """
+    if isinstance(data, Files):
+        names = {"train": data.train, "validation": data.validation}
+        return {part: there(folder / name) for part, name in names.items() if name is not None}
+    if not (folder / data).is_dir():
+        raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
+    return there(folder / data)
+
+
+def there(path: Path) -> str:
+    """A file, a folder, or a pattern of files, by its absolute path.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    path = path.expanduser()
+    found = any(_files(path)) if PATTERN & set(path.name) else path.exists()
+    if not found:
+        kind = "file" if path.suffix else "folder"
+        raise RecipeError(f"{path}: no such {kind}")
+    return str(path.absolute())
+
+
+def with_recipe(run: Run, folder: Path) -> Run:
+    """A run whose recipe of places, if it has one, is named by its absolute path.
+
+    Raises:
+        RecipeError: there is no such recipe.
+    """
+    if run.train is None or run.train.recipe is None:
+        return run
+    places = run.train.model_copy(update={"recipe": there(folder / run.train.recipe)})
+    return run.model_copy(update={"train": places})
+
+
+def fingerprints(*paths: str | None) -> dict[str, str]:
+    """Of every file that these paths, folders or patterns stand for; a Hub id has none."""
+    return {
+        str(file): _fingerprint(file, file.stat().st_size, file.stat().st_mtime_ns)
+        for path in paths
+        if path is not None
+        for file in _files(Path(path))
+    }
+
+
+def folder_fingerprint(path: str | None) -> dict[str, str]:
+    """One for all files of a folder, by their names in it; none where there is no folder."""
+    if path is None or not Path(path).is_dir():
+        return {}
+    told = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
+    return {str(path): hashlib.sha256("\n".join(told).encode()).hexdigest()}
+
+
+@cache
+def _fingerprint(file: Path, size: int, changed: int) -> str:
+    """Read once for a plan, of whose steps most have files in common."""
+    return fingerprint(file)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if PATTERN & set(path.name):
+        found = list(path.parent.glob(path.name))
+    elif path.is_dir():
+        inside = (Path(root, name) for root, _, names in os.walk(path) for name in names)
+        found = [one for one in inside if "__pycache__" not in one.parts]
+    else:
+        found = [path] if path.is_file() else []
+    yield from sorted(one for one in found if one.is_file())

@@ -1,0 +1,113 @@
+"""What can be known of a study before its first step, so that nothing is trained in vain."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from layerswap.checkpoint import open_checkpoint
+from layerswap.compose.presets import zone_grid
+from layerswap.errors import StudyError
+from layerswap.evaluate.devices import open_device
+from layerswap.evaluate.harness import check_task_names
+from layerswap.evaluate.suites.local import DataFolder
+from layerswap.evaluate.suites.suites import askable, write_suite
+from layerswap.evaluate.suites.task_folder import TaskFolder
+from layerswap.study.journal import Journal, read_journal
+from layerswap.study.steps import Graph, Step
+from layerswap.study.storage import Storage
+from layerswap.study.works import expert_of
+from layerswap.train.expert_file import check_expert
+from layerswap.train.hyperparameters import check_hyperparameters
+
+
+def check_plan(graph: Graph) -> None:
+    """Refuse what the plan itself shows to be impossible; nothing is fetched.
+
+    Raises:
+        LayerswapError: a suite that has not the language, a task that is not there,
+            hyperparameters that do not exist, or a grid of which nothing fits.
+    """
+    for step in graph:
+        if step.kind == "train":
+            data = ["data" for _ in step.settings["data"]]
+            check_hyperparameters(check_expert(expert_of(step.settings, data), where=step.name))
+        elif step.kind == "judge":
+            _check_grid(step)
+            for suite, language in _suites(step):
+                askable(suite, language, allow_code=step.settings["judge"]["allow_code"])
+            _check_tasks(step)
+
+
+def check_here(graph: Graph, *, device: bool) -> None:
+    """Refuse what this machine shows to be impossible: benchmark data and the device.
+
+    Args:
+        graph: of the study.
+        device: whether steps run on this machine, and so on its device.
+
+    Raises:
+        EvaluationError: data of a benchmark that cannot be had, or no such device.
+    """
+    judged = [step for step in graph if step.kind == "judge"]
+    for where in {step.settings["device"] for step in judged} if device else ():
+        open_device(where)
+    asked = {(*one, *_how(step)): step for step in judged for one in _suites(step)}
+    with TemporaryDirectory() as folder:
+        for suite, language, shots, allow_code in asked:
+            write_suite(
+                suite, [language], TaskFolder(Path(folder)), data=DataFolder.given(None),
+                shots=shots, allow_code=allow_code, skip=lambda line: None, needed=True,
+            )  # fmt: skip
+
+
+def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> None:
+    """Refuse a folder that another study is in; the same one, changed, goes on.
+
+    Raises:
+        StudyError: it holds another study, or what another command wrote.
+    """
+    try:
+        there: Journal = read_journal(root, storage)
+    except StudyError:
+        return  # nothing yet, or something that `Journal.open` refuses
+    other = there.graph.by_name.get("tables")
+    name = other.settings.get("name") if other else None
+    if name != graph["tables"].settings["name"]:
+        what = f"the study {name!r}" if name else "the steps of another command"
+        raise StudyError(f"{root}: holds {what}; choose another output")
+
+
+def _check_grid(step: Step) -> None:
+    base, grid = step.settings["base"], step.settings["grid"]
+    if grid and Path(base).is_dir():
+        layers = open_checkpoint(base).layers
+        if not any(zone_grid(layers, **grid)):
+            raise StudyError(f"grid: nothing of it fits into the {layers} layers of the base")
+
+
+def _check_tasks(step: Step) -> None:
+    judge = step.settings["judge"]
+    there = judge["elsewhere"] or {"languages": []}
+    languages = [step.settings["language"], *there["languages"]]
+    names = [task.format(language=one) for task, one in product(judge["tasks"], languages)]
+    if names:
+        check_task_names(names, [Path(one) for one in judge["include"]])
+
+
+def _suites(step: Step) -> list[tuple[str, str]]:
+    """What is asked of ready suites, in which languages."""
+    judge = step.settings["judge"]
+    there = judge["elsewhere"] or {"languages": [], "suites": []}
+    own = [judge["suite"]] if judge["suite"] else []
+    return [
+        *product(own, [step.settings["language"]]),
+        *product(there["suites"] or own, there["languages"]),
+    ]
+
+
+def _how(step: Step) -> tuple[Any, bool]:
+    judge = step.settings["judge"]
+    return judge["shots"], judge["allow_code"]
