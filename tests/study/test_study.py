@@ -97,7 +97,10 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
         asked = {"basu", "nela"} - {language}
         assert all(set(row) == asked for row in there.values())
         assert there["base"]["basu"]["n"] == rows["base"]["n"]
-    assert numbers["friedman"]["conditions"] == 2 * 4
+    assert numbers["friedman"]["conditions"] == 2  # languages; pairs share experts and documents
+    grid = numbers["grids"]["furo"]["lab_problem"]
+    assert [one["bottom"] for one in grid["development"]] == [0, 2]
+    assert set(grid["chosen"]) == {"0-0", "0-1", "1-0", "1-1"}
     text = (tables / "tables.md").read_text()
     assert "## lab_problem, furo" in text
     assert "chosen by the documents that it is judged on" in text
@@ -280,8 +283,8 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
 
 def test_compositions_of_a_pair_are_counted_by_the_layers_that_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
-    settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "ties": [0.2],
-                "outside": None, "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
+    settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,
+                "ties": [0.2], "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
     kept = {"task": 2, "sw": 3}
     # The base and five experts once; of each of six pairs the default swap and the soup.
     assert judged_models(settings, kept, ()) == 1 + 5 + 6 * 2
@@ -319,7 +322,7 @@ def test_hours_follow_from_documents_and_tokens():
             {"judge": {**LAB, "tasks": ["x"], "elsewhere": {"languages": ["basu"]}}},
             "x has no {language}",
         ),
-        ({"judge": {**LAB, "limit": 1}}, "limit"),
+        ({"judge": {**LAB, "limit": 1}}, "limit: write a number from 2; found 1"),
         ({"languages": {"a/b": {"data": "x"}}}, "'a/b' cannot be the name of a language"),
         ({"languages": {"task": {"data": "x"}}}, "'task' cannot be the name of a language"),
         ({"baselines": ["soop"]}, "baselines"),

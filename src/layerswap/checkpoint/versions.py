@@ -30,11 +30,15 @@ def need_extras(what: str, *extras: Extra) -> None:
         LayerswapError: naming the packages that are missing.
     """
     for extra in extras:
-        missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
-        if missing:
+        if missing := missing_of(extra):
             raise LayerswapError(
                 f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`"
             )
+
+
+def missing_of(extra: Extra) -> list[str]:
+    """What is not installed of an extra, by the names that are imported."""
+    return [name for name in EXTRAS[extra] if find_spec(name) is None]
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -39,6 +39,7 @@ def run(
 
     Example: layerswap study run study.yaml --out study
     """
+    from layerswap.checkpoint.versions import missing_of
     from layerswap.cli.tables import plan_table
     from layerswap.study.planning import plan_study
     from layerswap.study.ready_studies import find_study
@@ -46,6 +47,10 @@ def run(
     spec, folder = find_study(study)
     graph = plan_study(spec, folder)
     if dry_run:
+        if not (missing_of("train") or missing_of("eval")):
+            from layerswap.study.preflight import check_plan
+
+            check_plan(graph)
         typer.echo(plan_table(graph))
     else:
         run_file(graph, out, on=on)
@@ -57,7 +62,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
-    from layerswap.study.journal import Journal
+    from layerswap.study.journal import STEPS, Journal
     from layerswap.study.running import run_graph, status
     from layerswap.study.storage import place
     from layerswap.study.telling import write_study_report
@@ -81,7 +86,8 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     if summary.failed:
         raise StudyError(
             f"{len(summary.failed)} steps failed and {len(summary.blocked)} need them; the others "
-            "are done. Run it again to try them again"
+            "are done. Run it again to try them again; a step whose folder in "
+            f"{root / STEPS} is deleted begins anew, with what follows it"
         )
     typer.echo(f"see {write_study_report(root, storage)}")
 

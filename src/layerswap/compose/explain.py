@@ -12,6 +12,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from layerswap.compose.mistakes import Mistake, nearest
 from layerswap.compose.yaml_file import KeyPath
 
+UNSAID = ("[key]", "constrained-str")
+"""Parts of Pydantic's key paths that stand in no file."""
+
 
 def explain(
     error: ValidationError,
@@ -29,7 +32,7 @@ def explain(
     """
     messages = []
     for item in error.errors(include_url=False):
-        path = tuple(part for part in item["loc"] if part != "[key]")
+        path = tuple(part for part in item["loc"] if part not in UNSAID)
         key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
         place = f"{where}, line {at}" if at else where
@@ -44,7 +47,7 @@ _WANTED = {
     "list_type": "write a list",
     "string_type": "write a text",
     "int_type": "write a whole number",
-    "greater_than_equal": "write a number from 0",
+    "greater_than_equal": "write a number from {ge}",
     "too_short": "write at least one",
     "string_too_short": "write a text that is not empty",
 }
@@ -64,7 +67,9 @@ def _phrase(item: Any, keys: list[str], path: KeyPath) -> str:
     if kind == "literal_error":
         known = [word.strip("'") for word in re.split(", | or ", item["ctx"]["expected"])]
         return f"{found!r:.60} is not allowed{nearest(str(found), known)}"
-    wanted = _WANTED.get(kind, f"{item['msg'][0].lower()}{item['msg'][1:]}")
+    wanted = f"{item['msg'][0].lower()}{item['msg'][1:]}"
+    if kind in _WANTED:
+        wanted = _WANTED[kind].format(**item.get("ctx", {}))
     return f"{wanted}; found {found!r:.60}"
 
 

@@ -53,8 +53,8 @@ def write_study(
     if steps is not None:
         trainings = replace(
             trainings,
-            task=replace(trainings.task, steps=steps),
-            language=replace(trainings.language, steps=steps),
+            task=_cut(trainings.task, steps),
+            language=_cut(trainings.language, steps),
         )
     folder = out / INPUTS
     questions = round(n / (1 - DEVELOPMENT))
@@ -131,6 +131,12 @@ def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
         "keep": runs,
         "runs": [{**run, "seed": seed} for seed in range(1, runs + 1)],
     }
+
+
+def _cut(training: Training, steps: int) -> Training:
+    """A training of fewer steps, which warms up in as small a share of them."""
+    warmup = max(1, training.warmup * steps // training.steps)
+    return replace(training, steps=steps, warmup=min(training.warmup, warmup))
 
 
 def _run(training: Training) -> dict[str, Any]:

@@ -23,6 +23,8 @@ BATCH = 32
 """Texts that are written at a time."""
 LAYERS = 32
 """Of a base that is not at hand."""
+ADAPTER = 0.02
+"""Of the parameters, what an adapter of a usual rank trains."""
 CHOSEN_OF_GRID = 2
 """Of a pair's grid, what is judged in other languages: the chosen composition and the best."""
 ROWS, TOKENS = 80_000, 512
@@ -65,13 +67,25 @@ def training_hours(run: Run, billions: float, sets: int) -> float:
         billions: parameters.
         sets: data sets that it trains on, one after the other or mixed.
     """
-    rows = run.limit or ROWS
+    rows = _rows(run)
     return 6 * billions * 1e9 * rows * TOKENS * sets / READ / 3600
 
 
 def checkpoints(run: Run) -> int:
     """How many checkpoints a training leaves to choose from."""
-    return max(1, (run.limit or ROWS) // run.save_every)
+    return max(1, _rows(run) // run.save_every)
+
+
+def training_disk_gb(run: Run, billions: float) -> float:
+    """Disk of a training: its output and checkpoints in float32, and one optimiser's moments."""
+    trained = ADAPTER if run.lora else 1.0
+    return billions * trained * (4 * (1 + checkpoints(run)) + 8)
+
+
+def _rows(run: Run) -> int:
+    steps = int(run.hyperparameters.get("max_steps", -1))
+    batch = run.effective_batch or run.hyperparameters.get("per_device_train_batch_size", 8)
+    return steps * int(batch) if steps > 0 else run.limit or ROWS
 
 
 def language_hours(
@@ -93,7 +107,8 @@ def language_hours(
         suites_there: list[str | None] = [*there.suites] or [spec.judge.suite]
         for suite in suites_there:
             judge = spec.judge.model_copy(update={"suite": suite})
-            hours += len(there.languages) * judging_hours(judge, spec.billions, models)
+            others_there = [one for one in there.languages if one != settings["language"]]
+            hours += len(others_there) * judging_hours(judge, spec.billions, models)
     return hours
 
 

@@ -18,6 +18,7 @@ from layerswap.study.storage import Storage
 
 State = Literal["waiting", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
+PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Whose versions are written down with a step."""
 
@@ -183,7 +184,9 @@ def read_journal(root: Path, storage: Storage | None = None) -> Journal:
     except OSError:
         found = None
     if found is None:
-        raise StudyError(f"{where}: is no study's folder: it has no {INDEX}")
+        own = root / PAGE
+        there = f"; its report is {own}" if own.is_file() else ""
+        raise StudyError(f"{where}: is no study's folder: it has no {INDEX}{there}")
     try:
         steps = [_step(one) for one in json.loads(found)["steps"]]
         return Journal(root, Graph(steps), storage)

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.evaluate.suites.local import VARIABLE
-from layerswap.study.costs import checkpoints, judging_hours, language_hours, training_hours
+from layerswap.study.costs import (
+    checkpoints,
+    judging_hours,
+    language_hours,
+    training_disk_gb,
+    training_hours,
+)
 from layerswap.study.inputs import (
     base_of,
     fingerprints,
@@ -163,7 +169,7 @@ def _train(
     hours = training_hours(run, spec.billions, len(sets))
     return Step(
         name, "train", settings, tuple(needs), inputs, _takes("train", spec),
-        Estimate(gpu_hours=hours, disk_gb=spec.billions * 4 * 2),
+        Estimate(gpu_hours=hours, disk_gb=training_disk_gb(run, spec.billions)),
     )  # fmt: skip
 
 

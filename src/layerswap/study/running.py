@@ -107,10 +107,14 @@ def run_graph(
     Raises:
         StudyError: the folder holds something else.
     """
-    journal = Journal(root, graph, storage).open()
-    waiting = journal.left()
-    say(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
-    (executor or InProcess()).run(journal, waiting, works, say)
+    journal = Journal(root, graph, storage)
+    try:
+        journal.open()
+        waiting = journal.left()
+        say(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
+        (executor or InProcess()).run(journal, waiting, works, say)
+    except OSError as error:  # of the journal; what a step raises is in its record
+        raise StudyError(f"{journal.root}: cannot be written ({error})") from None
     entries = {step.name: entry for step in graph if (entry := journal.entry(step.name))}
     blocked: dict[str, str] = {}
     for name, entry in entries.items():

@@ -90,6 +90,10 @@ def write_study_tables(context: Context) -> None:
         told = {name: asdict(row.score) | {"low pair": row.lowest, "high pair": row.highest}
                 for name, row in one.rows.items()}  # fmt: skip
         facts["languages"].setdefault(one.language, {})[one.benchmark] = told
+        grid = [{**asdict(zones), **asdict(score)} for zones, score in one.grid.items()]
+        chosen = {pair: asdict(zones) for pair, zones in one.chosen.items()}
+        grids = {"development": grid, "chosen": chosen}
+        facts.setdefault("grids", {}).setdefault(one.language, {})[one.benchmark] = grids
     for other in found.abroad:
         rows = {name: {language: asdict(score) for language, score in row.items()}
                 for name, row in other.rows.items()}  # fmt: skip
@@ -109,11 +113,33 @@ def tables_of(found: Findings) -> dict[str, Table]:
             tables[benchmark] = over_languages(benchmark, same)
         for one in same:
             tables[f"{benchmark}, {one.language}"] = in_detail(one)
+            if one.grid:
+                tables[f"{benchmark}, {one.language}: the compositions"] = grid_table(one)
     for other in found.abroad:
         tables[heading_elsewhere(other)] = elsewhere(other, found.own(other))
     if found.ranked is not None:
         tables["Ranks"] = rank_table(found.ranked)
     return tables
+
+
+def grid_table(one: Condition) -> Table:
+    """Compositions down: their counts, the score on development, and for which pairs each won."""
+    columns = ["bottom", "top", "bottom transition", "top transition", "development, %",
+               "chosen for"]  # fmt: skip
+    cells: list[list[Any]] = [
+        [*map(str, (z.bottom, z.top, z.bottom_transition, z.top_transition)), score,
+         ", ".join(pair for pair, chosen in one.chosen.items() if chosen == z)]
+        for z, score in one.grid.items()
+    ]  # fmt: skip
+    caption = (
+        f"{one.benchmark}, {one.language}: layers from the language expert and blended ones; mean "
+        f"over {_pairs(one)} on the documents that the compositions are chosen on."
+    )
+    return Table(columns, cells, caption=caption)
+
+
+def _pairs(one: Condition) -> str:
+    return "one pair" if len(one.pairs) == 1 else f"{len(one.pairs)} pairs"
 
 
 def heading_elsewhere(other: Abroad) -> str:
@@ -174,19 +200,24 @@ def in_detail(one: Condition) -> Table:
     ]  # fmt: skip
     caption = (
         f"{one.benchmark}, {one.language}: {next(iter(rows.values())).score.n} documents, mean "
-        "over pairs with its 95% bootstrap interval, and paired differences; *: clear of zero."
+        f"over {_pairs(one)} with its 95% bootstrap interval over documents, and paired "
+        "differences; *: clear of zero."
     )
     return Table(columns, cells, caption=_honest(caption, list(rows)))
 
 
 def ranks_over(conditions: Sequence[Condition]) -> Friedman | None:
-    """Friedman's test over languages, benchmarks and pairs; None where it says nothing."""
-    values = [treatments for one in conditions for treatments in one.pairs.values()]
+    """Friedman's test over languages and benchmarks; None where it says nothing.
+
+    A condition is the mean over its pairs: pairs share experts and documents, so they are no
+    conditions of their own (paper 2, section 5, has models and languages).
+    """
+    values = [{name: row.score.mean for name, row in one.rows.items()} for one in conditions]
     common = set.intersection(*map(set, values)) - {BEST}
     names = [name for name in values[0] if name in common]
     if len(values) < 2 or len(names) < 3:
         return None
-    return friedman({name: [float(one[name].mean()) for one in values] for name in names})
+    return friedman({name: [one[name] for one in values] for name in names})
 
 
 def rank_table(ranked: Friedman) -> Table:

@@ -14,13 +14,14 @@ from layerswap.report.delta_map import map_figure, map_of, save_figure
 from layerswap.report.delta_page import map_panel
 from layerswap.report.intervals import interval_svg
 from layerswap.report.page import Report, Section, write_report
-from layerswap.report.panels import Example, examples_panel, grid_panel
+from layerswap.report.panels import grid_panel
 from layerswap.report.rank_figure import inline_svg, rank_figure
 from layerswap.report.stack import stack_svg
 from layerswap.report.table_files import interval_words, slug, write_tables
-from layerswap.study.journal import Journal, read_journal
+from layerswap.study.browsing import examples_of
+from layerswap.study.journal import PAGE, Journal, read_journal
 from layerswap.study.provenance import provenance
-from layerswap.study.scores import CHOSEN, Condition, fraction
+from layerswap.study.scores import BEST, CHOSEN, Condition
 from layerswap.study.storage import Storage
 from layerswap.study.tables import (
     elsewhere,
@@ -31,12 +32,10 @@ from layerswap.study.tables import (
     rank_table,
     tables_of,
 )
-from layerswap.study.treatments import DEFAULT, RESULTS, grid_name
+from layerswap.study.treatments import DEFAULT, RESULTS
 from layerswap.study.works import ATLAS
 
-PAGE, FIGURES, TABLES = "report.html", "figures", "tables"
-SHOWN = 300
-"""Most documents of a language in the browser of examples."""
+FIGURES, TABLES = "figures", "tables"
 
 
 def write_study_report(root: Path, storage: Storage | None = None) -> Path:
@@ -44,16 +43,33 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
 
     Args:
         root: the study's folder; the local one, where there is a storage.
-        storage: what is behind it.
+        storage: what is behind it; the report is copied there.
 
     Raises:
-        StudyError: the folder is no study's, or nothing was judged yet.
+        StudyError: the folder is no study's, cannot be written, or nothing was judged yet.
     """
     told = Told(read_journal(root, storage))
     folder = told.journal.root
+    try:
+        page = _write_all(told, folder)
+    except OSError as error:
+        raise StudyError(f"{folder}: the report cannot be written ({error})") from None
+    if storage is not None:
+        for path in (
+            page,
+            *sorted((folder / TABLES).iterdir()),
+            *sorted((folder / FIGURES).iterdir()),
+        ):
+            storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
+    return page
+
+
+def _write_all(told: Told, folder: Path) -> Path:
     tables, figures = folder / TABLES, folder / FIGURES
     tables.mkdir(exist_ok=True)
     figures.mkdir(exist_ok=True)
+    for old in (*figures.glob("*.svg"), *figures.glob("*.pdf")):
+        old.unlink()  # of languages and benchmarks that the study may have had before
     write_tables(tables / tables.name, tables_of(told.found))
     for language, atlas in told.atlases.items():
         drawn = map_figure([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
@@ -61,10 +77,10 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
     if told.found.ranked is not None:
         save_figure(rank_figure(told.found.ranked), figures / "ranks")
     report = told.report()
-    for section in report.sections:
-        if section.figure_svg:
-            path = figures / f"{slug(section.heading.lower())}.svg"
-            path.write_text(section.figure_svg, "utf-8")
+    drawings = {slug(one.heading.lower()): one.figure_svg for one in report.sections}
+    for name, svg in {"stack": report.figure_svg, **drawings}.items():
+        if svg and name != "ranks":
+            (figures / f"{name}.svg").write_text(svg, "utf-8")
     return write_report(folder / PAGE, report)
 
 
@@ -104,6 +120,7 @@ class Told:
         """The page."""
         left = [step.name for step in self.journal.graph if step.name not in self.folders]
         lead = [self.settings["description"], *(_sentence(one) for one in self.found.conditions)]
+        lead += self._cautions()
         lead.append(
             "Above and below: the 95% interval of the paired difference is clear of zero. "
             "Intervals are over documents, not over trainings."
@@ -117,6 +134,20 @@ class Told:
             sections=list(self.sections()),
             colophon=f"layerswap {__version__}.",
         )
+
+    def _cautions(self) -> Iterator[str]:
+        """What the numbers do not say by themselves."""
+        selects = [step.settings for step in self.journal.graph if step.kind == "select"]
+        tasks = dict.fromkeys(task for one in selects for task in one["tasks"])
+        if tasks:
+            yield (
+                f"Checkpoints were selected on all documents of {', '.join(tasks)}: scores on "
+                "these are flattered."
+            )
+        first = self.found.conditions[0]
+        if self._stack() is not None:
+            pair = next(iter(first.chosen))
+            yield f"Drawn: the composition chosen for the pair {pair} in {first.language}."
 
     def sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
@@ -139,7 +170,7 @@ class Told:
                 panel=map_panel(atlas, atlas.threshold()),
             )
         for one in self.found.conditions:
-            yield from _examples(one, self.folders[f"judge/{one.language}"] / RESULTS)
+            yield from examples_of(one, self.folders[f"judge/{one.language}"] / RESULTS)
         yield self._provenance()
 
     def _provenance(self) -> Section:
@@ -168,7 +199,7 @@ def _sentence(one: Condition) -> str:
     placed: dict[str, list[str]] = {"above": [], "level with": [], "below": []}
     for other, row in rows.items():
         apart = row.against.get(name)
-        if apart is None or other.startswith("swap"):
+        if apart is None or other == BEST:
             continue
         if apart.high < 0:
             placed["above"].append(f"{other} (by {-100 * apart.mean:.1f})")
@@ -221,58 +252,3 @@ def _ranks(ranked: Friedman) -> Section:
         ),
         table=table,
     )  # fmt: skip
-
-
-def _examples(one: Condition, results: Path) -> Iterator[Section]:
-    """Answers of the first pair, on documents that nothing was chosen on."""
-    from layerswap.evaluate.result_files import read_scores
-    from layerswap.evaluate.samples import read_samples
-
-    models = _shown_models(one)
-    scores = {
-        (s.model, s.task, s.document): fraction(s) for s in read_scores(results)
-        if s.main and s.model in models.values()
-        and one.benchmark in (s.benchmark, s.task)
-    }  # fmt: skip
-    samples = {
-        (s.model, s.task, s.document): s for s in read_samples(results)
-        if (s.model, s.task, s.document) in scores
-    }  # fmt: skip
-    places = sorted({(task, document) for _, task, document in samples})
-    tested = [places[i] for i in one.test if i < len(places)][:SHOWN]
-    examples = []
-    for task, document in tested:
-        keys = [(model, task, document) for model in models.values()]
-        if all(key in samples for key in keys):
-            first = samples[keys[0]]
-            examples.append(Example(
-                task, document, first.question, first.target,
-                tuple(samples[key].answer for key in keys),
-                tuple(scores[key] > RIGHT for key in keys),
-            ))  # fmt: skip
-    if examples:
-        yield Section(
-            f"Answers one by one, {one.benchmark}, {one.language}",
-            "Of the first pair of experts, on documents that nothing was chosen on.",
-            panel=examples_panel(list(models), examples),
-        )
-
-
-RIGHT = 0.5
-"""A document whose score is above this counts as right."""
-
-
-def _shown_models(one: Condition) -> dict[str, str]:
-    """What to call each model that is browsed, and its name in the results."""
-    pair = next(iter(one.pairs))
-    found = {}
-    if pair in one.chosen:
-        found[CHOSEN] = f"{pair}: {grid_name(one.chosen[pair])}"
-    found[DEFAULT] = f"{pair}: {DEFAULT}"
-    for name in one.pairs[pair]:
-        if name in ("task expert", "language expert", "soup") or name.startswith("ties"):
-            found[name] = f"{pair}: {name}"
-    for name in ("joint", "base"):
-        if name in one.pairs[pair]:
-            found[name] = name
-    return found
