@@ -21,6 +21,7 @@ from layerswap.study.running import Context, run_graph
 from layerswap.study.scores import BEST, CHOSEN, abroad, condition
 from layerswap.study.spec import Judging, Run, read_study
 from layerswap.study.steps import Graph, Resources
+from layerswap.study.storage import Storage
 from layerswap.study.telling import write_study_report
 from layerswap.study.treatments import DEFAULT
 from layerswap.study.works import works
@@ -106,11 +107,25 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
     assert "chosen by the documents that it is judged on" in text
     assert "## lab_problem, the models of furo in other languages" in text
     assert "\\toprule" in (tables / "tables.tex").read_text()
+    (tmp_path / "out" / "figures").mkdir()
+    (tmp_path / "out" / "figures" / "of-before.svg").touch()
     page = write_study_report(tmp_path / "out").read_text()
+    assert not (tmp_path / "out" / "figures" / "of-before.svg").exists()
+    assert "It is " in page
+    assert "Drawn: the composition chosen for the pair 0-0 in nela." in page
     assert {f'data-panel="{kind}"' in page for kind in ("maps", "grid", "examples")} == {True}
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} >= {
-        "ranks.svg", "ranks.pdf", "change-nela.svg", "change-nela.pdf",
+        "ranks.svg", "ranks.pdf", "change-nela.svg", "change-nela.pdf", "stack.svg",
     }  # fmt: skip
+    bucket = Storage(f"file://{tmp_path / 'bucket'}")
+    shutil.copytree(tmp_path / "out", tmp_path / "bucket")
+    (tmp_path / "bucket" / "report.html").unlink()
+    write_study_report(tmp_path / "out", bucket)
+    assert (tmp_path / "bucket" / "report.html").read_text() == page
+    shutil.rmtree(tmp_path / "out" / "tables")
+    (tmp_path / "out" / "tables").touch()
+    with pytest.raises(StudyError, match="the report cannot be written"):
+        write_study_report(tmp_path / "out")
     assert read_journal(tmp_path / "out").graph.keys == graph.keys
 
     lines.clear()
@@ -213,9 +228,9 @@ def test_this_machine_is_asked_for_benchmarks_and_devices(folder, tmp_path, monk
     monkeypatch.setenv("LAYERSWAP_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(EvaluationError, match="device 'cuba' cannot be used"):
-        check_here(graph, device=True)
+        check_here(list(graph), device=True)
     with pytest.raises(EvaluationError, match=r"mgsm_en\.tsv|MGSM"):
-        check_here(graph, device=False)
+        check_here(list(graph), device=False)
 
 
 def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):

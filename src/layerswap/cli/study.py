@@ -72,7 +72,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     root, storage = place(out)
     preflight.refuse_other_study(graph, root, storage)
     preflight.check_plan(graph)
-    preflight.check_here(graph, device=on is None)
+    preflight.check_here(Journal(root, graph, storage).left(), device=on is None)
     executor = None
     if on is not None:
         from layerswap.study.on_ray import OnRay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,17 +42,17 @@ def check_plan(graph: Graph) -> None:
             _check_tasks(step)
 
 
-def check_here(graph: Graph, *, device: bool) -> None:
+def check_here(left: Sequence[Step], *, device: bool) -> None:
     """Refuse what this machine shows to be impossible: benchmark data and the device.
 
     Args:
-        graph: of the study.
+        left: the steps of the study that are not done.
         device: whether steps run on this machine, and so on its device.
 
     Raises:
         EvaluationError: data of a benchmark that cannot be had, or no such device.
     """
-    judged = [step for step in graph if step.kind == "judge"]
+    judged = [step for step in left if step.kind == "judge"]
     for where in {step.settings["device"] for step in judged} if device else ():
         open_device(where)
     asked = {(*one, *_how(step)): step for step in judged for one in _suites(step)}
