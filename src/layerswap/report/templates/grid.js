@@ -48,7 +48,8 @@ panels.grid = root => {
   }
   walkable($("maps"), $("detail"));
   $("transitions").max = data.transitions.length - 1;
-  $("transitions").value = 0;
+  const marked = data.cells.find(cell => cell.mark);
+  $("transitions").value = marked ? data.transitions.indexOf(marked.transitions) : 0;
   $("transitions").disabled = data.transitions.length < 2;
   $("transitions").addEventListener("input", draw);
   night.addEventListener("change", draw);
