@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from layerswap.study.telling import write_study_report
 from layerswap.study.treatments import DEFAULT
 from layerswap.study.works import works
 from layerswap.train.finish import TRAINING, read_training
+from layerswap.train.selection import candidates
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +211,9 @@ LAB = {
         ({"judge": {**LAB, "elsewhere": {"languages": ["klingon"]}}}, "no task 'lab_problem_kl"),
         ({"grid": {"bottom": 9, "top": 9}}, "nothing of it fits into the 8 layers"),
         ({"both": {"hyperparameters": {"lerning_rate": 1}}}, "lerning_rate.*learning_rate"),
+        ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
+        ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
+                   "by": {"tasks": ["sel_nela"]}}}, "no task 'sel_nela'"),
         ({"both": {"preset": "math-9"}}, "no preset 'math-9'; did you mean"),
     ],
 )  # fmt: skip
@@ -231,6 +236,42 @@ def test_this_machine_is_asked_for_benchmarks_and_devices(folder, tmp_path, monk
         check_here(list(graph), device=True)
     with pytest.raises(EvaluationError, match=r"mgsm_en\.tsv|MGSM"):
         check_here(list(graph), device=False)
+
+
+@pytest.mark.parametrize("metric", [["exact_matc", "whole"], ["exact_match", "hole"]])
+def test_a_metric_that_a_task_does_not_have_is_named_before_training(folder, metric):
+    graph = spec(folder, judge={**LAB, "metric": metric})
+    with pytest.raises(
+        EvaluationError, match=r"judge.metric: lab_problem_nela has no .*exact_match"
+    ):
+        check_here(list(graph), device=True)
+
+
+def test_data_of_a_task_that_are_not_there_are_named_before_training(folder, tmp_path):
+    shutil.copytree(folder / "tasks", tmp_path / "tasks")
+    path = tmp_path / "tasks" / "lab_problem_nela.yaml"
+    path.write_text(path.read_text().replace("lab_problem_nela.jsonl", "nowhere.jsonl"))
+    graph = spec(folder, judge={**LAB, "include": [str(tmp_path / "tasks")]})
+    with pytest.raises(EvaluationError, match="lab_problem_nela"):
+        check_here(list(graph), device=True)
+
+
+def test_the_same_training_twice_is_no_second_expert(folder):
+    files = {"train": "nela-train.jsonl", "validation": "nela-validation.jsonl"}
+    with pytest.raises(StudyError, match="train/nela/1 and train/nela/0 are the same"):
+        spec(folder, languages={"nela": {"data": files, "runs": [{"seed": 1}, {"seed": 1}]}})
+
+
+def test_what_cannot_be_ranked_is_refused(folder):
+    blind = {"data": {"train": "nela-train.jsonl"}, "runs": [{"seed": 1}, {"seed": 2}]}
+    with pytest.raises(RecipeError, match="nela: checkpoints are selected by validation loss"):
+        spec(folder, languages={"nela": blind})
+
+
+def test_a_damaged_index_is_not_written_over(folder, tmp_path):
+    (tmp_path / "study.json").write_text('{"steps": [')
+    with pytest.raises(StudyError, match=r"study\.json is damaged"):
+        refuse_other_study(spec(folder), tmp_path, None)
 
 
 def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):
@@ -269,8 +310,13 @@ def test_what_is_read_from_outside_is_part_of_the_keys(folder, tmp_path, monkeyp
     monkeypatch.chdir(there)
     assert not changed()
     follow = {"select", "change", "judge", "tables"}
+    (there / "outside.jsonl").write_text("{}")
+    task = there / "tasks" / "lab_problem_nela.yaml"
+    task.write_text(task.read_text() + f"metadata: {{more: {there / 'outside.jsonl'}}}\n")
+    before = spec(there, **changes).keys
     for path, kinds in (
         ("tasks/lab_problem_nela.jsonl", {"judge", "tables"}),
+        ("outside.jsonl", {"judge", "tables"}),
         ("places.yaml", {"train", *follow}),
         ("task-more.jsonl", {"train", *follow}),
         ("base/model.safetensors", {"train", *follow}),
@@ -374,6 +420,27 @@ def test_resources_are_the_studys_own(folder):
         spec(folder, device="cuda", resources={"train": {"processes": 2, "launch": "mine.yaml"}})
     with pytest.raises(RecipeError, match=r"resources\.train\.gpu: unknown key.*gpus"):
         spec(folder, resources={"train": {"gpu": 2}})
+
+
+def test_one_run_gives_its_best_checkpoint_and_no_more_than_it_has(folder, tmp_path):
+    hot = {"hyperparameters": {"learning_rate": 0.1, "per_device_train_batch_size": 16,
+                               "max_steps": 8, "warmup_steps": 8}, "save_every": 16}  # fmt: skip
+    files = {part: f"nela-{part}.jsonl" for part in ("train", "validation")}
+
+    def selected(keep):
+        graph = spec(folder, languages={"nela": {"data": files, "runs": [hot], "keep": keep}})
+        steps = Graph([graph["train/nela/0"], graph["select/nela"]])
+        summary = run_graph(steps, tmp_path / "out", works())
+        return summary, Journal(tmp_path / "out", steps)
+
+    summary, journal = selected(1)
+    summary.check()
+    run = journal.folder("train/nela/0") / "expert"
+    (chosen,) = json.loads((journal.folder("select/nela") / "selection.json").read_text())
+    best = min(candidates(run), key=lambda one: one.loss)
+    assert journal.root / "steps" / chosen == Path(best.folder) != run  # it diverged
+    summary, _ = selected(50)
+    assert "50 are to be kept, but there are" in summary.failed[0].why
 
 
 def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path):

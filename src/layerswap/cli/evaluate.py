@@ -66,7 +66,7 @@ def evaluate(
     from layerswap.cli.progress import step_progress
     from layerswap.evaluate import result_files as files
     from layerswap.evaluate.answers import AnswerStore
-    from layerswap.evaluate.devices import pick_device
+    from layerswap.evaluate.devices import check_dtype, open_device, pick_device
     from layerswap.evaluate.suite_run import Settings, open_models, run_suite
     from layerswap.evaluate.suites.local import DataFolder
     from layerswap.evaluate.suites.suites import write_suite
@@ -76,6 +76,8 @@ def evaluate(
         typer.echo(line, err=True)
 
     need_extras("judging", "eval")
+    open_device(pick_device(device))
+    check_dtype(dtype)
     plans = open_models(models)
     folder = files.open_folder(out)
     tasks = TaskFolder(folder / files.TASKS)

@@ -33,9 +33,15 @@ def freeze_or_revert(
     Example: layerswap freeze-or-revert math.yaml --out runs --part task --task mgsm_direct_en
     """
     from layerswap.cli.tables import places_table
+    from layerswap.evaluate.devices import check_dtype, open_device, pick_device
+    from layerswap.evaluate.harness import check_task_names
     from layerswap.train.expert_file import read_expert
     from layerswap.train.freezing import freeze_or_revert as both_ways
     from layerswap.train.selection import score_plan
+
+    open_device(pick_device(device))
+    check_dtype(dtype)
+    check_task_names(task, include or ())
 
     def score(plan: Plan) -> dict[str, float]:
         return score_plan(

@@ -121,6 +121,7 @@ def status_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The steps of a study, and what has become of them."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     done = sum(row["state"] == "done" for row in rows)
     table = Table(box=SIMPLE_HEAD, caption=f"{done} of {len(rows)} steps are done")
@@ -128,7 +129,7 @@ def status_table(rows: Sequence[Mapping[str, Any]]) -> str:
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for row in rows:
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
-        table.add_row(row["step"], row["state"], seconds, row["why"])
+        table.add_row(row["step"], row["state"], seconds, Text(row["why"]))
     return _drawn(table, 120)
 
 

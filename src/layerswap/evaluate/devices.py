@@ -1,10 +1,11 @@
-"""Where models run."""
+"""Where models run, and in which dtype."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from layerswap.errors import EvaluationError
+from layerswap.merge.outputs import FLOAT_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,18 @@ def open_device(device: str | torch.device) -> torch.device:
     import torch
 
     try:
+        torch.zeros(1, device=device).item()  # `meta` has no values, and no model runs there
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         why = str(error).split("\n")[0]
         raise EvaluationError(f"device {str(device)!r} cannot be used ({why})") from None
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Refuse a dtype that models do not run in; None is that of their files.
+
+    Raises:
+        EvaluationError: it is not one of float32, bfloat16 and float16.
+    """
+    if dtype is not None and dtype not in FLOAT_NAMES:
+        raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluate.anatomy import Anatomy, Group, convert, dissect
-from layerswap.evaluate.devices import open_device
+from layerswap.evaluate.devices import check_dtype, open_device
 from layerswap.evaluate.weights import Measurements, Source, WeightPool, moved
 from layerswap.merge.memory import build_model
-from layerswap.merge.outputs import FLOAT_NAMES
 from layerswap.merge.plan import Plan
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ class VirtualModel:
 
         if not plans:
             raise EvaluationError("there is no composition to evaluate")
-        if dtype is not None and dtype not in FLOAT_NAMES:
-            raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")
+        check_dtype(dtype)
         if experts_on not in ("device", "cpu"):
             raise EvaluationError(f"experts_on is {experts_on!r}; it must be device or cpu")
         self.device = open_device(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from layerswap.study.spec import Run, StudySpec
 from layerswap.train.expert_schema import Data, Files
 
 PATTERN = frozenset("*?[")
+TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
+"""What may be a path in a YAML that only lm-eval can read."""
 
 
 def base_of(spec: StudySpec, folder: Path) -> str:
@@ -85,6 +88,35 @@ def folder_fingerprint(path: str | None) -> dict[str, str]:
         return {}
     told = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
     return {str(path): hashlib.sha256("\n".join(told).encode()).hexdigest()}
+
+
+def task_fingerprints(folder: str) -> dict[str, str]:
+    """Of a folder of lm-eval tasks, and of the files elsewhere that its YAMLs name."""
+    named = {
+        token
+        for path in _files(Path(folder))
+        if path.suffix in (".yaml", ".yml")
+        for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
+        if "/" in token and Path(token).is_file()
+    }
+    return folder_fingerprint(folder) | fingerprints(*sorted(named))
+
+
+def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:
+    """Of the local files that a mix reads."""
+    import yaml
+
+    return fingerprints(*(str(folder / one) for one in _paths(yaml.safe_load(text))))
+
+
+def _paths(data: Any) -> Iterator[str]:
+    if isinstance(data, dict):
+        if isinstance(data.get("path"), str):
+            yield data["path"]
+        data = list(data.values())
+    if isinstance(data, list):
+        for one in data:
+            yield from _paths(one)
 
 
 @cache

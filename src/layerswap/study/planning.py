@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluate.suites.local import VARIABLE
 from layerswap.study.costs import (
     checkpoints,
@@ -20,6 +21,8 @@ from layerswap.study.inputs import (
     fingerprints,
     folder_fingerprint,
     given,
+    mix_fingerprints,
+    task_fingerprints,
     there,
     with_recipe,
 )
@@ -46,7 +49,14 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
         StudyError: steps that do not fit together.
         RecipeError: a mix that cannot be read, or a base, data or tasks that are not there.
     """
-    return Graph(list(_steps(spec, folder)))
+    graph = Graph(list(_steps(spec, folder)))
+    first: dict[str, str] = {}
+    for name, key in graph.keys.items():
+        if key in first:
+            what = f"{name} and {first[key]} are the same"
+            raise StudyError(f"{what}; change a seed, or leave one out")
+        first[key] = name
+    return graph
 
 
 def _steps(spec: StudySpec, folder: Path) -> Iterator[Step]:
@@ -123,8 +133,9 @@ def _data(name: str, data: Data, spec: StudySpec, folder: Path) -> Iterator[Step
         assert isinstance(data, str)
         where = data if data in ready_recipes() else str(folder / data)
         settings = {"mix": mix_text(where), "folder": str(Path(where).parent)}
+        inputs = mix_fingerprints(settings["mix"], Path(where).parent)
         yield Step(
-            f"data/{name}", "data", settings, estimate=Estimate(disk_gb=0.2),
+            f"data/{name}", "data", settings, inputs=inputs, estimate=Estimate(disk_gb=0.2),
             resources=_takes("data", spec),
         )  # fmt: skip
 
@@ -164,7 +175,8 @@ def _train(
         settings["turns"] = turns
     takes = spec.resources.train
     if takes.processes > 1:
-        configuration = launch_configuration(takes.launch, folder) if spec.device != "cpu" else None
+        told = launch_configuration(takes.launch, folder)
+        configuration = told if spec.device != "cpu" else None
         settings["launch"] = {"processes": takes.processes, "configuration": configuration}
     hours = training_hours(run, spec.billions, len(sets))
     return Step(
@@ -177,13 +189,19 @@ def _select(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Step:
     needs = tuple(f"train/{name}/{i}" for i in range(len(experts.runs)))
     settings = {"keep": experts.keep, **experts.by.model_dump(mode="json")}
     hours = 0.0
+    inputs: dict[str, str] = {}
+    blind = isinstance(experts.data, Files) and experts.data.validation is None
+    if blind and not experts.by.tasks and (experts.keep > 1 or len(experts.runs) > 1):
+        raise RecipeError(f"{name}: checkpoints are selected by validation loss or tasks; give one")
     if experts.by.tasks:
         judge = Judging(tasks=experts.by.tasks, include=["."], limit=experts.by.limit)
         hours = judging_hours(judge, spec.billions, sum(map(checkpoints, experts.runs)))
         settings["include"] = [there(folder / one) for one in experts.by.include]
+        for one in settings["include"]:
+            inputs |= task_fingerprints(one)
         settings |= {"device": spec.device, "dtype": spec.dtype}
     return Step(
-        f"select/{name}", "select", settings, needs, estimate=Estimate(gpu_hours=hours),
+        f"select/{name}", "select", settings, needs, inputs, estimate=Estimate(gpu_hours=hours),
         resources=_takes("select", spec) if experts.by.tasks else Resources(),
     )  # fmt: skip
 
@@ -193,7 +211,7 @@ def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Pat
     judge["include"] = [there(folder / one) for one in spec.judge.include]
     inputs = folder_fingerprint(base_of(spec, folder))
     for one in judge["include"]:
-        inputs |= folder_fingerprint(one)
+        inputs |= task_fingerprints(one)
     if spec.judge.suite or spec.judge.elsewhere:
         inputs |= folder_fingerprint(os.environ.get(VARIABLE))
     settings = {

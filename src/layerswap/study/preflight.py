@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,18 +10,20 @@ from typing import Any
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.presets import zone_grid
-from layerswap.errors import StudyError
+from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluate.devices import open_device
-from layerswap.evaluate.harness import check_task_names
+from layerswap.evaluate.harness import check_task_names, load_tasks
 from layerswap.evaluate.suites.local import DataFolder
 from layerswap.evaluate.suites.suites import askable, write_suite
 from layerswap.evaluate.suites.task_folder import TaskFolder
-from layerswap.study.journal import Journal, read_journal
+from layerswap.study.journal import INDEX, Journal, read_journal
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 from layerswap.study.works import expert_of
 from layerswap.train.expert_file import check_expert
+from layerswap.train.expert_schema import ExpertSpec
 from layerswap.train.hyperparameters import check_hyperparameters
+from layerswap.train.trained import rates_by_place, trained_parts
 
 
 def check_plan(graph: Graph) -> None:
@@ -34,7 +36,9 @@ def check_plan(graph: Graph) -> None:
     for step in graph:
         if step.kind == "train":
             data = ["data" for _ in step.settings["data"]]
-            check_hyperparameters(check_expert(expert_of(step.settings, data), where=step.name))
+            _check_training(check_expert(expert_of(step.settings, data), where=step.name))
+        elif step.kind == "select":
+            check_task_names(step.settings["tasks"], _include(step.settings))
         elif step.kind == "judge":
             _check_grid(step)
             for suite, language in _suites(step):
@@ -55,6 +59,11 @@ def check_here(left: Sequence[Step], *, device: bool) -> None:
     judged = [step for step in left if step.kind == "judge"]
     for where in {step.settings["device"] for step in judged} if device else ():
         open_device(where)
+    for step in left:
+        if step.kind == "select":
+            load_tasks(step.settings["tasks"], include=_include(step.settings))
+    for step in judged:
+        _check_metric(step)
     asked = {(*one, *_how(step)): step for step in judged for one in _suites(step)}
     with TemporaryDirectory() as folder:
         for suite, language, shots, allow_code in asked:
@@ -73,12 +82,45 @@ def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> Non
     try:
         there: Journal = read_journal(root, storage)
     except StudyError:
+        held = (root / INDEX).is_file() if storage is None else storage.read(INDEX) is not None
+        if held:
+            raise  # damaged: a study may still be in it
         return  # nothing yet, or something that `Journal.open` refuses
     other = there.graph.by_name.get("tables")
     name = other.settings.get("name") if other else None
     if name != graph["tables"].settings["name"]:
         what = f"the study {name!r}" if name else "the steps of another command"
         raise StudyError(f"{root}: holds {what}; choose another output")
+
+
+def _check_training(spec: ExpertSpec) -> None:
+    check_hyperparameters(spec)
+    if Path(spec.base).is_dir():
+        layers = open_checkpoint(spec.base).layers
+        trained_parts(spec, layers, Path())
+        rates_by_place(spec.rates, layers)
+
+
+def _check_metric(step: Step) -> None:
+    """Load tasks of one's own: their data must be there, and the metric that counts."""
+    judge = step.settings["judge"]
+    names = _own_tasks(step)
+    if not names:
+        return
+    loaded = load_tasks(names, include=_include(judge))
+    for name, task in loaded["tasks"].items():
+        metrics = list(task.aggregation())
+        filters = [one.name for one in task._filters] or ["none"]
+        metric, of = judge["metric"]
+        if metric not in metrics or of not in filters:
+            raise EvaluationError(
+                f"judge.metric: {name} has no [{metric}, {of}]; its metrics are "
+                f"{', '.join(metrics)}, its filters {', '.join(filters)}"
+            )
+
+
+def _include(settings: Mapping[str, Any]) -> list[Path]:
+    return [Path(one) for one in settings.get("include", ())]
 
 
 def _check_grid(step: Step) -> None:
@@ -90,12 +132,18 @@ def _check_grid(step: Step) -> None:
 
 
 def _check_tasks(step: Step) -> None:
-    judge = step.settings["judge"]
-    there = judge["elsewhere"] or {"languages": []}
-    languages = [step.settings["language"], *there["languages"]]
-    names = [task.format(language=one) for task, one in product(judge["tasks"], languages)]
+    names = _own_tasks(step)
     if names:
-        check_task_names(names, [Path(one) for one in judge["include"]])
+        check_task_names(names, _include(step.settings["judge"]))
+
+
+def _own_tasks(step: Step) -> list[str]:
+    """The tasks that are no suite's, of the language and of the others that it is judged in."""
+    judge = step.settings["judge"]
+    there = judge["elsewhere"] or {"languages": [], "suites": []}
+    languages = [step.settings["language"], *(() if there["suites"] else there["languages"])]
+    names = [task.format(language=one) for task, one in product(judge["tasks"], languages)]
+    return list(dict.fromkeys(names))
 
 
 def _suites(step: Step) -> list[tuple[str, str]]:

@@ -68,7 +68,7 @@ def _write_all(told: Told, folder: Path) -> Path:
     tables, figures = folder / TABLES, folder / FIGURES
     tables.mkdir(exist_ok=True)
     figures.mkdir(exist_ok=True)
-    for old in (*figures.glob("*.svg"), *figures.glob("*.pdf")):
+    for old in (path for kind in ("svg", "pdf", "png") for path in figures.glob(f"*.{kind}")):
         old.unlink()  # of languages and benchmarks that the study may have had before
     write_tables(tables / tables.name, tables_of(told.found))
     for language, atlas in told.atlases.items():

@@ -96,7 +96,7 @@ def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any
 
 def select_experts(context: Context) -> None:
     """Rank the checkpoints of several trainings."""
-    from layerswap.train.selection import scorer, select
+    from layerswap.train.selection import candidates, scorer, select
 
     settings = context.step.settings
     tasks = settings["tasks"]
@@ -110,14 +110,20 @@ def select_experts(context: Context) -> None:
             dtype=settings["dtype"],
         )
     runs = [folder / EXPERT for folder in context.inputs.values()]
-    if len(runs) == 1 and settings["keep"] == 1 and score is None:
-        chosen = [{"folder": str(runs[0])}]  # nothing to choose by, and nothing to choose
+    keep = settings["keep"]
+    measured = score is not None or any(one.loss is not None for one in candidates(runs[0]))
+    if len(runs) == 1 and keep == 1 and not measured:
+        folders = [runs[0]]  # nothing to choose by: its output
     else:
-        found = json.loads(select(runs, keep=settings["keep"], score=score).to_json())
-        chosen = found["chosen"]
+        folders = [Path(one.folder) for one in select(runs, keep=keep, score=score).chosen]
+    if len(folders) < keep:
+        raise StudyError(
+            f"{keep} are to be kept, but there are {len(folders)}; keep fewer, or save more often "
+            "(save_every)"
+        )
     # Folders are told from the study's own, so that a study can be moved.
     root = context.folder.parent
-    told = [str(Path(one["folder"]).relative_to(root)) for one in chosen]
+    told = [str(one.relative_to(root)) for one in folders]
     (context.folder / SELECTION).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
 
 
