@@ -126,8 +126,9 @@ for i in range(60):
             child(plans[wanted])
         finally:
             os._exit(1)
-    time.sleep(rng.random() * lasts * 1.3)
-    os.kill(pid, signal.SIGKILL)
+    if i % 6:  # the others are let through, however slow the machine has become
+        time.sleep(rng.random() * lasts * 1.3)
+        os.kill(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
     partial = [f.name for f in root.iterdir() if f.name.startswith("out.")]
     found = whole.index(weight_bytes(out)) if out.exists() else None
