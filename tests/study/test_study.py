@@ -214,6 +214,7 @@ LAB = {
         ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
                    "by": {"tasks": ["sel_nela"]}}}, "no task 'sel_nela'"),
+        ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: 'many' is not a number"),
         ({"both": {"preset": "math-9"}}, "no preset 'math-9'; did you mean"),
     ],
 )  # fmt: skip

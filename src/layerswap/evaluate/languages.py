@@ -8,7 +8,6 @@ from functools import cache
 from layerswap.errors import EvaluationError
 
 
-@cache
 def same_language(one: str, other: str) -> bool:
     """Whether two codes or names are of one language; those of no language are compared as such."""
     try:
@@ -17,6 +16,7 @@ def same_language(one: str, other: str) -> bool:
         return one == other
 
 
+@cache
 def standard_tag(language: str) -> str:
     """The BCP 47 tag of a language by any of its codes, or by its English name.
 

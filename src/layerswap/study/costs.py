@@ -83,9 +83,11 @@ def training_disk_gb(run: Run, billions: float) -> float:
 
 
 def _rows(run: Run) -> int:
-    steps = int(run.hyperparameters.get("max_steps", -1))
+    steps = run.hyperparameters.get("max_steps")
     batch = run.effective_batch or run.hyperparameters.get("per_device_train_batch_size", 8)
-    return steps * int(batch) if steps > 0 else run.limit or ROWS
+    # What is no number is refused where hyperparameters are checked.
+    counted = isinstance(steps, int) and isinstance(batch, int) and steps > 0
+    return steps * batch if counted else run.limit or ROWS
 
 
 def language_hours(

@@ -37,7 +37,7 @@ def check_plan(graph: Graph) -> None:
         if step.kind == "train":
             data = ["data" for _ in step.settings["data"]]
             _check_training(check_expert(expert_of(step.settings, data), where=step.name))
-        elif step.kind == "select":
+        elif step.kind == "select" and step.settings["tasks"]:
             check_task_names(step.settings["tasks"], _include(step.settings))
         elif step.kind == "judge":
             _check_grid(step)
@@ -60,7 +60,7 @@ def check_here(left: Sequence[Step], *, device: bool) -> None:
     for where in {step.settings["device"] for step in judged} if device else ():
         open_device(where)
     for step in left:
-        if step.kind == "select":
+        if step.kind == "select" and step.settings["tasks"]:
             load_tasks(step.settings["tasks"], include=_include(step.settings))
     for step in judged:
         _check_metric(step)
