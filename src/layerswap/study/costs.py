@@ -86,8 +86,9 @@ def _rows(run: Run) -> int:
     steps = run.hyperparameters.get("max_steps")
     batch = run.effective_batch or run.hyperparameters.get("per_device_train_batch_size", 8)
     # What is no number is refused where hyperparameters are checked.
-    counted = isinstance(steps, int) and isinstance(batch, int) and steps > 0
-    return steps * batch if counted else run.limit or ROWS
+    if isinstance(steps, int) and isinstance(batch, int) and steps > 0:
+        return steps * batch
+    return run.limit or ROWS
 
 
 def language_hours(

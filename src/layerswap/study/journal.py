@@ -122,25 +122,24 @@ class Journal:
             self.storage.get(f"{STEPS}/{self.graph.folder(name)}", folder)
         return folder
 
-    def done(self, name: str) -> bool:
-        """Whether a step is finished, from what the steps it needs gave the last time."""
-        entry = self.entry(name)
-        return (
-            entry is not None
-            and entry.state == "done"
-            and all(
-                self.done(need) and self._stamp(need) == entry.after.get(need, "")
-                for need in self.graph[name].needs
-            )
-        )
+    def finished(self) -> dict[str, Entry]:
+        """The steps that are done, from what the steps they need gave the last time, in order.
+
+        Each record is read once: behind a storage that is a request.
+        """
+        found: dict[str, Entry] = {}
+        for step in self.graph:
+            entry = self.entry(step.name)
+            if entry is None or entry.state != "done":
+                continue
+            if all(n in found and entry.after.get(n, "") == found[n].stamp for n in step.needs):
+                found[step.name] = entry
+        return found
 
     def left(self) -> list[Step]:
-        """The steps that are not done, and those that come after one of them, in order."""
-        found: dict[str, Step] = {}
-        for step in self.graph:
-            if set(step.needs) & set(found) or not self.done(step.name):
-                found[step.name] = step
-        return list(found.values())
+        """The steps that are not done, in order."""
+        finished = self.finished()
+        return [step for step in self.graph if step.name not in finished]
 
     def _stamp(self, name: str) -> str:
         entry = self.entry(name)

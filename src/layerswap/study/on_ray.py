@@ -47,9 +47,10 @@ class OnRay:
     def run(self, journal: Journal, steps: list[Step], works: Mapping[str, Work], say: Say) -> None:
         """Do these steps, each as soon as those it needs are done; see `running.Executor`."""
         waiting = {step.name: step for step in steps}
+        done = set(journal.finished())
         running: dict[Any, tuple[Step, float]] = {}
         while waiting or running:
-            for step in [s for s in waiting.values() if all(map(journal.done, s.needs))]:
+            for step in [s for s in waiting.values() if done.issuperset(s.needs)]:
                 say(step.name)
                 running[self._begin(journal, step, works)] = (step, time.monotonic())
                 del waiting[step.name]
@@ -57,7 +58,9 @@ class OnRay:
                 return  # what still waits needs a step that failed
             ended, _ = self._ray.wait(list(running), num_returns=1)
             for handle in ended:
-                self._end(journal, handle, *running.pop(handle), say=say)
+                step, started = running.pop(handle)
+                if self._end(journal, handle, step, started, say=say):
+                    done.add(step.name)
 
     def _begin(self, journal: Journal, step: Step, works: Mapping[str, Work]) -> Any:
         takes = step.resources
@@ -72,15 +75,18 @@ class OnRay:
             str(journal.root), list(journal.graph), journal.storage, step, dict(works)
         )
 
-    def _end(self, journal: Journal, handle: Any, step: Step, started: float, *, say: Say) -> None:
+    def _end(self, journal: Journal, handle: Any, step: Step, started: float, *, say: Say) -> bool:
+        """Note how a step ended, and say whether it is done."""
         try:
             self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             journal.finish(step, state="failed", started=started, why=why, attempts=LOST + 1)
         entry = journal.entry(step.name)
-        if entry is None or entry.state != "done":
-            say(f"{step.name} failed: {entry.why if entry else 'it left no record'}")
+        if entry is not None and entry.state == "done":
+            return True
+        say(f"{step.name} failed: {entry.why if entry else 'it left no record'}")
+        return False
 
 
 def _work(

@@ -80,9 +80,10 @@ class InProcess:
 
     def run(self, journal: Journal, steps: list[Step], works: Mapping[str, Work], say: Say) -> None:
         """Do these steps in order; see `Executor`."""
+        done = set(journal.finished())
         for step in steps:
-            if all(journal.done(name) for name in step.needs):
-                do_step(journal, step, works, say)
+            if done.issuperset(step.needs) and do_step(journal, step, works, say).state == "done":
+                done.add(step.name)
 
 
 def run_graph(
@@ -116,17 +117,13 @@ def run_graph(
     except OSError as error:  # of the journal; what a step raises is in its record
         raise StudyError(f"{journal.root}: cannot be written ({error})") from None
     entries = {step.name: entry for step in graph if (entry := journal.entry(step.name))}
+    finished = journal.finished()
+    tried = {name for name, entry in entries.items() if entry.state == "failed" or name in finished}
     blocked: dict[str, str] = {}
     for name, entry in entries.items():
         if entry.state == "failed":
-            blocked |= {one: name for one in graph.followers(name) if not _tried(journal, one)}
+            blocked |= {one: name for one in graph.followers(name) if one not in tried}
     return Summary(entries, blocked)
-
-
-def _tried(journal: Journal, name: str) -> bool:
-    """Whether a step has failed, or is done."""
-    entry = journal.entry(name)
-    return entry is not None and (entry.state == "failed" or journal.done(name))
 
 
 def do_step(journal: Journal, step: Step, works: Mapping[str, Work], say: Say) -> Entry:
@@ -167,9 +164,12 @@ def status(journal: Journal) -> list[dict[str, Any]]:
     """Every step with its state, for a table: `waiting` and `blocked` too."""
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
+    finished = journal.finished()
     for step in journal.graph:
         entry = journal.entry(step.name)
-        state: State = entry.state if entry and _tried(journal, step.name) else "waiting"
+        state: State = entry.state if entry else "waiting"
+        if state == "done" and step.name not in finished:
+            state = "waiting"  # what it was made from was made again
         why = entry.why if entry else ""
         if state == "failed":
             failed |= dict.fromkeys(journal.graph.followers(step.name), step.name)

@@ -101,11 +101,10 @@ class Told:
             there = f"its report is {own}" if own.is_file() else "there is nothing to report"
             raise StudyError(f"{journal.root}: holds no study with tables; {there}")
         self.settings = journal.graph["tables"].settings
-        done = [step.name for step in journal.graph if journal.done(step.name)]
         told = {"judge", "change"}  # the kinds of step that are read
         self.folders = {
             name: journal.bring(name) if journal.graph[name].kind in told else journal.folder(name)
-            for name in done
+            for name in journal.finished()
         }
         self.found = findings(self.folders, self.settings["development"])
         if not self.found.conditions:
