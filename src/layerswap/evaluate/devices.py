@@ -29,8 +29,9 @@ def open_device(device: str | torch.device) -> torch.device:
     import torch
 
     try:
-        torch.zeros(1, device=device).item()  # `meta` has no values, and no model runs there
-        return torch.empty(0, device=device).device
+        found = torch.zeros(1, device=device)
+        found.item()  # `meta` has no values, and no model runs there
+        return found.device
     except (RuntimeError, AssertionError) as error:
         why = str(error).split("\n")[0]
         raise EvaluationError(f"device {str(device)!r} cannot be used ({why})") from None

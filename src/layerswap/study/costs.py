@@ -12,7 +12,7 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.evaluate.suites import suites
 from layerswap.evaluate.trie import build_trie, count_layers, paths_of
 from layerswap.study.spec import Judging, Run, StudySpec
-from layerswap.study.treatments import Trained, recipes
+from layerswap.study.treatments import Trained, pair_of, recipes
 
 READ = 1.2e14
 """Floating-point operations a second in training and in reading: about 40% of an A100's peak in
@@ -157,7 +157,7 @@ def judged_models(
     total = 0.0
     alone: set[str] = set()
     planned = list(recipes(settings, trained))
-    for pair, group in groupby(planned, key=lambda named: named[0].rpartition(": ")[0]):
+    for pair, group in groupby(planned, key=lambda named: pair_of(named[0])):
         made = [recipe for _, recipe in group]
         swapped = [recipe for recipe in made if {"swap", "partition"} & set(recipe)]
         paths = paths_of(check_recipe(one, where="plan").resolve(LAYERS) for one in swapped)

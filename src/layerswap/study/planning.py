@@ -175,8 +175,8 @@ def _train(
         settings["turns"] = turns
     takes = spec.resources.train
     if takes.processes > 1:
-        told = launch_configuration(takes.launch, folder)
-        configuration = told if spec.device != "cpu" else None
+        known = launch_configuration(takes.launch, folder)
+        configuration = known if spec.device != "cpu" else None
         settings["launch"] = {"processes": takes.processes, "configuration": configuration}
     hours = training_hours(run, spec.billions, len(sets))
     return Step(
@@ -209,14 +209,15 @@ def _select(name: str, experts: Experts, spec: StudySpec, folder: Path) -> Step:
 def _judge(language: str, spec: StudySpec, trained: tuple[str, ...], folder: Path) -> Step:
     judge = spec.judge.model_dump(mode="json")
     judge["include"] = [there(folder / one) for one in spec.judge.include]
-    inputs = folder_fingerprint(base_of(spec, folder))
+    base = base_of(spec, folder)
+    inputs = folder_fingerprint(base)
     for one in judge["include"]:
         inputs |= task_fingerprints(one)
     if spec.judge.suite or spec.judge.elsewhere:
         inputs |= folder_fingerprint(os.environ.get(VARIABLE))
     settings = {
         "language": language,
-        "base": base_of(spec, folder),
+        "base": base,
         "pairs": spec.pairs,
         "grid": spec.grid.model_dump(mode="json") if spec.grid else None,
         "partitions": list(spec.partitions),

@@ -14,7 +14,7 @@ from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluate.devices import open_device
 from layerswap.evaluate.harness import check_task_names, load_tasks
 from layerswap.evaluate.suites.local import DataFolder
-from layerswap.evaluate.suites.suites import askable, write_suite
+from layerswap.evaluate.suites.suites import check_askable, write_suite
 from layerswap.evaluate.suites.task_folder import TaskFolder
 from layerswap.study.journal import INDEX, Journal, read_journal
 from layerswap.study.steps import Graph, Step
@@ -42,7 +42,7 @@ def check_plan(graph: Graph) -> None:
         elif step.kind == "judge":
             _check_grid(step)
             for suite, language in _suites(step):
-                askable(suite, language, allow_code=step.settings["judge"]["allow_code"])
+                check_askable(suite, language, allow_code=step.settings["judge"]["allow_code"])
             _check_tasks(step)
 
 
@@ -64,13 +64,17 @@ def check_here(left: Sequence[Step], *, device: bool) -> None:
             load_tasks(step.settings["tasks"], include=_include(step.settings))
     for step in judged:
         _check_metric(step)
-    asked = {(*one, *_how(step)): step for step in judged for one in _suites(step)}
+    asked: set[tuple[str, str]] = set()
     with TemporaryDirectory() as folder:
-        for suite, language, shots, allow_code in asked:
-            write_suite(
-                suite, [language], TaskFolder(Path(folder)), data=DataFolder.given(None),
-                shots=shots, allow_code=allow_code, skip=lambda line: None, needed=True,
-            )  # fmt: skip
+        for step in judged:
+            judge = step.settings["judge"]
+            for suite, language in sorted({*_suites(step)} - asked):
+                write_suite(
+                    suite, [language], TaskFolder(Path(folder)), data=DataFolder.given(None),
+                    shots=judge["shots"], allow_code=judge["allow_code"],
+                    skip=lambda line: None, needed=True,
+                )  # fmt: skip
+            asked.update(_suites(step))
 
 
 def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> None:
@@ -155,8 +159,3 @@ def _suites(step: Step) -> list[tuple[str, str]]:
         *product(own, [step.settings["language"]]),
         *product(there["suites"] or own, there["languages"]),
     ]
-
-
-def _how(step: Step) -> tuple[Any, bool]:
-    judge = step.settings["judge"]
-    return judge["shots"], judge["allow_code"]

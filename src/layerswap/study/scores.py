@@ -14,7 +14,7 @@ import numpy.typing as npt
 from layerswap.compose.presets import Zones
 from layerswap.evaluate.result_files import Score, read_scores
 from layerswap.evaluate.statistics import Interval, mean_interval, paired_difference
-from layerswap.study.treatments import DEFAULT, zones_of
+from layerswap.study.treatments import DEFAULT, pair_of, treatment_of, zones_of
 
 CHOSEN, BEST = "swap, chosen on development", "swap, best (flattered)"
 SHARED = "all"
@@ -179,9 +179,10 @@ def read_judged(folder: Path) -> dict[tuple[str, str], Pairs]:
     for key, models in rows.items():
         pairs: Pairs = defaultdict(dict)
         for model, scores in models.items():
-            pair, _, treatment = model.rpartition(": ")
             ordered = sorted(scores, key=lambda score: (score.task, score.document))
-            pairs[pair or SHARED][treatment] = np.array([fraction(score) for score in ordered])
+            pairs[pair_of(model) or SHARED][treatment_of(model)] = np.array(
+                [fraction(score) for score in ordered]
+            )
         found[key] = dict(pairs)
     return found
 

@@ -15,11 +15,10 @@ from pydantic import (
 )
 
 from layerswap.compose.explain import explain
-from layerswap.compose.mistakes import nearest
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
-from layerswap.errors import RecipeError
-from layerswap.evaluate.suites.suites import SUITES
+from layerswap.errors import EvaluationError, RecipeError
+from layerswap.evaluate.suites.suites import parts_of
 from layerswap.evaluate.sweep_spec import Grid
 from layerswap.study.resources import Takes, Takings, TrainingTakes
 from layerswap.train.expert_schema import Data, Lora, Rate, Side, Text, Trained
@@ -135,9 +134,11 @@ class Judging(Strict):
 
     @model_validator(mode="after")
     def _known(self) -> Judging:
-        for suite in [self.suite, *(self.elsewhere.suites if self.elsewhere else ())]:
-            if suite and suite not in SUITES:
-                raise ValueError(f"no suite {suite!r}{nearest(suite, list(SUITES))}")
+        for suite in filter(None, [self.suite, *(self.elsewhere.suites if self.elsewhere else ())]):
+            try:
+                parts_of(suite)
+            except EvaluationError as error:
+                raise ValueError(str(error)) from None
         return self
 
     @model_validator(mode="after")

@@ -119,6 +119,11 @@ class Told:
         """The page."""
         left = [step.name for step in self.journal.graph if step.name not in self.folders]
         lead = [self.settings["description"], *(_sentence(one) for one in self.found.conditions)]
+        stack = self._stack()
+        if stack is not None:
+            first = self.found.conditions[0]
+            pair = next(iter(first.chosen))
+            lead.append(f"Drawn: the composition chosen for the pair {pair} in {first.language}.")
         lead += self._cautions()
         lead.append(
             "Above and below: the 95% interval of the paired difference is clear of zero. "
@@ -129,7 +134,7 @@ class Told:
         return Report(
             title=self.settings["name"],
             lead="\n\n".join(line for line in lead if line),
-            figure_svg=self._stack(),
+            figure_svg=stack,
             sections=list(self.sections()),
             colophon=f"layerswap {__version__}.",
         )
@@ -143,10 +148,6 @@ class Told:
                 f"Checkpoints were selected on all documents of {', '.join(tasks)}: scores on "
                 "these are flattered."
             )
-        first = self.found.conditions[0]
-        if self._stack() is not None:
-            pair = next(iter(first.chosen))
-            yield f"Drawn: the composition chosen for the pair {pair} in {first.language}."
 
     def sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""

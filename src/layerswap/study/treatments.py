@@ -93,6 +93,16 @@ def grid_name(zones: Zones) -> str:
     return f"swap {','.join(map(str, astuple(zones)))}"
 
 
+def pair_of(model: str) -> str:
+    """The pair in a model's name; empty where it is the same for all pairs."""
+    return model.rpartition(": ")[0]
+
+
+def treatment_of(model: str) -> str:
+    """The treatment in a model's name."""
+    return model.rpartition(": ")[2]
+
+
 def zones_of(treatment: str) -> Zones | None:
     """The zones of a composition of the grid, from its name; None of any other treatment."""
     found = GRID.fullmatch(treatment)

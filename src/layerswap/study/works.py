@@ -23,7 +23,9 @@ from layerswap.study.treatments import (
     SELECTION,
     grid_name,
     models,
+    pair_of,
     selected,
+    treatment_of,
     zones_of,
 )
 
@@ -195,7 +197,7 @@ def _judged(
     store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
     # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
-    for _, group in groupby(named.items(), key=lambda one: one[0].rpartition(": ")[0]):
+    for _, group in groupby(named.items(), key=lambda one: pair_of(one[0])):
         results |= run_suite(dict(group), asked, folder, settings=how, store=store, say=context.say)
     return results
 
@@ -211,7 +213,7 @@ def _chosen(context: Context, named: Mapping[str, Plan]) -> dict[str, Plan]:
     return {
         name: plan
         for name, plan in named.items()
-        if name in kept or zones_of(name.rpartition(": ")[2]) is None
+        if name in kept or zones_of(treatment_of(name)) is None
     }
 
 

@@ -109,8 +109,19 @@ SUITES: dict[str, tuple[Part, ...]] = {
 }  # fmt: skip
 
 
-def askable(suite: str, language: str, *, allow_code: bool = False) -> list[str]:
-    """The benchmarks of a suite that can be asked in a language; nothing is read or fetched.
+def parts_of(suite: str) -> tuple[Part, ...]:
+    """The benchmarks of a suite.
+
+    Raises:
+        EvaluationError: there is no such suite.
+    """
+    if suite not in SUITES:
+        raise EvaluationError(f"no suite {suite!r}{nearest(suite, list(SUITES))}")
+    return SUITES[suite]
+
+
+def check_askable(suite: str, language: str, *, allow_code: bool = False) -> None:
+    """Refuse a suite of which nothing can be asked in a language; nothing is read or fetched.
 
     Args:
         suite: one of `SUITES`.
@@ -120,19 +131,15 @@ def askable(suite: str, language: str, *, allow_code: bool = False) -> list[str]
     Raises:
         EvaluationError: there is no such suite, or none of its benchmarks has the language.
     """
-    if suite not in SUITES:
-        raise EvaluationError(f"no suite {suite!r}{nearest(suite, list(SUITES))}")
-    found, refused = [], []
-    for part in SUITES[suite]:
+    refused = []
+    for part in parts_of(suite):
         try:
             _code(part.benchmark, language, allow_code)
         except EvaluationError as error:
             refused.append(str(error))
         else:
-            found.append(part.benchmark)
-    if not found:
-        raise EvaluationError("; ".join(refused))
-    return found
+            return
+    raise EvaluationError("; ".join(refused))
 
 
 def write_suite(
@@ -162,11 +169,10 @@ def write_suite(
     Raises:
         EvaluationError: no such suite or language, or data that cannot be had.
     """
-    if suite not in SUITES:
-        raise EvaluationError(f"no suite {suite!r}{nearest(suite, list(SUITES))}")
+    parts = parts_of(suite)
     written: list[Asked] = []
     for language in languages:
-        for part in SUITES[suite]:
+        for part in parts:
             benchmark = BENCHMARKS[part.benchmark]
             code = None
             try:
@@ -174,7 +180,7 @@ def write_suite(
                 count = part.shots if shots is None else shots
                 made = benchmark.write(code, count, data, tasks)
             except EvaluationError as error:
-                if skip is None or len(SUITES[suite]) == 1 or (needed and code is not None):
+                if skip is None or len(parts) == 1 or (needed and code is not None):
                     raise
                 skip(f"left out: {error}")
                 continue
