@@ -23,7 +23,7 @@ from merge_runs import LAYERSWAP, Contestant, measure
 ALONE = """
 import sys, time
 import torch
-from layerswap.delta.atlas import measure, open_subjects
+from layerswap.deltas.atlas import measure, open_subjects
 base, *experts = sys.argv[1:]
 subjects = open_subjects(base, *experts)
 started = time.perf_counter()

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layerswap.evaluate.limits import left_padded
-from layerswap.evaluate.sweep_engine import Sweep
+from layerswap.engine.model_limits import left_padded
+from layerswap.engine.sweep import Sweep
 from sweep_data import lab_plan, lab_prompts, make_plan
 
 

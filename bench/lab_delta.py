@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from layerswap.compose import Zones
-from layerswap.delta import measure_delta, suggest
-from layerswap.evaluate.examples import Tokens
-from layerswap.evaluate.linearity import additivity, connectivity
+from layerswap.deltas import measure_delta, suggest
+from layerswap.evaluation.examples import Tokens
+from layerswap.evaluation.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.contenders import in_memory
 from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS
 from layerswap.lab.scoring import correct, load, questions
-from layerswap.lab.training import encode
+from layerswap.lab.train import encode
 from layerswap.merge import Plan, swap
 
 

@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from layerswap.compose import Zones, default_zones
-from layerswap.delta.atlas import measure_delta, rows_threshold
+from layerswap.deltas.atlas import measure_delta, rows_threshold
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.outcome import best_of
+from layerswap.lab.datasets import language_stream, task_stream
 from layerswap.lab.quickstart import BOTTOMS, TOPS, try_grid
+from layerswap.lab.results import best_of
 from layerswap.lab.scoring import load
-from layerswap.lab.streams import language_stream, task_stream
-from layerswap.lab.training import Training, Trainings, train
+from layerswap.lab.train import Training, Trainings, train
 from layerswap.merge import swap
 from layerswap.report import heat_map_svg
 from layerswap.report.delta_map import Map, map_figure, map_of, save_figure

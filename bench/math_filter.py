@@ -1,4 +1,4 @@
-"""Fit and measure the detector of mathematics (`layerswap.train.mathematics`).
+"""Fit and measure the detector of mathematics (`layerswap.training.mix.math_filter`).
 
     python bench/math_filter.py DATA          # the table of docs/data.md
     python bench/math_filter.py DATA --fit    # the weights, from the other half of the data
@@ -19,7 +19,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from layerswap.train.mathematics import THRESHOLD, MathFeatures, math_features, math_probability
+from layerswap.training.mix.math_filter import (
+    THRESHOLD,
+    MathFeatures,
+    math_features,
+    math_probability,
+)
 
 Rows = list[tuple[str, str]]
 LANGUAGES = ("en", "sw", "bn", "te", "ja")

@@ -26,9 +26,9 @@ import yaml
 
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
-from layerswap.lab.tasks import export_tasks
-from layerswap.merge.export import export_mergekit
-from layerswap.merge.make import make_plan
+from layerswap.lab.lm_eval_tasks import export_tasks
+from layerswap.merge.api import export_mergekit
+from layerswap.merge.planner import make_plan
 
 TASK = "lab_problem_furo"
 JUDGE = """

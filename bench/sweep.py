@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layerswap.evaluate.sweep_engine import Sweep
+from layerswap.engine.sweep import Sweep
 from sweep_data import make_plan
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from layerswap.lab.assets import shipped
-from layerswap.lab.tasks import export_tasks
+from layerswap.lab.lm_eval_tasks import export_tasks
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

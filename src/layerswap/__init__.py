@@ -14,63 +14,52 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from layerswap.versions import __version__
 
-if TYPE_CHECKING:
-    from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
-    from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe
-    from layerswap.delta import Atlas, measure_delta, suggest
-    from layerswap.delta import measure_delta as delta
-    from layerswap.errors import LayerswapError
-    from layerswap.evaluate import Sampling, Sweep
-    from layerswap.evaluate.fisher import estimate_fisher
-    from layerswap.merge import Plan, make_plan, revert, soup, swap, verify
+if TYPE_CHECKING:  # so that editors and type checkers know the names
+    from layerswap.checkpoint import Checkpoint, Place, open_checkpoint  # noqa: F401
+    from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe  # noqa: F401
+    from layerswap.deltas import Atlas, suggest  # noqa: F401
+    from layerswap.deltas import measure_delta as delta  # noqa: F401
+    from layerswap.engine import Sampling, Sweep  # noqa: F401
+    from layerswap.errors import LayerswapError  # noqa: F401
+    from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
+    from layerswap.merge import Plan, make_plan, revert, soup, swap, verify  # noqa: F401
 
-__all__ = [
-    "Atlas",
-    "Blend",
-    "Checkpoint",
-    "Composition",
-    "LayerswapError",
-    "Place",
-    "Plan",
-    "Recipe",
-    "Sampling",
-    "Sweep",
-    "Zones",
-    "__version__",
-    "delta",
-    "estimate_fisher",
-    "make_plan",
-    "measure_delta",
-    "open_checkpoint",
-    "partition",
-    "read_recipe",
-    "revert",
-    "soup",
-    "suggest",
-    "swap",
-    "verify",
-]
-
-_ROOMS = {
-    "checkpoint": ("Checkpoint", "Place", "open_checkpoint"),
-    "compose": ("Blend", "Composition", "Recipe", "Zones", "partition", "read_recipe"),
-    "delta": ("Atlas", "measure_delta", "suggest"),
-    "errors": ("LayerswapError",),
-    "evaluate": ("Sampling", "Sweep"),
-    "evaluate.fisher": ("estimate_fisher",),
-    "merge": ("Plan", "make_plan", "revert", "soup", "swap", "verify"),
+_HOME = {
+    "Atlas": "deltas",
+    "Blend": "compose",
+    "Checkpoint": "checkpoint",
+    "Composition": "compose",
+    "LayerswapError": "errors",
+    "Place": "checkpoint",
+    "Plan": "merge",
+    "Recipe": "compose",
+    "Sampling": "engine",
+    "Sweep": "engine",
+    "Zones": "compose",
+    "delta": "deltas:measure_delta",
+    "estimate_fisher": "evaluation.fisher",
+    "make_plan": "merge",
+    "open_checkpoint": "checkpoint",
+    "partition": "compose",
+    "read_recipe": "compose",
+    "revert": "merge",
+    "soup": "merge",
+    "suggest": "deltas",
+    "swap": "merge",
+    "verify": "merge",
 }
+"""The room of every public name, and its name there where it is another."""
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    if name == "delta":  # the room itself, which can be called
-        return importlib.import_module("layerswap.delta")
-    for room, names in _ROOMS.items():
-        if name in names:
-            return getattr(importlib.import_module(f"layerswap.{room}"), name)
-    raise AttributeError(f"module 'layerswap' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'layerswap' has no attribute {name!r}")
+    room, _, there = _HOME[name].partition(":")
+    return getattr(importlib.import_module(f"layerswap.{room}"), there or name)
 
 
 def __dir__() -> list[str]:

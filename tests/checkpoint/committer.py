@@ -67,7 +67,7 @@ def check_after_kill(target: Path, size: int = 20_000) -> str:
     return "set aside" if aside else "nothing"
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -76,7 +76,7 @@ def loop(target: Path) -> None:
     for version in itertools.count(1):
         commit_version(target, version)
         if version == 1:
-            say("ready")
+            log("ready")
 
 
 def once(target: Path, version: int) -> None:
@@ -84,7 +84,7 @@ def once(target: Path, version: int) -> None:
     try:
         commit_version(target, version, overwrite=False)
     except MergeError as error:
-        say(str(error))
+        log(str(error))
 
 
 def rounds(target: Path, count: int) -> None:
@@ -130,7 +130,7 @@ def steps(parent: Path, *, fresh: bool) -> None:
     commit_version(target, 1, size=10)
     commit_version(target, 1, size=10)
     assert [path.name for path in parent.iterdir()] == ["out"]
-    say(json.dumps(seen | {"lines": count}))
+    log(json.dumps(seen | {"lines": count}))
 
 
 if __name__ == "__main__":

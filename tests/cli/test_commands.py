@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from layerswap import __version__
+from layerswap.versions import __version__
 
 
 def weights(folder):
@@ -265,7 +265,7 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
     def find_spec(name, *more):
         return None if name in {"py3langid", "lm_eval"} else found(name, *more)
 
-    monkeypatch.setattr("layerswap.checkpoint.versions.find_spec", find_spec)
+    monkeypatch.setattr("layerswap.versions.find_spec", find_spec)
     out = ("--out", tmp_path / "out")
     for command, package, extra in (
         (("data", "swahili", *out), "py3langid", "train"),

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from layerswap.evaluate.linearity import Additivity, Connectivity, Line
+from layerswap.evaluation.linearity import Additivity, Connectivity, Line
 from layerswap.report.linearity import linearity_figure
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.lab import build as room
+from layerswap.lab import train as room
 from layerswap.lab.assets import open_lab
 from layerswap.lab.build import build, read_record, score, settings_of
 from layerswap.lab.scoring import load
-from layerswap.lab.training import ModelShape, Training, Trainings, collate, encode, grouped
+from layerswap.lab.train import ModelShape, Training, Trainings, collate, encode, grouped
 from layerswap.lab.world import WorldSettings
 
 TINY = replace(
@@ -113,7 +113,7 @@ def test_a_folder_without_a_lab_is_named(tmp_path):
 
 
 def test_the_loss_is_on_the_completion_and_its_end_only():
-    from layerswap.lab.skills import examples
+    from layerswap.lab.tasks import examples
     from layerswap.lab.tokenizer import make_tokenizer
     from layerswap.lab.world import make_world
 

@@ -12,7 +12,7 @@ from layerswap.cli.progress import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.scoring import correct, questions
-from layerswap.study.journal import Journal
+from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Graph, Step
 
 MODELS = ("base", "task_expert", "language_expert", "soup", "ties", "swap_default", "swap_best")
@@ -35,7 +35,7 @@ def finished(tmp_path_factory, smaller):
     """A quickstart."""
     out = tmp_path_factory.mktemp("quickstart") / "out"
     said: list[str] = []
-    folder, outcome = quickstart.run(out, say=said.append, progress=step_progress)
+    folder, outcome = quickstart.run(out, log=said.append, progress=step_progress)
     return folder, outcome, said
 
 
@@ -85,13 +85,13 @@ def test_what_is_done_is_only_shown_again_and_what_is_missing_is_done(finished, 
     (grid,) = folder.glob("steps/grid-*/grid.json")
     before, tried = report.stat().st_mtime_ns, grid.stat().st_mtime_ns
     (folder / "report.html").unlink()
-    _, again = quickstart.run(folder, say=print, progress=step_progress)
+    _, again = quickstart.run(folder, log=print, progress=step_progress)
     assert again.grid == outcome.grid
     assert again.results() == outcome.results()
     assert report.stat().st_mtime_ns == before
     assert (folder / "report.html").read_bytes() == report.read_bytes()
     (report.parent / "step.json").unlink()
-    quickstart.run(folder, say=print, progress=step_progress)
+    quickstart.run(folder, log=print, progress=step_progress)
     assert report.stat().st_mtime_ns > before
     assert grid.stat().st_mtime_ns == tried
 
@@ -100,7 +100,7 @@ def test_another_language_does_not_replace_the_first(finished):
     folder, outcome, _ = finished
     before = (folder / "results.json").read_bytes()
     with pytest.raises(LayerswapError, match=f"holds a quickstart in {outcome.language}; choose"):
-        quickstart.run(folder, language="nela", say=print, progress=step_progress)
+        quickstart.run(folder, language="nela", log=print, progress=step_progress)
     assert (folder / "results.json").read_bytes() == before
 
 
@@ -109,30 +109,30 @@ def test_a_damaged_step_is_one_line(finished, tmp_path):
     (grid,) = folder.glob("steps/grid-*/grid.json")
     grid.write_text("{")
     with pytest.raises(LayerswapError, match=r"cannot be read .* begin anew with --overwrite"):
-        quickstart.run(folder, say=print, progress=step_progress)
+        quickstart.run(folder, log=print, progress=step_progress)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(LayerswapError):
-            quickstart.run(tmp_path, overwrite=overwrite, say=print, progress=step_progress)
+            quickstart.run(tmp_path, overwrite=overwrite, log=print, progress=step_progress)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_another_study_is_left_alone(tmp_path):
     graph = Graph([Step("train/task", "train", {})])
-    Journal(tmp_path, graph).open()
+    StudyJournal(tmp_path, graph).open()
     before = (tmp_path / "study.json").read_bytes()
     for overwrite in (False, True):
         with pytest.raises(LayerswapError, match="holds another study; choose another output"):
-            quickstart.run(tmp_path, overwrite=overwrite, say=print, progress=step_progress)
+            quickstart.run(tmp_path, overwrite=overwrite, log=print, progress=step_progress)
     assert (tmp_path / "study.json").read_bytes() == before
 
 
 def test_unknown_language(tmp_path):
     with pytest.raises(LayerswapError, match=r"no target language 'klingon' in the lab; it has "):
-        quickstart.run(tmp_path / "out", language="klingon", say=print, progress=step_progress)
+        quickstart.run(tmp_path / "out", language="klingon", log=print, progress=step_progress)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -32,7 +32,7 @@ def test_the_shipped_models_were_made_with_the_defaults_of_the_code():
     import json
     from dataclasses import asdict
 
-    from layerswap.lab.training import Trainings
+    from layerswap.lab.train import Trainings
     from layerswap.lab.world import WorldSettings
 
     assert LAB.world.settings == WorldSettings()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.lab.skills import SPLITS, examples, parallel, say, split_of
+from layerswap.lab.tasks import SPLITS, examples, parallel, split_of, verbalize
 from layerswap.lab.world import make_world
 
 WORLD = make_world()
@@ -111,7 +111,7 @@ def test_problems_use_words_that_are_not_common():
     text = " ".join(e.meaning for e in examples(WORLD, "furo", "problem", "test", 300))
     assert all(gain in text for gain in set(language.gains) - common)
     koma = WORLD.language("koma")
-    assert say(koma, _clause()) == f"Ana {koma.words['noun.0']} 3 {koma.words['has']}"
+    assert verbalize(koma, _clause()) == f"Ana {koma.words['noun.0']} 3 {koma.words['has']}"
 
 
 def test_what_cannot_be_drawn_is_refused():
@@ -122,7 +122,7 @@ def test_what_cannot_be_drawn_is_refused():
 
 
 def _clause():
-    from layerswap.lab.skills import Clause
+    from layerswap.lab.tasks import Clause
 
     return Clause("Ana", "has", 3, "noun.0")
 

@@ -3,9 +3,9 @@
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.lab.skills import examples, split_of
-from layerswap.lab.streams import base_stream, language_stream, take, task_stream
-from layerswap.lab.training import Trainings
+from layerswap.lab.datasets import base_stream, language_stream, take, task_stream
+from layerswap.lab.tasks import examples, split_of
+from layerswap.lab.train import Trainings
 from layerswap.lab.world import make_world
 
 WORLD = make_world()

@@ -4,11 +4,11 @@ import pytest
 
 from layerswap.errors import StudyError
 from layerswap.lab.study_files import write_study
-from layerswap.study.journal import Journal
-from layerswap.study.planning import plan_study
-from layerswap.study.running import run_graph
+from layerswap.study.journal import StudyJournal
+from layerswap.study.plan import plan_study
+from layerswap.study.runner import run_graph
 from layerswap.study.spec import read_study
-from layerswap.study.works import works
+from layerswap.study.step_functions import step_functions
 
 
 def test_the_labs_study_runs_from_its_own_files(tmp_path):
@@ -16,9 +16,9 @@ def test_the_labs_study_runs_from_its_own_files(tmp_path):
     graph = plan_study(read_study(path), path.parent)
     again = plan_study(read_study(write_study(tmp_path, runs=1, n=8, steps=2)), path.parent)
     assert again.keys == graph.keys
-    summary = run_graph(graph, tmp_path / "study", works())
+    summary = run_graph(graph, tmp_path / "study", step_functions())
     assert not summary.failed, [entry.why for entry in summary.failed]
-    tables = (Journal(tmp_path / "study", graph).folder("tables") / "tables.md").read_text()
+    tables = (StudyJournal(tmp_path / "study", graph).folder("tables") / "tables.md").read_text()
     for treatment in (
         "simultaneous",
         "joint",

@@ -10,12 +10,12 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from layerswap.cli import app
-from layerswap.evaluate.harness import evaluate
-from layerswap.evaluate.sweep_engine import Sweep
+from layerswap.engine.sweep import Sweep
+from layerswap.evaluation.harness import evaluate
 from layerswap.lab.assets import shipped
 from layerswap.lab.contenders import in_memory
 from layerswap.lab.scoring import correct, load
-from layerswap.lab.skills import examples
+from layerswap.lab.tasks import examples
 from layerswap.merge import swap
 
 N = 24

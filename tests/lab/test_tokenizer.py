@@ -2,8 +2,8 @@
 
 import pytest
 
-from layerswap.lab.skills import examples
-from layerswap.lab.streams import base_stream, take
+from layerswap.lab.datasets import base_stream, take
+from layerswap.lab.tasks import examples
 from layerswap.lab.tokenizer import make_tokenizer, vocabulary
 from layerswap.lab.world import make_world
 

@@ -20,8 +20,8 @@ WORLD = make_world()
 
 DIGEST = """
 from hashlib import sha256
-from layerswap.lab.skills import examples
-from layerswap.lab.streams import base_stream, take
+from layerswap.lab.tasks import examples
+from layerswap.lab.datasets import base_stream, take
 from layerswap.lab.world import make_world
 world = make_world()
 text = repr(world) + repr(take(base_stream(world, seed=3), 50))

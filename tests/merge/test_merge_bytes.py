@@ -12,7 +12,7 @@ from merging import copied, weight_bytes
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import CheckpointError
-from layerswap.merge import engine
+from layerswap.merge import writer as engine
 
 
 def make(experts, **settings):

@@ -12,7 +12,7 @@ from merging import change_config, copied, weight_bytes
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge import documents
+from layerswap.merge import metadata as documents
 
 
 def recipe_of(experts, **changes):

@@ -14,7 +14,7 @@ from merging import weight_bytes
 
 import layerswap as ls
 
-PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+PATH = [str(Path(__file__).parents[1] / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def run(code: str, *args: object, **env: str) -> str:

@@ -24,7 +24,7 @@ from merging import (
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError, MergeError, RecipeError
-from layerswap.merge.engine import compute_tensor
+from layerswap.merge.writer import compute_tensor
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NORM = "model.layers.1.input_layernorm.weight"

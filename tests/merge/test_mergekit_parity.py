@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from layerswap.compose.mergekit import llama_tensors
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.merge import make_plan
-from layerswap.merge.export import export_mergekit
+from layerswap.merge.api import export_mergekit
 
 MERGEKIT = os.environ.get("LAYERSWAP_MERGEKIT", "")
 pytestmark = [

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from layerswap.compose.operation import METHODS as SPECS
-from layerswap.delta.rows import Rows
+from layerswap.compose.blend import METHODS as SPECS
+from layerswap.deltas.measure import Rows
 from layerswap.merge import thresholds
 from layerswap.merge.methods import METHODS, Chunk, kept_rows
 from layerswap.merge.thresholds import Stream, magnitude_thresholds

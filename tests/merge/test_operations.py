@@ -13,10 +13,12 @@ from test_methods import elect_and_average, keep_largest
 
 import layerswap as ls
 from layerswap.compose import Composition
-from layerswap.compose.operation import METHODS, Operation
+from layerswap.compose.blend import METHODS, Operation
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge import engine, make_plan, terms
+from layerswap.merge import lazy_tensors as terms
+from layerswap.merge import make_plan
+from layerswap.merge import writer as engine
 
 
 def recipe(experts, /, **keys):

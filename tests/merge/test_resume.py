@@ -11,7 +11,7 @@ import pytest
 from merging import weight_bytes
 
 import layerswap as ls
-from layerswap.checkpoint.journal import JOURNAL, Journal, read_journal
+from layerswap.checkpoint.commit import JOURNAL, Journal, read_journal
 
 SHARDS = 5
 
@@ -29,7 +29,7 @@ def kill_after(plan: ls.Plan, out: Path, files: int) -> Path:
     """Save in a child that is killed once the journal names some files; what it left behind."""
     pid = os.fork()
     if not pid:
-        from layerswap.checkpoint import journal
+        from layerswap.checkpoint import commit as journal
 
         enter = journal.Journal._enter
 
@@ -107,7 +107,7 @@ def test_resuming_many_times_ends_well(experts, tmp_path):
     for files in (2, 3, 4):
         pid = os.fork()
         if not pid:
-            from layerswap.checkpoint import journal
+            from layerswap.checkpoint import commit as journal
 
             enter = journal.Journal._enter
 

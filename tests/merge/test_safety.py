@@ -180,7 +180,10 @@ def test_a_disk_that_fills_up_during_a_merge(experts, tmp_path):
         pytest.skip("no mount namespaces here")
     arguments = [str(experts["task"]), str(experts["language"]), str(disk)]
     program = [sys.executable, "-c", ON_A_SMALL_DISK, *arguments]
-    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [
+        str(Path(__file__).parents[1] / "helpers"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     done = subprocess.run(
         [*inside, f'{mount} && exec "$0" "$@"', *program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},

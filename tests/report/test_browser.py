@@ -6,13 +6,12 @@ import shutil
 import pytest
 
 from layerswap.compose.presets import Zones
-from layerswap.delta.atlas import measure_delta
-from layerswap.evaluate.ranks import friedman
-from layerswap.evaluate.statistics import Interval
+from layerswap.deltas.atlas import measure_delta
+from layerswap.evaluation.statistics import Interval, friedman
 from layerswap.lab.assets import shipped
 from layerswap.report import Report, Section, Table, write_report
 from layerswap.report.delta_page import map_panel
-from layerswap.report.panels import Example, examples_panel, grid_panel
+from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
 from layerswap.report.rank_figure import inline_svg, rank_figure
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -43,7 +42,7 @@ def path(tmp_path_factory):
     scores = {Zones(b, u, t, 0): 0.1 * b + 0.02 * u + 0.01 * t
               for b in range(3) for u in range(2) for t in range(2)}  # fmt: skip
     examples = [
-        Example("task", i, f"question {i} </script><b>", "7", ("7", "8"), (True, i % 3 == 0))
+        ShownAnswer("task", i, f"question {i} </script><b>", "7", ("7", "8"), (True, i % 3 == 0))
         for i in range(30)
     ]
     ranked = friedman({n: [i + k / 9 for k in range(4)] for i, n in enumerate(("a", "b", "c"))})

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from layerswap.checkpoint import Place
-from layerswap.delta import Atlas
-from layerswap.delta.measure import Change
+from layerswap.deltas import Atlas
+from layerswap.deltas.measure import TensorChange
 from layerswap.errors import LayerswapError
 from layerswap.report.atlas_files import write_atlas
 from layerswap.report.delta_map import label_of, map_figure, map_of
 from layerswap.report.delta_page import delta_page
-from layerswap.report.even_scale import even_scale
+from layerswap.report.heat_map import even_scale
 from layerswap.report.svg import lightness
 
 NAMES = {"w1": "mlp.gate_proj", "wq": "self_attn.q_proj", "wk": "self_attn.k_proj"}
@@ -31,12 +31,14 @@ def atlas(experts=("math", "</script>&swahili"), layers: int = 3) -> Atlas:
             places[tensor] = Place(layer, "mlp" if "mlp" in name else "attention")
             for i, expert in enumerate(experts):
                 rows = rng.exponential(1e-5 * (1 + i), 64).astype(np.float32)
-                changes[expert, tensor] = Change(rows, 1e-5, 1e-5, 1e-4, 1.0, 0.01, 0.0, 0.4, True)
+                changes[expert, tensor] = TensorChange(
+                    rows, 1e-5, 1e-5, 1e-4, 1.0, 0.01, 0.0, 0.4, True
+                )
         norm = f"model.layers.{layer}.input_layernorm.weight"
         places[norm] = Place(layer, "norm")
         for expert in experts:
             one = np.array([1e-5], dtype=np.float32)
-            changes[expert, norm] = Change(one, 1e-5, 1e-5, 1e-4, 1.0, 0.01, 0.0, 0.4, True)
+            changes[expert, norm] = TensorChange(one, 1e-5, 1e-5, 1e-4, 1.0, 0.01, 0.0, 0.4, True)
     return Atlas("base", tuple(experts), "input", places, changes, {})
 
 
@@ -92,7 +94,8 @@ def test_experts_of_a_mixture_share_a_cell_by_rows():
     names = [f"model.layers.0.mlp.experts.{i}.up_proj.weight" for i in (0, 1)]
     rows = [np.array(r, dtype=np.float32) for r in ([2, 2, 0, 0, 0, 0], [0, 2])]
     changes = {
-        ("e", n): Change(r, 1, 1, 1, 1, 1, 0, 0, True) for n, r in zip(names, rows, strict=True)
+        ("e", n): TensorChange(r, 1, 1, 1, 1, 1, 0, 0, True)
+        for n, r in zip(names, rows, strict=True)
     }
     places = dict.fromkeys(names, Place(0, "mlp"))
     found = map_of(Atlas("base", ("e",), "input", places, changes, {}), "e", 1.0)

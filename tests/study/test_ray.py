@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from layerswap.study.journal import Journal
-from layerswap.study.running import run_graph
+from layerswap.study.journal import StudyJournal
+from layerswap.study.runner import run_graph
 from layerswap.study.steps import Graph, Resources, Step
 
 ray = pytest.importorskip("ray")
@@ -54,14 +54,14 @@ def make_works(marks):
 
 
 def outputs(root):
-    journal = Journal(root, graph())
+    journal = StudyJournal(root, graph())
     return {step.name: (journal.folder(step.name) / "out").read_text() for step in graph()}
 
 
 def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_path):
     import threading
 
-    from layerswap.study.on_ray import OnRay
+    from layerswap.study.ray_executor import OnRay
 
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -91,7 +91,7 @@ def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_pa
 
 
 def test_a_failure_on_ray_stops_only_what_needs_it(cluster, tmp_path):
-    from layerswap.study.on_ray import OnRay
+    from layerswap.study.ray_executor import OnRay
 
     def broken(context):
         if context.step.settings["i"] == 2:

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from layerswap.errors import RecipeError, StudyError
-from layerswap.study import running
-from layerswap.study.journal import Journal, read_journal
-from layerswap.study.running import run_graph, status
+from layerswap.study import runner as running
+from layerswap.study.journal import StudyJournal, read_journal
+from layerswap.study.runner import run_graph, status
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 
@@ -46,7 +46,7 @@ def test_steps_are_done_in_order_once(tmp_path, works):
     summary = run_graph(chain(), tmp_path, kinds)
     assert done == ["a", "side", "b", "c"]
     assert not summary.failed
-    journal = Journal(tmp_path, chain())
+    journal = StudyJournal(tmp_path, chain())
     assert (journal.folder("c") / "out").read_text() == "a0b0side7c0"
     run_graph(chain(), tmp_path, kinds)
     assert len(done) == 4
@@ -82,11 +82,13 @@ def test_a_failure_stops_only_what_needs_it_and_is_tried_again_next_time(tmp_pat
     assert done == ["a", "side"]
     assert [entry.name for entry in summary.failed] == ["b"]
     assert summary.blocked == {"c": "b"}
-    rows = {row["step"]: row for row in status(Journal(tmp_path, chain()))}
+    rows = {row["step"]: row for row in status(StudyJournal(tmp_path, chain()))}
     assert rows["b"]["why"] == "ZeroDivisionError: division by zero"
     assert rows["c"]["state"] == "blocked"
     assert rows["c"]["why"] == "needs b"
-    assert "ZeroDivisionError" in (Journal(tmp_path, chain()).folder("b") / "log.txt").read_text()
+    assert (
+        "ZeroDivisionError" in (StudyJournal(tmp_path, chain()).folder("b") / "log.txt").read_text()
+    )
     run_graph(chain(), tmp_path, kinds)
     assert done == ["a", "side", "b", "c"]
 
@@ -131,7 +133,7 @@ def test_a_killed_study_goes_on(tmp_path):
     script = tmp_path / "study.py"
     script.write_text(
         "import sys, time\nfrom pathlib import Path\n"
-        "from layerswap.study.running import run_graph\n"
+        "from layerswap.study.runner import run_graph\n"
         "from layerswap.study.steps import Graph, Step\n"
         "def work(context):\n"
         "    with open(sys.argv[2], 'a') as log: log.write(context.step.name + '\\n')\n"
@@ -199,7 +201,7 @@ def test_a_step_that_was_not_copied_whole_is_done_again(tmp_path, works):
 def test_what_follows_a_step_that_is_done_again_is_done_again(tmp_path, works):
     done, kinds = works
     run_graph(chain(), tmp_path / "one", kinds)
-    journal = Journal(tmp_path / "one", chain())
+    journal = StudyJournal(tmp_path / "one", chain())
     shutil.rmtree(journal.folder("b"))
     assert [row["state"] for row in status(journal)] == ["done", "done", "waiting", "waiting"]
     done.clear()

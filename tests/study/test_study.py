@@ -10,24 +10,22 @@ import pytest
 from layerswap.checkpoint import open_checkpoint
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
-from layerswap.lab.streams import language_stream, take, task_stream
-from layerswap.lab.tasks import export_tasks
+from layerswap.lab.datasets import language_stream, take, task_stream
+from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.lab.world import make_world
-from layerswap.study.costs import judged_models, judging_hours, training_hours
-from layerswap.study.journal import Journal, read_journal
-from layerswap.study.planning import plan_study
+from layerswap.study.conditions import DEFAULT
+from layerswap.study.journal import StudyJournal, read_journal
+from layerswap.study.plan import judged_models, judging_hours, plan_study, training_hours
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
-from layerswap.study.ready_studies import find_study, ready_studies
-from layerswap.study.running import Context, run_graph
-from layerswap.study.scores import BEST, CHOSEN, abroad, condition
-from layerswap.study.spec import Judging, Run, read_study
+from layerswap.study.report import write_study_report
+from layerswap.study.results import BEST, CHOSEN, condition, scores_in_other_languages
+from layerswap.study.runner import Context, run_graph
+from layerswap.study.spec import Judging, TrainingRun, find_study, read_study, ready_studies
+from layerswap.study.step_functions import step_functions
 from layerswap.study.steps import Graph, Resources
 from layerswap.study.storage import Storage
-from layerswap.study.telling import write_study_report
-from layerswap.study.treatments import DEFAULT
-from layerswap.study.works import works
-from layerswap.train.finish import TRAINING, read_training
-from layerswap.train.selection import candidates
+from layerswap.training.expert.save import TRAINING, read_training
+from layerswap.training.expert.select import candidates
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +76,9 @@ def spec(folder, **changes):
 def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_path):
     graph = spec(folder)
     lines = []
-    summary = run_graph(graph, tmp_path / "out", works(), say=lines.append)
+    summary = run_graph(graph, tmp_path / "out", step_functions(), log=lines.append)
     assert not summary.failed, [entry.why for entry in summary.failed]
-    tables = Journal(tmp_path / "out", graph).folder("tables")
+    tables = StudyJournal(tmp_path / "out", graph).folder("tables")
     numbers = json.loads((tables / "tables.json").read_text())
     for language in ("nela", "furo"):
         (rows,) = numbers["languages"][language].values()
@@ -131,7 +129,7 @@ def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_pa
     assert read_journal(tmp_path / "out").graph.keys == graph.keys
 
     lines.clear()
-    run_graph(spec(folder), tmp_path / "out", works(), say=lines.append)
+    run_graph(spec(folder), tmp_path / "out", step_functions(), log=lines.append)
     assert lines == [f"{len(graph)} steps, {len(graph)} of them done before"]
     judge = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
              "metric": ["exact_match", "whole"], "limit": 14}  # fmt: skip
@@ -185,7 +183,7 @@ def test_in_other_languages_nothing_is_chosen_anew():
         "0-1": {"swap 2,0,0,0": np.full(80, 0.75), "swap 1,0,0,0": np.ones(80)},
         "all": {"base": np.full(80, 0.1)},
     }
-    (found,) = abroad([one], {("mgsm", "en"): there, ("mgsm", "de"): there}, 0.5)
+    (found,) = scores_in_other_languages([one], {("mgsm", "en"): there, ("mgsm", "de"): there}, 0.5)
     assert (found.language, found.benchmark) == ("sw", "mgsm")
     assert set(found.rows) == {CHOSEN, BEST, "base"}
     assert found.rows[CHOSEN]["en"].mean == found.rows[BEST]["de"].mean == 0.5
@@ -277,11 +275,11 @@ def test_a_damaged_index_is_not_written_over(folder, tmp_path):
 
 def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):
     graph = spec(folder, name="one")
-    Journal(tmp_path, graph).open()
+    StudyJournal(tmp_path, graph).open()
     refuse_other_study(spec(folder, name="one", pairs="same"), tmp_path, None)
     with pytest.raises(StudyError, match="holds the study 'one'"):
         refuse_other_study(spec(folder, name="other"), tmp_path, None)
-    Journal(tmp_path / "steps", Graph([graph["train/task/0"]])).open()
+    StudyJournal(tmp_path / "steps", Graph([graph["train/task/0"]])).open()
     with pytest.raises(StudyError, match="holds the steps of another command"):
         refuse_other_study(graph, tmp_path / "steps", None)
 
@@ -366,7 +364,9 @@ def test_hours_follow_from_documents_and_tokens():
     assert judging_hours(eight, 16, 1) == judging_hours(eight, 8, 2)
     assert judging_hours(Judging(suite="mbpp"), 8, 1) == 0  # nothing is run unless it is allowed
     assert judging_hours(Judging(suite="mbpp", allow_code=True), 8, 1) > 0
-    assert training_hours(Run(limit=1000), 1, 2) == 2 * training_hours(Run(limit=1000), 1, 1)
+    assert training_hours(TrainingRun(limit=1000), 1, 2) == 2 * training_hours(
+        TrainingRun(limit=1000), 1, 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -431,8 +431,8 @@ def test_one_run_gives_its_best_checkpoint_and_no_more_than_it_has(folder, tmp_p
     def selected(keep):
         graph = spec(folder, languages={"nela": {"data": files, "runs": [hot], "keep": keep}})
         steps = Graph([graph["train/nela/0"], graph["select/nela"]])
-        summary = run_graph(steps, tmp_path / "out", works())
-        return summary, Journal(tmp_path / "out", steps)
+        summary = run_graph(steps, tmp_path / "out", step_functions())
+        return summary, StudyJournal(tmp_path / "out", steps)
 
     summary, journal = selected(1)
     summary.check()
@@ -448,7 +448,7 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
     graph = spec(folder, resources={"train": {"processes": 2}})
     step = graph["train/nela/0"]
     context = Context(step, tmp_path, {}, print)
-    works()["train"](context)
+    step_functions()["train"](context)
     log = read_training(tmp_path / "expert")["log"]
     assert [entry["step"] for entry in log][-1] == 64 // (2 * 16)
     assert open_checkpoint(str(tmp_path / "expert")).layers == 8
@@ -456,7 +456,7 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
     # A process that ends with an error is told by what it said.
     (tmp_path / "expert" / TRAINING).unlink()
     with pytest.raises(StudyError, match=r"all that it said, last: error: .*expert"):
-        works()["train"](context)
+        step_functions()["train"](context)
 
 
 def test_pairs_of_the_same_need_as_many_of_each(folder):

@@ -3,9 +3,9 @@
 Nothing here imports torch: a checkpoint is opened by its JSON and its safetensors headers.
 """
 
-from layerswap.checkpoint.adapted import adapt, open_expert
 from layerswap.checkpoint.adapter import Adapter, LowRank, is_adapter, read_adapter
 from layerswap.checkpoint.commit import atomic_folder, refuse_target
+from layerswap.checkpoint.expert import adapt, open_expert
 from layerswap.checkpoint.folder import (
     Checkpoint,
     open_checkpoint,

@@ -67,7 +67,7 @@ app.add_typer(lab.app, name="lab")
 
 def _version(asked: bool) -> None:
     if asked:
-        from layerswap import __version__
+        from layerswap.versions import __version__
 
         typer.echo(f"layerswap {__version__}")
         raise typer.Exit

@@ -24,7 +24,7 @@ def composability(
     Example: layerswap composability merges.csv --merged mgsm_sw --figure signals.svg
     """
     from layerswap.cli.tables import predictor_table
-    from layerswap.evaluate.composability import predictors, read_merges
+    from layerswap.evaluation.composability import predictors, read_merges
     from layerswap.report.intervals import interval_svg
 
     signals, quality = read_merges(table, merged)

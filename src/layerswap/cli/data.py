@@ -40,7 +40,7 @@ def data(
     Example: layerswap data swahili --out data/swahili --local downloads
     """
     from layerswap.errors import RecipeError
-    from layerswap.train.mix_file import mix_text
+    from layerswap.training.mix.schema import mix_text
 
     if list_recipes:
         _list()
@@ -60,12 +60,12 @@ def _build(
     overwrite: bool,
 ) -> None:  # fmt: skip
     from layerswap.checkpoint import refuse_target
-    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.progress import named_progress
     from layerswap.cli.tables import mix_table
-    from layerswap.train.data_card import CARD, data_card, load_tokenizer, save_mix
-    from layerswap.train.mix_file import mix_text, parse_mix
-    from layerswap.train.mixes import build_mix
+    from layerswap.training.mix.build import build_mix
+    from layerswap.training.mix.card import CARD, data_card, load_tokenizer, save_mix
+    from layerswap.training.mix.schema import mix_text, parse_mix
+    from layerswap.versions import need_extras
 
     need_extras("a data mix", "train")
     text = mix_text(mix)
@@ -87,7 +87,7 @@ def _build(
 
 
 def _list() -> None:
-    from layerswap.train.mix_file import parse_mix, ready_recipes
+    from layerswap.training.mix.schema import parse_mix, ready_recipes
 
     for name, text in ready_recipes().items():
         mix = parse_mix(text, where=name)

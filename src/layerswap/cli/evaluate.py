@@ -62,17 +62,17 @@ def evaluate(
 
     Example: layerswap eval merged --suite layer-swapping --language sw --out results
     """
-    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.progress import step_progress
-    from layerswap.evaluate import result_files as files
-    from layerswap.evaluate.answers import AnswerStore
-    from layerswap.evaluate.devices import check_dtype, open_device, pick_device
-    from layerswap.evaluate.suite_run import Settings, open_models, run_suite
-    from layerswap.evaluate.suites.local import DataFolder
-    from layerswap.evaluate.suites.suites import write_suite
-    from layerswap.evaluate.suites.task_folder import TaskFolder
+    from layerswap.engine.devices import check_dtype, open_device, pick_device
+    from layerswap.evaluation import results as files
+    from layerswap.evaluation.response_cache import AnswerStore
+    from layerswap.evaluation.suite_run import Settings, open_models, run_suite
+    from layerswap.evaluation.suites.data_folder import DataFolder
+    from layerswap.evaluation.suites.suites import write_suite
+    from layerswap.evaluation.suites.task_folder import TaskFolder
+    from layerswap.versions import need_extras
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         typer.echo(line, err=True)
 
     need_extras("judging", "eval")
@@ -83,13 +83,13 @@ def evaluate(
     tasks = TaskFolder(folder / files.TASKS)
     asked = write_suite(
         suite, language, tasks, data=DataFolder.given(data), shots=shots, allow_code=allow_code,
-        skip=say,
+        skip=log,
     )  # fmt: skip
     settings = Settings(limit, batch_size, pick_device(device), dtype, engine.value, allow_code)
     with step_progress("judging models", len(plans)) as progress:
         results = run_suite(
             plans, asked, tasks.root, settings=settings,
-            store=AnswerStore(folder / files.ANSWERS), say=say, progress=progress,
+            store=AnswerStore(folder / files.ANSWERS), log=log, progress=progress,
         )  # fmt: skip
     files.write_results(folder, results, asked)
     for name, result in results.items():
@@ -111,8 +111,8 @@ def compare(
 
     Example: layerswap compare results/base results/swap --to latex
     """
-    from layerswap.evaluate.comparing import compare_runs
-    from layerswap.report import side_by_side
+    from layerswap.evaluation.compare import compare_runs
+    from layerswap.report import tables as side_by_side
 
     table = compare_runs(runs, models=model)
     written = {

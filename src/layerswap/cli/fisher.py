@@ -42,7 +42,7 @@ def fisher(
     Example: layerswap fisher math-expert --data gsm8k.jsonl --out math-fisher
     """
     from layerswap.cli.progress import step_progress
-    from layerswap.evaluate.fisher import estimate_fisher
+    from layerswap.evaluation.fisher import estimate_fisher
 
     folder = estimate_fisher(
         model,

@@ -33,11 +33,11 @@ def freeze_or_revert(
     Example: layerswap freeze-or-revert math.yaml --out runs --part task --task mgsm_direct_en
     """
     from layerswap.cli.tables import places_table
-    from layerswap.evaluate.devices import check_dtype, open_device, pick_device
-    from layerswap.evaluate.harness import check_task_names
-    from layerswap.train.expert_file import read_expert
-    from layerswap.train.freezing import freeze_or_revert as both_ways
-    from layerswap.train.selection import score_plan
+    from layerswap.engine.devices import check_dtype, open_device, pick_device
+    from layerswap.evaluation.harness import check_task_names
+    from layerswap.training.expert.freezing import freeze_or_revert as both_ways
+    from layerswap.training.expert.select import score_plan
+    from layerswap.training.expert.spec import read_expert
 
     open_device(pick_device(device))
     check_dtype(dtype)
@@ -55,6 +55,6 @@ def freeze_or_revert(
         score=score,
         partitions=[name.strip() for name in partitions.split(",")],
         folder=spec.parent,
-        say=lambda line: typer.echo(line, err=True),
+        log=lambda line: typer.echo(line, err=True),
     )
     typer.echo(places_table(rows))

@@ -80,7 +80,7 @@ def export(
 
     Example: layerswap lab export --out tasks
     """
-    from layerswap.lab.tasks import export_tasks
+    from layerswap.lab.lm_eval_tasks import export_tasks
 
     for name in export_tasks(out, split=split.value, n=n, seed=seed, overwrite=overwrite):
         typer.echo(name)
@@ -116,52 +116,12 @@ def study(
 
     Example: layerswap lab study --out lab-study
     """
-    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.study import run_file
     from layerswap.lab.study_files import write_study
-    from layerswap.study.planning import plan_study
+    from layerswap.study.plan import plan_study
     from layerswap.study.spec import read_study
+    from layerswap.versions import need_extras
 
     need_extras("a study", "train", "eval")
     path = write_study(out, runs=runs, n=n, steps=steps)
     run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=on)
-
-
-@app.command()
-def questions() -> None:
-    """The papers' open questions that `lab ask` takes, and the settings that each compares."""
-    from layerswap.lab.questions import questions as known
-
-    for name, question in known().items():
-        typer.echo(f"{name}: {question.title}")
-        for setting in question.settings:
-            typer.echo(f"    {setting.name}" + (" (a base of its own)" if setting.base else ""))
-
-
-@app.command()
-def ask(
-    question: Annotated[
-        list[str],
-        typer.Argument(help="Their names; `layerswap lab questions` tells them."),
-    ],
-    *,
-    out: Annotated[Path, typer.Option(help="A folder; what is done in it is not done again.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Pairs of experts of each setting.")] = 2,
-    n: Annotated[int, typer.Option(min=4, help="Problems to choose by, and to judge by.")] = 500,
-) -> None:
-    """Ask one of the papers' open questions of the lab, and show the tables of the answer.
-
-    Example: layerswap lab ask divergence rounds --out questions
-    """
-    from layerswap.checkpoint.versions import need_extras
-    from layerswap.lab.answering import ANSWER
-    from layerswap.lab.questions import find, plan, works
-    from layerswap.study.journal import Journal
-    from layerswap.study.running import run_graph
-
-    need_extras("training", "train")
-    graph = plan(find(question), seeds=seeds, n=n)
-    run_graph(graph, out, works(), say=lambda line: typer.echo(line, err=True)).check()
-    for name in question:
-        folder = Journal(out, graph).folder(f"answer/{name}")
-        typer.echo((folder / ANSWER).with_suffix(".md").read_text("utf-8"))

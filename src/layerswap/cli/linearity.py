@@ -42,8 +42,8 @@ def linearity(
 
     Example: layerswap linearity --base llama --task math --language swahili --text sw.txt --out lin
     """
-    from layerswap.evaluate.devices import pick_device
-    from layerswap.report.linearity_files import refuse_linearity, write_linearity
+    from layerswap.engine.devices import pick_device
+    from layerswap.report.linearity import refuse_linearity, write_linearity
 
     refuse_linearity(out, overwrite=overwrite)
     for line in write_linearity(

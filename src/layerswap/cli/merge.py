@@ -54,7 +54,7 @@ def merge(
     from layerswap.cli.progress import byte_progress
     from layerswap.errors import RecipeError
     from layerswap.merge import make_plan
-    from layerswap.merge.documents import RECORD
+    from layerswap.merge.metadata import RECORD
     from layerswap.merge.push import check_hub_id, push_folder
 
     flags = {

@@ -29,7 +29,7 @@ def quickstart(
     from layerswap.lab.quickstart import run
 
     folder, outcome = run(
-        out, language=language, overwrite=overwrite, say=typer.echo, progress=step_progress
+        out, language=language, overwrite=overwrite, log=typer.echo, progress=step_progress
     )
     typer.echo(score_table(outcome.intervals()))
     for name in ("report.html", "results.json", "merged"):

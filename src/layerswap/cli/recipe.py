@@ -51,7 +51,7 @@ def export(
     """
     from layerswap.compose.recipe import read_recipe
     from layerswap.compose.yaml_file import write_text
-    from layerswap.merge.export import export_mergekit
+    from layerswap.merge.api import export_mergekit
 
     text = str(export_mergekit(read_recipe(file), layers=layers))
     if out is None:

@@ -18,7 +18,7 @@ def report(
 
     Example: layerswap report study
     """
+    from layerswap.study.report import write_study_report
     from layerswap.study.storage import place
-    from layerswap.study.telling import write_study_report
 
     typer.echo(f"wrote {write_study_report(*place(folder))}")

@@ -51,8 +51,8 @@ def revert(
 
     from layerswap.checkpoint import refuse_target
     from layerswap.cli.progress import byte_progress
-    from layerswap.merge.documents import RECORD
-    from layerswap.merge.reverting import revert as put_back
+    from layerswap.merge.api import revert as put_back
+    from layerswap.merge.metadata import RECORD
 
     refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
     settings: dict[str, Any] = {

@@ -49,7 +49,7 @@ def select(
     """
     from layerswap.cli.tables import selection_table
     from layerswap.errors import RecipeError
-    from layerswap.train import selection
+    from layerswap.training.expert import select as selection
 
     if task and role:
         raise RecipeError("give --task or --role, not both")

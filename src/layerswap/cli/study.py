@@ -39,10 +39,10 @@ def run(
 
     Example: layerswap study run study.yaml --out study
     """
-    from layerswap.checkpoint.versions import missing_of
     from layerswap.cli.tables import plan_table
-    from layerswap.study.planning import plan_study
-    from layerswap.study.ready_studies import find_study
+    from layerswap.study.plan import plan_study
+    from layerswap.study.spec import find_study
+    from layerswap.versions import missing_of
 
     spec, folder = find_study(study)
     graph = plan_study(spec, folder)
@@ -58,31 +58,31 @@ def run(
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     """Run a planned study and show how it ended."""
-    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
-    from layerswap.study.journal import STEPS, Journal
-    from layerswap.study.running import run_graph, status
+    from layerswap.study.journal import STEPS, StudyJournal
+    from layerswap.study.report import write_study_report
+    from layerswap.study.runner import run_graph, status
+    from layerswap.study.step_functions import step_functions
     from layerswap.study.storage import place
-    from layerswap.study.telling import write_study_report
-    from layerswap.study.works import works
+    from layerswap.versions import need_extras
 
     need_extras("a study", "train", "eval")
     root, storage = place(out)
     preflight.refuse_other_study(graph, root, storage)
     preflight.check_plan(graph)
-    preflight.check_here(Journal(root, graph, storage).left(), device=on is None)
+    preflight.check_here(StudyJournal(root, graph, storage).left(), device=on is None)
     executor = None
     if on is not None:
-        from layerswap.study.on_ray import OnRay
+        from layerswap.study.ray_executor import OnRay
 
         executor = OnRay(None if on == "ray" else on)
     summary = run_graph(
-        graph, root, works(), executor=executor, storage=storage,
-        say=lambda line: typer.echo(line, err=True),
+        graph, root, step_functions(), executor=executor, storage=storage,
+        log=lambda line: typer.echo(line, err=True),
     )  # fmt: skip
-    typer.echo(status_table(status(Journal(root, graph, storage))))
+    typer.echo(status_table(status(StudyJournal(root, graph, storage))))
     if summary.failed:
         raise StudyError(
             f"{len(summary.failed)} steps failed and {len(summary.blocked)} need them; the others "
@@ -104,7 +104,7 @@ def status(
     """
     from layerswap.cli.tables import status_table
     from layerswap.study.journal import read_journal
-    from layerswap.study.running import status as states
+    from layerswap.study.runner import status as states
     from layerswap.study.storage import place
 
     typer.echo(status_table(states(read_journal(*place(folder)))))

@@ -11,7 +11,7 @@ import typer
 from layerswap.cli import options
 
 if TYPE_CHECKING:
-    from layerswap.delta import Suggestion
+    from layerswap.deltas import Suggestion
 
 
 def suggest(
@@ -39,7 +39,7 @@ def suggest(
     Example: layerswap suggest --base llama --task math-expert --language swahili-expert
     """
     from layerswap.cli.tables import evidence_table
-    from layerswap.delta.proposal import write_proposal
+    from layerswap.deltas.suggestion import write_proposal
     from layerswap.errors import RecipeError
 
     if (base is None) == (atlas is None):
@@ -65,8 +65,8 @@ def suggest(
 
 def _measured(base: str, task: str, language: str, threads: int | None) -> Suggestion:
     from layerswap.cli.progress import byte_progress
-    from layerswap.delta.atlas import measure, open_subjects
-    from layerswap.delta.proposal import suggest as propose
+    from layerswap.deltas.atlas import measure, open_subjects
+    from layerswap.deltas.suggestion import suggest as propose
 
     subjects = open_subjects(base, {"task": task, "language": language})
     with byte_progress("reading", subjects.nbytes) as progress:
@@ -74,8 +74,8 @@ def _measured(base: str, task: str, language: str, threads: int | None) -> Sugge
 
 
 def _from_atlas(folder: Path | None, task: str, language: str) -> Suggestion:
-    from layerswap.delta.atlas import Atlas
-    from layerswap.delta.proposal import suggest as propose
+    from layerswap.deltas.atlas import Atlas
+    from layerswap.deltas.suggestion import suggest as propose
 
     assert folder is not None
     return propose(Atlas.load(folder), task, language)

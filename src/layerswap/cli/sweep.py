@@ -22,14 +22,14 @@ def sweep(
 
     Example: layerswap sweep sweep.yaml --out results
     """
-    from layerswap.checkpoint.versions import need_extras
     from layerswap.cli.progress import step_progress
     from layerswap.cli.tables import board_table
-    from layerswap.evaluate.answers import AnswerStore
-    from layerswap.evaluate.board import run_sweep
-    from layerswap.evaluate.searching import run_search
-    from layerswap.evaluate.sweep_spec import read_sweep
+    from layerswap.evaluation.response_cache import AnswerStore
     from layerswap.report import sweep_files as files
+    from layerswap.search.grid import run_sweep
+    from layerswap.search.spec import read_sweep
+    from layerswap.search.tpe import run_search
+    from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
     need_extras("a sweep", "eval")
@@ -38,7 +38,7 @@ def sweep(
         settings: dict[str, Any] = {
             "store": AnswerStore(folder / files.ANSWERS),
             "allow_code": allow_code,
-            "say": lambda line: typer.echo(line, err=True),
+            "log": lambda line: typer.echo(line, err=True),
             "progress": progress,
         }
         if checked.search is None:

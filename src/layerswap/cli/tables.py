@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from layerswap.delta.proposal import Evidence
-    from layerswap.evaluate.composability import Predictor
-    from layerswap.evaluate.judging import Judged
-    from layerswap.evaluate.statistics import Interval
+    from layerswap.deltas.suggestion import Evidence
+    from layerswap.evaluation.composability import Predictor
+    from layerswap.evaluation.statistics import Interval
+    from layerswap.search.conditions import TestResult
     from layerswap.study.steps import Graph
-    from layerswap.train.freezing import Outcome
-    from layerswap.train.selection import Selection
+    from layerswap.training.expert.freezing import FreezeOrRevert
+    from layerswap.training.expert.select import Selection
 
 
 def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
@@ -50,7 +50,7 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     return _drawn(table, 100)
 
 
-def board_table(board: Judged) -> str:
+def board_table(board: TestResult) -> str:
     """A sweep's contenders on the test split, and how far the best is from each."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -133,7 +133,7 @@ def status_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return _drawn(table, 120)
 
 
-def places_table(rows: Sequence[Outcome]) -> str:
+def places_table(rows: Sequence[FreezeOrRevert]) -> str:
     """The second paper's table 2: each partition frozen in training, and put back after it."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -34,14 +34,14 @@ def train(
     from layerswap.errors import RecipeError
 
     if launch_config is not None:
-        from layerswap.train.distributed import launch_configuration
+        from layerswap.training.expert.distributed import launch_configuration
 
         typer.echo(launch_configuration(launch_config), nl=False)
         return
     if spec is None or out is None:
         raise RecipeError("give EXPERT.yaml, and --out, the folder to create")
-    from layerswap.train.expert import train_expert
-    from layerswap.train.expert_file import read_expert
+    from layerswap.training.expert.spec import read_expert
+    from layerswap.training.expert.trainer import train_expert
 
     written = train_expert(
         read_expert(spec),
@@ -49,6 +49,6 @@ def train(
         folder=spec.parent,
         resume=resume,
         overwrite=overwrite,
-        say=lambda line: typer.echo(line, err=True),
+        log=lambda line: typer.echo(line, err=True),
     )
     typer.echo(f"wrote {written}")

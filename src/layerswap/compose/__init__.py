@@ -1,8 +1,7 @@
 """Compositions, their presets and recipes. Pure: no tensors, and no files but the recipe's."""
 
 from layerswap.compose.blend import Blend
-from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, Composition
-from layerswap.compose.drawing import draw
+from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, Composition, draw
 from layerswap.compose.presets import (
     PARTITIONS,
     Outside,

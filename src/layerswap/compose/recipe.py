@@ -18,12 +18,9 @@ from pydantic import (
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition, summed
-from layerswap.compose.explain import explain, joined
 from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
-from layerswap.compose.mergekit.mistakes import mistakes as mergekit_mistakes
 from layerswap.compose.mergekit.read import keys_at
-from layerswap.compose.mistakes import METHODS as OWN_METHODS
-from layerswap.compose.mistakes import Mistake, mistakes
+from layerswap.compose.mergekit.validation import mistakes as mergekit_mistakes
 from layerswap.compose.presets import partition, soup, swap
 from layerswap.compose.schema import (
     BASE,
@@ -39,7 +36,9 @@ from layerswap.compose.schema import (
     as_source,
     read_rule,
 )
-from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
+from layerswap.compose.validation import METHODS as OWN_METHODS
+from layerswap.compose.validation import mistakes
+from layerswap.compose.yaml_file import KeyPath, Mistake, explain, joined, parse_yaml, read_text
 from layerswap.errors import RecipeError
 
 Method = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | MergekitMethod

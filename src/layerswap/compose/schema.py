@@ -17,11 +17,10 @@ from pydantic import (
 )
 
 from layerswap.checkpoint.places import ROLES, Pattern, Place
-from layerswap.compose.blend import Blend
+from layerswap.compose.blend import METHODS, Blend, Operation, check_operation
 from layerswap.compose.composition import all_places, summed
-from layerswap.compose.mistakes import nearest
-from layerswap.compose.operation import METHODS, Operation, check_operation
 from layerswap.compose.presets import Outside, Zones, default_zones
+from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
 
 BASE = "base"

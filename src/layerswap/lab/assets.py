@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder
-from layerswap.lab.build import RECORD, read_record, settings_of
+from layerswap.lab.build import LAB_RECORD, read_record, settings_of
 from layerswap.lab.world import World, make_world
 
 
@@ -60,7 +60,9 @@ def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
         MergeError: the folder exists, or cannot be written.
     """
     lab = shipped()
-    with atomic_folder(out.expanduser().absolute(), marker=RECORD, overwrite=overwrite) as folder:
+    with atomic_folder(
+        out.expanduser().absolute(), marker=LAB_RECORD, overwrite=overwrite
+    ) as folder:
         shutil.copytree(lab.base.parent, folder, dirs_exist_ok=True)
     return list(lab.record["models"])
 

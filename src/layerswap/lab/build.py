@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
-from layerswap.checkpoint.versions import need_extras, versions
 from layerswap.errors import RecipeError
-from layerswap.evaluate.statistics import Interval, mean_interval
+from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.lab.datasets import base_stream, language_stream, task_stream
 from layerswap.lab.scoring import load, score_model
-from layerswap.lab.skills import Example, Split
-from layerswap.lab.streams import base_stream, language_stream, task_stream
-from layerswap.lab.training import Training, Trainings, new_model, train
+from layerswap.lab.tasks import LabExample, LabSplit
+from layerswap.lab.train import Training, Trainings, new_model, train
 from layerswap.lab.world import World, WorldSettings, make_world
-from layerswap.merge.memory import without_progress_bars
+from layerswap.merge.load import without_progress_bars
+from layerswap.versions import need_extras, versions
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
-RECORD = "record.json"
+LAB_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+LAB_RECORD = "record.json"
 RUNS = 3
 """Experts of each kind, with a seed each."""
 RECORDED_EXAMPLES = 500
@@ -37,17 +37,17 @@ RECORDED_EXAMPLES = 500
 Progress = Callable[[str, int, int], None]
 """Called with what is being made or scored, how much of it is done, and how much there is."""
 
-Scores = dict[str, dict[str, dict[str, Interval]]]
+LabScores = dict[str, dict[str, dict[str, Interval]]]
 """Model name, scarce language, measure: an interval."""
 
 
 @dataclass(frozen=True)
-class Job:
+class LabJob:
     """One model to be trained: its folder's name, how, on what, and with which seed."""
 
     name: str
     training: Training
-    stream: Iterator[Example]
+    stream: Iterator[LabExample]
     seed: int
     languages: tuple[str, ...]
 
@@ -93,11 +93,11 @@ def build(
 def score(
     folder: Path,
     *,
-    split: Split = "test",
+    split: LabSplit = "test",
     n: int = 1000,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Scores:
+) -> LabScores:
     """How every model of a built lab does, in every scarce language it has to do with.
 
     Args:
@@ -112,7 +112,7 @@ def score(
     """
     record = read_record(folder)
     world = make_world(settings_of(record))
-    scores: Scores = {}
+    scores: LabScores = {}
     for done, (name, entry) in enumerate(record["models"].items()):
         if progress is not None:
             progress(name, done, len(record["models"]))
@@ -132,11 +132,11 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         RecipeError: there is none in the folder, or it is not JSON.
     """
-    path = folder / RECORD
+    path = folder / LAB_RECORD
     try:
         record: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RecipeError(f"{folder}: no lab here ({RECORD} is missing)") from None
+        raise RecipeError(f"{folder}: no lab here ({LAB_RECORD} is missing)") from None
     except ValueError as error:
         raise RecipeError(f"{path}: not a lab's record: {error}") from None
     return record
@@ -154,23 +154,23 @@ def settings_of(record: dict[str, Any]) -> WorldSettings:
     return WorldSettings(**fields)
 
 
-def _jobs(world: World, trainings: Trainings, seed: int, runs: int) -> Iterator[Job]:
+def _jobs(world: World, trainings: Trainings, seed: int, runs: int) -> Iterator[LabJob]:
     scarce = tuple(language.name for language in world.scarce)
     first = seed * 1000
-    yield Job(
+    yield LabJob(
         "base", trainings.base, base_stream(world, trainings.base_mix, seed=first), first, scarce
     )
     for run in range(1, runs + 1):
         stream = task_stream(world, seed=first + run)
-        yield Job(f"task-{run}", trainings.task, stream, first + run, scarce)
+        yield LabJob(f"task-{run}", trainings.task, stream, first + run, scarce)
     for name in scarce:
         for run in range(1, runs + 1):
             stream = language_stream(world, name, trainings.language_mix, seed=first + run)
-            yield Job(f"language-{name}-{run}", trainings.language, stream, first + run, (name,))
+            yield LabJob(f"language-{name}-{run}", trainings.language, stream, first + run, (name,))
 
 
 def _make(
-    out: Path, job: Job, world: World, trainings: Trainings, progress: Progress | None
+    out: Path, job: LabJob, world: World, trainings: Trainings, progress: Progress | None
 ) -> dict[str, Any]:
     from layerswap.lab.tokenizer import make_tokenizer
 
@@ -197,7 +197,7 @@ def _make(
     }
 
 
-def _development(folder: Path, job: Job, world: World) -> dict[str, dict[str, float]]:
+def _development(folder: Path, job: LabJob, world: World) -> dict[str, dict[str, float]]:
     model, tokenizer = load(folder)
     return {
         language: {
@@ -231,9 +231,9 @@ def _open_record(
         "trainings": asdict(trainings),
     }
     asked = json.loads(json.dumps(asked))
-    if not (out / RECORD).exists():
+    if not (out / LAB_RECORD).exists():
         out.mkdir(parents=True, exist_ok=True)
-        made_with = {"python": platform.python_version(), **versions(*LIBRARIES)}
+        made_with = {"python": platform.python_version(), **versions(*LAB_LIBRARIES)}
         return {**asked, "made_with": made_with, "models": {}}
     record = read_record(out)
     for key, value in asked.items():
@@ -246,4 +246,4 @@ def _open_record(
 
 
 def _write_record(out: Path, record: dict[str, Any]) -> None:
-    write_json(out / RECORD, record)
+    write_json(out / LAB_RECORD, record)

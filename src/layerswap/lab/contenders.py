@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import Lab
-from layerswap.lab.scoring import MEASURES, Measure, correct, load, questions, written
+from layerswap.lab.scoring import MEASURES, LabMeasure, correct, load, questions, written
 from layerswap.merge import Plan, make_plan, soup
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import PreTrainedModel
 
-Answers = dict[Measure, "npt.NDArray[np.bool_]"]
+Answers = dict[LabMeasure, "npt.NDArray[np.bool_]"]
 SHOWN = 100
 """Test problems whose answers are in the report."""
 

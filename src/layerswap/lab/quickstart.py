@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from layerswap import __version__
+from layerswap._types import Log
 from layerswap.checkpoint import refuse_target
 from layerswap.checkpoint.commit import write_json
 from layerswap.compose import Zones, default_zones
-from layerswap.delta.atlas import Atlas, measure_delta
+from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.errors import RecipeError, StudyError
-from layerswap.evaluate.statistics import Interval, mean_interval
+from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.build import RECORD as LAB_RECORD
 from layerswap.lab.build import read_record
 from layerswap.lab.contenders import answer_all, contenders, in_memory
-from layerswap.lab.outcome import (
+from layerswap.lab.results import (
     Outcome,
     best_of,
     read_answers,
@@ -32,13 +31,14 @@ from layerswap.lab.outcome import (
     write_answers,
     write_grid,
 )
-from layerswap.lab.scoring import MEASURES, Measure, correct, load, questions, score_model
-from layerswap.lab.skills import Split
+from layerswap.lab.scoring import MEASURES, LabMeasure, correct, load, questions, score_model
+from layerswap.lab.tasks import LabSplit
 from layerswap.merge import Plan, swap
-from layerswap.merge.documents import fingerprint
-from layerswap.study.journal import INDEX, RECORD, Entry, Journal, read_journal
-from layerswap.study.running import Context, Work, run_graph
+from layerswap.merge.metadata import fingerprint
+from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
+from layerswap.study.runner import Context, Work, run_graph
 from layerswap.study.steps import Graph, Step
+from layerswap.versions import __version__
 
 RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
 GRID, ANSWERS = "grid.json", "answers.json"
@@ -47,7 +47,6 @@ BOTTOMS, TOPS = range(5), range(3)
 DEVELOPMENT_QUESTIONS = 500
 TEST_QUESTIONS = 1000
 
-Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress bar from a label and a total; gives the function that advances it."""
 
@@ -57,7 +56,7 @@ def run(
     *,
     language: str | None = None,
     overwrite: bool = False,
-    say: Say,
+    log: Log,
     progress: Bar,
 ) -> tuple[Path, Outcome]:
     """Take the lab's experts, try the grid, write the best swap, score, and report.
@@ -69,7 +68,7 @@ def run(
             is done in it is not done again.
         language: a scarce language of the lab; the farthest from the source when None.
         overwrite: begin anew in the folder of an earlier run.
-        say: prints a line for the user.
+        log: prints a line for the user.
         progress: opens a progress bar.
 
     Returns:
@@ -85,10 +84,10 @@ def run(
     if overwrite:
         shutil.rmtree(target, ignore_errors=True)
     run_graph(graph, target, works(progress)).check()
-    journal = Journal(target, graph)
+    journal = StudyJournal(target, graph)
     folders = {step.name: journal.folder(step.name) for step in graph}
     outcome = _outcome(graph["report"], folders)
-    say(
+    log(
         f"The composition that answers most development problems in {outcome.language}:\n\n"
         f"{_best_plan(graph['report'], folders)}\n"
     )
@@ -162,7 +161,7 @@ def works(progress: Bar) -> Mapping[str, Work]:
         measure_delta(lab.base, experts).save(context.folder)
 
     def report(context: Context) -> None:
-        from layerswap.lab.story import write_story
+        from layerswap.lab.report import write_story
 
         outcome = _outcome(context.step, context.inputs)
         write_json(context.folder / RESULTS, outcome.results())
@@ -177,7 +176,7 @@ def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
     composition = _best_plan(step, folders).composition
     answers, examples = read_answers(folders["judge"] / ANSWERS)
     entries = [
-        Entry(**json.loads((folders[name] / RECORD).read_text("utf-8"))) for name in step.needs
+        StepRecord(**json.loads((folders[name] / RECORD).read_text("utf-8"))) for name in step.needs
     ]
     return Outcome(
         step.settings["language"], lab.world.source.name, DEVELOPMENT_QUESTIONS, grid,
@@ -197,8 +196,8 @@ def _plan(lab: Lab, language: str) -> Plan:
 
 
 def score_folders(
-    models: Sequence[Path], *, language: str | None, split: Split, n: int, progress: Bar
-) -> dict[str, dict[Measure, Interval]]:
+    models: Sequence[Path], *, language: str | None, split: LabSplit, n: int, progress: Bar
+) -> dict[str, dict[LabMeasure, Interval]]:
     """Scores of checkpoint folders, or of whole labs, on the lab's questions, by folder name.
 
     Raises:
@@ -206,7 +205,7 @@ def score_folders(
     """
     lab = shipped()
     chosen = pick_language(lab, language)
-    scores: dict[str, dict[Measure, Interval]] = {}
+    scores: dict[str, dict[LabMeasure, Interval]] = {}
     folders = [found for folder in models for found in _checkpoints(folder)]
     names = {folder.name for folder in folders}
     with progress("scoring", len(folders)) as advance:
@@ -221,7 +220,7 @@ def score_folders(
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The folder itself, or the models of the lab that it holds."""
-    if not (folder / LAB_RECORD).is_file():
+    if not (folder / RECORD).is_file():
         return [folder]
     return [folder / name for name in read_record(folder)["models"]]
 

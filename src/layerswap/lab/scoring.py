@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from layerswap.errors import CheckpointError, RecipeError
-from layerswap.lab.skills import Example, Skill, Split, examples
-from layerswap.lab.training import IGNORED, collate, encode
+from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
+from layerswap.lab.train import IGNORED, collate, encode
 from layerswap.lab.world import World, make_world
-from layerswap.merge.memory import without_progress_bars
+from layerswap.merge.load import without_progress_bars
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-Measure = Literal["task_target", "task_source", "comprehension_target", "comprehension_source"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+LabMeasure = Literal["task_target", "task_source", "comprehension_target", "comprehension_source"]
+MEASURES: tuple[LabMeasure, ...] = get_args(LabMeasure)
 """The task and comprehension, each in the scarce (target) and in the source language."""
 NEW_TOKENS = 8
 """Longer than any answer."""
@@ -52,7 +52,7 @@ def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
 def correct(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    examples: Sequence[Example],
+    examples: Sequence[LabExample],
     *,
     batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
@@ -85,7 +85,7 @@ def correct(
 
 
 def written(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
 ) -> list[str]:
     """What the model writes after each prompt, decoding greedily, without the end of the text."""
     import torch
@@ -108,14 +108,14 @@ def written(
 
 
 def questions(
-    measure: Measure,
+    measure: LabMeasure,
     language: str,
-    split: Split,
+    split: LabSplit,
     n: int,
     *,
     seed: int = 0,
     world: World | None = None,
-) -> list[Example]:
+) -> list[LabExample]:
     """The `n` examples that a measure asks; `language` is the scarce one.
 
     Raises:
@@ -133,14 +133,14 @@ def score_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     language: str,
-    split: Split,
+    split: LabSplit,
     n: int,
     *,
     seed: int = 0,
-    measures: Sequence[Measure] = MEASURES,
+    measures: Sequence[LabMeasure] = MEASURES,
     world: World | None = None,
     batch_size: int = 64,
-) -> dict[Measure, npt.NDArray[np.bool_]]:
+) -> dict[LabMeasure, npt.NDArray[np.bool_]]:
     """Right or wrong, on `n` examples of every measure; `language` is the scarce one.
 
     Equal `language`, `split`, `n` and `seed` ask equal questions, so the answers of two models

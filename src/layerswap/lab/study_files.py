@@ -12,11 +12,11 @@ from typing import Any
 from layerswap.checkpoint.commit import write_json
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.skills import Example
-from layerswap.lab.streams import language_stream, task_stream
-from layerswap.lab.tasks import MARKER, export_tasks
+from layerswap.lab.datasets import language_stream, task_stream
+from layerswap.lab.lm_eval_tasks import MARKER, export_tasks
+from layerswap.lab.tasks import LabExample
 from layerswap.lab.tokenizer import MAX_LENGTH
-from layerswap.lab.training import OUTSIDE, PARTITION, Training, Trainings
+from layerswap.lab.train import OUTSIDE, PARTITION, Training, Trainings
 
 INPUTS, STUDY, OURS = "inputs", "study.yaml", "lab_study.json"
 HELD_OUT = 256
@@ -154,6 +154,6 @@ def _run(training: Training) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, stream: Iterator[Example], n: int) -> None:
+def _write(path: Path, stream: Iterator[LabExample], n: int) -> None:
     rows = ({"prompt": one.prompt, "completion": one.completion} for one in islice(stream, n))
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")

@@ -1,89 +1,300 @@
-"""The lab's questions as lm-eval tasks, so that any tool that speaks lm-eval can judge with them.
+"""What the lab's models learn to do: comprehension, translation, and problems.
 
-A task is a YAML file beside a JSON Lines file of its documents. `lab_problem_furo` asks the task
-itself in `furo`, `lab_comprehension_furo` asks stories. Both compare the greedy answer with the one
-that is right, as `layerswap lab score` does.
+All three speak of clauses: somebody has, gets or loses so many of something.
+
+- *Comprehension*: a story of one to four clauses and a question: who, what, or did it become
+  more or fewer, each time? The answer is made of words, never a number. The question may be in
+  another language than the story; the answer is in the question's.
+- *Translation*: one clause, or one question, and the name of a language to say it in.
+- *Problems*: somebody has a number of things, then gets or loses some, once (`steps=1`), twice or
+  three times; how many are left? The answer is a number. Problems of three steps are **the
+  task**; those of one and two steps are its easy versions. Another task, in no model that ships:
+  the changes come first, then what is left, and how many there were at the start is asked.
+
+An example's *meaning* is what it says, in no language. A meaning belongs to exactly one split,
+by a digest of its text, so the splits are disjoint in every language and skill at once.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal
 
-from layerswap.checkpoint import atomic_folder
-from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.scoring import NEW_TOKENS
-from layerswap.lab.skills import Skill, Split, examples
+from layerswap.errors import RecipeError
+from layerswap.lab.world import PEOPLE, LabLanguage, Vocabulary, World
 
-MARKER = "lab_tasks.json"
-SKILLS: tuple[Skill, ...] = ("problem", "comprehension")
+Skill = Literal["comprehension", "translation", "problem"]
+LabSplit = Literal["train", "development", "test"]
+ProblemKind = Literal["left", "start"]
+
+SPLITS: tuple[LabSplit, ...] = ("train", "development", "test")
+TASK_STEPS = 3
+"""How many changes a problem of the tested kind has."""
+TRANSLATED_QUESTIONS = 0.2
+"""Share of the translations that are of a question."""
+MOST_AT_ONCE = 9
+"""The largest number that a clause speaks of."""
 
 
-def export_tasks(
-    out: Path,
+@dataclass(frozen=True)
+class Clause:
+    """Who does what with how many of which: a person, a verb concept, a number, a noun concept."""
+
+    who: str
+    verb: str
+    number: int
+    noun: str
+
+    def __str__(self) -> str:
+        return f"{self.who} {self.verb} {self.number} {self.noun}"
+
+
+@dataclass(frozen=True)
+class LabExample:
+    """One thing to read and one to answer.
+
+    Attributes:
+        prompt: the text read.
+        completion: the text to be written after it; starts with a space.
+        language: of the text read; of a problem whose clauses are in several languages, that
+            of its question.
+        answer_language: of the completion; the same unless the example crosses languages.
+        skill: what it asks for.
+        steps: changes in a problem, 0 for the other skills.
+        meaning: the clauses in concepts; equal for the same clauses in any language.
+    """
+
+    prompt: str
+    completion: str
+    language: str
+    answer_language: str
+    skill: Skill
+    steps: int
+    meaning: str
+
+    @property
+    def is_task(self) -> bool:
+        """Whether this is a problem of the tested kind."""
+        return self.skill == "problem" and self.steps == TASK_STEPS
+
+
+def split_of(meaning: str) -> LabSplit:
+    """The one split that a meaning belongs to: a tenth each is development and test."""
+    bucket = blake2b(meaning.encode(), digest_size=4).digest()[0] * 10 // 256
+    return {0: SPLITS[1], 1: SPLITS[2]}.get(bucket, SPLITS[0])
+
+
+def verbalize(language: LabLanguage, clause: Clause) -> str:
+    """The clause in a language, without the full stop."""
+    slots = {
+        "who": clause.who,
+        "verb": language.words[clause.verb],
+        "number": str(clause.number),
+        "noun": language.words[clause.noun],
+    }
+    return " ".join(slots[slot] for slot in language.order)
+
+
+def comprehension(
+    teller: LabLanguage,
+    asker: LabLanguage,
+    words: Vocabulary,
+    split: LabSplit,
+    rng: random.Random,
     *,
-    split: Split = "test",
-    n: int = 1000,
+    biggest: int,
+) -> LabExample:
+    """A story of one to four clauses told in `teller`; a question put and answered in `asker`."""
+    steps = rng.choice((0, 1, 1, 2, 2, 2, 3))
+    clauses, _ = _draw_story(words, split, rng, steps, biggest)
+    kind = rng.choice(("who", "what", *("direction",) * 4)[: 6 if steps else 2])
+    answer = {
+        "who": clauses[-1].who,
+        "what": asker.words[clauses[-1].noun],
+        "direction": " ".join(_direction(asker, clause) for clause in clauses[1:]),
+    }[kind]
+    story = " ".join(f"{verbalize(teller, clause)}." for clause in clauses)
+    prompt = f"{story} {asker.words[f'ask.{kind}']}?"
+    return _example(prompt, answer, (teller, asker), "comprehension", clauses)
+
+
+def translation(
+    source: LabLanguage, target: LabLanguage, words: Vocabulary, split: LabSplit, rng: random.Random
+) -> LabExample:
+    """One clause, or one question, in `source`, to be said in `target`."""
+    if rng.random() < TRANSLATED_QUESTIONS:
+        clauses, _ = _draw_story(words, split, rng, 0, MOST_AT_ONCE)
+        kind = rng.choice(("count", "count", "who", "what", "direction"))
+        asked, answer = (_question(language, kind, clauses[0]) for language in (source, target))
+        pair = (source, target)
+        return _example(f"{asked} {target.name}:", answer, pair, "translation", clauses)
+    clause = _draw_clause(words, split, rng)
+    prompt = f"{verbalize(source, clause)}. {target.name}:"
+    return _example(
+        prompt, f"{verbalize(target, clause)}.", (source, target), "translation", [clause]
+    )
+
+
+def problem(
+    languages: Sequence[LabLanguage],
+    words: Vocabulary,
+    split: LabSplit,
+    rng: random.Random,
+    *,
+    biggest: int,
+    asked: ProblemKind = "left",
+) -> LabExample:
+    """A problem, each of its clauses in the next of `languages`, the question in the last.
+
+    Two languages make a problem of one step, three one of two; they may all be the same. No
+    number on the way leaves 0..`biggest`. Asked for the start, what is left is told last.
+    """
+    clauses, answer = _draw_story(words, split, rng, len(languages) - 1, biggest, asked=asked)
+    said = zip(languages, clauses, strict=True)
+    story = " ".join(f"{verbalize(language, clause)}." for language, clause in said)
+    asker = languages[-1]
+    prompt = f"{story} {_how_many(asker, clauses[0])}?"
+    return _example(prompt, str(answer), (asker, asker), "problem", clauses)
+
+
+def examples(
+    world: World,
+    language: str,
+    skill: Skill,
+    split: LabSplit,
+    n: int,
+    *,
     seed: int = 0,
-    lab: Lab | None = None,
-    overwrite: bool = False,
-) -> list[str]:
-    """Write the questions of the source language and of every scarce one as lm-eval tasks.
+    steps: int = TASK_STEPS,
+    asked: ProblemKind = "left",
+) -> list[LabExample]:
+    """`n` different examples of one skill in one language, over all of its words.
 
-    Args:
-        out: the folder to create.
-        split: which questions.
-        n: questions per task.
-        seed: of the questions; with equal seeds they are those of `layerswap lab score`.
-        lab: whose questions; the shipped one's when None.
-        overwrite: replace a folder that this wrote.
-
-    Returns:
-        The names of the tasks.
+    Comprehension stays within the language, translation goes into the source language, and
+    problems have `steps` changes and ask for `asked`. Equal arguments give equal examples, and
+    the same seed gives every language its own draw.
 
     Raises:
-        LayerswapError: the folder exists, or a setting is wrong.
+        RecipeError: no such language or split, or `n` below 1.
     """
-    import yaml
+    spoken = world.language(language)
+    if split not in SPLITS:
+        raise RecipeError(f"no split {split!r} in the lab; it has {', '.join(SPLITS)}")
+    if n < 1:
+        raise RecipeError(f"cannot draw {n} examples; ask for at least 1")
+    kind = skill if asked == "left" else f"{skill}/{asked}"
+    rng = random.Random(f"examples/{language}/{kind}/{steps}/{split}/{seed}")
+    words = spoken.vocabulary(common_only=False)
+    biggest = world.settings.biggest
+    found: dict[str, LabExample] = {}
+    while len(found) < n:
+        if skill == "problem":
+            said_in = [spoken] * (steps + 1)
+            drawn = problem(said_in, words, split, rng, biggest=biggest, asked=asked)
+        elif skill == "translation":
+            drawn = translation(spoken, world.source, words, split, rng)
+        else:
+            drawn = comprehension(spoken, spoken, words, split, rng, biggest=biggest)
+        found.setdefault(drawn.prompt, drawn)
+    return list(found.values())
 
-    lab = lab or shipped()
-    target = out.expanduser().absolute()
-    names = []
-    with atomic_folder(target, marker=MARKER, overwrite=overwrite) as folder:
-        for language in (lab.world.source.name, *lab.languages):
-            for skill in SKILLS:
-                name = f"lab_{skill}_{language}"
-                asked = examples(lab.world, language, skill, split, n, seed=seed)
-                lines = [
-                    json.dumps({"prompt": one.prompt, "answer": one.completion.strip()})
-                    for one in asked
-                ]
-                (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-                data = str(target / f"{name}.jsonl")
-                (folder / f"{name}.yaml").write_text(yaml.safe_dump(_task(name, data)), "utf-8")
-                names.append(name)
-        (folder / MARKER).write_text(json.dumps(names) + "\n", "utf-8")
-    return names
+
+def parallel(world: World, example: LabExample, language: str) -> LabExample:
+    """A problem, or a story with its question, said in another language.
+
+    Raises:
+        RecipeError: no such language, or the example crosses languages or is a translation.
+    """
+    if example.skill == "translation" or example.language != example.answer_language:
+        raise RecipeError("only problems and questions within one language have a parallel")
+    said, other = world.language(example.language), world.language(language)
+    clauses = [_clause(text) for text in example.meaning.split("; ")]
+    story = " ".join(f"{verbalize(other, clause)}." for clause in clauses)
+    answer = example.completion.strip()
+    if example.skill == "problem":
+        question = _how_many(other, clauses[0])
+    else:
+        asked = {said.words[f"ask.{kind}"]: kind for kind in ("who", "what", "direction")}
+        kind = asked[example.prompt.rsplit(" ", 1)[1].rstrip("?")]
+        question = other.words[f"ask.{kind}"]
+        concepts = {word: concept for concept, word in said.words.items()}
+        if kind != "who":
+            answer = " ".join(other.words[concepts[word]] for word in answer.split())
+    prompt = f"{story} {question}?"
+    return _example(prompt, answer, (other, other), example.skill, clauses)
 
 
-def _task(name: str, data: str) -> dict[str, Any]:
-    return {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": data}},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "num_fewshot": 0,
-        "doc_to_text": "{{prompt}}",
-        "doc_to_target": "{{answer}}",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": NEW_TOKENS, "do_sample": False},
-        "filter_list": [
-            {
-                "name": "whole",
-                "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}],
-            }
-        ],
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-        "metadata": {"version": 1.0},
-    }
+def _clause(text: str) -> Clause:
+    who, verb, number, noun = text.split()
+    return Clause(who, verb, int(number), noun)
+
+
+def _direction(asker: LabLanguage, change: Clause) -> str:
+    return asker.words["say.gain" if change.verb.startswith("gain") else "say.lose"]
+
+
+def _question(asker: LabLanguage, kind: str, clause: Clause) -> str:
+    words = _how_many(asker, clause) if kind == "count" else asker.words[f"ask.{kind}"]
+    return f"{words}?"
+
+
+def _how_many(asker: LabLanguage, clause: Clause) -> str:
+    count, noun = asker.words["ask.count"], asker.words[clause.noun]
+    if asker.order[-1] == "verb":
+        return f"{noun} {clause.who} {count}"
+    return f"{count} {noun} {clause.who}"
+
+
+def _example(
+    prompt: str,
+    answer: str,
+    languages: tuple[LabLanguage, LabLanguage],
+    skill: Skill,
+    clauses: list[Clause],
+) -> LabExample:
+    read, written = languages
+    meaning = "; ".join(str(clause) for clause in clauses)
+    steps = len(clauses) - 1 if skill == "problem" else 0
+    return LabExample(prompt, f" {answer}", read.name, written.name, skill, steps, meaning)
+
+
+def _draw_clause(words: Vocabulary, split: LabSplit, rng: random.Random) -> Clause:
+    while True:
+        verb = rng.choice(("has", rng.choice(words.gains), rng.choice(words.losses)))
+        clause = Clause(
+            rng.choice(PEOPLE), verb, rng.randint(1, MOST_AT_ONCE), rng.choice(words.nouns)
+        )
+        if split_of(str(clause)) == split:
+            return clause
+
+
+def _draw_story(
+    words: Vocabulary,
+    split: LabSplit,
+    rng: random.Random,
+    steps: int,
+    biggest: int,
+    *,
+    asked: ProblemKind = "left",
+) -> tuple[list[Clause], int]:
+    """The clauses in the order they are told, and the number that is asked for."""
+    while True:
+        who, noun, start = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, MOST_AT_ONCE)
+        changes, left = [], start
+        for _ in range(steps):
+            number = rng.randint(1, MOST_AT_ONCE)
+            gains = rng.random() < 0.5
+            left += number if gains else -number
+            verb = rng.choice(words.gains if gains else words.losses)
+            changes.append(Clause(who, verb, number, noun))
+            if not 0 <= left <= biggest:
+                break
+        has, answer = Clause(who, "has", start, noun), left
+        clauses = [has, *changes]
+        if asked == "start":
+            clauses, answer = [*changes, replace(has, number=left)], start
+        if 0 <= left <= biggest and split_of("; ".join(map(str, clauses))) == split:
+            return clauses, answer

@@ -92,7 +92,7 @@ class WorldSettings:
 
 
 @dataclass(frozen=True)
-class Language:
+class LabLanguage:
     """A language that has been made.
 
     Attributes:
@@ -136,24 +136,24 @@ class World:
     """Languages over one set of meanings; see `make_world`."""
 
     settings: WorldSettings
-    languages: dict[str, Language]
+    languages: dict[str, LabLanguage]
 
     @property
-    def source(self) -> Language:
+    def source(self) -> LabLanguage:
         """The language rich in data."""
         return next(lang for lang in self.languages.values() if lang.coverage == "source")
 
     @property
-    def rich(self) -> tuple[Language, ...]:
+    def rich(self) -> tuple[LabLanguage, ...]:
         """The source and the covered languages, the source first."""
         return tuple(lang for lang in self.languages.values() if lang.coverage != "scarce")
 
     @property
-    def scarce(self) -> tuple[Language, ...]:
+    def scarce(self) -> tuple[LabLanguage, ...]:
         """The target languages."""
         return tuple(lang for lang in self.languages.values() if lang.coverage == "scarce")
 
-    def language(self, name: str) -> Language:
+    def language(self, name: str) -> LabLanguage:
         """The language called `name`.
 
         Raises:
@@ -185,7 +185,7 @@ def make_world(settings: WorldSettings | None = None) -> World:
     pool = [a + b for a in syllables() for b in syllables() if a + b not in names]
     rng.shuffle(pool)
     concepts = _concepts(settings)
-    languages: dict[str, Language] = {}
+    languages: dict[str, LabLanguage] = {}
     source_words: dict[str, str] = {}
     for entry in settings.languages:
         words = {concept: pool.pop() for concept in concepts}
@@ -199,13 +199,13 @@ def make_world(settings: WorldSettings | None = None) -> World:
 
 def _language(
     entry: LanguageSettings, settings: WorldSettings, words: dict[str, str], rng: random.Random
-) -> Language:
+) -> LabLanguage:
     def shuffled(kind: str, count: int) -> tuple[str, ...]:
         concepts = [f"{kind}.{i}" for i in range(count)]
         rng.shuffle(concepts)
         return tuple(concepts)
 
-    return Language(
+    return LabLanguage(
         name=entry.name,
         coverage=entry.coverage,
         order=entry.order,

@@ -13,7 +13,7 @@ from layerswap.checkpoint.hub import fetch_checkpoint
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.compose import Recipe
 from layerswap.errors import LayerswapError, MergeError
-from layerswap.merge.documents import fingerprint
+from layerswap.merge.metadata import fingerprint
 
 FISHER_WEIGHTS = "fisher.safetensors"
 FISHER_RECORD = "fisher.json"

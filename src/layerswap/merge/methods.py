@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from layerswap.compose.operation import Value
+from layerswap.compose.blend import Value
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Method:
+class ChunkMethod:
     """How a method is computed, and what it must know of the whole tensor first.
 
     Attributes:
@@ -239,16 +239,16 @@ def _band_ranks(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
     return dropped + kept, dropped
 
 
-METHODS: dict[str, Method] = {
-    "task_arithmetic": Method(task_arithmetic),
-    "ties": Method(ties, ranks=_kept_rank),
-    "dare_linear": Method(dare_linear),
-    "dare_ties": Method(dare_ties),
-    "breadcrumbs": Method(breadcrumbs, ranks=_band_ranks),
-    "fisher": Method(fisher),
-    "revert": Method(revert, rows=True),
-    "slerp": Method(slerp, gram=True),
-    "model_stock": Method(model_stock, gram=True),
+METHODS: dict[str, ChunkMethod] = {
+    "task_arithmetic": ChunkMethod(task_arithmetic),
+    "ties": ChunkMethod(ties, ranks=_kept_rank),
+    "dare_linear": ChunkMethod(dare_linear),
+    "dare_ties": ChunkMethod(dare_ties),
+    "breadcrumbs": ChunkMethod(breadcrumbs, ranks=_band_ranks),
+    "fisher": ChunkMethod(fisher),
+    "revert": ChunkMethod(revert, rows=True),
+    "slerp": ChunkMethod(slerp, gram=True),
+    "model_stock": ChunkMethod(model_stock, gram=True),
 }
 """How each method of `compose.operation.METHODS` is computed."""
 

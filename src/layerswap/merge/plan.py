@@ -9,27 +9,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap._types import Advance
 from layerswap.checkpoint import Checkpoint, refuse_target
+from layerswap.checkpoint.preconditions import Stamp, check_apart, check_space, check_unchanged
 from layerswap.compose import Composition, Recipe, draw, zone_grid
-from layerswap.compose.mistakes import parse_size
-from layerswap.compose.operation import Operation
+from layerswap.compose.blend import Operation
 from layerswap.compose.schema import BASE, Override
+from layerswap.compose.validation import parse_size
 from layerswap.errors import RecipeError
-from layerswap.merge.check import check_tied
-from layerswap.merge.documents import RECORD, record
-from layerswap.merge.engine import Progress
+from layerswap.merge.compatibility import check_tied
 from layerswap.merge.fisher import Fisher, stored_fishers
-from layerswap.merge.guard import Stamp, check_apart, check_space, check_unchanged
-from layerswap.merge.outputs import (
+from layerswap.merge.layout import (
     OutputTensor,
     Shard,
     aligned_rows,
     output_tensors,
     pack_shards,
 )
+from layerswap.merge.metadata import RECORD, record
 from layerswap.merge.tokenizer import tokenizer_notes
 from layerswap.merge.vocabulary import Alignment
-from layerswap.merge.writing import write_plan
+from layerswap.merge.writer import write_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -205,7 +205,7 @@ class Plan:
         *,
         overwrite: bool = False,
         threads: int | None = None,
-        progress: Progress | None = None,
+        progress: Advance | None = None,
         allow_non_finite: bool = False,
         resume: bool = False,
     ) -> Path:
@@ -265,7 +265,7 @@ class Plan:
         Returns:
             A transformers model on the CPU, in evaluation mode.
         """
-        from layerswap.merge.memory import load_model
+        from layerswap.merge.load import load_model
 
         check_unchanged(self.stamps)
         return load_model(self)
@@ -292,4 +292,4 @@ def _as_overrides(old: Composition, new: Composition) -> list[Override]:
 
 
 def _silent(count: int) -> None:
-    """Progress that nobody watches."""
+    """Advance that nobody watches."""

@@ -11,7 +11,7 @@ from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.errors import MergeError
 
 if TYPE_CHECKING:
-    from layerswap.merge.vocabulary import Alignment
+    pass
 
 RAW_FILES = (
     "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
@@ -81,7 +81,7 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: str) -> list[s
 def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
     """Id of every token in `tokenizer.json`, added tokens included; empty without that file."""
     path = checkpoint.folder / "tokenizer.json"
-    return _vocabulary(read_json_object(path)) if path.is_file() else {}
+    return vocabulary_of(read_json_object(path)) if path.is_file() else {}
 
 
 def _settings_differences(first: Path, second: Path) -> Iterator[str]:
@@ -145,7 +145,7 @@ def _loaded_difference(first: Path, second: Path) -> str | None:
 
 
 def _json_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
-    a, b = _vocabulary(first), _vocabulary(second)
+    a, b = vocabulary_of(first), vocabulary_of(second)
     if a != b:
         return _tokens_differ(a, b)
     if all(first.get(component) == second.get(component) for component in COMPONENTS):
@@ -176,7 +176,7 @@ def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(written))
 
 
-def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+def vocabulary_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Id of every token, added tokens included."""
     model = tokenizer.get("model")
     vocab = model.get("vocab", {}) if isinstance(model, dict) else {}
@@ -188,48 +188,3 @@ def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 def _id(value: int | None) -> str:
     return "missing" if value is None else f"id {value}"
-
-
-def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpoint]) -> None:
-    """Add to the tokenizer in `folder` the tokens that only other experts have.
-
-    They are added tokens there: found in a text before it is split further. A token of a
-    byte-level vocabulary is added as the text that it stands for.
-
-    Raises:
-        MergeError: the tokenizer gives a token another id than its row has.
-    """
-    path = folder / "tokenizer.json"
-    data = read_json_object(path)
-    entries, taken = list(data.get("added_tokens") or ()), set(_vocabulary(data))
-    following = 1 + max(_vocabulary(data).values(), default=-1)
-    for name, tokens in alignment.added.items():
-        theirs = read_json_object(experts[name].folder / "tokenizer.json")
-        known = {entry["content"]: entry for entry in theirs.get("added_tokens") or ()}
-        for i, token in enumerate(tokens):
-            entry = known.get(token) or _plain_token(_as_text(token, theirs))
-            if entry["content"] in taken:
-                raise MergeError(
-                    f"tokenizers cannot be joined: {token!r} of {name} stands for a text that is a "
-                    "token already; choose one tokenizer"
-                )
-            entries.append({**entry, "id": following + i})
-            taken.add(entry["content"])
-        following += len(tokens)
-    path.write_text(json.dumps({**data, "added_tokens": entries}, ensure_ascii=False), "utf-8")
-
-
-def _plain_token(text: str) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    return {"content": text, **flags}
-
-
-def _as_text(token: str, tokenizer: Mapping[str, Any]) -> str:
-    """What a token of a byte-level vocabulary stands for; others stand for themselves."""
-    if "ByteLevel" not in json.dumps(tokenizer.get("decoder")):
-        return token
-    from tokenizers.decoders import ByteLevel
-
-    text = str(ByteLevel().decode([token]))
-    # Half of a character stands for no text: its row can never be asked for.
-    return token if "\ufffd" in text else text

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
-from layerswap.checkpoint import Checkpoint, text_config
+from layerswap.checkpoint import Checkpoint, read_json_object, text_config
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge.tokenizer import check_tokenizers, differences, read_vocabulary
+from layerswap.merge.tokenizer import check_tokenizers, differences, read_vocabulary, vocabulary_of
 
 UNION = "union"
-Rows = tuple[tuple[str, int, int], ...]
+RowMap = tuple[tuple[str, int, int], ...]
 """Runs of rows: whose they are, the first of them, and how many."""
 
 
@@ -34,8 +37,8 @@ class Alignment:
 
     owner: str
     size: int
-    rows: Mapping[str, Rows]
-    deltas: Mapping[str, Rows]
+    rows: Mapping[str, RowMap]
+    deltas: Mapping[str, RowMap]
     added: Mapping[str, tuple[str, ...]]
 
     def is_identity(self, name: str, count: int) -> bool:
@@ -133,9 +136,9 @@ def _padded(checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]) -> 
             raise MergeError(
                 f"{name} has {size} rows in its embedding, but its tokenizer has token {last}"
             )
-    rows: dict[str, Rows] = {}
+    rows: dict[str, RowMap] = {}
     for name, size in sizes.items():
-        own: Rows = ((name, 0, size),)
+        own: RowMap = ((name, 0, size),)
         more = sizes[owner] - size
         rows[name] = (*own, (owner, size, more)) if more else own
     return Alignment(owner, sizes[owner], rows, rows, {})
@@ -186,7 +189,7 @@ def _rows(
     owner: str,
     target: tuple[Mapping[str, int], int],
     tokens: Mapping[str, Mapping[str, int]],
-) -> Rows:
+) -> RowMap:
     """Where rows for the target vocabulary lie: each with the first of `order` that has its token.
 
     Rows that no token has are padding; they are the owner's.
@@ -205,3 +208,48 @@ def _runs(places: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
     for (name, _), group in groupby(numbered, key=lambda item: (item[1][0], item[1][1] - item[0])):
         rows = [row for _, (_, row) in group]
         yield name, rows[0], len(rows)
+
+
+def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpoint]) -> None:
+    """Add to the tokenizer in `folder` the tokens that only other experts have.
+
+    They are added tokens there: found in a text before it is split further. A token of a
+    byte-level vocabulary is added as the text that it stands for.
+
+    Raises:
+        MergeError: the tokenizer gives a token another id than its row has.
+    """
+    path = folder / "tokenizer.json"
+    data = read_json_object(path)
+    entries, taken = list(data.get("added_tokens") or ()), set(vocabulary_of(data))
+    following = 1 + max(vocabulary_of(data).values(), default=-1)
+    for name, tokens in alignment.added.items():
+        theirs = read_json_object(experts[name].folder / "tokenizer.json")
+        known = {entry["content"]: entry for entry in theirs.get("added_tokens") or ()}
+        for i, token in enumerate(tokens):
+            entry = known.get(token) or _plain_token(_as_text(token, theirs))
+            if entry["content"] in taken:
+                raise MergeError(
+                    f"tokenizers cannot be joined: {token!r} of {name} stands for a text that is a "
+                    "token already; choose one tokenizer"
+                )
+            entries.append({**entry, "id": following + i})
+            taken.add(entry["content"])
+        following += len(tokens)
+    path.write_text(json.dumps({**data, "added_tokens": entries}, ensure_ascii=False), "utf-8")
+
+
+def _plain_token(text: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"content": text, **flags}
+
+
+def _as_text(token: str, tokenizer: Mapping[str, Any]) -> str:
+    """What a token of a byte-level vocabulary stands for; others stand for themselves."""
+    if "ByteLevel" not in json.dumps(tokenizer.get("decoder")):
+        return token
+    from tokenizers.decoders import ByteLevel
+
+    text = str(ByteLevel().decode([token]))
+    # Half of a character stands for no text: its row can never be asked for.
+    return token if "\ufffd" in text else text

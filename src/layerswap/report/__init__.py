@@ -6,8 +6,10 @@ Example::
     write_report("report.html", report)
 """
 
-from layerswap.report.figures import heat_map_svg, interval_svg, stack_svg
+from layerswap.report.heat_map import heat_map_svg
+from layerswap.report.intervals import interval_svg
 from layerswap.report.page import Report, Section, Table, render, write_report
+from layerswap.report.stack import stack_svg
 
 __all__ = [
     "Report",

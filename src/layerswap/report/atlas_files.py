@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layerswap.checkpoint import atomic_folder, refuse_target
-from layerswap.delta.atlas import ATLAS, Atlas
-from layerswap.delta.measure import Sums
+from layerswap.deltas.atlas import ATLAS, Atlas
+from layerswap.deltas.measure import Sums
 from layerswap.report.delta_map import map_figure, map_of, save_figure
 from layerswap.report.delta_page import delta_page
 

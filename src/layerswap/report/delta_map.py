@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerswap.delta.atlas import Atlas
-from layerswap.report.even_scale import even_scale
-from layerswap.report.heat_map import readable_on
+from layerswap.deltas.atlas import Atlas
+from layerswap.report.heat_map import even_scale, readable_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from layerswap.delta.atlas import Atlas
+from layerswap.deltas.atlas import Atlas
 from layerswap.report.delta_map import labels_of
-from layerswap.report.even_scale import even_scale
+from layerswap.report.heat_map import even_scale
 from layerswap.report.page import Panel, island
 
 STEPS = 120

@@ -1,20 +1,55 @@
-"""A score for every pair of zone sizes, as a grid of coloured cells."""
+"""The package's scale of one hue, resampled so that equal steps of a value look equal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from layerswap.report.svg import (
     INK,
     contrast,
     element,
     figure,
+    lightness,
     number,
     score,
     stylesheet,
     text,
     text_width,
 )
+
+
+@cache
+def even_scale(*, dark: bool = False, count: int = 33) -> tuple[str, ...]:
+    """Colours of evenly spaced lightness, low to high: `#rrggbb`.
+
+    One hue, ordered by lightness alone (CIE L*), which colour-blind readers see alike. On white
+    the low end is nearly white, in dark mode nearly black: what has not changed stays quiet.
+
+    Args:
+        dark: for dark mode.
+        count: how many colours.
+    """
+    stops = [_channels(pair[dark]) for pair in SCALE]
+    levels = [lightness(pair[dark]) for pair in SCALE]
+    low, high = levels[0], levels[-1]
+    return tuple(
+        _at(low + (high - low) * i / (count - 1), levels, stops, rising=high > low)
+        for i in range(count)
+    )
+
+
+def _at(level: float, levels: list[float], stops: list[tuple[int, ...]], *, rising: bool) -> str:
+    """The colour of a lightness, between the two stops around it."""
+    i = next((i for i in range(1, len(levels)) if (levels[i] >= level) == rising), len(levels) - 1)
+    part = (level - levels[i - 1]) / (levels[i] - levels[i - 1])
+    channels = (round(a + part * (b - a)) for a, b in zip(stops[i - 1], stops[i], strict=True))
+    return "#" + "".join(f"{value:02x}" for value in channels)
+
+
+def _channels(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
 
 SCALE = (
     ("#eef3f6", "#1c2733"),
@@ -34,16 +69,16 @@ _HALF = (_CELL_W - _GAP) / 2
 _LEFT, _TOP, _FONT, _SMALL = 52, 44, 13, 11
 _MARKS = {"best": "best", "default": "the paper's default"}
 
-Cell = tuple[int, int]
+GridCell = tuple[int, int]
 
 
 def heat_map_svg(
-    values: Mapping[Cell, float],
+    values: Mapping[GridCell, float],
     *,
     row_label: str,
     column_label: str,
-    best: Cell | None = None,
-    default: Cell | None = None,
+    best: GridCell | None = None,
+    default: GridCell | None = None,
     unit: str = "%",
 ) -> str:
     """A grid of scores with its numbers, such as accuracy by bottom and top layers.
@@ -108,19 +143,19 @@ def readable_on(colour: str) -> str:
     return max((INK, "#ffffff"), key=lambda ink: contrast(ink, colour))
 
 
-def _level(value: float, values: Mapping[Cell, float]) -> int:
+def _level(value: float, values: Mapping[GridCell, float]) -> int:
     low, high = min(values.values()), max(values.values())
     if high == low:
         return len(SCALE) // 2
     return round((value - low) / (high - low) * (len(SCALE) - 1))
 
 
-def _corner(cell: Cell, rows: list[int], columns: list[int]) -> tuple[int, int]:
+def _corner(cell: GridCell, rows: list[int], columns: list[int]) -> tuple[int, int]:
     return _LEFT + columns.index(cell[1]) * _CELL_W, _TOP + rows.index(cell[0]) * _CELL_H
 
 
 def _cell_svg(
-    cell: Cell, rows: list[int], columns: list[int], values: Mapping[Cell, float], unit: str
+    cell: GridCell, rows: list[int], columns: list[int], values: Mapping[GridCell, float], unit: str
 ) -> str:
     x, y = _corner(cell, rows, columns)
     level = _level(values[cell], values)
@@ -144,7 +179,7 @@ def _cell_svg(
     )
 
 
-def _outline(kind: str, cell: Cell, rows: list[int], columns: list[int], grow: float) -> str:
+def _outline(kind: str, cell: GridCell, rows: list[int], columns: list[int], grow: float) -> str:
     x, y = _corner(cell, rows, columns)
     size = (_CELL_W - _GAP + 2 * grow, _CELL_H - _GAP + 2 * grow)
     return _frame(kind, (x - grow, y - grow), size, data_mark=kind)
@@ -183,7 +218,9 @@ def _axes(rows: list[int], columns: list[int], row_label: str, column_label: str
     return parts
 
 
-def _key(y: float, values: Mapping[Cell, float], marks: Mapping[str, Cell], unit: str) -> list[str]:
+def _key(
+    y: float, values: Mapping[GridCell, float], marks: Mapping[str, GridCell], unit: str
+) -> list[str]:
     """The scale with its two ends, and what the outlines mean."""
     low, high = score(min(values.values()), unit), score(max(values.values()), unit)
     swatch, x = 12, _LEFT + text_width(low, _SMALL) + 6
@@ -204,8 +241,8 @@ def _key(y: float, values: Mapping[Cell, float], marks: Mapping[str, Cell], unit
 
 
 def _described(
-    values: Mapping[Cell, float],
-    marks: Mapping[str, Cell],
+    values: Mapping[GridCell, float],
+    marks: Mapping[str, GridCell],
     row_label: str,
     column_label: str,
     unit: str,

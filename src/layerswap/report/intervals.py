@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from layerswap.report.svg import element, escaped, figure, number, score, stylesheet, text, wrapped
 
 if TYPE_CHECKING:
-    from layerswap.evaluate.statistics import Interval
+    from layerswap.evaluation.statistics import Interval
 
 _WIDTH, _NAMES, _PLOT = 460, 144, 244  # the whole, and the columns of names and of whiskers
 _LEFT = _NAMES + 12

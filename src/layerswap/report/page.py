@@ -17,7 +17,7 @@ from layerswap.report.svg import score
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from layerswap.evaluate.statistics import Interval
+    from layerswap.evaluation.statistics import Interval
 
     Cell = str | int | float | Interval | None
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from layerswap.compose.presets import Zones
-from layerswap.evaluate.statistics import Interval
-from layerswap.report.even_scale import even_scale
+from layerswap.evaluation.statistics import Interval
+from layerswap.report.heat_map import even_scale
 from layerswap.report.page import Panel
 
 LONGEST = 1200
@@ -53,7 +53,7 @@ def grid_panel(
 
 
 @dataclass(frozen=True)
-class Example:
+class ShownAnswer:
     """One document, and what each model answered.
 
     Attributes:
@@ -73,7 +73,7 @@ class Example:
     right: tuple[bool, ...]
 
 
-def examples_panel(models: Sequence[str], examples: Sequence[Example]) -> Panel:
+def examples_panel(models: Sequence[str], examples: Sequence[ShownAnswer]) -> Panel:
     """A browser of documents: where one model is right and another is not, with their answers.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layerswap.evaluate.ranks import Friedman
+from layerswap.evaluation.statistics import Friedman
 from layerswap.report.svg import escaped
 
 if TYPE_CHECKING:

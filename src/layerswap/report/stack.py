@@ -1,4 +1,4 @@
-"""The stack of layers as a figure: who each layer comes from (paper 1, figure 1)."""
+"""What the figure of a stack says: its zones in words, for the brackets and for screen readers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from hashlib import sha256
 
 from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend
-from layerswap.compose.composition import Composition
-from layerswap.compose.drawing import Row, stack_rows
-from layerswap.report.stack_words import Zone, blend_words, zones
+from layerswap.compose.composition import Composition, DrawnRow, stack_rows
 from layerswap.report.svg import (
     EXPERTS,
     element,
@@ -21,6 +19,77 @@ from layerswap.report.svg import (
     text,
     wrapped,
 )
+
+
+@dataclass(frozen=True)
+class Zone:
+    """Neighbouring rows of the stack that take from the same experts.
+
+    Attributes:
+        first: index of its uppermost row.
+        last: index of its lowest row.
+        inside: whether it is made of layers.
+        words: such as `bottom 2 layers: Swahili expert`.
+    """
+
+    first: int
+    last: int
+    inside: bool
+    words: str
+
+
+def zones(rows: Sequence[DrawnRow], layers: int, names: Mapping[str, str]) -> list[Zone]:
+    """The zones of a stack of `layers` layers, from the top down."""
+    runs: list[list[int]] = []
+    for i, row in enumerate(rows):
+        above = rows[runs[-1][-1]] if runs else None
+        joins = above is not None and above.label.isdigit() and row.label.isdigit()
+        if above is not None and joins and above.blends == row.blends:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return [
+        Zone(
+            run[0],
+            run[-1],
+            rows[run[0]].label.isdigit(),
+            f"{_where(rows[run[0]], rows[run[-1]], layers)}: {_who(rows[run[0]], names)}",
+        )
+        for run in runs
+    ]
+
+
+def _where(upper: DrawnRow, lower: DrawnRow, layers: int) -> str:
+    if not upper.label.isdigit():
+        return upper.label
+    high, low = int(upper.label), int(lower.label)
+    count = f"{high - low + 1} layers" if high > low else "1 layer"
+    if high - low + 1 == layers:
+        return f"all {count}"
+    if low == 0 or high == layers - 1:
+        return f"{'bottom' if low == 0 else 'top'} {count}"
+    if not any(blend.verbatim for _, blend in upper.blends):
+        return f"transition of {count}"
+    if low <= layers // 2 <= high:
+        return f"middle {count}"
+    return f"layers {low} to {high}" if high > low else f"layer {low}"
+
+
+def _who(row: DrawnRow, names: Mapping[str, str]) -> str:
+    if len(row.blends) == 1:
+        return blend_words(row.blends[0][1], names)
+    return "; ".join(
+        f"{' and '.join(roles)} from {blend_words(blend, names)}" for roles, blend in row.blends
+    )
+
+
+def blend_words(blend: Blend, names: Mapping[str, str]) -> str:
+    """A blend in words, such as `50% Swahili expert + 50% math expert`."""
+    called = [(names.get(str(member), str(member)), weight) for member, weight in blend.weights]
+    if len(called) == 1:
+        return called[0][0]
+    return " + ".join(f"{100 * weight:.3g}% {name}" for name, weight in called)
+
 
 _LEFT, _STACK, _LABEL_X, _LABEL = 34, 150, 218, 200  # where the columns start, and their widths
 _WIDTH = _LABEL_X + _LABEL
@@ -34,7 +103,7 @@ _MAX_LABELS = 12
 class _Slab:
     """A row of the stack with its place in the figure; `layer` is None outside the layers."""
 
-    row: Row
+    row: DrawnRow
     layer: int | None
     y: float
     height: float
@@ -89,7 +158,7 @@ def _colours(composition: Composition) -> dict[str, int]:
     return {expert: i % len(EXPERTS) for i, expert in enumerate(experts)}
 
 
-def _placed(rows: Sequence[Row], layer_height: float) -> list[_Slab]:
+def _placed(rows: Sequence[DrawnRow], layer_height: float) -> list[_Slab]:
     slabs: list[_Slab] = []
     y = float(_TOP)
     for row in rows:
@@ -102,7 +171,7 @@ def _placed(rows: Sequence[Row], layer_height: float) -> list[_Slab]:
 
 
 def _paint(
-    rows: Sequence[Row], colours: Mapping[str, int]
+    rows: Sequence[DrawnRow], colours: Mapping[str, int]
 ) -> tuple[str, dict[Blend, dict[str, str]]]:
     """The hatched patterns, as `<defs>`, and for every blend the attributes that paint it."""
     # Figures share one page, so an identifier has to be the figure's own.

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from layerswap import __version__
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError
-from layerswap.evaluate.board import Board
-from layerswap.evaluate.judging import BEST, Judged
-from layerswap.evaluate.searching import Found
 from layerswap.report.heat_map import heat_map_svg
 from layerswap.report.page import Report, Section, Table, write_report
+from layerswap.search.conditions import BEST, TestResult
+from layerswap.search.grid import GridResult
+from layerswap.search.tpe import SearchResult
+from layerswap.versions import __version__
 
 ANSWERS = "answers.sqlite"
 STUDY = "study.sqlite"
@@ -39,18 +39,18 @@ def prepare_folder(out: Path) -> Path:
     return folder
 
 
-def write_board(board: Board, folder: Path) -> None:
+def write_board(board: GridResult, folder: Path) -> None:
     """Write `scores.parquet`, `board.json`, `best.yaml` and `report.html` into a folder."""
     _write(board, folder, board.best_recipe(), summary(board), tell(board))
 
 
-def write_found(found: Found, folder: Path) -> None:
+def write_found(found: SearchResult, folder: Path) -> None:
     """The same of a search; its `board.json` lists every trial."""
     _write(found, folder, found.best_recipe(), summary_of_search(found), tell_search(found))
 
 
 def _write(
-    judged: Judged, folder: Path, recipe: dict[str, Any], facts: dict[str, Any], page: Report
+    judged: TestResult, folder: Path, recipe: dict[str, Any], facts: dict[str, Any], page: Report
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -66,7 +66,7 @@ def _write(
     write_report(folder / PAGE, page)
 
 
-def summary(board: Board) -> dict[str, Any]:
+def summary(board: GridResult) -> dict[str, Any]:
     """The board as plain data."""
     race = board.race
     return {
@@ -79,7 +79,7 @@ def summary(board: Board) -> dict[str, Any]:
     }
 
 
-def summary_of_search(found: Found) -> dict[str, Any]:
+def summary_of_search(found: SearchResult) -> dict[str, Any]:
     """What a search found as plain data."""
     return {
         **_compared(found, found.chosen_by, len(found.trials)),
@@ -91,7 +91,7 @@ def summary_of_search(found: Found) -> dict[str, Any]:
     }
 
 
-def _compared(judged: Judged, chosen_by: str, tried: int) -> dict[str, Any]:
+def _compared(judged: TestResult, chosen_by: str, tried: int) -> dict[str, Any]:
     names = ("task", "metric", "filter")
     return {
         "layerswap_version": __version__,
@@ -103,7 +103,7 @@ def _compared(judged: Judged, chosen_by: str, tried: int) -> dict[str, Any]:
     }
 
 
-def tell(board: Board) -> Report:
+def tell(board: GridResult) -> Report:
     """The report of a sweep."""
     worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity())]
     notes = [str(board.race)] if board.race else []
@@ -125,7 +125,7 @@ def tell(board: Board) -> Report:
     )
 
 
-def tell_search(found: Found) -> Report:
+def tell_search(found: SearchResult) -> Report:
     """The report of a search."""
     worth = found.worth()
     names = list(dict.fromkeys(choice for by in worth.values() for choice in by))
@@ -158,7 +158,7 @@ def tell_search(found: Found) -> Report:
     )
 
 
-def _lead(judged: Judged, best: str) -> str:
+def _lead(judged: TestResult, best: str) -> str:
     if judged.measure is None:
         return f"The best is {best}. No task was given to compare it on."
     one = judged.intervals()[BEST]
@@ -168,7 +168,7 @@ def _lead(judged: Judged, best: str) -> str:
     )
 
 
-def _contest(judged: Judged, tried: int) -> list[Section]:
+def _contest(judged: TestResult, tried: int) -> list[Section]:
     """The contenders on the test split, where there is a task."""
     if judged.measure is None:
         return []
@@ -190,7 +190,7 @@ def _contest(judged: Judged, tried: int) -> list[Section]:
     ]
 
 
-def _maps(board: Board) -> list[Section]:
+def _maps(board: GridResult) -> list[Section]:
     """A heat map over bottom and top for each choice of transitions."""
     kinds = dict.fromkeys((z.bottom_transition, z.top_transition) for z in board.grid)
     found = []

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.errors import RecipeError
-from layerswap.merge.documents import fingerprint
-from layerswap.study.spec import Run, StudySpec
-from layerswap.train.expert_schema import Data, Files
+from layerswap.merge.metadata import fingerprint
+from layerswap.study.spec import StudySpec, TrainingRun
+from layerswap.training.expert.spec import Data, Files
 
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
@@ -32,7 +32,7 @@ def base_of(spec: StudySpec, folder: Path) -> str:
     return str(local.absolute()) if local.is_dir() else spec.base
 
 
-def given(data: Data, folder: Path) -> Any:
+def resolve_data(data: Data, folder: Path) -> Any:
     """Data that are there already: a folder, or files, by absolute paths.
 
     Raises:
@@ -40,13 +40,15 @@ def given(data: Data, folder: Path) -> Any:
     """
     if isinstance(data, Files):
         names = {"train": data.train, "validation": data.validation}
-        return {part: there(folder / name) for part, name in names.items() if name is not None}
+        return {
+            part: existing_path(folder / name) for part, name in names.items() if name is not None
+        }
     if not (folder / data).is_dir():
         raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
-    return there(folder / data)
+    return existing_path(folder / data)
 
 
-def there(path: Path) -> str:
+def existing_path(path: Path) -> str:
     """A file, a folder, or a pattern of files, by its absolute path.
 
     Raises:
@@ -60,7 +62,7 @@ def there(path: Path) -> str:
     return str(path.absolute())
 
 
-def with_recipe(run: Run, folder: Path) -> Run:
+def with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
     """A run whose recipe of places, if it has one, is named by its absolute path.
 
     Raises:
@@ -68,7 +70,7 @@ def with_recipe(run: Run, folder: Path) -> Run:
     """
     if run.train is None or run.train.recipe is None:
         return run
-    places = run.train.model_copy(update={"recipe": there(folder / run.train.recipe)})
+    places = run.train.model_copy(update={"recipe": existing_path(folder / run.train.recipe)})
     return run.model_copy(update={"train": places})
 
 

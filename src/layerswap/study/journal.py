@@ -11,10 +11,10 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from layerswap.checkpoint.commit import write_json
-from layerswap.checkpoint.versions import versions
 from layerswap.errors import StudyError
 from layerswap.study.steps import Estimate, Graph, Resources, Step
 from layerswap.study.storage import Storage
+from layerswap.versions import versions
 
 State = Literal["waiting", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
@@ -24,7 +24,7 @@ PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 
 
 @dataclass(frozen=True)
-class Entry:
+class StepRecord:
     """One step, as its folder tells.
 
     Attributes:
@@ -54,7 +54,7 @@ class Entry:
     after: dict[str, str] = field(default_factory=dict)
 
 
-class Journal:
+class StudyJournal:
     """The folder of a study; nothing is written before `open`.
 
     Args:
@@ -66,7 +66,7 @@ class Journal:
     def __init__(self, root: Path, graph: Graph, storage: Storage | None = None) -> None:
         self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
 
-    def open(self) -> Journal:
+    def open(self) -> StudyJournal:
         """Make the folder where there is none, and write down which steps there are.
 
         Raises:
@@ -93,7 +93,7 @@ class Journal:
         """Where a step's output is, or will be."""
         return self.root / STEPS / self.graph.folder(name)
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> StepRecord | None:
         """What became of a step; None where it was not tried, or was cut short."""
         here = self._here(name)
         if self.storage is None or (here is not None and here.state == "done"):
@@ -102,15 +102,15 @@ class Journal:
         there = self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
         return here if there is None else self._read(name, there)
 
-    def _here(self, name: str) -> Entry | None:
+    def _here(self, name: str) -> StepRecord | None:
         try:
             return self._read(name, (self.folder(name) / RECORD).read_bytes())
         except OSError:
             return None
 
-    def _read(self, name: str, record: bytes) -> Entry | None:
+    def _read(self, name: str, record: bytes) -> StepRecord | None:
         try:
-            entry = Entry(**json.loads(record))
+            entry = StepRecord(**json.loads(record))
         except (ValueError, TypeError):
             return None
         return entry if entry.key == self.graph.keys[name] else None
@@ -122,12 +122,12 @@ class Journal:
             self.storage.get(f"{STEPS}/{self.graph.folder(name)}", folder)
         return folder
 
-    def finished(self) -> dict[str, Entry]:
+    def finished(self) -> dict[str, StepRecord]:
         """The steps that are done, from what the steps they need gave the last time, in order.
 
         Each record is read once: behind a storage that is a request.
         """
-        found: dict[str, Entry] = {}
+        found: dict[str, StepRecord] = {}
         for step in self.graph:
             entry = self.entry(step.name)
             if entry is None or entry.state != "done":
@@ -152,9 +152,11 @@ class Journal:
         (folder / RECORD).unlink(missing_ok=True)
         return folder
 
-    def finish(self, step: Step, *, state: State, started: float, why: str, attempts: int) -> Entry:
+    def finish(
+        self, step: Step, *, state: State, started: float, why: str, attempts: int
+    ) -> StepRecord:
         """Write down how a step ended."""
-        entry = Entry(
+        entry = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], state,
             round(time.monotonic() - started, 3), socket.gethostname(), why, attempts,
             versions(*PACKAGES), uuid4().hex, {need: self._stamp(need) for need in step.needs},
@@ -166,7 +168,7 @@ class Journal:
         return entry
 
 
-def read_journal(root: Path, storage: Storage | None = None) -> Journal:
+def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
     """The journal of a study that was begun, as its folder tells it; nothing is written.
 
     Args:
@@ -188,7 +190,7 @@ def read_journal(root: Path, storage: Storage | None = None) -> Journal:
         raise StudyError(f"{where}: is no study's folder: it has no {INDEX}{there}")
     try:
         steps = [_step(one) for one in json.loads(found)["steps"]]
-        return Journal(root, Graph(steps), storage)
+        return StudyJournal(root, Graph(steps), storage)
     except (ValueError, TypeError, KeyError) as error:
         raise StudyError(f"{where}: {INDEX} is damaged ({type(error).__name__}: {error})") from None
 

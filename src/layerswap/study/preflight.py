@@ -10,20 +10,19 @@ from typing import Any
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.presets import zone_grid
+from layerswap.engine.devices import open_device
 from layerswap.errors import EvaluationError, StudyError
-from layerswap.evaluate.devices import open_device
-from layerswap.evaluate.harness import check_task_names, load_tasks
-from layerswap.evaluate.suites.local import DataFolder
-from layerswap.evaluate.suites.suites import check_askable, write_suite
-from layerswap.evaluate.suites.task_folder import TaskFolder
-from layerswap.study.journal import INDEX, Journal, read_journal
+from layerswap.evaluation.harness import check_task_names, load_tasks
+from layerswap.evaluation.suites.data_folder import DataFolder
+from layerswap.evaluation.suites.suites import check_askable, write_suite
+from layerswap.evaluation.suites.task_folder import TaskFolder
+from layerswap.study.journal import INDEX, StudyJournal, read_journal
+from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
-from layerswap.study.works import expert_of
-from layerswap.train.expert_file import check_expert
-from layerswap.train.expert_schema import ExpertSpec
-from layerswap.train.hyperparameters import check_hyperparameters
-from layerswap.train.trained import rates_by_place, trained_parts
+from layerswap.training.expert.hyperparameters import check_hyperparameters
+from layerswap.training.expert.spec import ExpertSpec, check_expert
+from layerswap.training.expert.trainable import rates_by_place, trained_parts
 
 
 def check_plan(graph: Graph) -> None:
@@ -84,7 +83,7 @@ def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> Non
         StudyError: it holds another study, or what another command wrote.
     """
     try:
-        there: Journal = read_journal(root, storage)
+        there: StudyJournal = read_journal(root, storage)
     except StudyError:
         held = (root / INDEX).is_file() if storage is None else storage.read(INDEX) is not None
         if held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,14 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from layerswap.compose.explain import explain
 from layerswap.compose.schema import DTYPES, Strict
-from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text
+from layerswap.compose.yaml_file import KeyPath, explain, nearest, parse_yaml, read_text
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.evaluate.suites.suites import parts_of
-from layerswap.evaluate.sweep_spec import Grid
-from layerswap.study.resources import Takes, Takings, TrainingTakes
-from layerswap.train.expert_schema import Data, Lora, Rate, Side, Text, Trained
+from layerswap.evaluation.suites.suites import parts_of
+from layerswap.search.spec import Grid
+from layerswap.study.steps import StepResources, StudyResources, TrainingResources
+from layerswap.training.expert.spec import Data, Lora, Rate, Side, Text, Trained
 
 Baseline = Literal[
     "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
@@ -29,7 +29,7 @@ Baseline = Literal[
 ]  # fmt: skip
 
 
-class Run(Strict):
+class TrainingRun(Strict):
     """One training of an expert; keys as in `EXPERT.yaml` (docs/training.md).
 
     `train` names the places that train; with a partition, the part is the expert's own.
@@ -89,12 +89,12 @@ class Experts(Strict):
     """
 
     data: Data
-    runs: Annotated[list[Run], Field(min_length=1)] = [Run()]
+    runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
     keep: PositiveInt = 1
     by: Selecting = Selecting()
 
 
-class Elsewhere(Strict):
+class OtherLanguages(Strict):
     """Other languages in which the models of every language are judged (paper 1, tables 2 and 5).
 
     Attributes:
@@ -130,7 +130,7 @@ class Judging(Strict):
     limit: Annotated[int, Field(ge=2)] | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     allow_code: bool = False
-    elsewhere: Elsewhere | None = None
+    elsewhere: OtherLanguages | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Judging:
@@ -206,7 +206,7 @@ class StudySpec(Strict):
     partitions: list[Literal["A", "B", "C", "Z"]] = []
     outside: Side | None = None
     simultaneous: Turns = Turns()
-    both: Run | None = None
+    both: TrainingRun | None = None
     lora: Lora | None = None
     baselines: list[Baseline] = ["base", "experts", "soup"]
     ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
@@ -215,7 +215,7 @@ class StudySpec(Strict):
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     billions: Annotated[float, Field(gt=0, strict=False)] = 8.0
-    resources: Takings = Takings()
+    resources: StudyResources = StudyResources()
 
     @field_validator("languages")
     @classmethod
@@ -268,9 +268,9 @@ def read_study(path: Path) -> StudySpec:
 
 def _keys_at(path: KeyPath) -> list[str]:
     models: dict[str, type[Strict]] = {
-        "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": Run, "lora": Lora,
-        "train": Trained, "rates": Rate, "both": Run, "simultaneous": Turns,
-        "elsewhere": Elsewhere, "resources": Takings,
+        "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": TrainingRun,
+        "lora": Lora, "train": Trained, "rates": Rate, "both": TrainingRun, "simultaneous": Turns,
+        "elsewhere": OtherLanguages, "resources": StudyResources,
     }  # fmt: skip
     named = [part for part in path if isinstance(part, str)]
     if not named:
@@ -278,6 +278,31 @@ def _keys_at(path: KeyPath) -> list[str]:
     if len(named) == 2 and named[0] == "languages":
         return list(Experts.model_fields)
     if len(named) == 2 and named[0] == "resources":
-        return list((TrainingTakes if named[1] == "train" else Takes).model_fields)
+        return list((TrainingResources if named[1] == "train" else StepResources).model_fields)
     model = models.get(named[-1])
     return list(model.model_fields) if model else []
+
+
+def find_study(study: str) -> tuple[StudySpec, Path]:
+    """A study, and the folder that its paths are relative to.
+
+    Args:
+        study: a file, or the name of a study that ships with the package.
+
+    Raises:
+        RecipeError: there is none, or it is wrong.
+    """
+    path = Path(study)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return read_study(path), path.parent
+    known = ready_studies()
+    if study not in known:
+        hint = nearest(study, list(known)) or f"; there is {', '.join(known)}"
+        raise RecipeError(f"{study}: no such file, and no such ready study{hint}")
+    return read_study(known[study]), Path()
+
+
+def ready_studies() -> dict[str, Path]:
+    """The files of the studies that ship with the package, by name."""
+    folder = Path(str(resources.files("layerswap.study") / "ready"))
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}

@@ -1,25 +1,219 @@
-"""A recipe as a mergekit configuration."""
+"""A composition as mergekit's slices, sources and settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose.blend import Blend, Member
+from layerswap.compose.blend import Blend, Member, Operation
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit.read import renamed
 from layerswap.compose.mergekit.resolve import llama_tensors
-from layerswap.compose.mergekit.schema import read_reference
-from layerswap.compose.mergekit.write import Said, Spelling, written
-from layerswap.compose.operation import Operation
+from layerswap.compose.mergekit.schema import read_reference, value_at
 from layerswap.compose.schema import BASE, Expert
 from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose.recipe import Recipe
+
+
+Value = float | bool
+DEFAULTS: Mapping[str, Value] = {"density": 1.0, "gamma": 0.01, "lambda": 1.0}
+"""What mergekit takes for a parameter that is not set."""
+WEIGHTLESS = ("passthrough", "slerp", "model_stock")
+"""Methods whose models have no weights."""
+
+
+@dataclass(frozen=True)
+class PlaceSettings:
+    """What a configuration must say for one place.
+
+    Attributes:
+        weights: the models that are merged, and their weights.
+        shared: the parameters that all models share.
+    """
+
+    weights: Mapping[str, float]
+    shared: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class MergekitLayout:
+    """How a composition is to be written.
+
+    Attributes:
+        method: mergekit's `merge_method`.
+        base: the base model's name, or None.
+        models: every model, in the order to list them.
+        said: what must be said for every place that has a tensor.
+        tensors: the place of every tensor.
+    """
+
+    method: str
+    base: str | None
+    models: Sequence[str]
+    said: Mapping[Place, PlaceSettings]
+    tensors: Mapping[str, Place]
+
+
+def written(layers: int, spelling: MergekitLayout) -> dict[str, Any]:
+    """The keys `models` or `slices`, and `parameters`, of a configuration.
+
+    Raises:
+        RecipeError: no filter tells two tensors apart that must be told apart.
+    """
+    groups = list(_groups(layers, spelling))
+    contexts = [_context(groups, i, spelling) for i in range(len(groups))]
+    listed = _listed(contexts, spelling)
+    entries = []
+    for (first, stop), context, models in zip(groups, contexts, listed, strict=True):
+        default = _usual(context, spelling)
+        layer_range = {"layer_range": [first, stop]} if len(groups) > 1 else {}
+        sources = [
+            {"model": model, **layer_range, **_own(model, context, default, spelling)}
+            for model in models
+        ]
+        shared = {
+            parameter: _setting({n: said.shared[parameter] for n, said in context.items()}, value)
+            for parameter, value in default.shared.items()
+        }
+        entries.append({"sources": sources, "parameters": shared})
+    return _hoisted(entries)
+
+
+def _own(
+    model: str,
+    context: Mapping[str, PlaceSettings],
+    default: PlaceSettings,
+    spelling: MergekitLayout,
+) -> dict[str, Any]:
+    """The settings of one source: its weight, where models have one."""
+    if spelling.method in WEIGHTLESS or model == spelling.base:
+        return {}
+    weights = {name: said.weights.get(model, 0.0) for name, said in context.items()}
+    return {"parameters": {"weight": _setting(weights, default.weights.get(model, 0.0))}}
+
+
+def _usual(context: Mapping[str, PlaceSettings], spelling: MergekitLayout) -> PlaceSettings:
+    """What is said for most tensors of the layers in a slice."""
+    said = [s for name, s in context.items() if spelling.tensors[name].layer is not None]
+    return max(said, key=said.count)
+
+
+def _groups(layers: int, spelling: MergekitLayout) -> Iterator[tuple[int, int]]:
+    """Neighbouring layers that are alike, as [first, stop)."""
+    by_layer: list[dict[str, PlaceSettings]] = [{} for _ in range(layers)]
+    for place, said in spelling.said.items():
+        if place.layer is not None:
+            by_layer[place.layer][place.role] = said
+    first = 0
+    for layer in range(1, layers):
+        if by_layer[layer] != by_layer[layer - 1]:
+            yield first, layer
+            first = layer
+    yield first, layers
+
+
+def _context(
+    groups: Sequence[tuple[int, int]], number: int, spelling: MergekitLayout
+) -> dict[str, PlaceSettings]:
+    """What must be said for each tensor that a slice's settings reach."""
+    first, stop = groups[number]
+    found = {}
+    for name, place in spelling.tensors.items():
+        reached = (
+            first <= place.layer < stop
+            if place.layer is not None
+            else number == (len(groups) - 1 if _comes_after(place) else 0)
+        )
+        if reached:
+            found[name] = spelling.said[place]
+    return found
+
+
+def _listed(
+    contexts: Sequence[Mapping[str, PlaceSettings]], spelling: MergekitLayout
+) -> list[list[str]]:
+    """The models of each slice.
+
+    After the layers mergekit takes as many sources of the last slice as the first one has, so the
+    last begins with what is needed there and the first has at least as many.
+    """
+
+    def needed(said: Iterable[PlaceSettings]) -> list[str]:
+        named = {model for one in said for model in one.weights}
+        named |= {spelling.base} if spelling.base else set()
+        named |= set(spelling.models) if spelling.method == "slerp" else set()
+        return [model for model in spelling.models if model in named]
+
+    listed = [needed(context.values()) for context in contexts]
+    after = needed(said for place, said in spelling.said.items() if _comes_after(place))
+    listed[-1].sort(key=lambda model: model not in after)
+    spare = [model for model in after if model not in listed[0]]
+    listed[0] += spare[: max(0, len(after) - len(listed[0]))]
+    return listed
+
+
+def _comes_after(place: Place) -> bool:
+    return place.layer is None and place.role != "embedding"
+
+
+def _setting(values: Mapping[str, Value], default: Value) -> Any:
+    """The setting that gives every tensor its value, and `default` to any other."""
+    conditions: list[dict[str, Any]] = []
+    for name, value in values.items():
+        current: Any = [*conditions, {"value": default}]
+        if value_at(current, name, 0.0) == value:
+            continue
+        word = next(
+            (
+                word
+                for word in _words(name)
+                if all(v == value for other, v in values.items() if word in other)
+            ),
+            None,
+        )
+        if word is None:
+            raise RecipeError(f"no filter of mergekit's tells {name} from the other tensors")
+        conditions.append({"filter": word, "value": value})
+    return [*conditions, {"value": default}] if conditions else default
+
+
+def _words(name: str) -> Iterator[str]:
+    """Parts of a tensor's name to filter by, the shortest first."""
+    parts = name.split(".")
+    index = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    if index is not None and index + 1 < len(parts):
+        owner = parts[index + 1]
+        yield from (owner, f".{owner}.")
+    else:
+        yield from (parts[-2] if len(parts) > 1 else name, ".".join(parts[:-1]) or name)
+    yield name
+
+
+def _hoisted(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The slices, with settings that all of them share written once, and defaults left out."""
+    shared = {
+        name: value
+        for name, value in entries[0]["parameters"].items()
+        if all(entry["parameters"][name] == value for entry in entries)
+    }
+    for entry in entries:
+        own = {k: v for k, v in entry["parameters"].items() if k not in shared}
+        entry["parameters"] = own
+        if not own:
+            del entry["parameters"]
+    top = {name: value for name, value in shared.items() if DEFAULTS.get(name) != value}
+    body = (
+        {"models": entries[0]["sources"]}
+        if "layer_range" not in entries[0]["sources"][0]
+        else {"slices": entries}
+    )
+    return {**body, **({"parameters": top} if top else {})}
+
 
 SHARED = {"density": "density", "outliers": "gamma", "scale": "lambda"}
 """Parameters of ours by the name that mergekit has for them."""
@@ -109,7 +303,9 @@ def _composition(
     return recipe.resolve(1 if alike else layers or 1, None, tensors)
 
 
-def _spelling(recipe: Recipe, composition: Composition, tensors: Mapping[str, Place]) -> Spelling:
+def _spelling(
+    recipe: Recipe, composition: Composition, tensors: Mapping[str, Place]
+) -> MergekitLayout:
     places = {place: composition[place] for place in tensors.values()}
     operations = [m for b in places.values() for m in b.members if not isinstance(m, str)]
     methods = sorted({operation.method for operation in operations})
@@ -121,18 +317,18 @@ def _spelling(recipe: Recipe, composition: Composition, tensors: Mapping[str, Pl
     models = [name for name in order if name in composition.experts]
     if not operations:
         method = "passthrough" if _passes_through(places, composition.layers) else "linear"
-        said = {place: Said(_weights(blend), {}) for place, blend in places.items()}
-        return Spelling(method, None, models, said, tensors)
+        said = {place: PlaceSettings(_weights(blend), {}) for place, blend in places.items()}
+        return MergekitLayout(method, None, models, said, tensors)
     if methods[0] == "slerp":
         pair = _pair(operations)
         said = {place: _turned(place, blend, pair) for place, blend in places.items()}
-        return Spelling("slerp", pair[0], pair, said, tensors)
+        return MergekitLayout("slerp", pair[0], pair, said, tensors)
     if operations[0].fishers:
         raise RecipeError(f"mergekit has no {methods[0]} method")
     if methods[0] == "model_stock" and len(set(places.values())) > 1:
         raise RecipeError("mergekit cannot put anything beside model_stock in one model")
     said = {place: _added(place, blend, operations[0]) for place, blend in places.items()}
-    return Spelling(methods[0], BASE, models, said, tensors)
+    return MergekitLayout(methods[0], BASE, models, said, tensors)
 
 
 def _weights(blend: Blend) -> dict[str, float]:
@@ -158,18 +354,18 @@ def _pair(operations: Sequence[Operation]) -> list[str]:
     return list(pairs.pop())
 
 
-def _turned(place: Place, blend: Blend, pair: Sequence[str]) -> Said:
+def _turned(place: Place, blend: Blend, pair: Sequence[str]) -> PlaceSettings:
     """What SLERP must be told for one place."""
     member = _only(place, blend, "slerp")
     if isinstance(member, str):
         if member not in pair:
             raise RecipeError(f"{_where(place)}: mergekit's slerp is of {' and '.join(pair)} alone")
-        return Said({}, {"t": float(pair.index(member))})
+        return PlaceSettings({}, {"t": float(pair.index(member))})
     weights = {_name(place, blend): weight for blend, weight in member.inputs}
-    return Said({}, {"t": weights[pair[1]] / math.fsum(weights.values())})
+    return PlaceSettings({}, {"t": weights[pair[1]] / math.fsum(weights.values())})
 
 
-def _added(place: Place, blend: Blend, example: Operation) -> Said:
+def _added(place: Place, blend: Blend, example: Operation) -> PlaceSettings:
     """What a method with deltas must be told for one place."""
     member = _only(place, blend, example.method)
     if isinstance(member, Operation):
@@ -177,7 +373,7 @@ def _added(place: Place, blend: Blend, example: Operation) -> Said:
     # A whole delta of weight 1 on its base is the expert.
     shared = dict(_operation(place, example).shared)
     shared.update({key: 1.0 for key in ("density", "lambda") if key in shared})
-    return Said({} if member == BASE else {member: 1.0}, shared)
+    return PlaceSettings({} if member == BASE else {member: 1.0}, shared)
 
 
 def _only(place: Place, blend: Blend, method: str) -> Member:
@@ -186,7 +382,7 @@ def _only(place: Place, blend: Blend, method: str) -> Member:
     return blend.members[0]
 
 
-def _operation(place: Place, operation: Operation) -> Said:
+def _operation(place: Place, operation: Operation) -> PlaceSettings:
     parameters = dict(operation.parameters)
     if parameters.get("scope") == "model":
         raise RecipeError(
@@ -199,7 +395,9 @@ def _operation(place: Place, operation: Operation) -> Said:
     }
     if operation.method in AVERAGES:
         shared["normalize"] = parameters["disjoint"] == "mean"
-    return Said({_name(place, blend): weight for blend, weight in operation.inputs}, shared)
+    return PlaceSettings(
+        {_name(place, blend): weight for blend, weight in operation.inputs}, shared
+    )
 
 
 def _name(place: Place, blend: Blend) -> str:

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from layerswap.compose.blend import Blend
-from layerswap.compose.operation import Operation, Parameter, Value
+from layerswap.compose.blend import Blend, Operation, Parameter, Value
 from layerswap.errors import RecipeError
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodReading:
     """What a method of mergekit is made of.
 
     Attributes:
@@ -40,17 +39,17 @@ class Method:
 
 
 _WEIGHT = ("weight",)
-METHODS: dict[str, Method] = {
-    "passthrough": Method(sources=(1, 1)),
-    "linear": Method(normalize=True, required=_WEIGHT),
-    "slerp": Method(required=("t",), sources=(2, 2)),
-    "task_arithmetic": Method(True, required=_WEIGHT),
-    "ties": Method(True, "magnitude", True, True, required=_WEIGHT),
-    "dare_linear": Method(True, "random", required=_WEIGHT),
-    "dare_ties": Method(True, "random", True, required=_WEIGHT),
-    "breadcrumbs": Method(True, "band", required=_WEIGHT),
-    "breadcrumbs_ties": Method(True, "band", True, required=_WEIGHT),
-    "model_stock": Method(True, sources=(3, math.inf)),
+METHODS: dict[str, MethodReading] = {
+    "passthrough": MethodReading(sources=(1, 1)),
+    "linear": MethodReading(normalize=True, required=_WEIGHT),
+    "slerp": MethodReading(required=("t",), sources=(2, 2)),
+    "task_arithmetic": MethodReading(True, required=_WEIGHT),
+    "ties": MethodReading(True, "magnitude", True, True, required=_WEIGHT),
+    "dare_linear": MethodReading(True, "random", required=_WEIGHT),
+    "dare_ties": MethodReading(True, "random", True, required=_WEIGHT),
+    "breadcrumbs": MethodReading(True, "band", required=_WEIGHT),
+    "breadcrumbs_ties": MethodReading(True, "band", True, required=_WEIGHT),
+    "model_stock": MethodReading(True, sources=(3, math.inf)),
 }
 """The methods that both have, by mergekit's name."""
 PER_MODEL = {"weight": 1.0, "density": 1.0, "gamma": 0.01}
@@ -76,7 +75,7 @@ def range_of(method: str, parameter: str) -> Parameter | None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """A model that is merged, with its values for one tensor.
 
     Attributes:
@@ -102,7 +101,7 @@ class Shared:
     t: float
 
 
-def merged(name: str, entries: Sequence[Entry], base: str | None, shared: Shared) -> Blend:
+def merged(name: str, entries: Sequence[ModelEntry], base: str | None, shared: Shared) -> Blend:
     """What a method makes of one tensor.
 
     Args:
@@ -128,7 +127,7 @@ def merged(name: str, entries: Sequence[Entry], base: str | None, shared: Shared
     return _deltas(METHODS[name], others, Blend.of(base), shared)
 
 
-def _linear(entries: Sequence[Entry], normalize: bool) -> Blend:
+def _linear(entries: Sequence[ModelEntry], normalize: bool) -> Blend:
     weights = {entry.model: entry.weight for entry in entries}
     total = math.fsum(weights.values())
     if not total:
@@ -146,7 +145,9 @@ def _slerp(base: str, other: str, t: float) -> Blend:
     return Blend.of(Operation.of("slerp", {Blend.of(base): 1 - t, Blend.of(other): t}))
 
 
-def _deltas(method: Method, entries: Sequence[Entry], base: Blend, shared: Shared) -> Blend:
+def _deltas(
+    method: MethodReading, entries: Sequence[ModelEntry], base: Blend, shared: Shared
+) -> Blend:
     if method.sparse is None:
         entries = [replace(entry, density=1.0) for entry in entries]
     if shared.normalize and not method.elects:
@@ -167,7 +168,9 @@ def _deltas(method: Method, entries: Sequence[Entry], base: Blend, shared: Share
     return (_flat if len(settings) == 1 else _nested)(method, entries, base, shared)
 
 
-def _flat(method: Method, entries: Sequence[Entry], base: Blend, shared: Shared) -> Blend:
+def _flat(
+    method: MethodReading, entries: Sequence[ModelEntry], base: Blend, shared: Shared
+) -> Blend:
     """All deltas made sparse alike: one operation."""
     density, gamma = entries[0].density, entries[0].gamma
     scale = shared.scale
@@ -198,7 +201,9 @@ def _flat(method: Method, entries: Sequence[Entry], base: Blend, shared: Shared)
     return Blend.of(Operation.of(name, inputs, base=base, parameters=parameters))
 
 
-def _nested(method: Method, entries: Sequence[Entry], base: Blend, shared: Shared) -> Blend:
+def _nested(
+    method: MethodReading, entries: Sequence[ModelEntry], base: Blend, shared: Shared
+) -> Blend:
     """Each delta made sparse by an operation of its own, and the results merged."""
     ordered = sorted(entries, key=lambda entry: entry.model)
     inputs = {_thinned(method, e, base, shared, seed): e.weight for seed, e in enumerate(ordered)}
@@ -211,7 +216,9 @@ def _nested(method: Method, entries: Sequence[Entry], base: Blend, shared: Share
     return Blend.of(Operation.of(name, inputs, base=base, parameters=parameters))
 
 
-def _thinned(method: Method, entry: Entry, base: Blend, shared: Shared, seed: int) -> Blend:
+def _thinned(
+    method: MethodReading, entry: ModelEntry, base: Blend, shared: Shared, seed: int
+) -> Blend:
     """The base with the sparse delta of one expert."""
     expert = Blend.of(entry.model)
     if entry.density == 1:

@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 
-from layerswap.compose.explain import explain, joined
 from layerswap.compose.mergekit.methods import METHODS
-from layerswap.compose.mergekit.mistakes import file_mistakes
+from layerswap.compose.mergekit.resolve import read_stack
 from layerswap.compose.mergekit.schema import (
     Body,
     MergekitFile,
@@ -19,9 +18,9 @@ from layerswap.compose.mergekit.schema import (
     SliceSource,
     Tokenizer,
 )
-from layerswap.compose.mergekit.stack import read_stack
+from layerswap.compose.mergekit.validation import file_mistakes
 from layerswap.compose.schema import BASE, Strict
-from layerswap.compose.yaml_file import KeyPath
+from layerswap.compose.yaml_file import KeyPath, explain, joined
 from layerswap.errors import RecipeError
 
 KEYS = ("merge_method", "slices", "models", "modules", "base_model")

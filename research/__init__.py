@@ -1,0 +1,1 @@
+"""The evidence behind the docs: what was asked of the lab, and the figures."""

@@ -1,0 +1,54 @@
+"""`python -m research`: ask the papers' open questions of the lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs/questions.md.")
+
+
+@app.command()
+def questions() -> None:
+    """The papers' open questions that `lab ask` takes, and the settings that each compares."""
+    from research.questions import questions as known
+
+    for name, question in known().items():
+        typer.echo(f"{name}: {question.title}")
+        for setting in question.settings:
+            typer.echo(f"    {setting.name}" + (" (a base of its own)" if setting.base else ""))
+
+
+@app.command()
+def ask(
+    question: Annotated[
+        list[str],
+        typer.Argument(help="Their names; `python -m research questions` tells them."),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="A folder; what is done in it is not done again.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Pairs of experts of each setting.")] = 2,
+    n: Annotated[int, typer.Option(min=4, help="Problems to choose by, and to judge by.")] = 500,
+) -> None:
+    """Ask one of the papers' open questions of the lab, and show the tables of the answer.
+
+    Example: python -m research ask divergence rounds --out questions
+    """
+    from layerswap.study.journal import StudyJournal
+    from layerswap.study.runner import run_graph
+    from layerswap.versions import need_extras
+    from research.answering import ANSWER
+    from research.questions import find, plan, works
+
+    need_extras("training", "train")
+    graph = plan(find(question), seeds=seeds, n=n)
+    run_graph(graph, out, works(), log=lambda line: typer.echo(line, err=True)).check()
+    for name in question:
+        folder = StudyJournal(out, graph).folder(f"answer/{name}")
+        typer.echo((folder / ANSWER).with_suffix(".md").read_text("utf-8"))
+
+
+if __name__ == "__main__":
+    app()

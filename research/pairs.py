@@ -1,0 +1,195 @@
+"""A pair of the lab's experts for every scarce language: trained, composed in many ways, judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from layerswap.compose import Composition, Outside, Zones, default_zones, zone_grid
+from layerswap.compose import soup as everywhere
+from layerswap.compose import swap as layers_of
+from layerswap.compose.presets import partition_zones
+from layerswap.compose.recipe import check_recipe
+from layerswap.lab.assets import shipped
+from layerswap.lab.tasks import SPLITS
+from layerswap.lab.train import PARTITION
+from layerswap.merge import make_plan
+from layerswap.merge.load import without_progress_bars
+from layerswap.study.conditions import DEFAULT
+from layerswap.study.runner import Context
+from research.questions import trainings_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    Weights = dict[str, Tensor]
+
+BASE, RESULT = "base", "pair.json"
+DENSITIES = {"TIES": 0.2, "TIES, half kept": 0.5}
+"""Of each change: as TIES was published, and milder."""
+BASE_NAMES = ("base", "task expert", "language expert", "soup", *DENSITIES)
+OTHERS: tuple[Outside, ...] = ("language", "task")
+KINDS = ("task", "language")
+
+
+def make_base(context: Context) -> None:
+    """Train a base for a setting."""
+    from layerswap.lab.datasets import base_stream
+    from layerswap.lab.tokenizer import make_tokenizer
+    from layerswap.lab.train import new_model, train
+    from layerswap.lab.world import make_world
+
+    trainings, settings = trainings_of(context)
+    world = make_world(settings)
+    tokenizer = make_tokenizer(world)
+    model: Any = new_model(world, trainings.shape, tokenizer, seed=0)
+    stream = base_stream(world, trainings.base_mix, seed=0)
+    train(model, tokenizer, stream, trainings.base, seed=0)
+    model.save_pretrained(context.folder / BASE)
+    tokenizer.save_pretrained(context.folder / BASE)
+
+
+def judge_pair(context: Context) -> None:
+    """Train a task expert and language experts, and judge the compositions of each pair."""
+    settings = context.step.settings
+    bases = [folder / BASE for folder in context.inputs.values()]
+    bench = _Bench(bases[0] if bases else shipped().base, context)
+    found = {}
+    for language in (one.name for one in bench.world.scarce):
+        base = bench.base
+        for number in range(settings["rounds"]):
+            seed = settings["seed"] + 100 * number
+            pair = {kind: bench.expert(kind, language, base, seed) for kind in KINDS}
+            scores = bench.judge(language, base, pair, settings["n"])
+            chosen = max(
+                (name for name in scores if name.startswith("swap ")),
+                key=lambda name: scores[name]["development"].mean(),
+            )
+            if number + 1 < settings["rounds"]:
+                base = dict(_composed(base, pair))[chosen]
+        found[language] = {
+            "chosen": chosen,
+            "scores": {name: {split: right.astype(int).tolist() for split, right in one.items()}
+                       for name, one in scores.items()},
+        }  # fmt: skip
+    (context.folder / RESULT).write_text(json.dumps(found) + "\n", "utf-8")
+
+
+class _Bench:
+    """A model to train and to judge with, whose weights are put in as needed."""
+
+    def __init__(self, base: Path, context: Context) -> None:
+        from layerswap.lab.scoring import load
+        from layerswap.lab.world import make_world
+
+        self.trainings, settings = trainings_of(context)
+        self.asked = context.step.settings["asked"]
+        self.world = make_world(settings)
+        model, self.tokenizer = load(base)
+        self.model: Any = model
+        self.base = _weights(model)
+        self._tasks: dict[int, Weights] = {}
+
+    def expert(self, kind: str, language: str, base: Weights, seed: int) -> Weights:
+        """An expert trained from some weights; from the base, a task expert is trained once."""
+        from layerswap.lab.datasets import language_stream, task_stream
+        from layerswap.lab.train import train
+
+        if kind == "task" and base is self.base and seed in self._tasks:
+            return self._tasks[seed]
+        if kind == "task":
+            stream = task_stream(self.world, seed=seed, asked=self.asked)
+            training = self.trainings.task
+        else:
+            mix = self.trainings.language_mix
+            stream = language_stream(self.world, language, mix, seed=seed)
+            training = self.trainings.language
+        self.model.load_state_dict(base)
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(True)
+        train(self.model, self.tokenizer, stream, training, seed=seed)
+        found = _weights(self.model)
+        if kind == "task" and base is self.base:
+            self._tasks[seed] = found
+        return found
+
+    def judge(
+        self, language: str, base: Weights, pair: Mapping[str, Weights], n: int
+    ) -> dict[str, dict[str, npt.NDArray[np.bool_]]]:
+        """What every composition answers right, on `n` problems of each split."""
+        from layerswap.lab.scoring import correct
+        from layerswap.lab.tasks import examples
+
+        asked = {
+            split: examples(self.world, language, "problem", split, n, asked=self.asked)
+            for split in SPLITS[1:]
+        }
+        found: dict[str, dict[str, npt.NDArray[np.bool_]]] = {}
+        for name, weights in chain(_composed(base, pair), self._merged(base, pair)):
+            self.model.load_state_dict(weights)
+            found[name] = {
+                str(split): correct(self.model, self.tokenizer, problems, batch_size=256)
+                for split, problems in asked.items()
+            }
+        return found
+
+    def _merged(self, base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str, Weights]]:
+        """What the merge methods make of the pair, which read checkpoints."""
+        with TemporaryDirectory() as folder:
+            stored = {"base": base, **pair}
+            for name, weights in stored.items():
+                self.model.load_state_dict(weights)
+                with without_progress_bars():
+                    self.model.save_pretrained(Path(folder, name))
+                self.tokenizer.save_pretrained(Path(folder, name))
+            for name, density in DENSITIES.items():
+                recipe = {
+                    "base": str(Path(folder, "base")),
+                    "experts": {kind: str(Path(folder, kind)) for kind in KINDS},
+                    "merge": {"method": "ties", "experts": list(KINDS), "density": density},
+                }
+                plan = make_plan(check_recipe(recipe, where=name))
+                yield name, _weights(plan.load())
+
+
+def _composed(base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str, Weights]]:
+    """Every model by its name; `swap b,u,tb,outside` are the grid."""
+    from layerswap.checkpoint.places import place_tensors
+
+    places = place_tensors(list(base))
+    layers = 1 + max(p.layer for p in places.values() if p.layer is not None)
+    yield "base", base
+    yield "task expert", dict(pair["task"])
+    yield "language expert", dict(pair["language"])
+
+    def made(composition: Composition) -> Weights:
+        return {
+            name: sum(
+                (share * pair[str(expert)][name] for expert, share in composition[place].weights),
+                start=0 * base[name],
+            )
+            for name, place in places.items()
+        }
+
+    yield "soup", made(everywhere(layers, ["task", "language"]))
+    yield DEFAULT, made(layers_of(layers, zones=default_zones(layers)))
+    half = layers // 2
+    for zones in zone_grid(layers, bottom=range(half + 1), top=range(3), bottom_transition=(0, 1)):
+        yield f"swap {_name(zones)},blend", made(layers_of(layers, zones=zones))
+    own = partition_zones(PARTITION, layers)
+    for outside in OTHERS:
+        yield f"swap {_name(own)},{outside}", made(layers_of(layers, zones=own, outside=outside))
+
+
+def _name(zones: Zones) -> str:
+    return f"{zones.bottom},{zones.top},{zones.bottom_transition}"
+
+
+def _weights(model: Any) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,216 @@
+"""What can be wrong with a mergekit configuration beyond the type of a field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from layerswap.compose.mergekit.methods import METHODS, range_of
+from layerswap.compose.mergekit.resolve import Parameters, StackSlice, StackSource, read_stack
+from layerswap.compose.mergekit.schema import scalars
+from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
+from layerswap.errors import RecipeError
+
+ONLY_THEIRS = (
+    "arcee_fusion", "della", "della_linear", "karcher", "multislerp", "nearswap", "nuslerp",
+    "ram", "ramplus_tl", "sce",
+)  # fmt: skip
+"""Methods of mergekit that layerswap does not have."""
+PARAMETERS = (
+    "weight", "density", "gamma", "epsilon", "lambda", "normalize", "rescale", "int8_mask", "t",
+    "scale", "filter_wise",
+)  # fmt: skip
+"""What mergekit knows; like mergekit we pass over those that the method does not have."""
+DTYPES = ("float32", "bfloat16", "float16")
+BODIES = ("models", "slices", "modules")
+
+
+def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
+    """Every mistake in a configuration's raw data that the types of its fields do not show.
+
+    Tolerates data of any shape: what has the wrong type is left to the type check.
+    """
+    found = [*_method_mistakes(data), *_body_mistakes(data)]
+    for path, parameters in _all_parameters(data):
+        found += _parameter_mistakes(path, parameters, data.get("merge_method"))
+    expected, stack = 0, read_stack(data)
+    found += _nothing_on_the_base(stack, data.get("merge_method"))
+    for one in stack:
+        found += _layer_mistakes(one, expected)
+        expected = max((s.layers[1] for s in one.sources if s.layers), default=expected)
+        found += _source_mistakes(one, data.get("merge_method"))
+    return found
+
+
+def file_mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
+    """Every mistake in a whole file: those of its method, and of dtypes and tokenizer."""
+    found = mistakes(data)
+    for key in ("dtype", "out_dtype"):
+        value = data.get(key)
+        if isinstance(value, str) and value.removeprefix("torch.") not in DTYPES:
+            found.append(((key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"))
+    if data.get("chat_template") is not None:
+        text = "layerswap copies the tokenizer with its template; remove `chat_template`"
+        found.append((("chat_template",), text))
+    tokenizer = data.get("tokenizer")
+    if tokenizer is not None and data.get("tokenizer_source") is not None:
+        found.append((("tokenizer",), "give tokenizer or tokenizer_source, not both"))
+    if isinstance(tokenizer, dict):
+        for key in ("tokens", "pad_to_multiple_of"):
+            if tokenizer.get(key) is not None:
+                text = "not supported; embedding rows are merged as they are"
+                found.append((("tokenizer", key), text))
+    return found
+
+
+def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    name = data.get("merge_method")
+    if not isinstance(name, str) or name in METHODS:
+        return
+    known = sorted(METHODS)
+    close = f"; there are {', '.join(known)}" if name in ONLY_THEIRS else nearest(name, known)
+    yield ("merge_method",), f"layerswap has no {name!r}{close}"
+
+
+def _body_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    given = [key for key in BODIES if data.get(key)]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        yield (), f"give exactly one of {', '.join(BODIES)}; found {found}"
+    modules = data.get("modules")
+    if not isinstance(modules, dict):
+        return
+    for name, module in modules.items():
+        if name != "default":
+            text = "layerswap composes one list of layers, which mergekit calls 'default'"
+            yield ("modules", name), text
+        if isinstance(module, dict) and bool(module.get("models")) == bool(module.get("slices")):
+            yield ("modules", name), "give models or slices"
+
+
+def _all_parameters(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every `parameters` of a configuration, with the key path that leads to it."""
+    if isinstance(data, Mapping):
+        if isinstance(data.get("parameters"), Mapping):
+            yield (*path, "parameters"), data["parameters"]
+        for key in ("models", "slices", "sources", "modules"):
+            yield from _all_parameters(data.get(key), (*path, key))
+        if path and path[-1] == "modules":
+            for key, value in data.items():
+                yield from _all_parameters(value, (*path, key))
+    elif isinstance(data, list):
+        for i, item in enumerate(data):
+            yield from _all_parameters(item, (*path, i))
+
+
+def _parameter_mistakes(path: KeyPath, raw: Mapping[Any, Any], method: object) -> Iterator[Mistake]:
+    for name in raw:
+        if isinstance(name, str) and name not in PARAMETERS:
+            yield (*path, name), f"mergekit has no parameter {name!r}{nearest(name, [*PARAMETERS])}"
+    if not isinstance(method, str) or method not in METHODS:
+        return
+    for name, setting in _readable(raw).items():
+        refused = _unsupported(method, name, [*scalars(setting)])
+        if refused:
+            yield (*path, name), refused
+            continue
+        wanted = range_of(method, name) if name in _used(method) else None
+        for value in scalars(setting) if wanted else ():
+            try:
+                assert wanted is not None
+                wanted.check(value)
+            except RecipeError as error:
+                yield (*path, name), str(error)
+                break
+
+
+def _used(method: str) -> set[str]:
+    """The parameters with a range that a method looks at."""
+    found = {*METHODS[method].required}
+    if METHODS[method].deltas and method != "model_stock":
+        found.add("lambda")
+    if METHODS[method].sparse:
+        found.add("density")
+    if METHODS[method].sparse == "band":
+        found.add("gamma")
+    return found
+
+
+def _unsupported(method: str, name: str, values: list[float | bool]) -> str | None:
+    if name == "rescale" and any(values) and METHODS[method].sparse in ("magnitude", "band"):
+        return f"layerswap's {method} does not rescale; leave it out"
+    if name == "filter_wise" and any(values) and method == "model_stock":
+        return "layerswap's model_stock works on whole tensors; leave it out"
+    if name == "scale" and method == "passthrough" and any(value != 1 for value in values):
+        return "layerswap copies what passes through and cannot scale it; leave it out"
+    return None
+
+
+def _readable(raw: Mapping[Any, Any]) -> Parameters:
+    stack = read_stack({"models": [{"model": "x", "parameters": raw}]})
+    return stack[0].sources[0].parameters
+
+
+def _layer_mistakes(one: StackSlice, expected: int) -> Iterator[Mistake]:
+    for source in one.sources:
+        if source.layers is None:
+            continue
+        first, stop = source.layers
+        if not 0 <= first < stop:
+            yield (*source.path, "layer_range"), f"[{first}, {stop}] holds no layer"
+        elif first != expected:
+            yield (
+                (*source.path, "layer_range"),
+                f"layer {first} would become layer {expected}; layerswap keeps every layer where "
+                "it is: frankenmerges are out of scope",
+            )
+    lengths = {s.layers[1] - s.layers[0] for s in one.sources if s.layers}
+    if len(lengths) > 1:
+        yield one.path, "the sources have different numbers of layers"
+
+
+def _source_mistakes(one: StackSlice, name: object) -> Iterator[Mistake]:
+    if not isinstance(name, str) or name not in METHODS:
+        return
+    method, models = METHODS[name], [source.model for source in one.sources]
+    for i, source in enumerate(one.sources):
+        if source.model in models[:i]:
+            yield source.path, f"{source.model!r} is there twice"
+    low, high = method.sources
+    if not low <= len(set(models)) <= high:
+        wanted = f"exactly {low}" if low == high else f"at least {low}"
+        with_base = "" if high == 1 else ", the base model included"
+        noun = "model" if low == 1 else "models"
+        text = f"{name} takes {wanted} {noun}{with_base}; found {len(set(models))}"
+        yield one.path, text
+    if method.deltas or name == "slerp":
+        if one.base is None:
+            why = "works on deltas and needs" if method.deltas else "starts from"
+            yield (), f"{name} {why} a base model; give `base_model`"
+        elif one.base not in models:
+            yield one.path, f"{one.base!r} is the base model and must be among the sources"
+    for parameter in method.required:
+        yield from _missing(one, name, parameter)
+
+
+def _nothing_on_the_base(stack: list[StackSlice], name: object) -> Iterator[Mistake]:
+    if not isinstance(name, str) or name not in METHODS or not METHODS[name].deltas:
+        return
+    if stack and all(source.model == one.base for one in stack for source in one.sources):
+        yield (), "there is no model beside the base model"
+
+
+def _missing(one: StackSlice, name: str, parameter: str) -> Iterator[Mistake]:
+    """Required parameters that no level sets."""
+    shared = any(parameter in scope for scope in one.scopes)
+    if parameter == "t":
+        if not shared:
+            yield ("parameters", "t"), f"{name} needs t, from 0 (the base model) to 1"
+        return
+    for source in one.sources:
+        if _needs_weight(source, one, name) and not shared and parameter not in source.parameters:
+            yield source.path, f"{name} needs a {parameter} for {source.model!r}"
+
+
+def _needs_weight(source: StackSource, one: StackSlice, name: str) -> bool:
+    return not (METHODS[name].deltas and source.model == one.base)

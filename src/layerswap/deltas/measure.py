@@ -1,0 +1,461 @@
+"""Rows of a tensor: which elements make one, and sums over them.
+
+A row of the papers is an input feature (see docs/method.md): for a weight stored `[out, in]` the
+elements of one column. A stack of matrices is taken matrix by matrix, and a vector is one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
+
+from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo
+from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_into, torch_dtype
+from layerswap.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+
+Axis = Literal["input", "output"]
+LINES = 256
+"""Lines that are added up in float32 before they join sums in float64."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of a tensor lie in it.
+
+    Attributes:
+        width: elements of a stored line.
+        height: lines of a matrix.
+        matrices: matrices in the tensor.
+        lines: whether a row is a stored line, and not a column.
+    """
+
+    width: int
+    height: int
+    matrices: int
+    lines: bool
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], axis: Axis = "input", *, transposed: bool = False) -> Rows:
+        """The rows of a tensor of this shape; `transposed` where matrices are stored [in, out]."""
+        if len(shape) < 2:
+            return cls(max(1, math.prod(shape)), 1, 1, lines=True)
+        return cls(
+            shape[-1], shape[-2], math.prod(shape[:-2]), lines=(axis == "input") == transposed
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.matrices * (self.height if self.lines else self.width)
+
+    @property
+    def length(self) -> int:
+        """Elements of a row."""
+        return self.width if self.lines else self.height
+
+    def add(self, sums: torch.Tensor, start: int, values: torch.Tensor) -> None:
+        """Add whole lines of the tensor to the sums of their rows.
+
+        Args:
+            sums: one per row, float64.
+            start: position of the first value in the tensor, at the beginning of a line.
+            values: whole lines, as a vector.
+        """
+        import torch
+
+        table = values.view(-1, self.width)
+        line = start // self.width
+        if self.lines:
+            sums[line : line + len(table)] += table.sum(dim=1)
+            return
+        done = 0
+        while done < len(table):  # lines of one matrix after the other
+            matrix = (line + done) // self.height
+            stop = min(len(table), (matrix + 1) * self.height - line, done + LINES)
+            # A product with ones: adds in float32 as sum does, in a fraction of its time.
+            part = torch.mv(table[done:stop].T, torch.ones(stop - done))
+            sums[matrix * self.width : (matrix + 1) * self.width] += part
+            done = stop
+
+    def spread(self, kept: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """What a vector with one value per row says of elements [start, stop) of the tensor."""
+        first, last = start // self.width, math.ceil(stop / self.width)
+        if self.lines:
+            table = kept[first:last, None].expand(-1, self.width)
+        else:
+            matrix = [line // self.height for line in range(first, last)]
+            table = kept.view(self.matrices, self.width)[matrix]
+        return table.reshape(-1)[start - first * self.width : stop - first * self.width]
+
+
+def read_chunks(
+    checkpoints: Sequence[Checkpoint], name: str, width: int, elements: int
+) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """One tensor of several checkpoints, some whole lines at a time.
+
+    Args:
+        checkpoints: full checkpoints, or adapters over a base, whose deltas are multiplied out.
+        name: the tensor; of floating-point dtype, and of one shape in all.
+        width: elements of a line.
+        elements: elements to read at a time, rounded down to whole lines, at least one.
+
+    Yields:
+        Where the chunk starts, and per checkpoint a vector of its elements in the stored dtype
+        (float32 where an adapter adds to it). The vectors hold until the next chunk is asked for.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    import torch
+
+    infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
+    lows = [checkpoint.low_rank.get(name) for checkpoint in checkpoints]
+    factors = [low.factors() if low else None for low in lows]
+    count = infos[0].elements
+    step = min(max(1, elements // width) * width, count)
+    buffers = [bytearray(step * (DTYPE_BITS[info.dtype] // 8)) for info in infos]
+    with ExitStack() as stack:
+        handles = [stack.enter_context(open_file(info.file)) for info in infos]
+        for start in range(0, count, step or 1):
+            stop = min(start + step, count)
+            parts = []
+            for i, info in enumerate(infos):
+                size = DTYPE_BITS[info.dtype] // 8
+                bytes_read = memoryview(buffers[i])[: (stop - start) * size]
+                read_into(handles[i], info.offset + start * size, bytes_read, info.file)
+                part = torch.frombuffer(bytes_read, dtype=torch_dtype(info.dtype))
+                low, pair = lows[i], factors[i]
+                if low is not None and pair is not None:
+                    part = part.float().add_(low.elements(pair, start, stop))
+                parts.append(part)
+            yield start, parts
+
+
+CHUNK_ELEMENTS = 1 << 17
+"""Elements read at a time, rounded to whole lines: few enough to stay in the cache."""
+SAMPLED = 1 << 16
+"""Elements of a tensor that its median is taken from, evenly spaced."""
+
+
+@dataclass(frozen=True)
+class TensorChange:
+    """How one tensor of an expert differs from the base's.
+
+    Attributes:
+        rows: float32 vector, the MAV of every row (paper 1, section 3.2).
+        mean: mean of |delta| over all elements.
+        median: median of |delta|, over at most 65,536 evenly spaced elements.
+        largest: largest |delta|.
+        norm: Frobenius norm of the delta.
+        relative_norm: the same over the norm of the base's tensor.
+        unchanged: share of elements that are exactly the base's.
+        lost: Frobenius norm of the error of rounding the expert to bfloat16, over that of the
+            delta. Measured where the expert is stored in more precision. A stored bfloat16 has
+            been rounded already; then it is what to expect of errors spread evenly over one step
+            of bfloat16: too much where deltas are smaller than a step.
+        lost_is_measured: which of the two.
+        lost_at_most: the largest share of the delta's total magnitude, the sum of |delta|, that
+            rounding to bfloat16 can have removed from it: `H / (D + H)`, where H is the sum over
+            all elements of half a step of bfloat16 at the expert's value, and D the sum of
+            |delta|. No weight moves by more than half a step, so this holds whatever the delta
+            was before. 0 where nothing changed, which may be a frozen tensor or one whose whole
+            delta was lost, and where the expert is stored in more precision.
+    """
+
+    rows: Any
+    mean: float
+    median: float
+    largest: float
+    norm: float
+    relative_norm: float
+    unchanged: float
+    lost: float
+    lost_is_measured: bool
+    lost_at_most: float = 0.0
+    elements: int = 0
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the conflict of two deltas is computed from; sums over elements, so they add up.
+
+    Attributes:
+        dot: sum of products.
+        first: sum of squares of the first delta.
+        second: sum of squares of the second delta.
+        opposed: elements where the two have opposite signs.
+        both: elements where neither is zero.
+    """
+
+    dot: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
+    opposed: int = 0
+    both: int = 0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    @property
+    def cosine(self) -> float:
+        """Cosine between the two deltas; 0 where one of them is zero."""
+        size = math.sqrt(self.first * self.second)
+        return self.dot / size if size else 0.0
+
+    @property
+    def disagreement(self) -> float:
+        """Share of the elements that both changed in which the signs are opposite."""
+        return self.opposed / self.both if self.both else 0.0
+
+
+def _values(sums: Sums) -> tuple[Any, ...]:
+    return sums.dot, sums.first, sums.second, sums.opposed, sums.both
+
+
+def measure_tensor(
+    base: Checkpoint,
+    experts: Sequence[Checkpoint],
+    name: str,
+    *,
+    axis: Axis = "input",
+    transposed: bool = False,
+) -> tuple[list[TensorChange], dict[tuple[int, int], Sums]]:
+    """Measure one tensor of several experts against the base, reading each once.
+
+    Args:
+        base: the base.
+        experts: one or more experts.
+        name: the tensor; of floating-point dtype, and of one shape in all.
+        axis: what a row is: an input feature (the papers') or an output feature.
+        transposed: whether matrices are stored [in, out].
+
+    Returns:
+        The change in each expert, and the sums for each pair of experts.
+
+    Raises:
+        CheckpointError: a shape differs, or a delta holds NaN or infinity.
+    """
+    import torch
+
+    info = base.tensors[name]
+    _check_shapes(info, experts, name)
+    rows = Rows.of(info.shape, axis, transposed=transposed)
+    tallies = [_Tally(info, rows) for _ in experts]
+    pairs = {pair: Sums() for pair in combinations(range(len(experts)), 2)}
+    memory = torch.empty(0)
+    for start, (stored, *others) in read_chunks([base, *experts], name, rows.width, CHUNK_ELEMENTS):
+        if len(memory) < len(stored):
+            memory = torch.empty(len(stored))
+        original = memory[: len(stored)].copy_(stored)
+        squares = _square(original)
+        for tally, part in zip(tallies, others, strict=True):
+            tally.add(start, original, squares, part)
+        for i, j in pairs:
+            pairs[i, j] += tallies[i].against(tallies[j])
+    for tally, expert in zip(tallies, experts, strict=True):
+        if not tally.finite:
+            files = f"{info.file} or {expert.tensors[name].file}"
+            raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
+    return [tally.change() for tally in tallies], pairs
+
+
+class _Tally:
+    """Adds up, chunk by chunk, what a `Change` says.
+
+    Comparisons and counts are NumPy's: torch's take ten times as long on a processor.
+    """
+
+    def __init__(self, base: TensorInfo, rows: Rows) -> None:
+        import torch
+
+        self._elements, self._rows = base.elements, rows
+        self._sums = torch.zeros(rows.count, dtype=torch.float64)
+        self._sample: list[Any] = []
+        self._step = max(1, base.elements // SAMPLED)
+        self._squares = self._base_squares = self._lost_squares = self._half_steps = 0.0
+        self._largest, self._unchanged, self._measured = 0.0, 0, False
+        self._memory = torch.empty(3, 0)
+
+    def add(self, start: int, original: torch.Tensor, squares: float, stored: torch.Tensor) -> None:
+        """Add a chunk: the base's elements, the sum of their squares, and the expert's."""
+        import numpy as np
+        import torch
+
+        count = len(original)
+        if self._memory.shape[1] < count:
+            self._memory = torch.empty(3, count)
+        value, self.delta, size = self._memory[:, :count]
+        value.copy_(stored)
+        torch.sub(value, original, out=self.delta)
+        torch.abs(self.delta, out=size)
+        self.zero = np.equal(self.delta.numpy(), 0)
+        self._rows.add(self._sums, start, size)
+        self._largest = max(self._largest, float(size.amax()))
+        self._unchanged += int(np.count_nonzero(self.zero))
+        self._squares += _square(self.delta)
+        self._base_squares += squares
+        self._sample.append(size[(-start) % self._step :: self._step].numpy().copy())
+        self._add_loss(original, value, stored)
+
+    def _add_loss(self, original: torch.Tensor, value: torch.Tensor, stored: torch.Tensor) -> None:
+        import torch
+
+        if stored.dtype != torch.bfloat16:
+            self._measured = True
+            rounded = stored.bfloat16().float().sub_(original.bfloat16())
+            self._lost_squares += _square(rounded.sub_(self.delta))
+            return
+        # The step of bfloat16 at a value is 2**-7 of the power of two below it.
+        value.view(torch.int32).bitwise_and_(0x7F800000)
+        self._lost_squares += _square(value) * 2.0**-14 / 12
+        self._half_steps += float(value.sum()) * 2.0**-8
+
+    def against(self, other: _Tally) -> Sums:
+        """The conflict of two experts in the chunk that was added last."""
+        import numpy as np
+
+        both = np.logical_or(self.zero, other.zero)
+        np.logical_not(both, out=both)
+        negative = np.signbit(self.delta.numpy())
+        opposed = np.not_equal(negative, np.signbit(other.delta.numpy()))
+        np.logical_and(opposed, both, out=opposed)
+        return Sums(
+            _dot(self.delta, other.delta),
+            _square(self.delta),
+            _square(other.delta),
+            int(np.count_nonzero(opposed)),
+            int(np.count_nonzero(both)),
+        )
+
+    @property
+    def finite(self) -> bool:
+        """Whether no delta was NaN or infinity."""
+        return math.isfinite(float(self._sums.sum()))
+
+    def change(self) -> TensorChange:
+        """What was added up."""
+        import numpy as np
+
+        count = max(1, self._elements)
+        total = float(self._sums.sum())
+        sample = np.concatenate(self._sample) if self._sample else np.zeros(1)
+        norm = math.sqrt(self._squares)
+        return TensorChange(
+            rows=(self._sums / self._rows.length).numpy().astype(np.float32),
+            mean=total / count,
+            median=float(np.median(sample)),
+            largest=self._largest,
+            norm=norm,
+            relative_norm=norm / math.sqrt(self._base_squares) if self._base_squares else 0.0,
+            unchanged=self._unchanged / count,
+            lost=math.sqrt(self._lost_squares) / norm if norm else 0.0,
+            lost_is_measured=self._measured,
+            lost_at_most=self._half_steps / (total + self._half_steps) if total else 0.0,
+            elements=self._elements,
+        )
+
+
+def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
+    import torch
+
+    return float(torch.dot(first, second))
+
+
+def _square(values: torch.Tensor) -> float:
+    return _dot(values, values)
+
+
+def _check_shapes(info: TensorInfo, experts: Sequence[Checkpoint], name: str) -> None:
+    for expert in experts:
+        shape = expert.tensors[name].shape
+        if shape != info.shape:
+            raise CheckpointError(
+                f"{expert.identity}: {name!r} has shape {list(shape)}, "
+                f"the base has {list(info.shape)}"
+            )
+
+
+MAGNITUDE_CHUNK_ELEMENTS = 1 << 22
+
+
+def magnitude_weight(
+    base: Checkpoint,
+    parts: Sequence[tuple[Checkpoint, float]],
+    skip: frozenset[str] = frozenset(),
+) -> float:
+    """The weight of an expert in a magnitude-adjusted blend: 1 / mean MAV (paper 1, section 5.1).
+
+    The mean is over all rows of all deltas of the expert, each row counting once. A row is an
+    input feature: for a `[out, in]` weight the MAV is the mean of |delta| over `out`, a vector
+    of length `in`; Conv1D layouts are transposed; a stack of matrices is taken matrix by matrix;
+    a vector is one row.
+
+    Args:
+        base: the checkpoint the expert was fine-tuned from.
+        parts: the expert, as one checkpoint of weight 1, or a soup of several.
+        skip: names of tensors to leave out (a stored copy of tied embeddings).
+
+    Raises:
+        CheckpointError: a tensor differs in shape from the base's or holds NaN or infinity, or
+            nothing changed at all.
+    """
+    total, rows = 0.0, 0
+    for name, info in base.tensors.items():
+        stored = name not in skip and all(name in expert.tensors for expert, _ in parts)
+        if info.dtype not in FLOAT_DTYPES or not stored:
+            continue
+        count = Rows.of(info.shape, transposed=base.transposes(name)).count
+        total += mean_absolute_delta(base, parts, name) * count
+        rows += count
+    if total == 0:
+        raise CheckpointError(f"{parts[0][0].identity}: no tensor differs from {base.identity}")
+    return rows / total
+
+
+def mean_absolute_delta(
+    base: Checkpoint, inputs: Sequence[tuple[Checkpoint, float]], name: str
+) -> float:
+    """Mean of |blend - base| over all elements of one tensor, in float32, summed in float64.
+
+    Raises:
+        CheckpointError: a shape differs from the base's, or the delta holds NaN or infinity.
+    """
+    info = base.tensors[name]
+    stored = [expert.tensors[name] for expert, _ in inputs]
+    for other in stored:
+        if other.shape != info.shape:
+            raise CheckpointError(
+                f"{other.file}: {name!r} has shape {list(other.shape)}, "
+                f"the base has {list(info.shape)}"
+            )
+    total = 0.0
+    for start in range(0, info.elements, MAGNITUDE_CHUNK_ELEMENTS):
+        stop = min(start + MAGNITUDE_CHUNK_ELEMENTS, info.elements)
+        delta = -base.elements(name, start, stop).float()
+        for expert, weight in inputs:
+            delta.add_(expert.elements(name, start, stop).float(), alpha=weight)
+        # NumPy's sum, because the rounding of torch's depends on the number of threads.
+        total += float(delta.abs_().numpy().sum(dtype="float64"))
+    if not math.isfinite(total):
+        files = " or ".join(str(tensor.file) for tensor in (info, *stored))
+        raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
+    return total / max(1, info.elements)
+
+
+def magnitude_weights(
+    base: Checkpoint,
+    experts: Mapping[str, Sequence[tuple[Checkpoint, float]]],
+    skip: frozenset[str] = frozenset(),
+) -> dict[str, float]:
+    """`magnitude_weight` of several experts, normalised to sum to 1."""
+    weights = {name: magnitude_weight(base, parts, skip) for name, parts in experts.items()}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}

@@ -1,0 +1,9 @@
+"""Many compositions of the same experts in memory: scored and generated with together."""
+
+from layerswap.engine.generation import Generation
+from layerswap.engine.sampling import Sampling
+from layerswap.engine.scoring import Scores
+from layerswap.engine.sweep import Sweep
+from layerswap.engine.virtual import VirtualModel
+
+__all__ = ["Generation", "Sampling", "Scores", "Sweep", "VirtualModel"]

@@ -1,0 +1,265 @@
+"""Loglikelihood requests: rows that the model reads, and what is asked of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerswap.engine.prefix_runner import Leaf, Runner
+from layerswap.errors import EvaluationError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+
+Question = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a context and of the continuation whose probability is asked for."""
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One sequence that the model reads.
+
+    Attributes:
+        tokens: what is read: a context and all of a continuation but its last token.
+        requests: positions of the requests that it answers: those with equal `tokens`.
+    """
+
+    tokens: tuple[int, ...]
+    requests: tuple[int, ...]
+
+
+def make_rows(requests: Sequence[Question], max_length: int | None) -> list[TokenRow]:
+    """The distinct rows of some requests, longest first, equal ones in the order of their tokens.
+
+    Requests that differ in their last token alone, such as the letters of a multiple-choice
+    question, share a row.
+
+    Args:
+        requests: what is asked.
+        max_length: most tokens that the model reads; longer rows lose tokens on the left.
+
+    Raises:
+        EvaluationError: a context or a continuation is empty, or a continuation alone is longer
+            than `max_length`.
+    """
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for index, (context, continuation) in enumerate(requests):
+        if not context or not continuation:
+            empty = "continuation" if context else "context"
+            raise EvaluationError(
+                f"request {index} has an empty {empty}; a context has at least one token, "
+                "such as the one that begins every text"
+            )
+        if max_length is not None and len(continuation) > max_length:
+            raise EvaluationError(
+                f"request {index} has a continuation of {len(continuation)} tokens, but the "
+                f"model reads {max_length}"
+            )
+        tokens = (*context, *continuation)[:-1]
+        rows.setdefault(tokens[-max_length:] if max_length else tokens, []).append(index)
+    ordered = sorted(rows.items(), key=lambda item: (-len(item[0]), item[0]))
+    return [TokenRow(tokens, tuple(indices)) for tokens, indices in ordered]
+
+
+def make_batches(
+    rows: Sequence[TokenRow], max_rows: int, max_tokens: int | None
+) -> Iterator[list[TokenRow]]:
+    """Rows together that are read together.
+
+    Args:
+        rows: longest first.
+        max_rows: most rows of a batch.
+        max_tokens: most tokens of a batch, padding included; a row alone may have more.
+    """
+    start = 0
+    while start < len(rows):
+        width = len(rows[start].tokens)
+        fit = max_rows if max_tokens is None else min(max_rows, max(1, max_tokens // width))
+        yield list(rows[start : start + fit])
+        start += fit
+
+
+def rolling_requests(
+    tokens: Sequence[int], max_length: int, prefix: int
+) -> list[tuple[list[int], list[int]]]:
+    """Requests whose log-probabilities sum to that of a whole text.
+
+    The windows of lm-eval: each predicts up to `max_length` tokens, none twice, and reads as many
+    tokens before them as fit, at least one.
+
+    Args:
+        tokens: the text.
+        max_length: most tokens that the model reads.
+        prefix: the token that the first window starts from.
+
+    Example: `rolling_requests([5, 6, 7, 8, 9], 3, 0)` asks for `5 6 7` after `0`, and for `8 9`
+    after `6 7`.
+    """
+    found = []
+    for start in range(0, len(tokens), max_length):
+        stop = min(start + max_length, len(tokens))
+        # The window ends at `stop` and is full, so the last one reads further back.
+        first = max(0, stop - max_length - 1) if start else 0
+        context = [prefix] if not start else list(tokens[first:start])
+        found.append((context, list(tokens[start:stop])))
+    return found
+
+
+LOGIT_BYTES = 1 << 28
+"""Bytes of float32 logits that are held at a time."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Answers to loglikelihood requests: a row per composition, a column per request.
+
+    Attributes:
+        members: positions of the compositions, one per row.
+        requests: positions of the requests, one per column.
+        logprob: float64 `(compositions, requests)`, natural logarithms: the sum over the tokens
+            of a continuation.
+        greedy: bool `(compositions, requests)`, whether every token of the continuation is the
+            most likely one.
+        tokens: per request float64 `(compositions, tokens)`, the logarithm of every token.
+    """
+
+    members: Sequence[int]
+    requests: Sequence[int]
+    logprob: npt.NDArray[np.float64]
+    greedy: npt.NDArray[np.bool_]
+    tokens: Sequence[npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """What is asked of one batch, flattened.
+
+    Attributes:
+        positions: int64 `(n,)`, distinct positions of the flattened batch whose logits are needed.
+        asked: int64 `(m,)`, per token of a continuation the index of its position.
+        tokens: int64 `(m,)`, the token.
+        requests: the requests in their order, and how many tokens each asks for.
+        lengths: see `requests`.
+    """
+
+    positions: torch.Tensor
+    asked: torch.Tensor
+    tokens: torch.Tensor
+    requests: list[int]
+    lengths: list[int]
+
+
+class Scorer:
+    """Answers batches of loglikelihood requests.
+
+    Args:
+        runner: of the compositions.
+        softmax_dtype: dtype of the log-softmax and of the sum over a continuation.
+    """
+
+    def __init__(self, runner: Runner, softmax_dtype: str = "float32") -> None:
+        import torch
+
+        self._runner = runner
+        self._dtype: torch.dtype = getattr(torch, softmax_dtype)
+
+    def score(
+        self, rows: Sequence[TokenRow], requests: Sequence[Question], members: Sequence[int]
+    ) -> Scores:
+        """The answers to every request of some rows, read as one batch, padded on the right.
+
+        Only logits that a request needs are computed. Without a mask, since no token reads what
+        is on its right.
+        """
+        import numpy as np
+        import torch
+
+        device = self._runner.virtual.device
+        ids = _right_padded(rows).to(device)
+        questions = _questions(rows, requests, ids.shape[1])
+        answers: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}
+        with torch.inference_mode():
+            for ending in self._runner.run({"input_ids": ids, "use_cache": False}, members):
+                answer = self._answer(ending, questions)
+                answers.update(dict.fromkeys(ending.members, answer))
+        parts = [answers[member][0] for member in members]
+        return Scores(
+            list(members),
+            questions.requests,
+            np.array([[float(values.sum()) for values in part] for part in parts]),
+            np.stack([answers[member][1].numpy() for member in members]),
+            [
+                np.stack([part[i].double().numpy() for part in parts])
+                for i in range(len(questions.requests))
+            ],
+        )
+
+    def _answer(
+        self, ending: Leaf, questions: _Questions
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Per request the log-probabilities of its tokens, and whether all are most likely."""
+        import torch
+
+        count = len(questions.positions)
+        vocabulary = self._runner.virtual.model.config.get_text_config().vocab_size
+        step = max(1, LOGIT_BYTES // (4 * vocabulary))
+        values = torch.empty(len(questions.asked), dtype=self._dtype)
+        best = torch.empty(len(questions.asked), dtype=torch.bool)
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            here = (questions.asked >= start) & (questions.asked < stop)
+            device = self._runner.virtual.device
+            logits = ending.logits(questions.positions[start:stop].to(device))
+            asked = (questions.asked[here] - start).to(device)
+            tokens = questions.tokens[here].to(device)
+            logprobs = torch.log_softmax(logits, dim=-1, dtype=self._dtype)
+            values[here] = logprobs[asked, tokens].cpu()
+            best[here] = (logprobs.argmax(dim=-1)[asked] == tokens).cpu()
+        greedy = torch.stack([part.all() for part in torch.split(best, questions.lengths)])
+        return list(torch.split(values, questions.lengths)), greedy
+
+
+def joined(parts: Iterable[Scores], members: Sequence[int], requests: int) -> Scores:
+    """The answers of several batches as one, requests in their first order."""
+    import numpy as np
+
+    logprob = np.zeros((len(members), requests))
+    greedy = np.zeros((len(members), requests), dtype=bool)
+    tokens: list[npt.NDArray[np.float64]] = [np.zeros((len(members), 0))] * requests
+    for part in parts:
+        logprob[:, part.requests] = part.logprob
+        greedy[:, part.requests] = part.greedy
+        for index, values in zip(part.requests, part.tokens, strict=True):
+            tokens[index] = values
+    return Scores(list(members), list(range(requests)), logprob, greedy, tokens)
+
+
+def _right_padded(rows: Sequence[TokenRow]) -> torch.Tensor:
+    import torch
+
+    ids = torch.zeros(len(rows), max(len(row.tokens) for row in rows), dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.tokens)] = torch.tensor(row.tokens)
+    return ids
+
+
+def _questions(rows: Sequence[TokenRow], requests: Sequence[Question], width: int) -> _Questions:
+    import torch
+
+    asked: list[int] = []
+    tokens: list[int] = []
+    order, lengths = [], []
+    for number, row in enumerate(rows):
+        for request in row.requests:
+            continuation = requests[request][1]
+            end = number * width + len(row.tokens)
+            asked += range(end - len(continuation), end)
+            tokens += continuation
+            order.append(request)
+            lengths.append(len(continuation))
+    positions, inverse = torch.unique(torch.tensor(asked), return_inverse=True)
+    return _Questions(positions, inverse, torch.tensor(tokens), order, lengths)

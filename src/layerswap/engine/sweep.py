@@ -1,0 +1,430 @@
+"""Compositions of the same experts in memory: which they are, what they hold, what they cost."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from layerswap.engine.generation import (
+    Batch,
+    Generation,
+    Request,
+    StoppingCriteria,
+    generate_alone,
+    why_not_together,
+)
+from layerswap.engine.memory import (
+    MemoryEstimate,
+    estimate_generating,
+    estimate_scoring,
+    largest_fitting,
+)
+from layerswap.engine.model_limits import check_prompts, check_tokens, eos_tokens, vocabulary
+from layerswap.engine.model_limits import max_length as max_length_of
+from layerswap.engine.prefix_runner import Runner
+from layerswap.engine.sampling import Sampling
+from layerswap.engine.scoring import (
+    Question,
+    Scorer,
+    Scores,
+    joined,
+    make_batches,
+    make_rows,
+    rolling_requests,
+)
+from layerswap.engine.trie import LayerCounts, build_trie, count_layers
+from layerswap.engine.virtual import VirtualModel
+from layerswap.engine.weight_pool import free_bytes
+from layerswap.errors import EvaluationError
+from layerswap.merge.plan import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+    from transformers import PreTrainedModel
+
+
+class Compositions:
+    """Compositions that share one model; `Sweep` evaluates them.
+
+    Args:
+        plans: the compositions.
+        device: where the models run and their tensors live.
+        dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
+        max_made_bytes: bound on blended and merged tensors in memory.
+        experts_on: `device` or `cpu`, where the experts' tensors stay.
+
+    Raises:
+        LayerswapError: the compositions do not make models of one kind.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        device: str | torch.device,
+        dtype: str | None,
+        max_made_bytes: int | None,
+        experts_on: str,
+    ) -> None:
+        self.virtual = VirtualModel(
+            plans,
+            device=device,
+            dtype=dtype,
+            max_made_bytes=max_made_bytes,
+            experts_on=experts_on,
+        )
+
+    def __len__(self) -> int:
+        return len(self.virtual)
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """The compositions, in the order of every result's rows."""
+        return self.virtual.plans
+
+    def add(self, plans: Sequence[Plan]) -> list[int]:
+        """More compositions, without loading anything again; returns their positions."""
+        return self.virtual.add(plans)
+
+    def model(self, index: int) -> PreTrainedModel:
+        """One composition as a transformers model: the same object every time, re-pointed."""
+        return self.virtual.switch(index)
+
+    def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
+        """How many layers run per batch, one by one and here."""
+        return count_layers(build_trie(self.virtual.paths, self.choose(members)))
+
+    def memory(
+        self, rows: int, tokens: int, new_tokens: int = 0, members: Sequence[int] | None = None
+    ) -> MemoryEstimate:
+        """What scoring takes in memory, or generating where there are new tokens.
+
+        Args:
+            rows: rows of a batch, or prompts of a batch.
+            tokens: tokens of a row or prompt.
+            new_tokens: tokens to write after a prompt; 0 for scoring.
+            members: positions of the compositions; all when None.
+        """
+        counts, chosen = self.counts(members), self.choose(members)
+        if not new_tokens:
+            return estimate_scoring(self.virtual, counts, rows, tokens)
+        return estimate_generating(
+            self.virtual,
+            counts,
+            members=len(chosen),
+            prompts=rows,
+            tokens=tokens,
+            new_tokens=new_tokens,
+        )
+
+    def fit_batch_size(
+        self,
+        tokens: int,
+        *,
+        new_tokens: int = 0,
+        budget: int | None = None,
+        members: Sequence[int] | None = None,
+    ) -> int:
+        """The largest batch, a power of two, that fits into memory; as `memory`.
+
+        Args:
+            tokens: tokens of the longest row or prompt.
+            new_tokens: tokens to write after a prompt; 0 for scoring.
+            budget: bytes for everything, experts included; when None, what they take now and
+                four fifths of what is free.
+            members: positions of the compositions; all when None.
+
+        Raises:
+            EvaluationError: not even one row fits.
+        """
+        if budget is None:
+            held = self.virtual.pool.kept_bytes + self.virtual.pool.made_bytes
+            budget = held + int(0.8 * free_bytes(self.virtual.device))
+        return largest_fitting(
+            budget,
+            lambda rows: self.memory(rows, tokens, new_tokens, members),
+            "prompt" if new_tokens else "row",
+        )
+
+    def choose(self, members: Sequence[int] | None) -> list[int]:
+        """Positions of compositions, checked; all when None.
+
+        Raises:
+            EvaluationError: there is no such composition, or none is chosen.
+        """
+        if members is None:
+            return list(range(len(self)))
+        wrong = [member for member in members if not 0 <= member < len(self)]
+        if wrong or not members:
+            raise EvaluationError(
+                f"there is no composition {wrong[0]}; they are 0 to {len(self) - 1}"
+                if wrong
+                else "no composition is chosen"
+            )
+        return list(members)
+
+
+ROWS = 256
+"""Compositions times prompts that are generated together by default."""
+
+
+class Sweep(Compositions):
+    """Compositions of the same experts, evaluated for the price of a few.
+
+    Compositions that begin alike share the work of their common layers: logits are bit for bit
+    those of every composition loaded and run alone on the same batch, on the same device. Where a
+    model's layers cannot be called one by one exactly, a warning says so and every composition
+    runs alone.
+
+    Args:
+        plans: the compositions; see `Plan.grid` and `Plan.with_composition`.
+        device: where the models run and their tensors live.
+        dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
+        max_made_bytes: bound on blended and merged tensors in memory; None for half of the
+            memory that is free once the experts are there.
+        experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
+            to the device when they are needed, within `max_made_bytes`.
+
+    Raises:
+        LayerswapError: the compositions do not make models of one kind.
+
+    Example:
+        sweep = Sweep(plan.grid(bottom=range(9), top=range(9)))
+        print(sweep.counts())
+        scores = sweep.loglikelihood([([1, 5, 9], [12]), ([1, 5, 9], [13])])
+        scores.logprob.shape  # (81, 2)
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        device: str | torch.device = "cpu",
+        dtype: str | None = None,
+        max_made_bytes: int | None = None,
+        experts_on: str = "device",
+    ) -> None:
+        super().__init__(
+            plans,
+            device=device,
+            dtype=dtype,
+            max_made_bytes=max_made_bytes,
+            experts_on=experts_on,
+        )
+        self.runner = Runner(self.virtual)
+        self._together: bool | None = None
+
+    def logits(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        members: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Every composition's logits for one batch, in the order of the trie.
+
+        Args:
+            input_ids: int64 `(rows, tokens)`.
+            attention_mask: of the same shape, 0 at padding; none when None.
+            members: positions of the compositions; all when None.
+
+        Yields:
+            A composition's position, and `(rows, tokens, vocabulary)` in the model's dtype.
+        """
+        import torch
+
+        device = self.virtual.device
+        inputs = {"input_ids": input_ids.to(device), "use_cache": False}
+        if attention_mask is not None:
+            inputs["attention_mask"] = attention_mask.to(device)
+        endings = self.runner.run(inputs, self.choose(members))
+        while True:
+            # Not around the loop: what runs between two results is the caller's.
+            with torch.inference_mode():
+                ending = next(endings, None)
+                if ending is None:
+                    return
+                logits = ending.logits(None)
+            for member in ending.members:
+                yield member, logits
+
+    def loglikelihood(
+        self, requests: Sequence[Question], *, members: Sequence[int] | None = None, **settings: Any
+    ) -> Scores:
+        """Log-probabilities of continuations after contexts, under every composition.
+
+        Args:
+            requests: token ids of context and continuation.
+            members: positions of the compositions; all when None.
+            settings: as `iter_loglikelihood`.
+        """
+        batches = self.iter_loglikelihood(requests, members=members, **settings)
+        return joined(batches, self.choose(members), len(requests))
+
+    def iter_loglikelihood(
+        self,
+        requests: Sequence[Question],
+        *,
+        members: Sequence[int] | None = None,
+        batch_size: int = 16,
+        max_batch_tokens: int | None = None,
+        max_length: int | None = None,
+        softmax_dtype: str = "float32",
+    ) -> Iterator[Scores]:
+        """`loglikelihood` batch by batch, longest rows first, to be stored as they come.
+
+        Args:
+            requests: token ids of context and continuation, neither empty.
+            members: positions of the compositions; all when None.
+            batch_size: most rows that are read together.
+            max_batch_tokens: most tokens that are read together, padding included.
+            max_length: most tokens that the model reads; longer contexts lose tokens on the
+                left. The model's own bound when None.
+            softmax_dtype: dtype of the log-softmax and of the sums over continuations; lm-eval
+                takes the model's.
+
+        Raises:
+            EvaluationError: a request that cannot be answered.
+        """
+        chosen = self.choose(members)
+        bound = max_length_of(self.virtual.model) if max_length is None else max_length
+        for part, what in ((0, "the context of request"), (1, "the continuation of request")):
+            check_tokens(
+                [request[part] for request in requests], vocabulary(self.virtual.model), what
+            )
+        rows = make_rows(requests, bound)
+        scorer = Scorer(self.runner, softmax_dtype)
+        for batch in make_batches(rows, batch_size, max_batch_tokens):
+            yield scorer.score(batch, requests, chosen)
+
+    def perplexity(
+        self,
+        texts: Sequence[Sequence[int]],
+        *,
+        prefix: int,
+        members: Sequence[int] | None = None,
+        max_length: int | None = None,
+        **settings: Any,
+    ) -> npt.NDArray[np.float64]:
+        """Perplexity per token of every text under every composition, in lm-eval's windows.
+
+        Args:
+            texts: token ids, each at least one.
+            prefix: the token before the first, usually the one that begins every text.
+            members: positions of the compositions; all when None.
+            max_length: most tokens that the model reads; its own bound when None.
+            settings: as `iter_loglikelihood`.
+
+        Returns:
+            float64 `(compositions, texts)`: exp of minus the mean log-probability of a token.
+        """
+        import numpy as np
+
+        bound = max_length or max_length_of(self.virtual.model) or max(map(len, texts), default=1)
+        requests, owners = [], []
+        for index, text in enumerate(texts):
+            if not text:
+                raise EvaluationError(f"text {index} is empty")
+            windows = rolling_requests(text, bound, prefix)
+            requests += windows
+            owners += [index] * len(windows)
+        scores = self.loglikelihood(requests, members=members, max_length=bound, **settings)
+        total = np.zeros((len(scores.members), len(texts)))
+        np.add.at(total.T, owners, scores.logprob.T)
+        perplexity: npt.NDArray[np.float64] = np.exp(-total / np.array([len(t) for t in texts]))
+        return perplexity
+
+    def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
+        """What every composition writes after every prompt: `[composition][prompt]`.
+
+        Args:
+            prompts: token ids.
+            settings: as `iter_generate`.
+        """
+        members = self.choose(settings.get("members"))
+        found = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
+        return [[found[member, prompt] for prompt in range(len(prompts))] for member in members]
+
+    def iter_generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        members: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        tokenizer: Any = None,
+        eos: Iterable[int] | None = None,
+        sampling: Sampling | None = None,
+        streams: Sequence[int] | None = None,
+        processors: Any = None,
+        batch_size: int | None = None,
+    ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
+        """`generate` batch by batch, longest prompts first, to be stored as they come.
+
+        The first call checks, on a part of the first batch, that what is written is what the
+        compositions alone find likely; where it is not, or the model keeps another state than
+        keys and values, a warning says so and every composition generates alone.
+
+        Greedy by default. In float32 the tokens are those that transformers' `generate` gives each
+        composition, unless two tokens are equally likely but for rounding.
+
+        Args:
+            prompts: token ids, none empty.
+            max_new_tokens: most tokens that are written after a prompt.
+            members: positions of the compositions; all when None.
+            stop: strings that end a text; needs `tokenizer`.
+            tokenizer: with transformers' `batch_decode`.
+            eos: tokens that end a text; those of the generation configuration when None.
+            sampling: how to draw tokens; greedy when None.
+            streams: per prompt, the number of its random numbers; its position when None. Give
+                them where only some of the prompts are generated again.
+            processors: transformers' logits processors to apply before all else.
+            batch_size: prompts of a batch; as many as make `ROWS` rows with all compositions
+                when None.
+
+        Yields:
+            Per batch `((composition, prompt), generation)`, in both their orders.
+
+        Raises:
+            EvaluationError: a setting or prompt that is not possible.
+        """
+        chosen = self.choose(members)
+        ends = eos_tokens(self.virtual.model) if eos is None else frozenset(eos)
+        endings = StoppingCriteria(max_new_tokens, ends, tuple(stop), tokenizer)
+        request = Request(endings, sampling, processors)
+        check_prompts(self.virtual.model, prompts, max_new_tokens)
+        numbers = range(len(prompts)) if streams is None else streams
+        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), tuple(prompts[i])))
+        size = batch_size or max(1, ROWS // len(chosen))
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            found = self._generate_batch(
+                chosen, [prompts[i] for i in part], [numbers[i] for i in part], request
+            )
+            yield [
+                ((member, part[i]), found[member, i]) for member in chosen for i in range(len(part))
+            ]
+
+    def _generate_batch(
+        self,
+        members: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        streams: Sequence[int],
+        request: Request,
+    ) -> dict[tuple[int, int], Generation]:
+        if self._together is None:
+            why = why_not_together(self.runner, members, prompts)
+            self._together = why is None
+            if why is not None:
+                warnings.warn(
+                    f"{type(self.virtual.model).__name__} cannot be decoded for several "
+                    f"compositions together ({why}); every composition generates alone, at full "
+                    "price",
+                    stacklevel=4,
+                )
+        if not self._together:
+            return generate_alone(self.runner, members, prompts, streams, request)
+        return Batch(self.runner, members, prompts, streams, request).generate()

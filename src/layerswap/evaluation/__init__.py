@@ -1,0 +1,1 @@
+"""Evaluating models: lm-eval tasks, the papers' suites, statistics."""

@@ -1,0 +1,276 @@
+"""Estimating the diagonal Fisher information of a checkpoint on a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from layerswap.checkpoint import (
+    Checkpoint,
+    TensorInfo,
+    atomic_folder,
+    open_checkpoint,
+    read_header,
+    refuse_target,
+)
+from layerswap.checkpoint.read import FLOAT_DTYPES
+from layerswap.engine.devices import open_device, pick_device
+from layerswap.errors import CheckpointError, MergeError, RecipeError
+from layerswap.evaluation.examples import Tokens, read_examples, tokenize
+from layerswap.merge.fisher import FISHER_RECORD, FISHER_WEIGHTS
+from layerswap.merge.load import without_progress_bars
+from layerswap.merge.metadata import fingerprint
+from layerswap.versions import __version__
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+LABELS = ("model", "data")
+"""Where the tokens come from whose likelihood is differentiated."""
+Bars = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Opens a progress bar: a label and the steps in all; yields what to call with steps done."""
+
+
+def estimate_fisher(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    labels: str = "model",
+    examples: int = 256,
+    max_length: int = 1024,
+    seed: int = 0,
+    device: str | None = None,
+    overwrite: bool = False,
+    progress: Bars | None = None,
+) -> Path:
+    """Write the diagonal Fisher of a checkpoint, for Fisher-weighted averaging.
+
+    The mean over examples x of `(d log p(y | x) / d theta)^2`, element by element (Matena &
+    Raffel, 2022). With `labels="model"`, the paper's Fisher, every token y is drawn
+    from the model's own prediction after the tokens of x before it; with `labels="data"`, the
+    *empirical* Fisher, y is the text itself. `log p` is the sum over the tokens of an example.
+
+    Examples go through the model one by one, for the square of a sum of gradients is not the sum
+    of their squares. Each parameter's gradient is squared and freed as soon as it is there, so
+    that memory holds the weights twice in float32, and one gradient. Nothing is trained.
+
+    Args:
+        model: a full checkpoint: a folder or a Hub id.
+        data: `.jsonl` with `text`, or with `prompt` and `completion` (only the completion
+            counts); or `.txt` with an example on each line.
+        out: the folder to create, with `fisher.safetensors` (float32, named and shaped as the
+            checkpoint's tensors) and `fisher.json` (the checkpoint, the data, the settings).
+        labels: where y comes from.
+        examples: how many to draw from the data, without replacement; all if it has fewer.
+        max_length: longer examples are cut, in tokens.
+        seed: of the choice of examples and of the labels drawn from the model.
+        device: for torch; a GPU if there is one.
+        overwrite: replace a folder that this wrote.
+        progress: opens a progress bar over examples.
+
+    Returns:
+        The folder.
+
+    Raises:
+        LayerswapError: the checkpoint or the data cannot be read, the output cannot be written,
+            or a gradient is not finite.
+
+    Example: `estimate_fisher("math-expert", "gsm8k.jsonl", "math-fisher")`
+    """
+    target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
+    refuse_target(target, marker=FISHER_RECORD, overwrite=overwrite)
+    if labels not in LABELS:
+        raise RecipeError(f"labels are {labels!r}; they are one of {', '.join(LABELS)}")
+    if examples < 1 or max_length < 2:
+        raise RecipeError("a Fisher needs at least 1 example, of at least 2 tokens")
+    found = read_examples(Path(data).expanduser())
+    checkpoint = open_checkpoint(os.fspath(model))
+    before = _fingerprints(checkpoint)
+    loaded, tokenizer = _load(checkpoint, device)
+    chosen = sorted(random.Random(seed).sample(range(len(found)), min(examples, len(found))))
+    rows = [(i, tokenize(found[i], tokenizer, max_length)) for i in chosen]
+    rows = [(i, row) for i, row in rows if row.predicted]
+    if not rows:
+        raise RecipeError(f"{data}: no example has two tokens, so there is nothing to predict")
+    with (progress or _no_bars)("estimating the Fisher", len(rows)) as step:
+        fisher = squared_gradients(loaded, rows, labels=labels, seed=seed, step=step)
+    about = {
+        "layerswap_version": __version__,
+        "checkpoint": {
+            "source": checkpoint.source,
+            "revision": checkpoint.revision,
+            "fingerprints": before,
+        },
+        "data": {"file": Path(data).name, "sha256": _sha256(Path(data).expanduser())},
+        "labels": labels,
+        "examples": len(rows),
+        "tokens": sum(len(row.predicted) for _, row in rows),
+        "max_length": max_length,
+        "seed": seed,
+        "norm": _norm(fisher),
+    }
+    with atomic_folder(target, marker=FISHER_RECORD, overwrite=overwrite) as folder:
+        _write(folder, loaded, fisher, checkpoint)
+        text = json.dumps(about, indent=2, ensure_ascii=False)
+        (folder / FISHER_RECORD).write_text(text + "\n", "utf-8")
+        if _fingerprints(checkpoint) != before:
+            raise CheckpointError(f"{checkpoint.identity}: changed while its Fisher was estimated")
+    return target
+
+
+def squared_gradients(
+    model: PreTrainedModel,
+    rows: Sequence[tuple[int, Tokens]],
+    *,
+    labels: str,
+    seed: int,
+    step: Callable[[int], None],
+) -> dict[str, torch.Tensor]:
+    """The mean over examples of the squared gradient of their log-likelihood, per parameter.
+
+    Args:
+        model: in evaluation mode, float32.
+        rows: examples with the numbers that seed their labels.
+        labels: where labels come from.
+        seed: of the labels drawn from the model.
+        step: called with 1 after each example.
+
+    Returns:
+        float32 tensors by parameter name, on the model's device; 0 where no gradient arrives.
+    """
+    import torch
+
+    fisher = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    hooks = []
+    for name, parameter in model.named_parameters():
+
+        def square(parameter: torch.Tensor, total: torch.Tensor = fisher[name]) -> None:
+            assert parameter.grad is not None
+            total.addcmul_(parameter.grad, parameter.grad)
+            parameter.grad = None
+
+        # One leaf, one call: the gradients of a tied weight have been added up by then.
+        register: Any = parameter.requires_grad_().register_post_accumulate_grad_hook
+        hooks.append(register(square))
+    for number, row in rows:
+        value: Any = log_likelihood(model, row, labels=labels, key=f"{seed}/{number}")
+        value.backward()
+        step(1)
+    for hook in hooks:
+        hook.remove()
+    return {name: total.div_(len(rows)).detach() for name, total in fisher.items()}
+
+
+def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str) -> torch.Tensor:
+    """Log-likelihood of the predicted tokens of an example, or of tokens drawn in their place.
+
+    Args:
+        model: any causal language model.
+        row: the example.
+        labels: `data` for the example's own tokens; `model` for tokens drawn from the model's
+            prediction at each position, after the example's own tokens before it.
+        key: seeds the draw, whatever the device and the other examples.
+    """
+    import torch
+
+    ids = torch.tensor([row.ids], device=model.device)
+    predicted = torch.tensor(row.predicted, device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, predicted - 1].float()
+    chosen = ids[0, predicted] if labels == "data" else _draw(logits, key)
+    return torch.log_softmax(logits, -1).gather(-1, chosen[:, None]).sum()
+
+
+def _draw(logits: torch.Tensor, key: str) -> torch.Tensor:
+    """A token from each row of logits, by inverting the distribution function."""
+    import torch
+
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+    generator = torch.Generator().manual_seed(number)
+    uniform = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator)
+    with torch.no_grad():
+        below = torch.softmax(logits.double(), -1).cumsum(-1)
+        drawn = torch.searchsorted(below, uniform.to(logits.device), right=True)
+    return drawn[:, 0].clamp_max(logits.shape[-1] - 1)
+
+
+def _load(checkpoint: Checkpoint, device: str | None) -> tuple[PreTrainedModel, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with without_progress_bars():
+        where = open_device(pick_device(device))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder)
+            model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+            return cast("Any", model).to(where).eval(), tokenizer
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CheckpointError(f"{checkpoint.identity}: cannot be loaded ({why})") from None
+
+
+def _write(
+    folder: Path, model: PreTrainedModel, fisher: dict[str, torch.Tensor], checkpoint: Checkpoint
+) -> None:
+    """Write the Fisher under the names that the checkpoint has for its tensors."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    draft = folder / "draft"
+    with without_progress_bars():
+        # transformers names and splits tensors in its own way in memory; saving turns that back.
+        model.save_pretrained(draft, state_dict=fisher, max_shard_size="1000TB")
+    stored = read_header(draft / "model.safetensors")
+    expected = {n: t for n, t in checkpoint.tensors.items() if t.dtype in FLOAT_DTYPES}
+    other = sorted(n for n, t in stored.items() if t.shape != _shape(expected, n))
+    if other:
+        raise MergeError(
+            f"{checkpoint.identity}: in transformers it has a tensor {other[0]!r} that is not "
+            "stored so; its Fisher cannot be written"
+        )
+    # A buffer, or a stored copy of tied embeddings: nothing is known of it.
+    missing = {n: torch.zeros(t.shape) for n, t in expected.items() if n not in stored}
+    if missing:
+        whole = {**load_file(draft / "model.safetensors"), **missing}
+        save_file(whole, folder / FISHER_WEIGHTS, {"format": "pt"})
+    else:
+        (draft / "model.safetensors").rename(folder / FISHER_WEIGHTS)
+    for file in draft.iterdir():
+        file.unlink()
+    draft.rmdir()
+
+
+def _shape(tensors: dict[str, TensorInfo], name: str) -> tuple[int, ...] | None:
+    return tensors[name].shape if name in tensors else None
+
+
+def _norm(fisher: dict[str, torch.Tensor]) -> float:
+    squares = [float(total.double().square().sum()) for total in fisher.values()]
+    norm = math.sqrt(math.fsum(squares))
+    if not math.isfinite(norm):
+        raise MergeError("a gradient is not finite, so there is no Fisher")
+    if norm == 0:
+        raise MergeError("every gradient is 0, so the Fisher would say nothing")
+    return norm
+
+
+def _fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
+    return {file.name: fingerprint(file) for file in checkpoint.files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def _no_bars(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    yield lambda count: None

@@ -1,0 +1,237 @@
+"""Tidy tables on disk: Parquet, written whole or not at all, one row per dataclass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from layerswap.errors import EvaluationError
+from layerswap.evaluation.suites.suites import WrittenTask, written_tasks_of
+
+RowT = TypeVar("RowT")
+
+
+def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
+    """Write rows of a dataclass, a column for each of its fields."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [one.name for one in fields(kind)]
+    told = [asdict(row) for row in rows]
+    draft = path.with_name(f".{path.name}")
+    pq.write_table(pa.table({name: [row[name] for row in told] for name in names}), draft)
+    draft.replace(path)
+
+
+def read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
+    """The rows that `write_rows` wrote.
+
+    Raises:
+        EvaluationError: the file cannot be read, or has other columns.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowInvalid) as error:
+        why = " ".join(str(error).split())[:160]
+        raise EvaluationError(f"{path}: cannot be read ({why})") from None
+    wanted: Any = kind
+    if rows and set(rows[0]) != {one.name for one in fields(wanted)}:
+        raise EvaluationError(f"{path}: not a table of `layerswap eval`")
+    return [kind(**row) for row in rows]
+
+
+SCORES_TABLE = "scores.parquet"
+RESULTS = "results.json"
+TASKS = "tasks"
+ANSWERS = "answers.sqlite"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number about one document.
+
+    Attributes:
+        model: its name in the run.
+        benchmark: such as `mgsm`.
+        language: BCP 47 tag.
+        task: lm-eval's name.
+        metric: lm-eval's name.
+        filter: lm-eval's name.
+        document: position in the task.
+        score: 0 or 1 for right and wrong.
+        main: whether it is the metric that counts for its benchmark.
+    """
+
+    model: str
+    benchmark: str
+    language: str
+    task: str
+    metric: str
+    filter: str
+    document: int
+    score: float
+    main: bool
+
+
+def open_folder(out: Path) -> Path:
+    """The folder of a run, made where there is none.
+
+    Raises:
+        EvaluationError: it holds something else than a run, or cannot be made.
+    """
+    folder = out.expanduser().absolute()
+    try:
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / TASKS).is_dir():
+            raise EvaluationError(f"{folder}: is no run of `layerswap eval`; choose another output")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvaluationError(f"{folder}: cannot be written ({error.strerror})") from None
+    return folder
+
+
+def tidy(results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]) -> list[Score]:
+    """Every score of every document, of all models.
+
+    Subjects of a group count as its documents. Of a metric over a whole corpus, such as BLEU,
+    there is no score of a document; sentence chrF stands for FLORES then.
+    """
+    found: list[Score] = []
+    for model, result in results.items():
+        for task, samples in sorted(result["samples"].items()):
+            of = written_tasks_of(task, asked)
+            main = ("sentence_chrf", "none") if of.metric[0] == "bleu" else of.metric
+            for sample in samples:
+                for metric in sample["metrics"]:
+                    value = sample[metric]
+                    if isinstance(value, bool | int | float):
+                        where = (metric, sample["filter"])
+                        found.append(Score(
+                            model, of.benchmark, of.language, task, *where,
+                            int(sample["doc_id"]), float(value), where == main,
+                        ))  # fmt: skip
+    return found
+
+
+def headline(result: Mapping[str, Any], asked: WrittenTask) -> float:
+    """The score that counts, of one model on one task or group, as lm-eval aggregates it."""
+    for part in ("results", "groups"):
+        values = result.get(part, {}).get(asked.name, {})
+        key = ",".join(asked.metric)
+        if key in values:
+            return float(values[key])
+    raise EvaluationError(f"{asked.name}: lm-eval gave no {','.join(asked.metric)}")
+
+
+def write_results(
+    out: Path, results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]
+) -> None:
+    """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`."""
+    from lm_eval.utils import handle_non_serializable
+
+    for model, result in results.items():
+        folder = out / model
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {key: value for key, value in result.items() if key != "samples"}
+        text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
+        (folder / RESULTS).write_text(text + "\n", "utf-8")
+    write_rows(out / SCORES_TABLE, tidy(results, asked), Score)
+    write_samples(out, results, asked)
+
+
+def read_scores(out: Path) -> list[Score]:
+    """The table that `write_results` wrote.
+
+    Raises:
+        EvaluationError: there is none, or it is another table.
+    """
+    path = out / SCORES_TABLE
+    if not path.is_file():
+        raise EvaluationError(
+            f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval` wrote"
+        )
+    return read_rows(path, Score)
+
+
+SAMPLES_TABLE = "samples.parquet"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer of one model.
+
+    Attributes:
+        model: its name in the run.
+        task: lm-eval's name.
+        document: position in the task.
+        question: the prompt's last block: exemplars before it are left out.
+        target: the right answer, as the task gives it.
+        answer: what the model wrote after the task's filter, or the choice that it made.
+    """
+
+    model: str
+    task: str
+    document: int
+    question: str
+    target: str
+    answer: str
+
+
+def samples_of(
+    results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]
+) -> list[Sample]:
+    """Every model's answers, under the filter that counts for each benchmark."""
+    found = []
+    for model, result in results.items():
+        for task, samples in sorted(result["samples"].items()):
+            counted = written_tasks_of(task, asked).metric[1]
+            for sample in samples:
+                if sample["filter"] == counted:
+                    found.append(Sample(
+                        model, task, int(sample["doc_id"]), _question(sample),
+                        str(sample["target"]), _answer(sample),
+                    ))  # fmt: skip
+    return found
+
+
+def write_samples(
+    out: Path, results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]
+) -> None:
+    """Write `samples.parquet`."""
+    write_rows(out / SAMPLES_TABLE, samples_of(results, asked), Sample)
+
+
+def read_samples(out: Path) -> list[Sample]:
+    """The table that `write_samples` wrote; empty where there is none.
+
+    Raises:
+        EvaluationError: it cannot be read, or is another table.
+    """
+    path = out / SAMPLES_TABLE
+    return read_rows(path, Sample) if path.is_file() else []
+
+
+def _question(sample: Mapping[str, Any]) -> str:
+    """The prompt without exemplars; of choices, what they have in common comes first in each."""
+    first = sample["arguments"][0]
+    prompt = str(first[0] if isinstance(first, list | tuple) else first)
+    return prompt.rstrip().rpartition("\n\n")[2]
+
+
+def _answer(sample: Mapping[str, Any]) -> str:
+    answers = sample["filtered_resps"]
+    if answers and all(_is_choice(one) for one in answers):
+        scores = [float(one[0]) for one in answers]
+        chosen = sample["arguments"][scores.index(max(scores))]
+        return str(chosen[1]).strip()
+    return str(answers[0]) if len(answers) == 1 else "; ".join(map(str, answers))
+
+
+def _is_choice(answer: Any) -> bool:
+    """Whether this is a log-likelihood, and whether it is the greedy one."""
+    return isinstance(answer, list | tuple) and len(answer) == 2

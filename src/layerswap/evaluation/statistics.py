@@ -1,0 +1,372 @@
+"""Intervals for scores, by the percentile bootstrap over examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.errors import RecipeError
+
+_CHUNK_CELLS = 4_000_000
+"""Indices drawn at a time (32 MB), so that memory does not grow with the resamples."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over `n` examples, and the interval that resampling the examples gives it."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def mean_interval(
+    correct: npt.NDArray[np.generic], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """The mean of one value per example, with a percentile bootstrap interval.
+
+    Args:
+        correct: bool or numbers, `(n,)`, one per example.
+        level: of the interval, between 0 and 1.
+        resamples: how many times the examples are drawn anew, with replacement.
+        seed: of the draws; equal arguments give equal intervals.
+
+    Raises:
+        RecipeError: `correct` is not a vector of at least one finite number, or a setting is
+            out of range.
+    """
+    values = _vector(correct)
+    if not 0.0 < level < 1.0 or resamples < 1:
+        raise RecipeError(
+            f"an interval needs a level between 0 and 1 and at least one resample, "
+            f"not level={level}, resamples={resamples}"
+        )
+    means = _resampled_means(values, resamples, np.random.default_rng(seed))
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(values.mean()), float(low), float(high), len(values))
+
+
+def paired_difference(
+    a: npt.NDArray[np.generic],
+    b: npt.NDArray[np.generic],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The mean of `a - b` over the same examples: an interval above 0 says that `a` is better.
+
+    Pairing cancels what makes an example hard for both, so the interval is narrower than two
+    separate ones suggest.
+
+    Raises:
+        RecipeError: as `mean_interval`, or `a` and `b` differ in length.
+    """
+    first, second = _vector(a), _vector(b)
+    if len(first) != len(second):
+        raise RecipeError(
+            f"a paired difference needs the same examples on both sides, "
+            f"not {len(first)} and {len(second)}"
+        )
+    return mean_interval(first - second, level=level, resamples=resamples, seed=seed)
+
+
+def _vector(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    vector = np.asarray(values, dtype=np.float64)
+    if vector.ndim != 1 or len(vector) == 0 or not np.isfinite(vector).all():
+        raise RecipeError(
+            f"a score needs one finite number per example, not an array of shape {vector.shape}"
+        )
+    return vector
+
+
+def _resampled_means(
+    values: npt.NDArray[np.float64], resamples: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    n = len(values)
+    rows = max(1, _CHUNK_CELLS // n)
+    means = [
+        values[rng.integers(n, size=(min(rows, resamples - start), n))].mean(axis=1)
+        for start in range(0, resamples, rows)
+    ]
+    return np.concatenate(means)
+
+
+Scores = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same examples.
+
+    Attributes:
+        difference: mean of the first minus the second, with its paired bootstrap interval.
+        p_bootstrap: two-sided, of no difference, from the paired bootstrap.
+        p_mcnemar: two-sided and exact, of right-or-wrong scores; None for others.
+        p_wilcoxon: two-sided, of the signed-rank test; None where no score differs.
+        only_first: examples that the first alone has right; None for scores that are not 0 or 1.
+        only_second: the same for the second.
+        needed: examples needed to see this difference; see `examples_needed`.
+    """
+
+    difference: Interval
+    p_bootstrap: float
+    p_mcnemar: float | None
+    p_wilcoxon: float | None
+    only_first: int | None
+    only_second: int | None
+    needed: int | None
+
+
+def compare(
+    first: Scores, second: Scores, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Comparison:
+    """Compare two models by their scores on the same examples.
+
+    Args:
+        first: one finite number per example, `(n,)`.
+        second: the same examples in the same order.
+        level: of the interval.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+
+    Raises:
+        RecipeError: different lengths, nothing to compare, or a score that is no number.
+    """
+    difference = paired_difference(first, second, level=level, resamples=resamples, seed=seed)
+    a, b = (np.asarray(scores, dtype=np.float64) for scores in (first, second))
+    binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
+    alone = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
+    return Comparison(
+        difference,
+        paired_bootstrap_p(a, b, resamples=resamples, seed=seed),
+        mcnemar_p(*alone) if binary else None,
+        wilcoxon_p(a, b),
+        alone[0] if binary else None,
+        alone[1] if binary else None,
+        examples_needed(a - b),
+    )
+
+
+def paired_bootstrap_p(
+    first: Scores, second: Scores, *, resamples: int = 2000, seed: int = 0
+) -> float:
+    """Two-sided p of no difference by the paired bootstrap (Efron and Tibshirani, 1993, 16.4).
+
+    The differences are shifted to a mean of 0, which is what no difference means, and resampled;
+    p is how often a mean as far from 0 as the one measured comes out, never below
+    1 / (resamples + 1).
+    """
+    delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    centred, seen = delta - delta.mean(), abs(delta.mean())
+    means = np.array(
+        [centred[rng.integers(len(delta), size=len(delta))].mean() for _ in range(resamples)]
+    )
+    # A little slack, so that a mean that ties with the one measured counts as reaching it.
+    extreme = int((np.abs(means) >= seen - 1e-12).sum())
+    return (extreme + 1) / (resamples + 1)
+
+
+def mcnemar_p(only_first: int, only_second: int) -> float:
+    """Two-sided exact p of McNemar's test (McNemar, 1947), from the examples that one alone has.
+
+    Example: `mcnemar_p(10, 2)` is 0.0386.
+    """
+    from scipy.stats import binomtest
+
+    if not only_first + only_second:
+        return 1.0
+    return float(binomtest(only_first, only_first + only_second).pvalue)
+
+
+def wilcoxon_p(first: Scores, second: Scores) -> float | None:
+    """Two-sided p of Wilcoxon's signed-rank test; None where no score differs."""
+    from scipy.stats import wilcoxon
+
+    delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    if not np.any(delta):
+        return None
+    return float(wilcoxon(delta, zero_method="wilcox").pvalue)
+
+
+def examples_needed(differences: Scores, *, power: float = 0.8, level: float = 0.95) -> int | None:
+    """How many examples it takes to see a paired difference like this one.
+
+    For a two-sided z-test on paired differences: n = ((z_level + z_power) s / d)^2, with their mean
+    d and standard deviation s; for right-or-wrong scores this is Connor's (1987) formula for
+    McNemar's test up to the variance under no difference.
+
+    Args:
+        differences: of the two models' scores, example by example.
+        power: probability of seeing the difference.
+        level: one minus the error of the test.
+
+    Returns:
+        The number, or None where the means are equal, so that no number is enough.
+    """
+    from scipy.stats import norm
+
+    delta = np.asarray(differences, dtype=np.float64)
+    if len(delta) < 2 or not 0 < power < 1 or not 0 < level < 1:
+        raise RecipeError("power needs at least two examples, and power and level between 0 and 1")
+    mean, deviation = float(delta.mean()), float(delta.std(ddof=1))
+    if mean == 0:
+        return None
+    z = float(norm.ppf(1 - (1 - level) / 2) + norm.ppf(power))
+    return max(2, math.ceil((z * deviation / mean) ** 2))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for being several (Holm, 1979), in the given order.
+
+    Example: `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`.
+    """
+    from statsmodels.stats.multitest import multipletests
+
+    if not p_values:
+        return []
+    return [float(p) for p in multipletests(list(p_values), method="holm")[1]]
+
+
+@dataclass(frozen=True)
+class RankedPair:
+    """Two treatments, after the Friedman test.
+
+    Attributes:
+        first: the one.
+        second: the other.
+        difference: mean score of the first minus the second.
+        p_nemenyi: Nemenyi's test, which accounts for all pairs.
+        p_conover: Conover's test, corrected by Holm.
+        p_wilcoxon: Wilcoxon's signed-rank test over the conditions, corrected by Holm.
+        effect: matched-pairs rank-biserial correlation, in -1..1 (Kerby, 2014).
+    """
+
+    first: str
+    second: str
+    difference: float
+    p_nemenyi: float
+    p_conover: float
+    p_wilcoxon: float
+    effect: float
+
+
+@dataclass(frozen=True)
+class Friedman:
+    """Friedman's test over conditions x treatments, with its post-hoc tests.
+
+    Attributes:
+        treatments: in the order of their mean rank, the best first.
+        mean_ranks: rank 1 is best; ties share their ranks.
+        statistic: chi-square of Friedman, corrected for ties.
+        p: of no difference between treatments.
+        kendall_w: effect size in 0..1: how far the conditions agree on the order.
+        critical_difference: mean ranks further apart than this differ (Nemenyi, level 0.05).
+        pairs: every pair of treatments.
+        conditions: how many conditions.
+    """
+
+    treatments: tuple[str, ...]
+    mean_ranks: tuple[float, ...]
+    statistic: float
+    p: float
+    kendall_w: float
+    critical_difference: float
+    pairs: tuple[RankedPair, ...]
+    conditions: int
+
+
+def friedman(scores: Mapping[str, Sequence[float]], *, larger_is_better: bool = True) -> Friedman:
+    """Whether treatments differ over the same conditions, and which.
+
+    Args:
+        scores: per treatment one score per condition, in the same order of conditions.
+        larger_is_better: whether a larger score gets a better rank.
+
+    Raises:
+        RecipeError: fewer than three treatments or two conditions, different lengths, or a score
+            that is no number.
+
+    Example: `friedman({"soup": [...], "swap": [...], "joint": [...]})`, with the score of every
+    language and model.
+    """
+    import scikit_posthocs
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    names, table = list(scores), _table(scores)
+    conditions, count = table.shape
+    signed = -table if larger_is_better else table
+    ranks = rankdata(signed, axis=1).mean(axis=0)
+    if (table == table[:, :1]).all():
+        statistic, p = 0.0, 1.0
+    else:
+        found = friedmanchisquare(*table.T)
+        statistic, p = float(found.statistic), float(found.pvalue)
+    with np.errstate(invalid="ignore"):  # where nothing differs; _p makes 1 of that
+        nemenyi = scikit_posthocs.posthoc_nemenyi_friedman(table).to_numpy()
+        conover = scikit_posthocs.posthoc_conover_friedman(table).to_numpy()
+    both = list(combinations(range(count), 2))
+    p_conover = holm([_p(conover[i, j]) for i, j in both])
+    p_wilcoxon = holm([_p(wilcoxon_p(table[:, i], table[:, j])) for i, j in both])
+    pairs = tuple(
+        RankedPair(
+            names[i], names[j], float((table[:, i] - table[:, j]).mean()), _p(nemenyi[i, j]),
+            p_conover[k], p_wilcoxon[k], rank_biserial(table[:, i] - table[:, j]),
+        )
+        for k, (i, j) in enumerate(both)
+    )  # fmt: skip
+    quantile = float(studentized_range.ppf(0.95, count, np.inf)) / np.sqrt(2)
+    order = sorted(range(count), key=lambda i: (ranks[i], i))
+    return Friedman(
+        tuple(names[i] for i in order),
+        tuple(float(ranks[i]) for i in order),
+        statistic,
+        p,
+        statistic / (conditions * (count - 1)),
+        float(quantile * np.sqrt(count * (count + 1) / (6 * conditions))),
+        pairs,
+        conditions,
+    )
+
+
+def rank_biserial(differences: npt.NDArray[np.float64]) -> float:
+    """Matched-pairs rank-biserial correlation: the effect size of Wilcoxon's signed-rank test.
+
+    The share of the rank sum that speaks for a positive difference, minus the share that speaks
+    against it (Kerby, 2014); 0 where nothing differs.
+    """
+    from scipy.stats import rankdata
+
+    moved = differences[differences != 0]
+    if not len(moved):
+        return 0.0
+    ranks = rankdata(np.abs(moved))
+    return float((ranks[moved > 0].sum() - ranks[moved < 0].sum()) / ranks.sum())
+
+
+def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
+    lengths = {len(values) for values in scores.values()}
+    if len(scores) < 3 or len(lengths) != 1 or lengths.pop() < 2:
+        raise RecipeError(
+            "Friedman's test needs at least three treatments and two conditions, and a score of "
+            "every treatment under every condition"
+        )
+    table = np.array([np.asarray(values, dtype=np.float64) for values in scores.values()]).T
+    if not np.isfinite(table).all():
+        raise RecipeError("Friedman's test needs numbers; a score is missing")
+    return table
+
+
+def _p(value: float | None) -> float:
+    """A p-value; 1 where a test cannot tell because nothing differs."""
+    return 1.0 if value is None or not np.isfinite(value) else float(value)

@@ -1,0 +1,211 @@
+"""Models judged on a suite: checkpoints, adapters and recipes, swept together where they share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from layerswap._types import Advance, Log
+from layerswap.compose.recipe import check_recipe, read_recipe
+from layerswap.engine.sweep import Sweep
+from layerswap.errors import EvaluationError
+from layerswap.evaluation.harness import evaluate, load_tasks
+from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.merge.metadata import COPIED, tokenizer_folder
+from layerswap.merge.plan import Plan
+from layerswap.merge.planner import make_plan
+
+Engine = Literal["sweep", "hf", "vllm"]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a suite is run.
+
+    Attributes:
+        limit: most documents of a task.
+        batch_size: rows read together; as many as fit, at most 16, when None.
+        device: where models run.
+        dtype: of the models; as stored when None.
+        engine: `sweep` answers for all compositions of the same experts together; `hf` loads each
+            model through transformers; `vllm` needs checkpoints on disk, a GPU, and vLLM.
+        allow_code: let tasks run programs that a model wrote, in the sandbox.
+    """
+
+    limit: int | None = None
+    batch_size: int | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    engine: Engine = "sweep"
+    allow_code: bool = False
+
+
+def open_models(models: Sequence[str]) -> dict[str, Plan]:
+    """A plan for each model, by a name of its own.
+
+    Args:
+        models: folders, Hub ids, adapters, or recipes (`.yaml`), which need not be written.
+
+    Raises:
+        LayerswapError: one cannot be opened.
+    """
+    found: dict[str, Plan] = {}
+    for model in models:
+        path = Path(model)
+        if path.suffix in (".yaml", ".yml"):
+            plan, name = make_plan(read_recipe(path)), path.stem
+        else:
+            recipe = {
+                "experts": {"model": model}, "soup": {"experts": ["model"]}, "bake": True,
+            }  # fmt: skip
+            plan = make_plan(check_recipe(recipe, where=model))
+            name = path.resolve().name if path.is_dir() else model.replace("/", "--")
+        number = 2
+        unique = name
+        while unique in found:
+            unique, number = f"{name}-{number}", number + 1
+        found[unique] = plan
+    return found
+
+
+def run_suite(
+    models: Mapping[str, Plan],
+    asked: Sequence[WrittenTask],
+    folder: Path,
+    *,
+    settings: Settings | None = None,
+    store: AnswerStore | None = None,
+    log: Log = lambda line: None,
+    progress: Advance | None = None,
+) -> dict[str, Result]:
+    """Judge models on tasks.
+
+    Answers are kept as they come, so that a run that was killed, or one with a larger limit,
+    computes only what is new (with the engine `sweep`).
+
+    Args:
+        models: by name.
+        asked: tasks that were written into `folder`.
+        folder: of the tasks.
+        settings: how.
+        store: keeps answers.
+        log: told what will be in memory, before it is.
+        progress: called with the number of models just judged.
+
+    Returns:
+        By model what lm-eval gives, with `samples`.
+
+    Raises:
+        EvaluationError: a model cannot be judged, or lm-eval is not installed.
+    """
+    settings = settings or Settings()
+    names = [one.name for one in asked]
+    results: dict[str, Result] = {}
+    if settings.engine != "sweep":
+        for name, plan in models.items():
+            results[name] = _alone(plan, names, folder, settings)
+            if progress is not None:
+                progress(1)
+        return results
+    for group in _sharing(models):
+        plans = [models[name] for name in group]
+        found = evaluate(
+            Sweep(plans, device=settings.device, dtype=settings.dtype),
+            _tokenizer(plans[0]),
+            names,
+            include=[folder],
+            limit=settings.limit,
+            batch_size=settings.batch_size,
+            store=store,
+            allow_code=settings.allow_code,
+            log=log,
+            progress=progress,
+        )
+        results |= dict(zip(group, found, strict=True))
+    return {name: results[name] for name in models}
+
+
+def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
+    """Models in groups that have an expert in common, and the same tokenizer and dtype."""
+    groups: list[tuple[set[str], list[str]]] = []
+    for name, plan in models.items():
+        kind = f"{_tokenizer_hash(plan)}|{plan.recipe.dtype}"
+        mine = {f"{one.folder.resolve()}|{kind}" for one in plan.used.values()}
+        joined = [group for group in groups if group[0] & mine]
+        groups = [group for group in groups if not group[0] & mine]
+        sources = mine.union(*(group[0] for group in joined))
+        groups.append((sources, [one for group in joined for one in group[1]] + [name]))
+    yield from (names for _, names in groups)
+
+
+def _tokenizer_hash(plan: Plan) -> str:
+    digest = hashlib.sha256()
+    for name in COPIED[1]:
+        file = tokenizer_folder(plan) / name
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()
+
+
+def _alone(plan: Plan, names: Sequence[str], folder: Path, settings: Settings) -> Result:
+    """One model through lm-eval's own classes."""
+    from lm_eval.evaluator import evaluate as lm_evaluate
+
+    loaded = load_tasks(names, include=[folder])
+    model = _vllm(plan, settings) if settings.engine == "vllm" else _transformers(plan, settings)
+    return dict(
+        lm_evaluate(
+            lm=model,
+            task_dict=loaded,
+            limit=settings.limit,
+            bootstrap_iters=0,
+            log_samples=True,
+            confirm_run_unsafe_code=settings.allow_code,
+        )
+    )
+
+
+def _transformers(plan: Plan, settings: Settings) -> Any:
+    from lm_eval.models.huggingface import HFLM
+
+    model: Any = plan.load()
+    return HFLM(
+        pretrained=model.to(settings.device),
+        tokenizer=_tokenizer(plan),
+        batch_size=settings.batch_size or ("auto" if settings.device != "cpu" else 16),
+        device=settings.device,
+    )
+
+
+def _vllm(plan: Plan, settings: Settings) -> Any:
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is None:
+        raise EvaluationError("the engine vllm needs vLLM: pip install vllm (and a GPU)")
+    if len(plan.used) > 1 or next(iter(plan.used.values())).adapter is not None:
+        raise EvaluationError("the engine vllm judges checkpoints on disk; write it first")
+    from lm_eval.api.registry import get_model
+
+    folder = next(iter(plan.used.values())).folder
+    registered: Any = get_model
+    served = registered("vllm")
+    return served(
+        pretrained=str(folder),
+        dtype=settings.dtype or "auto",
+        batch_size=settings.batch_size or "auto",
+    )
+
+
+def _tokenizer(plan: Plan) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(tokenizer_folder(plan))
+    except Exception as error:  # what tokenizers raise shares no class
+        why = " ".join(str(error).split())[:160]
+        name = plan.tokenizer_owner.source
+        raise EvaluationError(f"{name}: its tokenizer cannot be loaded ({why})") from None

@@ -1,0 +1,246 @@
+"""Training the lab's models with TRL's SFTTrainer: the base from nothing, experts from it.
+
+The loss is on completions only (and their `</s>`), in float32, on the CPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from layerswap.lab.datasets import BaseMix, LanguageMix
+from layerswap.lab.tasks import LabExample
+from layerswap.lab.tokenizer import MAX_LENGTH
+from layerswap.lab.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+IGNORED = -100
+"""The label of a position that the loss leaves out."""
+
+PARTITION: Literal["C"] = "C"
+"""Of the second paper: at eight layers the bottom two and the top one are the language's."""
+OUTSIDE: Literal["language"] = "language"
+"""Whose the embedding, the final norm and the head are: new words live there."""
+
+StepCallback = Callable[[int, int], None]
+"""Called with the steps done and the steps in all."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The size of every model of the lab; a Llama without tied embeddings."""
+
+    layers: int = 8
+    hidden: int = 96
+    heads: int = 6
+    mlp: int = 256
+
+
+@dataclass(frozen=True)
+class Training:
+    """How one model is trained: AdamW, linear warmup, then linear decay to zero.
+
+    Attributes:
+        steps: optimiser steps.
+        learning_rate: at its peak.
+        batch: examples in a step.
+        warmup: steps.
+        weight_decay: as in AdamW.
+        beta2: as in AdamW.
+        part: whose part of the partition trains alone; everything when None (paper 2, section
+            4.4).
+    """
+
+    steps: int
+    learning_rate: float
+    batch: int = 64
+    warmup: int = 50
+    weight_decay: float = 0.0
+    beta2: float = 0.98
+    part: Literal["task", "language"] | None = None
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The trainings of all the lab's models, with what each is trained on."""
+
+    shape: ModelShape = field(default_factory=ModelShape)
+    base: Training = Training(steps=2500, learning_rate=2e-3, warmup=150, weight_decay=0.05)
+    task: Training = Training(steps=600, learning_rate=6e-4, part="task")
+    language: Training = Training(steps=300, learning_rate=1e-4, part="language")
+    base_mix: BaseMix = field(default_factory=BaseMix)
+    language_mix: LanguageMix = field(default_factory=LanguageMix)
+
+
+def new_model(
+    world: World, shape: ModelShape, tokenizer: PreTrainedTokenizerFast, *, seed: int
+) -> LlamaForCausalLM:
+    """An untrained float32 model of this shape; the same weights for equal seeds."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def train(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    stream: Iterator[LabExample],
+    training: Training,
+    *,
+    seed: int,
+    on_step: StepCallback | None = None,
+) -> float:
+    """Trains a float32 model in place on the next `steps * batch` examples of a stream.
+
+    Returns:
+        The mean loss over the last tenth of the steps, in nats per completion token.
+    """
+    rows = encode(tokenizer, list(islice(stream, training.steps * training.batch)))
+    _freeze(model, training)
+    with tempfile.TemporaryDirectory() as folder:
+        batches = grouped(rows, training.batch)
+        trainer = _trainer(model, tokenizer, batches, training=training, seed=seed, folder=folder)
+        if on_step is not None:
+            trainer.add_callback(_step_callback(on_step))
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    model.train(mode=False)
+    return float(losses[-1])
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
+) -> list[dict[str, list[int]]]:
+    """Token ids and labels of each example: `<s>`, prompt, completion, `</s>`."""
+    prompts = tokenizer([e.prompt for e in examples])["input_ids"]
+    answers = tokenizer([e.completion for e in examples], add_special_tokens=False)["input_ids"]
+    end = [tokenizer.eos_token_id]
+    return [
+        {"input_ids": p + a + end, "labels": [IGNORED] * len(p) + a + end}
+        for p, a in zip(prompts, answers, strict=True)
+    ]
+
+
+def grouped(rows: list[dict[str, list[int]]], batch: int) -> list[dict[str, list[int]]]:
+    """The rows with every four batches sorted by length, so that less of a batch is padding."""
+    size = 4 * batch
+    ordered: list[dict[str, list[int]]] = []
+    for start in range(0, len(rows), size):
+        ordered += sorted(rows[start : start + size], key=lambda row: len(row["input_ids"]))
+    return ordered
+
+
+def collate(rows: Sequence[dict[str, list[int]]], pad: int) -> dict[str, torch.Tensor]:
+    """`input_ids`, `attention_mask` and `labels`, int64 `(rows, longest)`, padded on the right."""
+    import torch
+
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def padded(name: str, fill: int) -> torch.Tensor:
+        return torch.tensor([r[name] + [fill] * (longest - len(r[name])) for r in rows])
+
+    mask = [[1] * len(r["input_ids"]) + [0] * (longest - len(r["input_ids"])) for r in rows]
+    return {
+        "input_ids": padded("input_ids", pad),
+        "attention_mask": torch.tensor(mask),
+        "labels": padded("labels", IGNORED),
+    }
+
+
+def _trainer(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: list[dict[str, list[int]]],
+    *,
+    training: Training,
+    seed: int,
+    folder: str,
+) -> Any:
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import SFTConfig
+
+    from layerswap.training.expert.sft import ExpertTrainer
+
+    arguments = SFTConfig(
+        output_dir=folder,
+        max_steps=training.steps,
+        max_length=None,
+        per_device_train_batch_size=training.batch,
+        # The stream is drawn at random already; shuffling it would undo the grouping.
+        train_sampling_strategy="sequential",
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=training.warmup,
+        weight_decay=training.weight_decay,
+        adam_beta2=training.beta2,
+        logging_steps=max(1, training.steps // 10),
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        activation_checkpointing=False,
+        disable_tqdm=True,
+        log_level="error",
+        dataloader_pin_memory=False,
+        seed=seed,
+    )
+    trainer = ExpertTrainer(
+        model=model,
+        args=arguments,
+        processing_class=tokenizer,
+        train_sets=[Dataset.from_list(rows)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _freeze(model: LlamaForCausalLM, training: Training) -> None:
+    """Freeze what is not of the part that trains."""
+    from layerswap.training.expert.spec import ExpertSpec, Trained
+    from layerswap.training.expert.trainable import names_by_part, parameter_places, trained_parts
+
+    if training.part is None:
+        return
+    chosen = Trained(partition=PARTITION, outside=OUTSIDE, part=training.part)
+    spec = ExpertSpec(base="lab", data="lab", train=chosen)
+    places = parameter_places(model)
+    parts = trained_parts(spec, model.config.num_hidden_layers, Path())
+    (names,) = names_by_part(places, places, parts)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+
+
+def _step_callback(on_step: StepCallback) -> Any:
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):
+        """Passes the step on."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            on_step(state.global_step, state.max_steps)
+
+    return Steps()

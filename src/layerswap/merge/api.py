@@ -1,0 +1,237 @@
+"""The two plans most people want, without writing a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from layerswap._types import PathLike
+from layerswap.checkpoint import Checkpoint, open_checkpoint
+from layerswap.compose import Outside, Recipe
+from layerswap.compose.mergekit.export import Exported, export
+from layerswap.compose.recipe import check_recipe
+from layerswap.deltas.measure import Axis
+from layerswap.errors import RecipeError
+from layerswap.merge.layout import FLOAT_NAMES
+from layerswap.merge.plan import Plan
+from layerswap.merge.planner import make_plan
+
+
+def swap(
+    *,
+    task: PathLike,
+    language: PathLike,
+    base: PathLike | None = None,
+    bottom: int | None = None,
+    top: int | None = None,
+    bottom_transition: int = 0,
+    top_transition: int = 0,
+    outside: Outside = "blend",
+    weights: str | Mapping[str, float] = "uniform",
+    tokenizer: str | None = None,
+    bake: bool = False,
+    rank: int | None = None,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+) -> Plan:
+    """Plan a layer swap of two experts (paper 1, Algorithm 1). Opens headers, writes nothing.
+
+    Args:
+        task: the task expert, kept in the middle layers.
+        language: the language expert, for the bottom and top layers.
+        base: the checkpoint both were fine-tuned from; magnitude weights need it.
+        bottom: layers from the language expert at the input; the scaled default when None.
+        top: layers from the language expert at the output; the scaled default when None.
+        bottom_transition: blended layers above the bottom zone.
+        top_transition: blended layers below the top zone.
+        outside: what embeddings, final norm and head take.
+        weights: of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
+        tokenizer: whose tokenizer the output has where they differ: an expert's name, or
+            `union`.
+        bake: write full weights even where all experts are adapters.
+        rank: largest rank of a merged adapter; exact when None.
+        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
+        max_shard_size: largest size of an output file.
+
+    Raises:
+        LayerswapError: the experts cannot be opened or do not fit together, or the zones do not
+            fit them.
+
+    Example: `swap(task="math-expert", language="swahili-expert", bottom=5, top=2)`
+    """
+    method = {
+        "bottom": bottom,
+        "top": top,
+        "bottom_transition": bottom_transition,
+        "top_transition": top_transition,
+        "outside": outside,
+    }
+    data = {
+        "experts": {"task": os.fspath(task), "language": os.fspath(language)},
+        "base": None if base is None else os.fspath(base),
+        "swap": {key: value for key, value in method.items() if value is not None},
+        "weights": weights if isinstance(weights, str) else dict(weights),
+        "tokenizer": tokenizer,
+        "bake": bake,
+        "rank": rank,
+        "dtype": dtype,
+        "max_shard_size": max_shard_size,
+    }
+    return make_plan(check_recipe(data, where="swap"))
+
+
+def soup(
+    experts: Sequence[PathLike] | Mapping[str, PathLike],
+    *,
+    base: PathLike | None = None,
+    weights: str | Mapping[str, float] = "uniform",
+    tokenizer: str | None = None,
+    bake: bool = False,
+    rank: int | None = None,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+) -> Plan:
+    """Plan a model soup: the same blend at every place (Wortsman et al., 2022).
+
+    Args:
+        experts: the experts, or the experts by name; without names they are `expert_1` and on.
+        base: the checkpoint they were fine-tuned from; magnitude weights need it.
+        weights: `uniform`, `magnitude`, or a weight per name.
+        tokenizer: whose tokenizer the output has where they differ: an expert's name, or
+            `union`.
+        bake: write full weights even where all experts are adapters.
+        rank: largest rank of a merged adapter; exact when None.
+        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
+        max_shard_size: largest size of an output file.
+
+    Raises:
+        LayerswapError: the experts cannot be opened or do not fit together.
+    """
+    if not isinstance(experts, Mapping):
+        experts = {f"expert_{i}": source for i, source in enumerate(experts, start=1)}
+    data = {
+        "experts": {name: os.fspath(source) for name, source in experts.items()},
+        "base": None if base is None else os.fspath(base),
+        "soup": {"experts": list(experts)},
+        "weights": weights if isinstance(weights, str) else dict(weights),
+        "tokenizer": tokenizer,
+        "bake": bake,
+        "rank": rank,
+        "dtype": dtype,
+        "max_shard_size": max_shard_size,
+    }
+    return make_plan(check_recipe(data, where="soup"))
+
+
+def revert(
+    base: PathLike,
+    expert: PathLike,
+    *,
+    keep: float | None = None,
+    threshold: float | None = None,
+    axis: Axis = "input",
+    scope: Literal["tensor", "model"] = "tensor",
+    layers: Sequence[str | int] | None = None,
+    roles: Sequence[str] | None = None,
+    partition: str | None = None,
+    part: Literal["task", "language"] | None = None,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+) -> Plan:
+    """Plan an expert of which a part is the base's again. Opens headers, writes nothing.
+
+    Either by magnitude (paper 1, section 3.3: rows that changed little go back), or by place
+    (paper 2, Table 2: all but one part of a partition goes back; or chosen layers and roles).
+    What stays and what goes back is copied bit for bit.
+
+    Args:
+        base: what the expert was fine-tuned from.
+        expert: a full checkpoint or an adapter.
+        keep: the share of rows to keep, those with the largest MAV.
+        threshold: the MAV from which a row is kept.
+        axis: what a row is; the papers' is an input feature.
+        scope: whether `keep` ranks the rows of each tensor, or of the whole model together.
+        layers: layers to put back, as numbers and ranges such as `3-7`, `outside` or `all`.
+        roles: only these roles of those layers; all layers when `layers` is None.
+        partition: a partition of the second paper, `A`, `B`, `C` or `Z`.
+        part: the part of the partition that the expert keeps.
+        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
+        max_shard_size: largest size of an output file.
+
+    Raises:
+        LayerswapError: the checkpoints cannot be opened or do not fit together, or it is not
+            said, or said twice, what to put back.
+    """
+    data: dict[str, Any] = {
+        "base": os.fspath(base),
+        "experts": {"expert": os.fspath(expert)},
+        "bake": True,
+        "dtype": dtype,
+        "max_shard_size": max_shard_size,
+    }
+    by_size = keep is not None or threshold is not None
+    by_place = layers is not None or roles is not None
+    if [by_size, by_place, partition is not None].count(True) != 1:
+        raise RecipeError(
+            "say what to put back, in one way: keep or threshold; layers or roles; or partition"
+        )
+    if part is not None and partition is None:
+        raise RecipeError("a part is one of a partition; say which partition")
+    if by_size:
+        data["merge"] = _by_size(keep, threshold, axis, scope)
+    elif by_place:
+        data["soup"] = {"experts": ["expert"]}
+        data["places"] = [
+            {"layers": where, "take": "base", **({"roles": list(roles)} if roles else {})}
+            for where in layers or ("all",)
+        ]
+    else:
+        if part not in ("task", "language"):
+            raise RecipeError("say which part of the partition the expert keeps: task or language")
+        sides = {"task": "base", "language": "base", part: "expert"}
+        data["partition"] = {"name": partition, **sides}
+    return make_plan(check_recipe(data, where="revert"))
+
+
+def _by_size(keep: float | None, threshold: float | None, axis: Axis, scope: str) -> dict[str, Any]:
+    given = {"keep": keep, "threshold": threshold}
+    return {
+        "method": "revert",
+        "experts": ["expert"],
+        "axis": axis,
+        "scope": scope,
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+def export_mergekit(recipe: Recipe, *, layers: int | None = None) -> Exported:
+    """The mergekit configuration that gives the same result as a recipe.
+
+    Opens the headers of the first expert that is a local folder, for its layers, its tensors'
+    names and its dtype. Nothing is downloaded: without such a folder, or with `layers`, names
+    are taken to be Llama's.
+
+    Args:
+        recipe: the recipe.
+        layers: number of layers; then nothing is opened.
+
+    Raises:
+        LayerswapError: mergekit cannot express it, the number of layers is not known, or the
+            folder cannot be read.
+    """
+    found = None if layers is not None else _first_folder(recipe)
+    if found is None:
+        return export(recipe, layers=layers)
+    stored = {tensor.dtype for tensor in found.tensors.values()}
+    dtypes = [name for name, short in FLOAT_NAMES.items() if short in stored]
+    dtype = dtypes[0] if len(dtypes) == 1 else None
+    return export(recipe, layers=found.layers, tensors=found.places, stored=dtype)
+
+
+def _first_folder(recipe: Recipe) -> Checkpoint | None:
+    for expert in recipe.experts.values():
+        if expert.source is not None and Path(expert.source).expanduser().is_dir():
+            return open_checkpoint(expert.source, patterns=recipe.place_patterns)
+    return None

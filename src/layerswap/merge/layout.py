@@ -1,0 +1,273 @@
+"""What a merge will write: every output tensor, where its bytes come from, and the shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo, header_bytes
+from layerswap.checkpoint.folder import INDEX, SINGLE
+from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes
+from layerswap.compose import Blend, Composition
+from layerswap.compose.blend import Member
+from layerswap.compose.schema import BASE
+from layerswap.errors import MergeError
+from layerswap.merge.fisher import Fisher
+from layerswap.merge.lazy_tensors import (
+    Adapted,
+    Gathered,
+    MergedTensor,
+    Run,
+    Term,
+    Terms,
+    expert_tensors,
+    leaves,
+)
+from layerswap.merge.vocabulary import Alignment, vocabulary_tensors
+
+FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""The dtypes a recipe can ask for, as safetensors names them."""
+
+Gathereds = dict[tuple[str, str], Gathered]
+"""Aligned embeddings and heads by expert and tensor."""
+AlignedRows = tuple[Gathereds, Gathereds]
+"""Those for blends, and those for methods that take deltas."""
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor of the merged model.
+
+    Attributes:
+        name: its name.
+        dtype: safetensors dtype of the output.
+        shape: its shape.
+        inputs: what it is a weighted sum of; weights sum to 1.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    inputs: Terms
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether its bytes are one source's bytes."""
+        term = self.inputs[0][0]
+        return len(self.inputs) == 1 and isinstance(term, TensorInfo) and term.dtype == self.dtype
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a weighted sum of experts' tensors, so that its chunks are independent."""
+        return not any(isinstance(term, MergedTensor) for term, _ in self.inputs)
+
+    @property
+    def files(self) -> set[Path]:
+        """Every file that it is read from."""
+        return {info.file for info in leaves(self.inputs)}
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Length in the output, in bytes."""
+        return self.elements * DTYPE_BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One output file: its header, and each tensor with its absolute offset in bytes."""
+
+    file: str
+    header: bytes
+    tensors: tuple[tuple[OutputTensor, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the file, in bytes."""
+        return len(self.header) + sum(tensor.nbytes for tensor, _ in self.tensors)
+
+
+def output_tensors(
+    composition: Composition,
+    experts: Mapping[str, Checkpoint],
+    *,
+    base: Checkpoint | None = None,
+    dtype: str | None = None,
+    drop: frozenset[str] = frozenset(),
+    rows: AlignedRows = ({}, {}),
+    fishers: Mapping[str, Fisher] = MappingProxyType({}),
+) -> list[OutputTensor]:
+    """Every tensor of the merged model, in the byte order of the first expert's files.
+
+    That order lets neighbouring tensors of one source be copied as one span.
+
+    Args:
+        composition: what goes where, over the names of `experts`.
+        experts: the experts, all with the same tensors.
+        base: what operations take deltas from.
+        dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`; when None
+            each tensor gets the widest dtype that an expert stores it in.
+        drop: tensors to leave out (a stored copy of tied embeddings).
+        rows: what `aligned_rows` gave.
+        fishers: diagonal Fishers by the expert of the recipe that they are of.
+
+    Raises:
+        MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) lies in
+            a blended place and differs between the experts.
+    """
+    first = next(iter(experts.values()))
+    target = FLOAT_NAMES[dtype] if dtype else None
+    # An expert may be called `base` where no delta is taken from the base.
+    everyone = {**({BASE: base} if base else {}), **experts}
+    outputs = []
+    for name, info in first.tensors.items():
+        if name in drop:
+            continue
+        blend = composition[first.places[name]]
+        inputs = _terms(blend, name, everyone, rows, fishers)
+        stored_inputs = list(leaves(inputs))
+        if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
+            only = _unblendable(stored_inputs)
+            outputs.append(OutputTensor(name, only.dtype, info.shape, ((only, 1.0),)))
+            continue
+        stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
+        wide = target or _widest(stored & set(FLOAT_DTYPES))
+        shape = next(iter(expert_tensors(inputs))).shape
+        outputs.append(OutputTensor(name, wide, shape, inputs))
+    return outputs
+
+
+def aligned_rows(
+    alignment: Alignment | None, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> AlignedRows:
+    """Embeddings and heads in the vocabulary of an alignment; those that are in it are left out.
+
+    Args:
+        alignment: where each row is found.
+        checkpoints: the experts and the base, by the names that the alignment has for them.
+        base: which of them is the base.
+    """
+    blends: Gathereds = {}
+    deltas: Gathereds = {}
+    for name, checkpoint in checkpoints.items() if alignment else ():
+        member = BASE if checkpoint is base else name
+        for tensor in vocabulary_tensors(checkpoint):
+            info = checkpoint.tensors[tensor]
+            if alignment is None or alignment.is_identity(name, info.shape[0]):
+                continue
+            for found, rows in ((blends, alignment.rows), (deltas, alignment.deltas)):
+                runs = tuple(
+                    Run(_source(checkpoints[whose], tensor), first, count)
+                    for whose, first, count in rows[name]
+                )
+                shape = (alignment.size, *info.shape[1:])
+                found[member, tensor] = Gathered(tensor, shape, info.dtype, runs)
+    return blends, deltas
+
+
+def pack_shards(
+    tensors: Sequence[OutputTensor], max_bytes: int, metadata: Mapping[str, str]
+) -> list[Shard]:
+    """The output files: tensors in order, each file as full as `max_bytes` allows.
+
+    One file is `model.safetensors`; several are `model-00001-of-0000N.safetensors`. A tensor
+    larger than `max_bytes` gets a file of its own.
+    """
+    groups = list(_groups(tensors, max_bytes))
+    count = len(groups)
+    shards = []
+    for number, group in enumerate(groups, start=1):
+        file = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        header = header_bytes([(t.name, t.dtype, t.shape, t.nbytes) for t in group], metadata)
+        placed, offset = [], len(header)
+        for tensor in group:
+            placed.append((tensor, offset))
+            offset += tensor.nbytes
+        shards.append(Shard(file, header, tuple(placed)))
+    return shards
+
+
+def index_of(shards: Sequence[Shard]) -> tuple[str, dict[str, object]] | None:
+    """Name and content of the index file; None for a single shard, which needs none."""
+    if len(shards) == 1:
+        return None
+    weight_map = {tensor.name: shard.file for shard in shards for tensor, _ in shard.tensors}
+    total = sum(tensor.nbytes for shard in shards for tensor, _ in shard.tensors)
+    return INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}
+
+
+def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[OutputTensor]]:
+    group: list[OutputTensor] = []
+    size = 0
+    for tensor in tensors:
+        if group and size + tensor.nbytes > max_bytes:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += tensor.nbytes
+    yield group
+
+
+def _terms(
+    blend: Blend,
+    name: str,
+    checkpoints: Mapping[str, Checkpoint],
+    rows: AlignedRows,
+    fishers: Mapping[str, Fisher],
+) -> Terms:
+    """One tensor of a blend, as terms over what is stored."""
+    return tuple(
+        (_term(member, name, checkpoints, rows, fishers), w) for member, w in blend.weights
+    )
+
+
+def _term(
+    member: Member,
+    name: str,
+    checkpoints: Mapping[str, Checkpoint],
+    rows: AlignedRows,
+    fishers: Mapping[str, Fisher],
+) -> Term:
+    if isinstance(member, str):
+        return rows[0].get((member, name)) or _source(checkpoints[member], name)
+    if member.base is not None:
+        rows = rows[1], rows[1]
+    inputs = tuple(_terms(blend, name, checkpoints, rows, fishers) for blend, _ in member.inputs)
+    base = _terms(member.base, name, checkpoints, rows, fishers) if member.base else None
+    shape = next(iter(expert_tensors(inputs[0]))).shape
+    normalised = dict(member.parameters).get("normalise") == "model"
+    precisions = (fishers[key].terms(name, normalised) for key in member.fishers)
+    transposed = any(checkpoints[expert].transposes(name) for expert in member.experts)
+    fisher_terms = tuple(filter(None, precisions))
+    return MergedTensor(name, shape, member, inputs, base, fisher_terms, transposed)
+
+
+def _source(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:
+    info = checkpoint.tensors[name]
+    low_rank = checkpoint.low_rank.get(name)
+    return info if low_rank is None else Adapted(info, low_rank)
+
+
+def _unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
+    first = stored[0]
+    for other in stored[1:]:
+        if not same_bytes(first, other):
+            raise MergeError(
+                f"tensor {first.name!r} is {first.dtype} and differs between the experts; "
+                "only floating-point tensors of 16 bits and more can be blended"
+            )
+    return first
+
+
+def _widest(dtypes: Set[str]) -> str:
+    # bfloat16 has the range and float16 the precision; only float32 holds both.
+    if dtypes == {"BF16", "F16"}:
+        return "F32"
+    return min(dtypes, key=FLOAT_DTYPES.index)

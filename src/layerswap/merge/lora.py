@@ -1,0 +1,283 @@
+"""Composing adapters: exact blends of low-rank deltas, and back to a smaller rank."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from layerswap._types import Advance
+from layerswap.checkpoint import LowRank, Place, TensorInfo, atomic_folder
+from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY
+from layerswap.checkpoint.preconditions import check_unchanged
+from layerswap.checkpoint.read import open_file, read_elements, read_tensor
+from layerswap.compose.blend import Operation
+from layerswap.errors import MergeError
+from layerswap.merge.kernels import blend as blend_tensors
+from layerswap.merge.kernels import is_finite
+from layerswap.merge.metadata import RECORD, write_adapter_documents
+from layerswap.merge.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+Parts = Sequence[tuple[LowRank, float]]
+"""Adapters' deltas at one module, with the weight of each."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A delta `b @ a`, float64.
+
+    Attributes:
+        a: [rank, in].
+        b: [out, rank]; weights and scalings are folded into it.
+        lost: what cutting the rank took away, as a share of the delta's Frobenius norm.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    lost: float = 0.0
+
+
+def concatenate(parts: Parts) -> Factors:
+    """The weighted sum of low-rank deltas, exactly: their ranks side by side.
+
+    `sum_i w_i s_i B_i A_i = [w_1 s_1 B_1, w_2 s_2 B_2, ...] @ [A_1; A_2; ...]`. The scalings s_i
+    go into B, so that the result has scaling 1 whatever the adapters' alphas and whether they
+    are rsLoRA.
+    """
+    import torch
+
+    a = torch.cat([_matrix(low, "a") for low, _ in parts], dim=0)
+    b = torch.cat([_matrix(low, "b") * (low.scaling * weight) for low, weight in parts], dim=1)
+    return Factors(a, b)
+
+
+def truncate(factors: Factors, rank: int) -> Factors:
+    """The nearest delta of at most this rank (Eckart and Young, 1936).
+
+    The singular values come from the two small matrices of a QR decomposition, so the full
+    [out, in] delta is never made. Their square roots go to both sides evenly.
+    """
+    import torch
+
+    if factors.a.shape[0] <= rank:
+        return factors
+    q_b, r_b = torch.linalg.qr(factors.b)
+    q_a, r_a = torch.linalg.qr(factors.a.T)
+    u, sizes, v = torch.linalg.svd(r_b @ r_a.T)
+    root = sizes[:rank].sqrt()
+    total = float(sizes.square().sum())
+    lost = math.sqrt(float(sizes[rank:].square().sum()) / total) if total else 0.0
+    return Factors((root[:, None] * v[:rank]) @ q_a.T, (q_b @ u[:, :rank]) * root, lost)
+
+
+def module_of(low: LowRank) -> str:
+    """The path in the model of the module that a low-rank delta belongs to."""
+    found = KEY.fullmatch(low.a.name)
+    assert found is not None, "the adapter reader let another name through"
+    return found["module"]
+
+
+def key_of(low: LowRank, side: str) -> str:
+    """The name under which PEFT stores side `A` or `B` of the module."""
+    name = low.a.name
+    return f"{name[: name.rindex('_A')]}_{side}{name[name.rindex('_A') + 2 :]}"
+
+
+def _matrix(low: LowRank, side: str) -> torch.Tensor:
+    info = low.a if side == "a" else low.b
+    with open_file(info.file) as handle:
+        return read_elements(handle, info, 0, info.elements).double().reshape(info.shape)
+
+
+@dataclass(frozen=True)
+class AdapterPlan(Plan):
+    """A plan over adapters only; `save` writes an adapter, and `load` gives a PEFT model.
+
+    Places at which no adapter adds anything stay at the base.
+    """
+
+    def __post_init__(self) -> None:
+        for blend in self.composition.blends.values():
+            for member in blend.members:
+                if isinstance(member, Operation):
+                    raise MergeError(
+                        f"{member.method} of adapters is no adapter; ask for full weights with "
+                        "`bake: true` (--bake)"
+                    )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that the merge will write."""
+        size = 4 if self._dtype == "float32" else 2
+        count = sum(self._rank(parts) * sum(parts[0][0].shape) for _, parts in self.modules())
+        return size * (count + sum(parts[0][0].elements for _, parts in self.saved()))
+
+    def modules(self) -> Iterator[tuple[str, Parts]]:
+        """Every module that the output adapts, with what goes into it."""
+        names = dict.fromkeys(name for c in self.used.values() for name in c.low_rank)
+        for name in names:
+            parts = [
+                (self.experts[str(member)].low_rank[name], weight)
+                for member, weight in self._blend(name)
+                if name in self.experts[str(member)].low_rank
+            ]
+            if parts:
+                yield module_of(parts[0][0]), parts
+
+    def saved(self) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:
+        """Every tensor that the output replaces whole, with what goes into it."""
+        adapters = {n: c.adapter for n, c in self.used.items() if c.adapter is not None}
+        adapted = {name for c in self.used.values() for name in c.low_rank}
+        for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
+            if name in adapted:  # a copy of the base's embedding, beside its adapter
+                continue
+            blend = self._blend(name)
+            if not any(name in adapters[str(member)].saved for member, _ in blend):
+                continue
+            without = [str(m) for m, _ in blend if name not in self.experts[str(m)].tensors]
+            if without:
+                raise MergeError(
+                    f"{name!r} is trained whole in one adapter but not in {without[0]}; give the "
+                    "base as a local folder to blend it"
+                )
+            yield name, [(self.experts[str(member)].tensors[name], w) for member, w in blend]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `layerswap plan --json` prints."""
+        modules = list(self.modules())
+        return {
+            "composition": self.composition.to_dict(),
+            "experts": {name: c.identity for name, c in self.used.items()},
+            "model_type": self.reference.config.get("model_type"),
+            "adapter": True,
+            "ranks": sorted({self._rank(parts) for _, parts in modules}),
+            "tensors": 2 * len(modules) + len(list(self.saved())),
+            "output_bytes": self.nbytes,
+            "weight_bytes": self.nbytes,
+            "copied_bytes": 0,
+            "shards": 1,
+        }
+
+    def save(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        threads: int | None = None,
+        progress: Advance | None = None,
+        allow_non_finite: bool = False,
+        resume: bool = False,
+    ) -> Path:
+        """Write the merged adapter; see `Plan.save`. It is small: no threads, nothing to resume."""
+        target = self.check_target(out, overwrite=overwrite)
+        with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
+            self._write(folder, allow_non_finite=allow_non_finite)
+            check_unchanged(self.stamps)
+        if progress is not None:
+            progress(self.nbytes)
+        return target
+
+    def load(self) -> PreTrainedModel:
+        """The base with the merged adapter on it, as a PEFT model on the CPU.
+
+        Raises:
+            MergeError: PEFT is not installed.
+        """
+        try:
+            from peft import PeftModel
+        except ImportError:
+            raise MergeError(
+                'loading an adapter needs PEFT: pip install "layerswap[train]"'
+            ) from None
+        from transformers import AutoModelForCausalLM
+
+        from layerswap.merge.load import without_progress_bars
+
+        assert self.base is not None, "adapters are opened with their base"
+        with tempfile.TemporaryDirectory() as folder, without_progress_bars():
+            self._write(Path(folder), allow_non_finite=False)
+            where = self.base.source if self.base.revision else str(self.base.folder)
+            model = AutoModelForCausalLM.from_pretrained(
+                where, revision=self.base.revision, dtype="auto"
+            )
+            adapted = PeftModel.from_pretrained(model, folder).eval()
+        return cast("PreTrainedModel", adapted)
+
+    @property
+    def _dtype(self) -> str:
+        # Folding a scaling into B rounds; float32 keeps that rounding far below the training's.
+        return self.recipe.dtype or "float32"
+
+    def _blend(self, name: str) -> list[tuple[object, float]]:
+        where = next(c.places[name] for c in self.used.values() if name in c.places)
+        weights = self.composition[Place(*where)].weights
+        # The base adds nothing, and so takes only its share away.
+        return [(member, weight) for member, weight in weights if str(member) in self.experts]
+
+    def _rank(self, parts: Parts) -> int:
+        total = sum(low.rank for low, _ in parts)
+        return total if self.recipe.rank is None else min(total, self.recipe.rank)
+
+    def _write(self, folder: Path, *, allow_non_finite: bool) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        dtype = getattr(torch, self._dtype)
+        tensors: dict[str, torch.Tensor] = {}
+        ranks: dict[str, int] = {}
+        lost: dict[str, float] = {}
+        for path, parts in self.modules():
+            factors = concatenate(parts)
+            if self.recipe.rank is not None:
+                factors = truncate(factors, self.recipe.rank)
+            ranks[path], lost[path] = factors.a.shape[0], factors.lost
+            for side, matrix in (("A", factors.a), ("B", factors.b)):
+                tensors[key_of(parts[0][0], side)] = matrix.to(dtype).contiguous()
+        whole = dict(self.saved())
+        for name, inputs in whole.items():
+            value = blend_tensors([read_tensor(i) for i, _ in inputs], [w for _, w in inputs])
+            tensors[f"base_model.model.{name}"] = value.to(dtype)
+        for name, tensor in tensors.items():
+            if not allow_non_finite and not is_finite(tensor):
+                raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
+        save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+        config = json.dumps(self._config(ranks, list(whole)), indent=2, ensure_ascii=False)
+        (folder / ADAPTER_CONFIG).write_text(config + "\n", "utf-8")
+        write_adapter_documents(folder, self, max(lost.values(), default=0.0))
+
+    def _config(self, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
+        """`adapter_config.json`: scaling 1 everywhere, so that alpha is the rank."""
+        assert self.reference.adapter is not None
+        assert self.base is not None
+        # Readers that know no patterns (vLLM) take r as the largest rank, and alpha / r as 1.
+        most = max(ranks.values(), default=1)
+        usual = Counter(ranks.values())
+        patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}
+        return {
+            **self.reference.adapter.config,
+            "base_model_name_or_path": self.base.source,
+            "revision": self.base.revision,
+            "r": most,
+            "lora_alpha": most,
+            "use_rslora": False,
+            "rank_pattern": patterns,
+            "alpha_pattern": dict(patterns),
+            "target_modules": list(ranks),
+            "modules_to_save": [name.removesuffix(".weight") for name in whole] or None,
+            "layers_to_transform": None,
+            "layers_pattern": None,
+            "exclude_modules": None,
+            "init_lora_weights": True,
+            "inference_mode": True,
+        }

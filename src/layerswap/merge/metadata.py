@@ -1,0 +1,214 @@
+"""The files beside the weights: configuration, tokenizer, model card and `layerswap.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint.folder import CONFIG
+from layerswap.checkpoint.read import open_file, read_into
+from layerswap.compose import draw
+from layerswap.merge.vocabulary import add_tokens
+from layerswap.versions import __version__
+
+if TYPE_CHECKING:
+    from layerswap.merge.plan import Plan
+
+RECORD = "layerswap.json"
+"""The record in every output folder: how it was made, and from what."""
+COPIED = (
+    ("generation_config.json",),
+    (
+        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
+        "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
+    ),
+    ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+)  # fmt: skip
+"""Files taken over, each group whole from the first expert that has one of it, else from the
+base: halves of two tokenizers make none. Code (`*.py`) is never among them."""
+SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
+"""How many blocks of a weight file its fingerprint reads, and how long each is, in bytes."""
+
+
+def write_documents(folder: Path, plan: Plan) -> None:
+    """Write configuration, tokenizer, generation configuration, card and record."""
+    write_configuration(folder, plan)
+    (folder / "README.md").write_text(model_card(plan), "utf-8")
+    _write_json(folder / RECORD, plan.record)
+
+
+def write_configuration(folder: Path, plan: Plan) -> None:
+    """Write `config.json`, and copy tokenizer and generation configuration."""
+    _write_json(folder / CONFIG, _config(plan))
+    for group in COPIED:
+        _copy_first(folder, plan, group)
+    if plan.alignment is not None and plan.alignment.added:
+        add_tokens(folder, plan.alignment, plan.experts)
+
+
+def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
+    """Write tokenizer, card and record of a merged adapter.
+
+    Args:
+        folder: where to.
+        plan: what was merged.
+        lost: largest share of a delta, by Frobenius norm, that cutting the rank took away.
+    """
+    _copy_first(folder, plan, COPIED[1])
+    (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
+    _write_json(folder / RECORD, {**plan.record, "largest_share_lost_to_rank": lost})
+
+
+def record(plan: Plan) -> dict[str, Any]:
+    """The content of `layerswap.json`: enough to make the same merge again.
+
+    Holds the recipe with the Hub revisions it resolved to, its composition, every source with
+    the fingerprints of its weight files, and the version of layerswap.
+    """
+    return {
+        "layerswap_version": __version__,
+        "recipe": _recipe(plan, lambda checkpoint: checkpoint.source),
+        "magnitude_weights": plan.magnitude,
+        "composition": plan.composition.to_dict(),
+        "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
+    }
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 over a file's length and 64 blocks of 64 KiB spread evenly over it.
+
+    The first block holds the header. It costs 4 MiB of reading whatever the file's size, and
+    tells any two fine-tuned checkpoints apart; it is not proof against an edit of single bytes.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_file(path) as handle:
+        size = os.fstat(handle).st_size
+        digest.update(size.to_bytes(8, "little"))
+        last = max(0, size - SAMPLE_BYTES)
+        for start in sorted({last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
+            block = memoryview(bytearray(min(SAMPLE_BYTES, size - start)))
+            read_into(handle, start, block, path)
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def model_card(plan: Plan, *, library: str = "transformers") -> str:
+    """The model card: metadata that the Hub reads, the drawing and the recipe."""
+    import yaml
+    from huggingface_hub import ModelCardData
+
+    bases = [plan.base] if plan.base else list(plan.used.values())
+    metadata = ModelCardData(
+        base_model=[_card_name(checkpoint) for checkpoint in bases],
+        base_model_relation="merge" if library == "transformers" else "adapter",
+        language=list(plan.recipe.languages) or None,
+        library_name=library,
+        tags=["merge", "layerswap"],
+    ).to_yaml()
+    experts = "\n".join(f"- `{name}`: {_card_name(c)}" for name, c in plan.used.items())
+    recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)
+    return (
+        f"---\n{metadata}\n---\n\n# A layer-swapped model\n\n"
+        "Recomposed layer by layer from experts fine-tuned from one base, with "
+        f"layerswap {__version__}.\n\n## Experts\n\n{experts}\n\n"
+        f"## Composition\n\n```\n{draw(plan.composition)}\n```\n\n"
+        f"## Recipe\n\n```yaml\n{recipe}```\n\n"
+        "`layerswap.json` holds the whole record.\n"
+    )
+
+
+def tokenizer_folder(plan: Plan) -> Path:
+    """Where a plan's tokenizer is: an adapter without one of its own has its base's."""
+    files = _first(plan, COPIED[1])
+    return files[0].parent if files else plan.tokenizer_owner.folder
+
+
+def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
+    """Copy these files from the first source that has one of them."""
+    for file in _first(plan, names):
+        shutil.copyfile(file, folder / file.name)
+
+
+def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
+    """Those of these files that the first source with one of them has."""
+    sources = [plan.tokenizer_owner, *plan.sources.values()]
+    found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
+    return next((files for files in found if files), [])
+
+
+def _config(plan: Plan) -> dict[str, Any]:
+    config = dict(plan.reference.config)
+    # Merged weights never run code from a repository.
+    config.pop("auto_map", None)
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
+    if len(dtypes) == 1:
+        set_dtype(config, names[dtypes.pop()])
+    if plan.alignment is not None:
+        _set_known(config, ("vocab_size",), plan.alignment.size)
+        owner = plan.tokenizer_owner.config
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if key in owner:
+                config[key] = owner[key]
+    if plan.drop:
+        config.setdefault("tie_word_embeddings", True)
+        _set_known(config, ("tie_word_embeddings",), True)
+    return config
+
+
+def set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Say the dtype of the weights in a configuration, under the name that it has for it."""
+    config.setdefault("dtype" if "torch_dtype" not in config else "torch_dtype", dtype)
+    _set_known(config, ("dtype", "torch_dtype"), dtype)
+
+
+def _set_known(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
+    """Set keys where they are, also in the text part of a multimodal configuration."""
+    config.update({key: value for key in keys if key in config})
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        config["text_config"] = {**text, **{key: value for key in keys if key in text}}
+
+
+def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
+    """The recipe as plain data, sources named by `name_of` and Hub revisions pinned."""
+    data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
+    opened = [(data["experts"][name], c) for name, c in plan.experts.items()]
+    if plan.base:
+        opened.append((data["base"], plan.base))
+    for entry, checkpoint in opened:
+        entry["source"] = name_of(checkpoint)
+        if checkpoint.revision:
+            entry["revision"] = checkpoint.revision
+    for name, fisher in plan.fishers.items():
+        stored = fisher.stored
+        pinned = f"@{stored.revision}" if stored.revision else ""
+        data["experts"][name]["fisher"] = name_of(stored) + pinned
+    return data
+
+
+def _source(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "source": checkpoint.source,
+        "revision": checkpoint.revision,
+        "fingerprints": {file.name: fingerprint(file) for file in checkpoint.files},
+    }
+
+
+def _card_name(checkpoint: Checkpoint) -> str:
+    # A local path says nothing to a reader of the card, and may tell more than its owner wants.
+    return checkpoint.source if checkpoint.revision else checkpoint.folder.resolve().name
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -1,0 +1,199 @@
+"""What a verification found, and in which words it says so."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from layerswap._types import Advance
+from layerswap.errors import LayerswapError, RecipeError
+from layerswap.merge.lora import AdapterPlan
+from layerswap.merge.plan import Plan
+from layerswap.merge.planner import make_plan
+from layerswap.merge.verification.files import check_files, check_saved, check_shards
+from layerswap.merge.verification.partial import remaining_pairs
+from layerswap.merge.verification.record import (
+    Recorded,
+    plan_again,
+    read_record,
+    record_hashes,
+    sha256_of,
+)
+from layerswap.merge.verification.report import Verification
+from layerswap.merge.verification.tensors import (
+    ComparisonWork,
+    TensorPair,
+    computed_work,
+    differences,
+    verbatim_work,
+)
+from layerswap.merge.writer import measure_model
+
+Bars = Callable[[str, int], AbstractContextManager[Advance]]
+"""Opens a progress bar: a label and the bytes in all; yields what to call with bytes done."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    full: bool
+    share: float
+    seed: int
+    allow_pickle: bool
+    threads: int
+    bars: Bars
+
+
+def verify(
+    folder: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    share: float = 0.1,
+    seed: int = 0,
+    sources: Mapping[str, str | os.PathLike[str]] | None = None,
+    record: bool = False,
+    allow_pickle: bool = False,
+    threads: int | None = None,
+    progress: Bars | None = None,
+) -> Verification:
+    """Compare a merged checkpoint with its sources, as its `layerswap.json` says they were merged.
+
+    Looks for every file and every tensor exactly once and for nothing else, with the header,
+    index, configuration and tokenizer that the merge writes; compares verbatim tensors bit for
+    bit with their sources; computes a sample of the other tensors again, or all of them, and
+    compares the bits; and compares the sources with their recorded fingerprints. Memory does not
+    grow with the model. Without all sources it compares what can be compared, and says what
+    cannot.
+
+    Args:
+        folder: an output of `Plan.save` or `layerswap merge`.
+        full: compute every tensor again, and measure magnitude weights again.
+        share: of the blocks of each computed tensor to compute again, in (0, 1]. One wrong byte
+            in a computed tensor is found with at least this probability.
+        seed: of the sample.
+        sources: where sources are now, by the name that the record has for them.
+        record: if all is well, add the SHA-256 of every file to `layerswap.json`; later
+            verifications compare them, also when the sources are gone.
+        allow_pickle: read pickled weights of sources, as tensors only.
+        threads: workers; the number of usable processors when None.
+        progress: opens a progress bar.
+
+    Returns:
+        What was found; `passed` says whether all is well.
+
+    Raises:
+        LayerswapError: the folder has no record that can be read, or `sources` names none of its
+            sources.
+
+    Example: `print(verify("merged", full=True))`
+    """
+    if not 0 < share <= 1:
+        raise RecipeError(f"the share of a sample is above 0 and at most 1, not {share:g}")
+    target = Path(folder).expanduser()
+    recorded = read_record(target)
+    moved = {name: os.fspath(path) for name, path in (sources or {}).items()}
+    recorded.recipe_with(moved)
+    workers = threads or len(os.sched_getaffinity(0))
+    settings = _Settings(
+        full, 1.0 if full else share, seed, allow_pickle, workers, progress or _no_bars
+    )
+    report = Verification(target)
+    _check_hashes(recorded, report, settings)
+    try:
+        plan = plan_again(recorded, moved, allow_pickle=allow_pickle)
+    except LayerswapError as error:
+        report.unverified.append(f"{error}; say where a source is now with --source NAME=PATH")
+        pairs = remaining_pairs(recorded, moved, report, allow_pickle=allow_pickle)
+        _compare(pairs, None, report, settings)
+    else:
+        _check_plan(plan, recorded, moved, report, settings)
+    if record and report.passed:
+        files = [f for f in sorted(target.iterdir()) if f.is_file() and f != recorded.path]
+        record_hashes(recorded, files)
+        report.notes.append(f"recorded the SHA-256 of {len(files)} files")
+    return report
+
+
+def _check_plan(
+    plan: Plan,
+    recorded: Recorded,
+    moved: Mapping[str, str],
+    report: Verification,
+    settings: _Settings,
+) -> None:
+    recorded.check_sources(plan, report)
+    recorded.check_content(plan, report)
+    if recorded.recipe.weights == "magnitude":
+        _check_magnitude(recorded, moved, report, settings)
+    if isinstance(plan, AdapterPlan):
+        check_saved(plan, report)
+        return
+    pairs = check_shards(plan, report)
+    check_files(plan, report, card=not moved)
+    _compare(pairs, plan, report, settings)
+
+
+def _check_magnitude(
+    recorded: Recorded, moved: Mapping[str, str], report: Verification, settings: _Settings
+) -> None:
+    weights = recorded.data["magnitude_weights"]
+    if not settings.full:
+        report.notes.append("magnitude weights are taken from the record; --full measures them")
+        return
+    recipe = recorded.recipe_with(moved, measure=True)
+    found = make_plan(recipe, allow_pickle=settings.allow_pickle).magnitude or {}
+    # Another processor may add up in another order.
+    same = weights.keys() == found.keys() and all(
+        math.isclose(weights[name], found[name], rel_tol=1e-9) for name in found
+    )
+    if not same:
+        report.findings.append(f"{recorded.path}: magnitude_weights are not those of the sources")
+
+
+def _compare(
+    pairs: Sequence[TensorPair], plan: Plan | None, report: Verification, settings: _Settings
+) -> None:
+    """Compare tensors bit for bit, and count them."""
+    known = {} if plan is None else measure_model(plan.tensors, settings.threads)
+    copied = verbatim_work(pairs)
+    again = computed_work(pairs, share=settings.share, seed=settings.seed, known=known)
+    work: list[ComparisonWork] = [*copied, *again]
+    for kind, count, part in (
+        (True, report.verbatim, copied),
+        (False, report.computed, again),
+    ):
+        chosen = [tensor for tensor, _ in pairs if tensor.verbatim is kind]
+        count.tensors, count.nbytes = len(chosen), sum(tensor.nbytes for tensor in chosen)
+        count.compared = sum(piece.nbytes for piece in part)
+    with settings.bars("verifying", sum(piece.nbytes for piece in work)) as progress:
+        found = differences(work, known=known, threads=settings.threads, progress=progress)
+    for tensor, info in pairs:
+        if tensor.name in found:
+            at = f"from byte {found[tensor.name]} of {info.nbytes} on"
+            source = "its source" if tensor.verbatim else "what the recipe gives"
+            report.findings.append(f"{info.file}: tensor {info.name!r} is not {source}, {at}")
+
+
+def _check_hashes(recorded: Recorded, report: Verification, settings: _Settings) -> None:
+    """Compare files with their recorded SHA-256."""
+    if not recorded.hashes:
+        return
+    files = {report.folder / name: digest for name, digest in sorted(recorded.hashes.items())}
+    there = {file: digest for file, digest in files.items() if file.is_file()}
+    total = sum(file.stat().st_size for file in there)
+    with settings.bars("hashing", total) as progress:
+        for file, digest in there.items():
+            if sha256_of(file, progress) == digest:
+                report.hashed += 1
+            else:
+                report.findings.append(f"{file}: changed since its SHA-256 was recorded")
+    gone = sorted(files.keys() - there.keys())
+    report.findings += [f"{file}: gone since its SHA-256 was recorded" for file in gone]
+
+
+@contextmanager
+def _no_bars(label: str, total: int) -> Iterator[Advance]:
+    yield lambda count: None

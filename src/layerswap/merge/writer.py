@@ -1,0 +1,338 @@
+"""Writing the shards: spans copied by the kernel, blends computed in fixed chunks.
+
+Memory does not grow with the model: each worker holds one chunk of every input.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerswap._types import Advance
+from layerswap.checkpoint import DTYPE_BITS, atomic_folder
+from layerswap.checkpoint.commit import Journal
+from layerswap.checkpoint.preconditions import check_unchanged
+from layerswap.checkpoint.read import open_file, read_into, read_tensor, torch_dtype
+from layerswap.compose.blend import Operation
+from layerswap.errors import MergeError
+from layerswap.merge import kernels
+from layerswap.merge.layout import OutputTensor, Shard, index_of
+from layerswap.merge.lazy_tensors import Reader, Thresholds, leaves, model_thresholds
+from layerswap.merge.metadata import RECORD, write_documents
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerswap.merge.plan import Plan
+
+
+CHUNK_BYTES = 1 << 19
+"""Bytes of output computed at a time by one worker: few enough to stay in the cache, and in
+memory that the allocator keeps."""
+PIECE_BYTES = 1 << 25
+"""Bytes of output that one worker computes before it takes other work."""
+SPAN_BYTES = 1 << 26
+"""Bytes copied between two reports of progress."""
+NO_KERNEL_COPY = (
+    errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
+    errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
+)  # fmt: skip
+"""Errors of `copy_file_range` after which plain reading and writing may still work."""
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """Bytes of one source file that go unchanged to one place in the output file."""
+
+    source: Path
+    source_offset: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Elements [start, stop) of one output tensor, computed and written at `offset`.
+
+    A derived tensor is one piece, whatever its size: it is measured once, by one worker.
+    """
+
+    tensor: OutputTensor
+    start: int
+    stop: int
+    offset: int
+
+
+def write_shard(
+    path: Path,
+    shard: Shard,
+    *,
+    threads: int,
+    progress: Advance,
+    thresholds: Mapping[Operation, Thresholds] | None = None,
+    allow_non_finite: bool = False,
+) -> None:
+    """Write one output file.
+
+    Args:
+        path: the file to create.
+        shard: its header and tensors.
+        threads: workers that overlap reading, computing and writing.
+        progress: told of every piece written.
+        thresholds: of operations that rank a whole model's entries; see `measure_model`.
+        allow_non_finite: let NaN and infinity through arithmetic.
+
+    Raises:
+        MergeError: a blend gave NaN or infinity.
+        CheckpointError: a source cannot be read or has shrunk.
+        OSError: the output cannot be written.
+    """
+    # Copies first: they run while torch, which only arithmetic needs, is still being imported.
+    work: list[_Copy | Compute] = [*_copies(shard), *_computes(shard)]
+    with ExitStack() as stack:
+        files = {file for tensor, _ in shard.tensors for file in tensor.files}
+        handles = open_all(stack, files)
+        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        stack.callback(os.close, output)
+        _write(output, shard.header, 0)
+        progress(len(shard.header))
+
+        def run(piece: _Copy | Compute) -> None:
+            if isinstance(piece, _Copy):
+                copy_span(handles[piece.source], output, piece)
+                progress(piece.nbytes)
+            else:
+                reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
+                for data, offset in computed(piece, reader, allow_non_finite):
+                    _write(output, data, offset)
+                    progress(len(data))
+
+        _run_all(run, work, threads)
+
+
+def measure_model(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Thresholds]:
+    """What operations must know of the whole model before a tensor of theirs can be computed."""
+    terms = [term for tensor in tensors for term, _ in tensor.inputs]
+    with ExitStack() as stack:
+        derived = [tensor for tensor in tensors if not tensor.linear]
+        handles = open_all(stack, {file for tensor in derived for file in tensor.files})
+        return model_thresholds(terms, handles, threads)
+
+
+def compute_tensor(
+    tensor: OutputTensor,
+    thresholds: Mapping[Operation, Thresholds] | None = None,
+    *,
+    allow_non_finite: bool = False,
+) -> torch.Tensor:
+    """One output tensor in memory: what `write_shard` would write, bit for bit.
+
+    Raises:
+        MergeError: a blend gave NaN or infinity.
+    """
+    import torch
+
+    if tensor.verbatim:
+        return read_tensor(next(leaves(tensor.inputs))).reshape(tensor.shape)
+    buffer = bytearray(tensor.nbytes)
+    with ExitStack() as stack:
+        handles = open_all(stack, tensor.files)
+        reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
+        whole = Compute(tensor, 0, tensor.elements, 0)
+        for data, offset in computed(whole, reader, allow_non_finite):
+            buffer[offset : offset + len(data)] = data
+    dtype = torch_dtype(tensor.dtype)
+    if not buffer:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).reshape(tensor.shape)
+
+
+def _copies(shard: Shard) -> Iterator[_Copy]:
+    """Neighbours in both files as one span, cut into pieces of `SPAN_BYTES`."""
+    span: _Copy | None = None
+    for tensor, offset in shard.tensors:
+        if not tensor.verbatim or not tensor.nbytes:
+            continue
+        info = next(leaves(tensor.inputs))
+        if span and (info.file, info.offset, offset) == (
+            span.source,
+            span.source_offset + span.nbytes,
+            span.offset + span.nbytes,
+        ):
+            span = _Copy(span.source, span.source_offset, span.offset, span.nbytes + tensor.nbytes)
+            continue
+        if span:
+            yield from _pieces(span)
+        span = _Copy(info.file, info.offset, offset, tensor.nbytes)
+    if span:
+        yield from _pieces(span)
+
+
+def _pieces(span: _Copy) -> Iterator[_Copy]:
+    for start in range(0, span.nbytes, SPAN_BYTES):
+        length = min(SPAN_BYTES, span.nbytes - start)
+        yield _Copy(span.source, span.source_offset + start, span.offset + start, length)
+
+
+def _computes(shard: Shard) -> Iterator[Compute]:
+    for tensor, offset in shard.tensors:
+        if tensor.verbatim or not tensor.elements:
+            continue
+        whole = Compute(tensor, 0, tensor.elements, offset)
+        yield from _chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
+
+
+def _chunks(piece: Compute, nbytes: int) -> Iterator[Compute]:
+    """A piece cut into pieces of at most this many bytes of output."""
+    size = DTYPE_BITS[piece.tensor.dtype] // 8
+    step = nbytes // size
+    for start in range(piece.start, piece.stop, step):
+        stop = min(start + step, piece.stop)
+        offset = piece.offset + (start - piece.start) * size
+        yield Compute(piece.tensor, start, stop, offset)
+
+
+def computed(
+    piece: Compute, reader: Reader, allow_non_finite: bool
+) -> Iterator[tuple[memoryview, int]]:
+    """The bytes of a piece and where they go, chunk by chunk."""
+    import torch
+
+    dtype = torch_dtype(piece.tensor.dtype)
+    for chunk in _chunks(piece, CHUNK_BYTES):
+        result = reader.total(piece.tensor.inputs, chunk.start, chunk.stop).to(dtype)
+        if not allow_non_finite and not kernels.is_finite(result):
+            raise MergeError(_non_finite(chunk, reader))
+        yield memoryview(result.view(torch.uint8).numpy().data), chunk.offset
+
+
+def _non_finite(chunk: Compute, reader: Reader) -> str:
+    tensor = chunk.tensor
+    found = reader.blame(tensor.inputs, chunk.start, chunk.stop)
+    return found or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider --dtype"
+
+
+def open_all(stack: ExitStack, files: Iterable[Path]) -> dict[Path, int]:
+    """Descriptors of files, open for reading until the stack is left."""
+    return {file: stack.enter_context(open_file(file)) for file in sorted(files)}
+
+
+def copy_span(source: int, output: int, piece: _Copy) -> None:
+    """Copy bytes between files inside the kernel, which shares their blocks where it can.
+
+    Falls back to reading and writing where the filesystems cannot.
+
+    Raises:
+        CheckpointError: the source ended early.
+        OSError: the output cannot be written.
+    """
+    done = 0
+    while done < piece.nbytes:
+        left = piece.nbytes - done
+        start, offset = piece.source_offset + done, piece.offset + done
+        try:
+            count = os.copy_file_range(source, output, left, start, offset)
+        except OSError as error:
+            if error.errno not in NO_KERNEL_COPY:
+                raise
+            count = 0
+        # Some filesystems answer 0 in the middle of a file; only reading tells its real end.
+        if count == 0:
+            buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
+            read_into(source, start, buffer, piece.source)
+            _write(output, buffer, offset)
+            count = len(buffer)
+        done += count
+
+
+def _write(output: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(output, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _run_all(
+    run: Callable[[_Copy | Compute], None], work: Sequence[_Copy | Compute], threads: int
+) -> None:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
+    try:
+        copies = pool.map(run, (piece for piece in work if isinstance(piece, _Copy)))
+        computes = [piece for piece in work if isinstance(piece, Compute)]
+        with single_threaded_torch() if computes else nullcontext():
+            for _ in chain(pool.map(run, computes), copies):
+                pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def single_threaded_torch() -> Iterator[None]:
+    """One torch thread per worker; the workers are the parallelism."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def write_plan(
+    plan: Plan,
+    target: Path,
+    *,
+    overwrite: bool,
+    threads: int,
+    progress: Advance,
+    allow_non_finite: bool,
+    resume: bool,
+) -> None:
+    """Write the merged checkpoint to `target`; see `Plan.save`."""
+    shards = plan.shards()
+    # One file is either finished or not: a journal would have nothing to say.
+    key = _key(plan, shards, allow_non_finite) if len(shards) > 1 else ""
+    with (
+        atomic_folder(
+            target, marker=RECORD, overwrite=overwrite, resume=key if resume and key else None
+        ) as folder,
+        Journal(folder, key) as journal,
+    ):
+        left = [shard for shard in shards if shard.file not in journal.finished]
+        if journal.finished:
+            progress(sum(shard.nbytes for shard in shards if shard not in left))
+        thresholds = measure_model(plan.tensors, threads) if left else {}
+        for shard in left:
+            write_shard(
+                folder / shard.file,
+                shard,
+                threads=threads,
+                progress=progress,
+                thresholds=thresholds,
+                allow_non_finite=allow_non_finite,
+            )
+            if key:
+                journal.enter(shard.file)
+        index = index_of(shards)
+        if index:
+            (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
+        write_documents(folder, plan)
+        check_unchanged(plan.stamps)
+
+
+def _key(plan: Plan, shards: Sequence[Shard], allow_non_finite: bool) -> str:
+    """A hash of all that decides the bytes of the output files."""
+    digest = hashlib.sha256(json.dumps([plan.record, allow_non_finite]).encode())
+    for shard in shards:
+        digest.update(shard.header)
+    return digest.hexdigest()

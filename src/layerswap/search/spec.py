@@ -1,0 +1,281 @@
+"""`SWEEP.yaml`: which compositions to try, on which tasks, and how to choose."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
+from layerswap.compose.schema import DTYPES, Strict
+from layerswap.compose.yaml_file import KeyPath, explain, parse_yaml, read_text
+from layerswap.errors import RecipeError
+
+RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
+
+
+def _read_sizes(value: object) -> object:
+    """A number, a list of numbers, or a range such as `0-8`, as a list."""
+    if type(value) is int:
+        return [value]
+    found = RANGE.fullmatch(value) if isinstance(value, str) else None
+    if found:
+        return list(range(int(found[1]), int(found[2]) + 1))
+    return value
+
+
+Sizes = Annotated[
+    list[Annotated[int, Field(ge=0)]], BeforeValidator(_read_sizes), Field(min_length=1)
+]
+
+
+class Grid(Strict):
+    """Zone sizes to try, every combination that fits; see `compose.presets.zone_grid`."""
+
+    bottom: Sizes
+    top: Sizes
+    bottom_transition: Sizes = [0]
+    top_transition: Sizes = [0]
+
+
+class Choice(Strict):
+    """What the best composition is chosen by; the first of what the tasks give by default."""
+
+    task: str | None = None
+    metric: str | None = None
+    filter: str | None = None
+
+
+class Halving(Strict):
+    """Dropping compositions that cannot win any more; see `evaluate.racing`.
+
+    Attributes:
+        first: documents of the first round; every further round doubles them.
+        error: the probability, at most, that the truly best composition is dropped.
+    """
+
+    first: Annotated[int, Field(ge=2)] = 50
+    error: Annotated[float, Field(gt=0, lt=1)] = 0.05
+
+
+SIGNALS = ("agreement", "consensus", "confidence", "self_consistency", "fluency", "closeness",
+           "tasks")  # fmt: skip
+Signal = Literal["agreement", "consensus", "confidence", "self_consistency", "fluency",
+                 "closeness", "tasks"]  # fmt: skip
+
+
+def _read_signals(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class WithoutLabels(Strict):
+    """Choosing where nothing in the target language is labelled; see `evaluate.signals`.
+
+    Attributes:
+        by: a signal, or several whose ranks are averaged. By default the one that did best on the
+            lab among those that the files below allow.
+        prompts: a file of target-language prompts, as the task asks them.
+        parallel: a file with the same prompts in the source language, line by line.
+        text: a file of plain target-language text.
+        answer: a regular expression; its last match in what was written is the answer. All that
+            was written, without blanks around it, when not given.
+        max_new_tokens: most tokens of an answer.
+        stop: strings that end an answer.
+    """
+
+    by: Annotated[list[Signal], BeforeValidator(_read_signals), Field(min_length=1)] | None = None
+    prompts: str | None = None
+    parallel: str | None = None
+    text: str | None = None
+    answer: str | None = None
+    max_new_tokens: PositiveInt = 64
+    stop: list[str] = []
+
+    @field_validator("answer")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"not a regular expression ({error})") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _has_files(self) -> WithoutLabels:
+        if self.by is None and not (self.prompts or self.text):
+            raise ValueError("give prompts (with their parallel) or text to choose by")
+        for signal in self.by or ():
+            lacking = next((file for file in NEEDS[signal] if getattr(self, file) is None), None)
+            if lacking is not None:
+                raise ValueError(f"{signal} needs `{lacking}`")
+        return self
+
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "agreement": ("prompts", "parallel"),
+    "consensus": ("prompts",),
+    "confidence": ("prompts",),
+    "self_consistency": ("prompts",),
+    "fluency": ("text",),
+    "closeness": ("prompts", "parallel"),
+    "tasks": (),
+}
+"""The files that a signal reads."""
+
+
+class SearchSpec(Strict):
+    """A search beyond the grid of zones; see `evaluate.searching`.
+
+    Attributes:
+        each: whether every layer chooses, or attention and mlp of every layer apart.
+        take: what there is to choose from: names of the recipe's experts, or numbers, the share of
+            the language expert in a blend of the two.
+        outside: what the places outside the layers may take.
+        trials: compositions to try.
+        batch: compositions that are proposed and evaluated together.
+        seed: of the proposals.
+    """
+
+    each: Literal["layer", "layer_and_role"] = "layer"
+    take: Annotated[list[str | float | int], Field(min_length=2)] = ["task", "language"]
+    outside: Annotated[list[Literal["blend", "language", "task"]], Field(min_length=1)] = ["blend"]
+    trials: PositiveInt = 100
+    batch: PositiveInt = 16
+    seed: int = 0
+
+    @field_validator("take")
+    @classmethod
+    def _shares(cls, values: list[str | float | int]) -> list[str | float | int]:
+        for value in values:
+            if not isinstance(value, str) and not 0 <= value <= 1:
+                raise ValueError(f"{value} is no share of the language expert in 0..1")
+        if len(set(map(str, values))) < len(values):
+            raise ValueError("something is there twice")
+        return values
+
+
+class SweepSpec(Strict):
+    """A whole sweep.
+
+    Attributes:
+        recipe: a swap, as a recipe file or inline.
+        grid: the compositions to try.
+        search: instead of a grid, a search.
+        tasks: lm-eval tasks by name.
+        include: folders with task YAMLs of one's own.
+        choose_by: what the best composition is chosen by.
+        without_labels: choose by signals that need no labels; the tasks are only reported.
+        halving: let compositions of a grid that cannot win any more stop early.
+        development: share of each task's documents that compositions are chosen on; the others
+            are for the report.
+        limit: most documents of a task, both splits together.
+        num_fewshot: examples in a prompt; the task's own number when not given.
+        batch_size: rows that the model reads together; `auto` takes 16, or as many as fit.
+        seed: of the split.
+        device: where the models run.
+        dtype: of the models; as stored when not given.
+    """
+
+    recipe: str | dict[str, Any]
+    grid: Grid | None = None
+    search: SearchSpec | None = None
+    tasks: list[str] = []
+    include: list[str] = []
+    choose_by: Choice = Choice()
+    without_labels: WithoutLabels | None = None
+    halving: Halving | None = None
+    development: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    limit: PositiveInt | None = None
+    num_fewshot: Annotated[int, Field(ge=0)] | None = None
+    batch_size: PositiveInt | Literal["auto"] = "auto"
+    seed: int = 0
+    device: str = "cpu"
+    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> SweepSpec:
+        if (self.grid is None) == (self.search is None):
+            raise ValueError("give either a grid or a search")
+        signals = self.without_labels
+        if not self.tasks and (signals is None or "tasks" in (signals.by or ())):
+            raise ValueError("tasks: name at least one")
+        if self.halving and (signals or self.search):
+            raise ValueError("halving is for a grid that is chosen by tasks")
+        return self
+
+    @field_validator("tasks")
+    @classmethod
+    def _once(cls, names: list[str]) -> list[str]:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"task {twice!r} is there twice")
+        return names
+
+
+def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
+    """The sweep in a YAML file, and its recipe; paths in it are relative to the file.
+
+    Raises:
+        RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
+            path; or the recipe is no swap.
+    """
+    data, lines = parse_yaml(read_text(path), str(path))
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}: a sweep is a mapping with `recipe`, `grid` and `tasks`")
+    try:
+        spec = SweepSpec.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(explain(error, str(path), lines, _keys_at)) from None
+    folder = path.parent
+    recipe = (
+        read_recipe(folder / spec.recipe)
+        if isinstance(spec.recipe, str)
+        else check_recipe(spec.recipe, where=f"{path}, recipe")
+    )
+    if recipe.swap is None:
+        raise RecipeError(f"{path}: recipe: a grid of zones needs a swap")
+    include = [str(folder / name) for name in spec.include]
+    missing = next((name for name in include if not Path(name).is_dir()), None)
+    if missing is not None:
+        raise RecipeError(f"{path}: include: {missing}: no such folder")
+    found = {"include": include, "without_labels": _with_paths(spec.without_labels, path)}
+    return spec.model_copy(update=found), recipe
+
+
+def _with_paths(signals: WithoutLabels | None, path: Path) -> WithoutLabels | None:
+    """The same with its files relative to the sweep's file.
+
+    Raises:
+        RecipeError: a file is not there.
+    """
+    if signals is None:
+        return None
+    files = {}
+    for key in ("prompts", "parallel", "text"):
+        name = getattr(signals, key)
+        if name is not None:
+            files[key] = str(path.parent / name)
+            if not Path(files[key]).is_file():
+                raise RecipeError(f"{path}: without_labels.{key}: {files[key]}: no such file")
+    return signals.model_copy(update=files)
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    models: dict[str, type[Strict]] = {
+        "grid": Grid,
+        "search": SearchSpec,
+        "choose_by": Choice,
+        "without_labels": WithoutLabels,
+        "halving": Halving,
+    }
+    model = models.get(str(path[0])) if path else SweepSpec
+    return list(model.model_fields) if model else []

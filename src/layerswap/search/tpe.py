@@ -1,0 +1,373 @@
+"""What a search chooses, as parameters, and as a recipe with an override for each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerswap._types import Advance, Log
+from layerswap.compose import Recipe, Zones, default_zones
+from layerswap.compose.schema import Override
+from layerswap.engine.sweep import Sweep
+from layerswap.errors import EvaluationError
+from layerswap.evaluation.response_cache import AnswerStore, composition_key
+from layerswap.merge.metadata import tokenizer_folder
+from layerswap.merge.plan import Plan
+from layerswap.merge.planner import make_plan
+from layerswap.search.conditions import (
+    DEVELOPMENT,
+    Evaluator,
+    Row,
+    TestResult,
+    contenders,
+    score_table,
+)
+from layerswap.search.grid import others_of
+from layerswap.search.spec import SearchSpec, SweepSpec
+from layerswap.search.unlabelled import choose_without_labels
+
+if TYPE_CHECKING:
+    import optuna
+
+
+OUTSIDE = "outside"
+Choices = Mapping[str, str]
+"""Per parameter what it takes, as text; a share of the language expert as a number in text."""
+
+
+def parameters(spec: SearchSpec, layers: int) -> dict[str, list[str]]:
+    """What is chosen, and from what: `outside`, and `3` or `3.attention` and `3.mlp`."""
+    takes = [str(value) for value in spec.take]
+    roles = [""] if spec.each == "layer" else [".attention", ".mlp"]
+    return {
+        OUTSIDE: list(spec.outside),
+        **{f"{layer}{role}": takes for layer in range(layers) for role in roles},
+    }
+
+
+def with_choices(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe with an override for every choice; norms go with attention."""
+    assert recipe.swap is not None, "a sweep's recipe is a swap"
+    places = [*recipe.places, *_overrides(recipe, choices)]
+    swap = recipe.swap.model_copy(update={"outside": choices[OUTSIDE]})
+    return recipe.model_copy(update={"swap": swap, "places": places})
+
+
+def with_choices_plan(start: Plan, choices: Choices) -> Plan:
+    """The plan of `with_choices`, over checkpoints that are open already."""
+    recipe = with_choices(start.recipe, choices)
+    composition = recipe.resolve(start.composition.layers, start.magnitude)
+    return replace(start, recipe=recipe, composition=composition)
+
+
+def _overrides(recipe: Recipe, choices: Choices) -> Iterator[Override]:
+    method = recipe.swap
+    assert method is not None, "a sweep's recipe is a swap"
+    for key, choice in choices.items():
+        if key == OUTSIDE:
+            continue
+        layer, _, role = key.partition(".")
+        take: dict[str, float] = {choice: 1.0}
+        if choice not in (*recipe.experts, "base"):
+            share = float(choice)
+            weights = {method.task: 1 - share, method.language: share}
+            take = {name: weight for name, weight in weights.items() if weight}
+        # Attention comes first and brings the layer's norms; the mlp then takes its own.
+        roles = ["mlp"] if role == "mlp" else None
+        yield Override(layers=layer, roles=roles, take=take)
+
+
+def check_names(spec: SearchSpec, recipe: Recipe) -> None:
+    """Refuse names that the recipe does not have.
+
+    Raises:
+        EvaluationError: naming the first.
+    """
+    known = [*recipe.experts, *(["base"] if recipe.base else [])]
+    unknown = next((v for v in spec.take if isinstance(v, str) and v not in known), None)
+    if unknown is not None:
+        raise EvaluationError(
+            f"search.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
+        )
+
+
+SUGGESTIONS = 5
+"""How many of `suggest`'s ranking a search starts with."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A composition that was tried.
+
+    Attributes:
+        number: from 0.
+        choices: what every layer (and role) takes.
+        score: by which the search chooses.
+    """
+
+    number: int
+    choices: Choices
+    score: float
+
+
+class Search:
+    """Optuna's proposals over the choices of all layers, kept in a file.
+
+    Args:
+        spec: what there is to choose.
+        start: the recipe's plan.
+        study: the file; in memory when None.
+    """
+
+    def __init__(self, spec: SearchSpec, start: Plan, study: Path | None = None) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._spec, self._start = spec, start
+        self._takes = [str(value) for value in spec.take]
+        self.parameters = parameters(spec, start.composition.layers)
+        space = [self.parameters, spec.seed, composition_key(start)]
+        name = hashlib.sha256(json.dumps(space).encode()).hexdigest()
+        self._study = optuna.create_study(
+            storage=f"sqlite:///{study}" if study else None,
+            study_name=name,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        self._distributions: dict[str, Any] = {
+            key: optuna.distributions.CategoricalDistribution(values)
+            for key, values in self.parameters.items()
+        }
+
+    def run(
+        self, score: Callable[[Mapping[int, Choices]], dict[int, float]], progress: Advance | None
+    ) -> list[Trial]:
+        """Try as many compositions as the file asks for, those of earlier runs included.
+
+        Args:
+            score: gives the score of every trial of a batch.
+            progress: called with the number of compositions just tried.
+        """
+        import optuna
+
+        self._forget_unfinished()
+        if not self._finished():
+            for choices in self._starts():
+                self._study.enqueue_trial(dict(choices), skip_if_exists=True)
+        while (left := self._spec.trials - len(self._finished())) > 0:
+            batch = self._propose(min(left, self._spec.batch))
+            scores = score({trial.number: trial.params for trial in batch})
+            for trial in batch:
+                self._study.tell(trial, scores[trial.number])
+            if progress is not None:
+                progress(len(batch))
+        state = optuna.trial.TrialState.COMPLETE
+        return [
+            Trial(i, trial.params, float(trial.value))  # type: ignore[arg-type]
+            for i, trial in enumerate(self._study.get_trials(states=(state,)))
+        ]
+
+    def _propose(self, count: int) -> list[optuna.Trial]:
+        """A batch: the first trial is free, the others begin with the layers that it begins with.
+
+        As many layers as a draw says, at least a quarter and at most three.
+        """
+        import optuna
+
+        number = len(self._study.get_trials(deepcopy=False))
+        sampler = optuna.samplers.TPESampler(seed=self._spec.seed + number, constant_liar=True)
+        self._study.sampler = sampler
+        first = self._study.ask(self._distributions)
+        layers = self._start.composition.layers
+        draw = random.Random(f"{self._spec.seed}/{number}").uniform(0.25, 0.75)
+        shared = {
+            key: first.params[key]
+            for key in self.parameters
+            if key != OUTSIDE and int(key.split(".")[0]) < draw * layers
+        }
+        # What lies outside decides the embedding, with which a shared beginning begins.
+        shared[OUTSIDE] = first.params[OUTSIDE]
+        with warnings.catch_warnings():
+            # Marked as experimental since Optuna 2.4, and unchanged since.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study.sampler = optuna.samplers.PartialFixedSampler(shared, sampler)
+        return [first, *(self._study.ask(self._distributions) for _ in range(count - 1))]
+
+    def _finished(self) -> list[Any]:
+        import optuna
+
+        state = optuna.trial.TrialState.COMPLETE
+        return self._study.get_trials(deepcopy=False, states=(state,))
+
+    def _forget_unfinished(self) -> None:
+        """Trials that were asked for when a search was killed count as failed."""
+        import optuna
+
+        for trial in self._study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+            self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+    def _starts(self) -> Iterator[Choices]:
+        layers = self._start.composition.layers
+        method = self._start.recipe.swap
+        assert method is not None, "a sweep's recipe is a swap"
+        tried = [default_zones(layers), Zones(0, 0), Zones(layers, 0), *_suggested(self._start)]
+        sides = (method.task, method.language)
+        if not set(sides) <= set(self._takes):
+            return
+        for zones in tried:
+            inside = range(zones.bottom, layers - zones.top)
+            yield {
+                key: self.parameters[OUTSIDE][0]
+                if key == OUTSIDE
+                else sides[int(key.split(".")[0]) not in inside]
+                for key in self.parameters
+            }
+
+
+def _suggested(start: Plan) -> Iterable[Zones]:
+    """The first of `suggest`'s ranking; nothing without a base to measure against."""
+    from layerswap.deltas.atlas import measure_delta
+    from layerswap.deltas.suggestion import suggest
+
+    method, base = start.recipe.swap, start.recipe.base
+    assert method is not None, "a sweep's recipe is a swap"
+    sources = {name: start.recipe.experts[name].source for name in (method.task, method.language)}
+    experts = {name: source for name, source in sources.items() if source is not None}
+    if base is None or base.source is None or len(experts) < len(sources):
+        return []
+    atlas = measure_delta(base.source, experts)
+    ranked = suggest(atlas, method.task, method.language).ranked[:SUGGESTIONS]
+    return [Zones(z.bottom + z.bottom_transition, z.top + z.top_transition) for z, _ in ranked]
+
+
+@dataclass(frozen=True)
+class SearchResult(TestResult):
+    """What a search found.
+
+    Attributes:
+        recipe: the recipe it started from.
+        layers: number of layers.
+        chosen_by: what the trials were compared by, in words.
+        trials: in their order.
+        best: of them.
+        evaluated: layers that were run per batch of documents, over the whole search.
+        alone: layers that one by one would have been.
+    """
+
+    recipe: Recipe
+    layers: int
+    chosen_by: str
+    trials: Sequence[Trial]
+    best: Trial
+    evaluated: int
+    alone: int
+
+    def worth(self) -> dict[str, dict[str, float]]:
+        """Per parameter and choice the mean score of the trials that made it."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for trial in self.trials:
+            for key, choice in trial.choices.items():
+                found.setdefault(key, {}).setdefault(choice, []).append(trial.score)
+        return {
+            key: {choice: sum(scores) / len(scores) for choice, scores in sorted(by.items())}
+            for key, by in found.items()
+        }
+
+    def best_recipe(self) -> dict[str, Any]:
+        """The recipe of the best composition, ready for `layerswap merge`."""
+        recipe = with_choices(self.recipe, self.best.choices)
+        return recipe.model_dump(mode="json", exclude_defaults=True)
+
+
+def run_search(
+    spec: SweepSpec,
+    recipe: Recipe,
+    *,
+    study: Path | None = None,
+    store: AnswerStore | None = None,
+    allow_code: bool = False,
+    log: Log = lambda line: None,
+    progress: Advance | None = None,
+) -> SearchResult:
+    """Search compositions by the development split, and judge the best on the rest.
+
+    Args:
+        spec: with a search.
+        recipe: a swap, whose experts can be taken.
+        study: the file that Optuna keeps; in memory when None.
+        store: keeps answers.
+        allow_code: let tasks run code that a model wrote.
+        log: told what the search costs.
+        progress: called with the number of compositions just tried.
+
+    Raises:
+        LayerswapError: the experts or tasks cannot be had, or there is nothing of that name.
+    """
+    from transformers import AutoTokenizer
+
+    assert spec.search is not None, "the file has a search; see evaluate.board for a grid"
+    start = make_plan(recipe)
+    check_names(spec.search, recipe)
+    others = contenders(start)
+    sweep = Sweep(list(others.values()), device=spec.device, dtype=spec.dtype)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(start))
+    judge = Evaluator(spec, sweep, tokenizer, store=store, allow_code=allow_code, log=log)
+    scorer = _Scorer(judge, start, others_of([], others)["task expert"])
+    trials = Search(spec.search, start, study).run(scorer, progress)
+    best = max(trials, key=lambda trial: (trial.score, -trial.number))
+    test, rows, measure = judge.tested(
+        scorer.member(best.choices), others_of([], others), scorer.measure
+    )
+    log(
+        f"{len(trials)} compositions tried: {scorer.evaluated} layers run per batch of documents "
+        f"instead of {scorer.alone}"
+    )
+    return SearchResult(
+        measure, test, [*scorer.rows, *rows], recipe, start.composition.layers, scorer.chosen_by,
+        trials, best, scorer.evaluated, scorer.alone,
+    )  # fmt: skip
+
+
+class _Scorer:
+    """Scores batches of choices on the development split, keeping every row."""
+
+    def __init__(self, judge: Evaluator, start: Plan, task_expert: int) -> None:
+        self._judge, self._start, self._expert = judge, start, task_expert
+        self._members: dict[str, int] = {}
+        self.rows: list[Row] = []
+        self.measure: tuple[str, str, str] | None = None
+        self.chosen_by = ""
+        self.evaluated = self.alone = 0
+
+    def member(self, choices: Choices) -> int:
+        """The position of a composition in the sweep; added if it is not there."""
+        plan = with_choices_plan(self._start, choices)
+        key = composition_key(plan)
+        if key not in self._members:
+            (self._members[key],) = self._judge.sweep.add([plan])
+        return self._members[key]
+
+    def __call__(self, batch: Mapping[int, Choices]) -> dict[int, float]:
+        """The score of every trial of a batch, by its number."""
+        members = {number: self.member(choices) for number, choices in batch.items()}
+        distinct = list(dict.fromkeys(members.values()))
+        counts = self._judge.sweep.counts(distinct)
+        self.evaluated, self.alone = self.evaluated + counts.distinct, self.alone + counts.naive
+        names = [next(str(n) for n, m in members.items() if m == member) for member in distinct]
+        if self._judge.spec.without_labels is not None:
+            values, signal = choose_without_labels(self._judge, distinct, names, self._expert)
+            self.chosen_by = f"{signal} (no labels)"
+        else:
+            rows = self._judge.rows(DEVELOPMENT, distinct, names)
+            self.measure = self._judge.measure(rows)
+            self.chosen_by = " ".join(self.measure)
+            self.rows += rows
+            values = score_table(rows, DEVELOPMENT, names, self.measure).mean(axis=1)
+        found = dict(zip(distinct, values.tolist(), strict=True))
+        return {number: found[member] for number, member in members.items()}

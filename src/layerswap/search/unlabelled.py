@@ -1,0 +1,172 @@
+"""Choosing a composition without labels, by signals on the files that a sweep names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerswap.errors import EvaluationError
+from layerswap.evaluation.examples import read_examples
+from layerswap.search import signals
+from layerswap.search.cross_lingual_similarity import cross_lingual_similarity
+from layerswap.search.signals import Answers
+from layerswap.search.spec import NEEDS, Signal, WithoutLabels
+
+if TYPE_CHECKING:
+    from layerswap.search.conditions import Evaluator
+    from layerswap.search.signals import Values
+
+
+BEST_FIRST: tuple[Signal, ...] = ("agreement", "closeness", "consensus", "fluency")
+"""Signals by how well they chose on the lab (docs/sweeps.md); the default is the first possible."""
+
+
+def choose_without_labels(
+    judge: Evaluator, members: Sequence[int], names: Sequence[str], task_expert: int
+) -> tuple[Values, str]:
+    """The value of the file's signal for compositions, and its name.
+
+    Args:
+        judge: of the sweep.
+        members: positions of the compositions in the sweep.
+        names: what they are called.
+        task_expert: position of the task expert alone.
+
+    Raises:
+        EvaluationError: the files do not fit together.
+    """
+    spec = judge.spec.without_labels
+    assert spec is not None, "the file says how to choose without labels"
+    chosen = spec.by or [_default(spec)]
+    bench = _Bench(judge, spec, list(members), list(names), task_expert)
+    found: dict[str, Values] = {name: bench.value(name) for name in chosen}
+    if len(found) == 1:
+        return next(iter(found.values())), chosen[0]
+    return signals.combined(found), "mean rank of " + ", ".join(chosen)
+
+
+def _default(spec: WithoutLabels) -> Signal:
+    return next(
+        name for name in BEST_FIRST if all(getattr(spec, file) is not None for file in NEEDS[name])
+    )
+
+
+class _Bench:
+    """Reads the files once, asks once, and gives every signal from that."""
+
+    def __init__(
+        self,
+        judge: Evaluator,
+        spec: WithoutLabels,
+        members: list[int],
+        names: list[str],
+        task_expert: int,
+    ) -> None:
+        self._judge, self._sweep, self._spec = judge, judge.sweep, spec
+        self._members, self._names, self._expert = members, names, task_expert
+        self._read = _reader(judge.tokenizer, spec.answer)
+
+    def value(self, signal: Signal) -> Values:
+        """One signal for every composition."""
+        ways: dict[str, Callable[[], Values]] = {
+            "agreement": self._agreement,
+            "consensus": lambda: signals.consensus(self._answers),
+            "confidence": lambda: signals.confidence(
+                self._sweep, self._prompts, self._answers, batch_size=self._batch
+            ),
+            "self_consistency": lambda: signals.self_consistency(
+                self._sweep, self._prompts, self._read, members=self._members, **self._settings
+            ),
+            "fluency": lambda: signals.fluency(
+                self._sweep, self._ids("text"), members=self._members, batch_size=self._batch
+            ),
+            "closeness": self._closeness,
+            "tasks": self._tasks,
+        }
+        return ways[signal]()
+
+    @cached_property
+    def _prompts(self) -> list[list[int]]:
+        return self._ids("prompts")
+
+    @cached_property
+    def _twins(self) -> list[list[int]]:
+        found = self._ids("parallel")
+        if len(found) != len(self._prompts):
+            raise EvaluationError(
+                f"{self._spec.parallel} has {len(found)} prompts and {self._spec.prompts} "
+                f"{len(self._prompts)}; they must be the same, line by line"
+            )
+        return found
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return signals.ask(
+            self._sweep, self._prompts, self._read, members=self._members, **self._settings
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "max_new_tokens": self._spec.max_new_tokens,
+            "stop": tuple(self._spec.stop),
+            "tokenizer": self._judge.tokenizer,
+        }
+
+    @property
+    def _batch(self) -> int:
+        size = self._judge.spec.batch_size
+        return 16 if size == "auto" else size
+
+    def _agreement(self) -> Values:
+        expert = signals.ask(
+            self._sweep, self._twins, self._read, members=[self._expert], **self._settings
+        )
+        return signals.agreement(self._answers, expert.texts[0])
+
+    def _closeness(self) -> Values:
+        pairs = list(zip(self._twins, self._prompts, strict=True))
+        found: Values = cross_lingual_similarity(self._sweep, pairs, members=self._members).mean(
+            axis=1
+        )
+        return found
+
+    def _tasks(self) -> Values:
+        """Mean rank over the file's tasks: the task in the source language, reading in the target.
+
+        Each task counts once, by the first number that it gives.
+        """
+        from layerswap.search.conditions import DEVELOPMENT, score_table
+
+        rows = self._judge.rows(DEVELOPMENT, self._members, self._names)
+        measures: dict[str, tuple[str, str, str]] = {}
+        for row in rows:
+            measures.setdefault(row.task, (row.task, row.metric, row.filter))
+        means = {
+            task: score_table(rows, DEVELOPMENT, self._names, measure).mean(axis=1)
+            for task, measure in measures.items()
+        }
+        return signals.combined(means)
+
+    def _ids(self, key: str) -> list[list[int]]:
+        path = Path(getattr(self._spec, key))
+        return [
+            list(self._judge.tokenizer(one.prompt + one.text).input_ids)
+            for one in read_examples(path)
+        ]
+
+
+def _reader(tokenizer: Any, pattern: str | None) -> Callable[[Sequence[int]], str]:
+    """What reads an answer from generated tokens."""
+
+    def read(tokens: Sequence[int]) -> str:
+        text = str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+        if pattern is None:
+            return text
+        found = [match.group() for match in re.finditer(pattern, text)]
+        return found[-1] if found else ""
+
+    return read

@@ -1,0 +1,85 @@
+"""A training in several processes, launched by accelerate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from layerswap.errors import RecipeError, StudyError
+from layerswap.training.expert import distributed
+
+SPEC, CONFIGURATION, OUTPUT = "expert.yaml", "accelerate.yaml", "training.txt"
+TOLD = 500
+"""Characters of what a launch wrote last that a failure repeats."""
+
+
+def launch_configuration(name: str, folder: Path) -> str:
+    """Accelerate's configuration of a name, or in a file.
+
+    Args:
+        name: `ddp`, `fsdp2`, `zero3` or a file.
+        folder: what the file is relative to.
+
+    Raises:
+        RecipeError: there is no such name or file.
+    """
+    if not name.endswith((".yaml", ".yml", ".json")):
+        return distributed.launch_configuration(name)
+    path = folder / Path(name).expanduser()
+    if not path.is_file():
+        raise RecipeError(f"resources: train: launch: {path}: no such file")
+    return path.read_text("utf-8")
+
+
+def launch_training(
+    spec: Mapping[str, Any], out: Path, launch: Mapping[str, Any], *, resume: bool
+) -> None:
+    """Train as `layerswap train` does, in the processes that accelerate starts.
+
+    What they write goes to `training.txt` beside `out`.
+
+    Args:
+        spec: of the expert, as in its YAML.
+        out: the folder of the expert.
+        launch: `processes`, and accelerate's `configuration`; on the CPU when that is None.
+        resume: go on from the newest checkpoint.
+
+    Raises:
+        StudyError: a process ended with an error.
+    """
+    folder = out.parent
+    (folder / SPEC).write_text(json.dumps(dict(spec), indent=2) + "\n", "utf-8")  # as YAML is
+    # Port 0: accelerate takes a free one, so that several trainings can share a machine.
+    how = ["--num_processes", str(launch["processes"]), "--main_process_port", "0"]
+    environment = dict(os.environ)
+    if launch["configuration"] is None:
+        environment["ACCELERATE_USE_CPU"] = "true"
+        how += ["--multi_gpu"]  # with the variable, gloo on the CPU; --cpu starts one process
+    else:
+        (folder / CONFIGURATION).write_text(launch["configuration"], "utf-8")
+        how += ["--config_file", str(folder / CONFIGURATION)]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *how]
+    command += ["-m", "layerswap", "train", str(folder / SPEC), "--out", str(out)]
+    command += ["--resume"] if resume else []
+    with (folder / OUTPUT).open("a", encoding="utf-8") as output:
+        done = subprocess.run(
+            command, check=False, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    if done.returncode:
+        said = (folder / OUTPUT).read_text("utf-8", errors="replace")
+        raise StudyError(
+            f"the launched training ended with {done.returncode}; {folder / OUTPUT} has all that "
+            f"it said, last: {_last_line(said)}"
+        )
+
+
+def _last_line(text: str) -> str:
+    """The error that a process wrote, or whatever came last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines or [""])[-1][:TOLD]

@@ -1,0 +1,1 @@
+"""Training experts: specs, the trainer, and selecting checkpoints."""

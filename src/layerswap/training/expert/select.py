@@ -1,0 +1,220 @@
+"""Selecting experts: every checkpoint of several runs scored, the best kept, not all of one run.
+
+Both papers keep the best three of many checkpoints, "striking a balance between top performance
+and sufficient diversity" (paper 1, section 4.1).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import EvaluationError, TrainingError
+from layerswap.evaluation.languages import match
+from layerswap.merge.metadata import tokenizer_folder
+from layerswap.merge.plan import Plan
+from layerswap.merge.planner import make_plan
+from layerswap.training.expert.save import STATE, checkpoints, read_training
+
+ExpertRole = Literal["task", "language"]
+LANGUAGE_SIGNALS = {"belebele_": r"[a-z]{3}_[A-Z][a-z]{3}", "global_mmlu_full_": r"[a-z]{2,3}"}
+"""How lm-eval's tasks are called before the code of the language, and how they write the code."""
+ENGLISH_PROBLEMS = "mgsm_direct_en"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One checkpoint.
+
+    Attributes:
+        run: the folder that `layerswap train` wrote.
+        step: optimiser steps that it has seen.
+        folder: its own.
+        loss: its validation loss, nats per token, where it was measured.
+        scores: by task, the mean over its documents.
+    """
+
+    run: str
+    step: int
+    folder: str
+    loss: float | None
+    scores: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        """What it is ranked by, larger is better: mean score, or the negative validation loss."""
+        if self.scores:
+            return sum(self.scores.values()) / len(self.scores)
+        return -math.inf if self.loss is None else -self.loss
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was found.
+
+    Attributes:
+        ranked: every candidate, the best first.
+        chosen: the best `keep`, no more of one run than its share.
+    """
+
+    ranked: tuple[Candidate, ...]
+    chosen: tuple[Candidate, ...]
+
+    def to_json(self) -> str:
+        """The whole selection, as JSON."""
+        data = {"ranked": list(map(asdict, self.ranked)), "chosen": list(map(asdict, self.chosen))}
+        return json.dumps(data, indent=2) + "\n"
+
+
+def candidates(run: Path) -> list[Candidate]:
+    """The checkpoints of a run in the order of their steps, its output last.
+
+    Raises:
+        TrainingError: the folder is no training, or has no checkpoint yet.
+    """
+    record = read_training(run)
+    whole = checkpoints(run / "checkpoints")
+    losses = _losses(record, whole)
+    steps = [(int(path.name.rpartition("-")[2]), path) for path in whole]
+    if record["finished"]:
+        steps.append((int(record["steps"]), run))
+    if not steps:
+        raise TrainingError(f"{run}: has no checkpoint yet")
+    return [Candidate(str(run), step, str(path), losses.get(step)) for step, path in steps]
+
+
+def select(
+    runs: Sequence[Path],
+    *,
+    keep: int = 3,
+    of_any_run: bool = False,
+    score: Callable[[Candidate], dict[str, float]] | None = None,
+) -> Selection:
+    """Score every checkpoint of several runs, and keep the best.
+
+    Args:
+        runs: folders that `layerswap train` wrote.
+        keep: how many to keep.
+        of_any_run: whether all may come from one run. Otherwise each run gives as few as it takes:
+            one each where there are as many runs as are kept.
+        score: by task, what a checkpoint scores; ranked by validation loss when None.
+
+    Raises:
+        TrainingError: a folder is no training, or no validation loss was measured.
+    """
+    found = [candidate for run in runs for candidate in candidates(run)]
+    if score is not None:
+        found = [Candidate(one.run, one.step, one.folder, one.loss, score(one)) for one in found]
+    elif not any(one.loss is not None for one in found):
+        raise TrainingError("no run measured a validation loss; select by tasks instead")
+    ranked = sorted(found, key=lambda one: (-one.value, one.run, one.step))
+    share = len(ranked) if of_any_run else math.ceil(keep / len({one.run for one in found}))
+    chosen: list[Candidate] = []
+    for one in ranked:
+        if len(chosen) < keep and sum(other.run == one.run for other in chosen) < share:
+            chosen.append(one)
+    return Selection(tuple(ranked), tuple(chosen))
+
+
+def signal_tasks(role: ExpertRole, language: str | None = None) -> list[str]:
+    """The lm-eval tasks that predict what an expert is worth in a merge (paper 2, section 5).
+
+    Belebele and Global-MMLU in its language for a language expert, English MGSM for a task expert.
+
+    Raises:
+        EvaluationError: a language expert without a language, or neither benchmark has it.
+    """
+    from layerswap.evaluation.harness import task_names
+
+    if role == "task":
+        return [ENGLISH_PROBLEMS]
+    if language is None:
+        raise EvaluationError("a language expert is selected in its language; give --language")
+    found = []
+    names = task_names()
+    for prefix, form in LANGUAGE_SIGNALS.items():
+        codes = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        code = match(language, filter(re.compile(form).fullmatch, codes))
+        if code is not None:
+            found.append(prefix + code)
+    if not found:
+        raise EvaluationError(f"neither Belebele nor Global-MMLU has {language}; give --task")
+    return found
+
+
+def scorer(
+    tasks: Sequence[str],
+    *,
+    include: Sequence[Path] = (),
+    limit: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Callable[[Candidate], dict[str, float]]:
+    """A function that scores a checkpoint, or an adapter over its base, on lm-eval tasks.
+
+    Args:
+        tasks: their names.
+        include: folders with task YAMLs of one's own.
+        limit: most documents of a task.
+        device: where models run; a GPU if there is one when None.
+        dtype: of the models; as stored when None.
+    """
+
+    def score(candidate: Candidate) -> dict[str, float]:
+        recipe = {"experts": {"expert": candidate.folder}, "soup": {"experts": ["expert"]}}
+        plan = make_plan(check_recipe(recipe, where=candidate.folder))
+        return score_plan(plan, tasks, include=include, limit=limit, device=device, dtype=dtype)
+
+    return score
+
+
+def score_plan(
+    plan: Plan,
+    tasks: Sequence[str],
+    *,
+    include: Sequence[Path] = (),
+    limit: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> dict[str, float]:
+    """The mean of the first metric of each lm-eval task, for a plan that need not be written.
+
+    See `scorer`.
+    """
+    from transformers import AutoTokenizer
+
+    from layerswap.engine.devices import pick_device
+    from layerswap.engine.sweep import Sweep
+    from layerswap.evaluation.harness import evaluate
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(plan))
+    sweep = Sweep([plan], device=pick_device(device), dtype=dtype)
+    result = evaluate(sweep, tokenizer, tasks, include=include, limit=limit, batch_size=None)
+    return _means(result[0])
+
+
+def _means(result: dict[str, Any]) -> dict[str, float]:
+    """Per task its first metric."""
+    found = {}
+    for task, values in result["results"].items():
+        name = next((key for key in values if "," in key and "stderr" not in key), None)
+        if name is not None:
+            found[task] = float(values[name])
+    return found
+
+
+def _losses(record: dict[str, Any], whole: Sequence[Path]) -> dict[int, float]:
+    history = record.get("log")
+    if history is None and whole:
+        history = json.loads((whole[-1] / STATE).read_text("utf-8")).get("log_history", [])
+    return {
+        int(entry["step"]): float(entry["eval_loss"])
+        for entry in history or ()
+        if "eval_loss" in entry
+    }

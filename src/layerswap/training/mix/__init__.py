@@ -1,0 +1,1 @@
+"""Data mixes: sources, filters, shares, and the data card."""

@@ -1,0 +1,387 @@
+"""What a mix may hold: the YAML of sources, filters and shares, checked whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from layerswap.compose.schema import Strict
+from layerswap.compose.yaml_file import (
+    KeyPath,
+    Mistake,
+    as_detail,
+    explain,
+    nearest,
+    parse_yaml,
+    read_text,
+)
+from layerswap.errors import RecipeError
+from layerswap.training.mix.mapping import template_mistake
+
+KINDS = ("chat", "prompt-completion", "messages", "text")
+FORMATS = ("jsonl", "json", "csv", "parquet", "text")
+FILTERS = ("length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates")
+"""The filters in the order in which they look at an example: from cheap to dear."""
+
+Text = Annotated[str, Field(min_length=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def _as_lists(where: dict[str, Any]) -> dict[str, list[Any]]:
+    lists = {key: value if isinstance(value, list) else [value] for key, value in where.items()}
+    for key, values in lists.items():
+        if not values or not all(isinstance(value, str | int | bool) for value in values):
+            raise ValueError(f"{key}: write a value, or a list of values, to keep")
+    return lists
+
+
+def _switch(value: object) -> object:
+    """`true` is a filter with its defaults, `false` is no filter."""
+    return {} if value is True else None if value is False else value
+
+
+class Origin(Strict):
+    """Where rows come from: a Hub data set (`id`) or local files (`path`).
+
+    Attributes:
+        id: of a data set on the Hub, `owner/name`.
+        config: its configuration.
+        split: its split.
+        revision: branch, tag or commit.
+        path: a local file, or a pattern of files; relative to the mix's own folder.
+        files: patterns of files in the data set's repository, or addresses of files, read instead
+            of what the `datasets` library would choose.
+        without: patterns of files to leave out of `files`.
+        format: of the files; told by their names if not given.
+        delimiter: of csv.
+        header: names of the columns of a csv that has no header line.
+        quotes: whether csv fields may stand in quotes.
+        where: values that a column may have; other rows are left out.
+        read: how many rows are read, from the start; all if not given.
+    """
+
+    id: Text | None = None
+    config: Text | None = None
+    split: Text = "train"
+    revision: Text | None = None
+    path: Text | None = None
+    files: list[Text] = []
+    without: list[Text] = []
+    format: Literal[FORMATS] | None = None  # type: ignore[valid-type]
+    delimiter: Text = ","
+    header: list[Text] | None = None
+    quotes: bool = True
+    where: Annotated[dict[Text, Any], AfterValidator(_as_lists)] = {}
+    read: PositiveInt | None = None
+
+
+class Messages(Strict):
+    """The column that holds a conversation, and how it is laid out.
+
+    Attributes:
+        column: its name.
+        layout: `messages` (mappings with a role and a content), `pairs` (lists of what the user
+            and what the assistant says), or `alternating` (texts, the user first).
+        role: key of the role.
+        content: key of the content.
+        roles: the data set's names of the roles, and ours: system, user, assistant.
+    """
+
+    column: Text
+    layout: Literal["messages", "pairs", "alternating"] = "messages"
+    role: Text = "role"
+    content: Text = "content"
+    roles: dict[Text, Literal["system", "user", "assistant"]] = {}
+
+
+class MixSource(Origin):
+    """One source of a mix: where its rows come from and how they become examples.
+
+    Attributes:
+        prompt: template of the prompt; `{column}` stands for a column's value.
+        completion: template of the completion.
+        text: template of a raw text, for continued pretraining.
+        messages: the column that holds a conversation.
+        template: how templates are written: `plain`, or `jinja`.
+        cap: at most this many examples.
+        weight: share of the mix's `total`, relative to the other sources' weights.
+        seed: of the order in which rows are drawn; from the mix's seed if not given.
+        language: ISO 639-1 code, for the language filter.
+        licence: for the card.
+        skip: filters of the mix that this source does not pass through.
+        note: anything a reader should know.
+        unverified: facts about the source that could not be checked.
+    """
+
+    prompt: Text | None = None
+    completion: Text | None = None
+    text: Text | None = None
+    messages: Messages | None = None
+    template: Literal["plain", "jinja"] = "plain"
+    cap: PositiveInt | None = None
+    weight: Positive = 1.0
+    seed: NonNegativeInt | None = None
+    language: Text | None = None
+    licence: Text | None = None
+    skip: list[Literal[FILTERS]] = []  # type: ignore[valid-type]
+    note: Text | None = None
+    unverified: list[Text] = []
+
+
+class EvaluationSet(Origin):
+    """Items that must not be trained on: the columns of a data set that hold their texts."""
+
+    columns: Annotated[list[Text], Field(min_length=1)]
+    note: Text | None = None
+    unverified: list[Text] = []
+
+
+class Length(Strict):
+    """Bounds on characters, ends included."""
+
+    min_prompt: NonNegativeInt = 1
+    max_prompt: PositiveInt | None = None
+    min_completion: NonNegativeInt = 1
+    max_completion: PositiveInt | None = None
+    min_text: NonNegativeInt = 1
+    max_text: PositiveInt | None = None
+
+
+class Mathematics(Strict):
+    """Drop mathematics; see `train.mathematics`."""
+
+    threshold: Fraction = 0.5
+
+
+class LanguageFilter(Strict):
+    """Keep what py3langid takes for one of the languages.
+
+    Attributes:
+        allow: ISO 639-1 codes; the source's language if not given.
+        look_at: which part of an example must be in the language.
+        min_probability: of the allowed languages together.
+        min_letters: shorter texts say too little, and pass.
+    """
+
+    allow: Annotated[list[Text], Field(min_length=1)] | None = None
+    look_at: Literal["completion", "prompt", "all"] = "completion"
+    min_probability: Fraction = 0.5
+    min_letters: NonNegativeInt = 20
+
+
+class Evaluation(Strict):
+    """Drop what shares an n-gram with an evaluation item; see `train.contamination`."""
+
+    against: Annotated[dict[Text, EvaluationSet], Field(min_length=1)]
+    words: Annotated[int, Field(ge=8)] = 13
+    characters: Annotated[int, Field(ge=15)] = 20
+
+
+class NearDuplicates(Strict):
+    """Drop near-duplicates of an earlier example by MinHash; see `train.duplicates`."""
+
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    permutations: Annotated[int, Field(ge=16, le=1024)] = 128
+    shingle: PositiveInt = 5
+
+
+class Filters(Strict):
+    """The filters of a mix: `true` runs one with its defaults; what is not given does not run."""
+
+    length: Annotated[Length | None, BeforeValidator(_switch)] = None
+    exact_duplicates: bool = True
+    math: Annotated[Mathematics | None, BeforeValidator(_switch)] = None
+    language: Annotated[LanguageFilter | None, BeforeValidator(_switch)] = None
+    evaluation: Annotated[Evaluation | None, BeforeValidator(_switch)] = None
+    near_duplicates: Annotated[NearDuplicates | None, BeforeValidator(_switch)] = None
+
+
+class Mix(Strict):
+    """A whole mix.
+
+    Attributes:
+        name: for the card.
+        description: one line, for the card and for `layerswap data --list`.
+        kind: what rows are made: `chat` (prompt and completion as lists of messages),
+            `prompt-completion` (texts), `messages`, or `text`.
+        sources: the sources by name.
+        total: how many examples, shared out by the sources' weights; all if not given.
+        validation: how many of them are kept for validation.
+        separator: between prompt and completion where they are joined as plain text.
+        chat_template: a file with a chat template that turns messages into text.
+        filters: what is dropped.
+        seed: of every random choice.
+        languages: language codes, for the card.
+        note: anything a reader should know.
+        unverified: facts of the recipe that could not be checked.
+    """
+
+    name: Text
+    description: str = ""
+    kind: Literal[KINDS] = "chat"  # type: ignore[valid-type]
+    sources: Annotated[dict[Text, MixSource], Field(min_length=1)]
+    total: PositiveInt | None = None
+    validation: NonNegativeInt = 0
+    separator: str = "\n"
+    chat_template: Text | None = None
+    filters: Filters = Filters()
+    seed: NonNegativeInt = 0
+    languages: list[Text] = []
+    note: Text | None = None
+    unverified: list[Text] = []
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Mix]) -> Mix:
+        # All mistakes at once, as in compose.recipe.Recipe.
+        ours = [
+            InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
+            for path, text in (mistakes(data) if isinstance(data, dict) else ())
+        ]
+        try:
+            mix = handler(data)
+        except ValidationError as error:
+            ours = [as_detail(item) for item in error.errors(include_url=False)] + ours
+        if ours:
+            raise ValidationError.from_exception_data(cls.__name__, ours)
+        return mix
+
+
+HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
+
+
+def mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    """Every mistake in a mix's raw data that the types of its fields do not show."""
+    sources = data.get("sources")
+    for name, source in sources.items() if isinstance(sources, dict) else ():
+        if isinstance(source, dict):
+            yield from _origin_mistakes(("sources", name), source)
+            yield from _example_mistakes(("sources", name), source, data.get("kind", "chat"))
+            if source.get("weight") is not None and data.get("total") is None:
+                yield ("sources", name, "weight"), "a weight shares out `total`; give `total`"
+    filters = data.get("filters")
+    evaluation = filters.get("evaluation") if isinstance(filters, dict) else None
+    against = evaluation.get("against") if isinstance(evaluation, dict) else None
+    for name, origin in against.items() if isinstance(against, dict) else ():
+        if isinstance(origin, dict):
+            yield from _origin_mistakes(("filters", "evaluation", "against", name), origin)
+    total, validation = data.get("total"), data.get("validation")
+    if isinstance(total, int) and isinstance(validation, int) and validation >= total:
+        yield ("validation",), f"{validation} of {total} examples leaves none to train on"
+    if data.get("chat_template") is not None and data.get("kind", "chat") in ("chat", "messages"):
+        yield ("chat_template",), "makes text; give kind: prompt-completion or kind: text"
+
+
+def _origin_mistakes(path: KeyPath, origin: Mapping[Any, Any]) -> Iterator[Mistake]:
+    name, local = origin.get("id"), origin.get("path")
+    if (name is None) == (local is None):
+        yield path, "give one of id (a Hub data set) and path (a local file)"
+    if isinstance(name, str) and not HUB_ID.fullmatch(name):
+        yield (*path, "id"), f"{name!r:.60} is not a Hub id like 'owner/name'; for a file give path"
+    for key in ("config", "revision", "files", "without"):
+        if local is not None and origin.get(key):
+            yield (*path, key), "belongs to a Hub data set; a path takes none"
+    if origin.get("without") and not origin.get("files"):
+        yield (*path, "without"), "takes away from `files`; give `files`"
+
+
+def _example_mistakes(path: KeyPath, source: Mapping[Any, Any], kind: object) -> Iterator[Mistake]:
+    given = [key for key in ("prompt", "text", "messages") if source.get(key) is not None]
+    if len(given) != 1:
+        yield path, "give one of prompt (with completion), messages and text"
+    if (source.get("prompt") is None) != (source.get("completion") is None):
+        yield path, "prompt and completion go together"
+    if given == ["text"] and kind != "text":
+        yield (*path, "text"), f"a text has no prompt, as kind: {kind} needs; give kind: text"
+    for key in ("prompt", "completion", "text"):
+        text = source.get(key)
+        if isinstance(text, str) and source.get("template", "plain") in ("plain", "jinja"):
+            syntax = source.get("template", "plain")
+            wrong = template_mistake(text, syntax, constant=key == "prompt")
+            if wrong:
+                yield (*path, key), wrong
+
+
+def read_mix(source: str | Path) -> Mix:
+    """The mix in a YAML file, or the ready recipe of that name.
+
+    Args:
+        source: a file, or a name that `ready_recipes` gives.
+
+    Raises:
+        RecipeError: the file cannot be read, or the mix is wrong; all mistakes at once, each on a
+            line with its key path.
+
+    Example: `read_mix("swahili")`
+    """
+    return parse_mix(mix_text(source), where=str(source))
+
+
+def mix_text(source: str | Path) -> str:
+    """The YAML of a file or of a ready recipe, as it stands; see `read_mix`."""
+    path = Path(source)
+    if not path.exists() and not path.suffix and len(path.parts) == 1:
+        recipes = ready_recipes()
+        if str(source) not in recipes:
+            hint = nearest(str(source), list(recipes))
+            raise RecipeError(f"{source}: no such file, and no such ready recipe{hint}")
+        return recipes[str(source)]
+    return read_text(path)
+
+
+def ready_recipes() -> dict[str, str]:
+    """The YAML of every recipe that ships with the package, by name."""
+    folder = resources.files("layerswap.training.mix") / "recipes"
+    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in folder.iterdir()}
+    return dict(sorted(texts.items()))
+
+
+def parse_mix(text: str, *, where: str = "mix") -> Mix:
+    """The mix in a YAML text; errors name `where`. See `read_mix`."""
+    data, lines = parse_yaml(text, where)
+    if not isinstance(data, dict):
+        raise RecipeError(f"{where}: a mix is a mapping with `name` and `sources`")
+    try:
+        return Mix.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(explain(error, where, lines, _keys_at)) from None
+
+
+_MODELS: dict[tuple[str | None, ...], type[Strict]] = {
+    (): Mix,
+    ("sources", None): MixSource,
+    ("sources", None, "messages"): Messages,
+    ("filters",): Filters,
+    ("filters", "length"): Length,
+    ("filters", "math"): Mathematics,
+    ("filters", "language"): LanguageFilter,
+    ("filters", "evaluation"): Evaluation,
+    ("filters", "evaluation", "against", None): EvaluationSet,
+    ("filters", "near_duplicates"): NearDuplicates,
+}
+"""What stands at a key path; None is any name."""
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    for pattern, model in _MODELS.items():
+        if len(pattern) == len(path) and all(
+            key in (None, part) for key, part in zip(pattern, path, strict=True)
+        ):
+            return list(model.model_fields)
+    return []

@@ -1,0 +1,54 @@
+"""Which versions of libraries made something, and whether they are there at all."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Literal
+
+from layerswap.errors import LayerswapError
+
+__version__ = "0.1.0"
+
+Extra = Literal["train", "eval"]
+EXTRAS: dict[Extra, tuple[str, ...]] = {
+    "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
+    "eval": (
+        "babel", "langcodes", "lm_eval", "optuna", "sacrebleu", "scikit_posthocs", "scipy",
+        "statsmodels",
+    ),
+}  # fmt: skip
+"""What each extra installs, by the names that are imported."""
+
+
+def need_extras(what: str, *extras: Extra) -> None:
+    """Check before any work that extras are installed.
+
+    Args:
+        what: that needs them, for the message.
+        extras: their names.
+
+    Raises:
+        LayerswapError: naming the packages that are missing.
+    """
+    for extra in extras:
+        if missing := missing_of(extra):
+            raise LayerswapError(
+                f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`"
+            )
+
+
+def missing_of(extra: Extra) -> list[str]:
+    """What is not installed of an extra, by the names that are imported."""
+    return [name for name in EXTRAS[extra] if find_spec(name) is None]
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The version of each package that is installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an extra that was done without
+    return found

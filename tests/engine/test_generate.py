@@ -1,0 +1,301 @@
+"""The generating engine: what transformers generates, for all compositions together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from lm_eval.models.utils_hf import stop_sequences_criteria
+from tiny_models import FAMILIES, GATED, MORE, grid_of, save_expert, swap_of
+
+import layerswap as ls
+from layerswap.engine.sampling import Sampling
+from layerswap.engine.sweep import Sweep
+from layerswap.errors import EvaluationError
+
+RNG = np.random.default_rng(5)
+PROMPTS = [RNG.integers(3, 60, n).tolist() for n in (9, 4, 12, 9)]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return grid_of(swap_of(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A tokenizer of one character per token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    text = "_^$0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX"[:60]
+    core = Tokenizer(models.WordLevel({char: i for i, char in enumerate(text)}, unk_token="_"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="_")
+
+
+def alone(plan, prompts, eos=None, **settings):
+    """transformers' own generation, each prompt by itself."""
+    model = plan.load()
+    model.generation_config.eos_token_id = eos
+    model.generation_config.pad_token_id = 0
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+def tokens_of(generations):
+    return [list(generation.tokens) for generation in generations]
+
+
+# --- greedy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+def test_tokens_are_those_of_each_composition_alone(family, tmp_path):
+    plans = grid_of(swap_of(tmp_path, family))
+    found = Sweep(plans).generate(PROMPTS, max_new_tokens=12, eos=[])
+    for generations, plan in list(zip(found, plans, strict=True))[::3]:
+        expected = alone(plan, PROMPTS, max_new_tokens=12, do_sample=False)
+        assert tokens_of(generations) == expected
+        assert {generation.reason for generation in generations} == {"length"}
+
+
+def test_one_prompt_of_one_token(llama):
+    found = Sweep(llama).generate([[7]], max_new_tokens=5, eos=[])
+    expected = [alone(plan, [[7]], max_new_tokens=5, do_sample=False) for plan in llama]
+    assert [tokens_of(generations) for generations in found] == expected
+
+
+def test_one_new_token(llama):
+    found = Sweep(llama).generate(PROMPTS, max_new_tokens=1)
+    ids = [int(dict(Sweep(llama).logits(torch.tensor([p])))[0][0, -1].argmax()) for p in PROMPTS]
+    assert [generation.tokens[0] for generation in found[0]] == ids
+
+
+def test_rows_end_on_their_own(llama):
+    whole = Sweep(llama).generate(PROMPTS, max_new_tokens=30, eos=[])
+    written = [token for row in whole for g in row for token in g.tokens]
+    # Tokens that end some rows early, some late and some not at all.
+    eos = [token for token, _ in sorted(zip(*np.unique(written, return_counts=True), strict=True),
+                                        key=lambda pair: pair[1])][10:13]  # fmt: skip
+    eos = [int(token) for token in eos]
+    found = Sweep(llama).generate(PROMPTS, max_new_tokens=30, eos=eos)
+    reasons = {g.reason for row in found for g in row}
+    assert reasons == {"eos", "length"}
+    assert len({len(g.tokens) for row in found for g in row}) > 3
+    for generations, plan in list(zip(found, llama, strict=True))[::2]:
+        expected = alone(plan, PROMPTS, eos, max_new_tokens=30, do_sample=False)
+        assert tokens_of(generations) == expected
+        for generation in generations:
+            assert (generation.tokens[-1] in eos) == (generation.reason == "eos")
+
+
+def test_the_eos_of_the_generation_configuration_is_the_default(llama):
+    sweep = Sweep(llama)
+    found = sweep.generate(PROMPTS, max_new_tokens=30)
+    assert found == sweep.generate(PROMPTS, max_new_tokens=30, eos=[2])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_stop_strings_end_rows_as_in_lm_eval(family, letters, tmp_path):
+    plans = grid_of(swap_of(tmp_path, family))[::3]
+    sweep = Sweep(plans)
+    texts = [
+        letters.decode(g.tokens) for row in sweep.generate(PROMPTS, max_new_tokens=20, eos=[])
+        for g in row
+    ]  # fmt: skip
+    stop = [texts[0][3:5], texts[9][6:9], texts[-1][1:2]]
+    found = sweep.generate(PROMPTS, max_new_tokens=20, eos=[], stop=stop, tokenizer=letters)
+    assert {g.reason for row in found for g in row} == {"stop", "length"}
+    for generations, plan in zip(found, plans, strict=True):
+        for prompt, generation in zip(PROMPTS, generations, strict=True):
+            criteria = stop_sequences_criteria(letters, stop, len(prompt), 1)
+            (expected,) = alone(
+                plan, [prompt], max_new_tokens=20, do_sample=False, stopping_criteria=criteria
+            )
+            assert list(generation.tokens) == expected
+
+
+def test_batches_come_one_by_one_and_do_not_matter(llama):
+    sweep = Sweep(llama)
+    whole = sweep.generate(PROMPTS, max_new_tokens=8)
+    parts = list(sweep.iter_generate(PROMPTS, max_new_tokens=8, batch_size=3, members=[4, 1]))
+    assert [len(part) for part in parts] == [6, 2]
+    for (member, prompt), generation in (pair for part in parts for pair in part):
+        assert generation == whole[member][prompt]
+    assert sweep.generate(PROMPTS[::-1], max_new_tokens=8, members=[3]) == [whole[3][::-1]]
+
+
+def test_equal_compositions_and_beginnings_are_computed_once(llama, monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    rows = []
+    forward = LlamaDecoderLayer.forward
+
+    def counted(self, hidden_states, **kwargs):
+        if hidden_states.shape[1] == 1:
+            rows.append(hidden_states.shape[0])
+        return forward(self, hidden_states, **kwargs)
+
+    twins = [llama[3]] * 4
+    sweep = Sweep(twins)
+    sweep.generate(PROMPTS[:1], max_new_tokens=2)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", counted)
+    found = sweep.generate(PROMPTS[:2], max_new_tokens=6, eos=[])
+    assert all(generations == found[0] for generations in found)
+    assert rows == [2] * 5 * 5  # two prompts, five layers, five steps after the prompts
+
+
+def test_logits_processors_of_transformers(llama):
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    found = Sweep(llama).generate(
+        PROMPTS[:1], max_new_tokens=12, eos=[], processors=[RepetitionPenaltyLogitsProcessor(1.4)]
+    )
+    plain = Sweep(llama).generate(PROMPTS[:1], max_new_tokens=12, eos=[])
+    assert found != plain
+    for generations, plan in zip(found, llama, strict=True):
+        expected = alone(
+            plan, PROMPTS[:1], max_new_tokens=12, do_sample=False, repetition_penalty=1.4
+        )
+        assert tokens_of(generations) == expected
+
+
+def test_bfloat16_agrees_but_for_rounding(tmp_path):
+    plans = grid_of(swap_of(tmp_path, "llama", torch.bfloat16))
+    found = Sweep(plans).generate(PROMPTS, max_new_tokens=8, eos=[])
+    pairs = [
+        (token, other)
+        for generations, plan in zip(found, plans, strict=True)
+        for tokens, others in zip(
+            tokens_of(generations),
+            alone(plan, PROMPTS, max_new_tokens=8, do_sample=False),
+            strict=True,
+        )
+        for token, other in zip(tokens, others, strict=True)
+    ]
+    assert sum(a == b for a, b in pairs) / len(pairs) > 0.7
+
+
+# --- sampling -----------------------------------------------------------------------------------
+
+
+def drawn_alone(plan, prompt, draws, sampling):
+    """Sampling written a second time: whole forward passes, no cache."""
+    model, tokens = plan.load(), []
+    processors = sampling.processors()
+    for draw in draws:
+        ids = torch.tensor([[*prompt, *tokens]])
+        with torch.no_grad():
+            logits = processors(ids, model(ids).logits[:, -1].float())
+        share = logits[0].double().softmax(-1).cumsum(-1)
+        tokens.append(int((share <= draw * share[-1]).sum()))
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(seed=3), Sampling(temperature=0.7, top_k=12, top_p=0.8, seed=1)], ids=str
+)
+def test_sampled_tokens_are_those_of_their_draws(llama, sampling):
+    found = Sweep(llama).generate(PROMPTS, max_new_tokens=8, eos=[], sampling=sampling)
+    draws = sampling.draws(range(len(PROMPTS)), 8)
+    for generations, plan in zip(found, llama[:4], strict=False):
+        for prompt, row, generation in zip(PROMPTS, draws, generations, strict=True):
+            assert list(generation.tokens) == drawn_alone(plan, prompt, row, sampling)
+
+
+def test_samples_depend_on_nothing_beside_them(llama):
+    sweep, settings = Sweep(llama), {"max_new_tokens": 8, "sampling": Sampling(seed=2)}
+    whole = sweep.generate(PROMPTS, **settings)
+    assert sweep.generate(PROMPTS, batch_size=1, **settings) == whole
+    part = sweep.generate([PROMPTS[2]], members=[5], streams=[2], **settings)
+    assert part == [[whole[5][2]]]
+    assert sweep.generate(PROMPTS, max_new_tokens=8, sampling=Sampling(seed=4)) != whole
+    greedy = sweep.generate(PROMPTS, max_new_tokens=8)
+    assert sweep.generate(PROMPTS, max_new_tokens=8, sampling=Sampling(top_k=1)) == greedy
+    assert whole != greedy
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "message"),
+    [
+        ([[]], {}, "prompt 0 is empty"),
+        ([[5], [61]], {}, "prompt 1 holds token 61, but the model has 60"),
+        ([[5] * 120], {"max_new_tokens": 9}, "prompt 0 has 120 tokens, which with 9 new ones is"),
+        ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ([[5]], {"stop": ["a"]}, "stop strings need the tokenizer"),
+        ([[5]], {"members": [-1]}, "there is no composition -1"),
+    ],
+)
+def test_generations_that_are_not_possible(llama, prompts, settings, message):
+    with pytest.raises(EvaluationError, match=message):
+        Sweep(llama).generate(prompts, **{"max_new_tokens": 4, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, r"temperature is 0.0; it must be above 0"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+    ],
+)
+def test_sampling_out_of_range(settings, message):
+    with pytest.raises(EvaluationError, match=message):
+        Sampling(**settings)
+
+
+def recurrent_config():
+    from transformers import Qwen3NextConfig
+
+    return Qwen3NextConfig(
+        **GATED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8,
+    )  # fmt: skip
+
+
+def test_models_with_another_state_generate_alone(letters, tmp_path):
+    pair = [save_expert(tmp_path / f"e{seed}", recurrent_config(), seed) for seed in range(2)]
+    plans = ls.swap(task=pair[0], language=pair[1]).grid(bottom=[1, 2], top=[0, 1])
+    sweep = Sweep(plans)
+    with pytest.warns(UserWarning, match="Qwen3NextForCausalLM cannot be decoded for several"):
+        found = sweep.generate(PROMPTS, max_new_tokens=10, eos=[])
+    assert sweep.runner.exact is None
+    for generations, plan in zip(found, plans, strict=True):
+        expected = alone(plan, PROMPTS, max_new_tokens=10, do_sample=False)
+        assert tokens_of(generations) == expected
+    stop = letters.decode(found[1][0].tokens[3:5])
+    cut = sweep.generate(PROMPTS, max_new_tokens=10, eos=[], stop=[stop], tokenizer=letters)
+    assert cut[1][0] == (found[1][0].tokens[: len(cut[1][0].tokens)], "stop")
+    assert {g.reason for row in cut for g in row} == {"stop", "length"}
+
+
+def test_alone_and_together_are_the_same(llama):
+    sweep, apart = Sweep(llama[:4]), Sweep(llama[:4])
+    apart._together = False
+    eos = sweep.generate(PROMPTS, max_new_tokens=16, eos=[])[2][1].tokens[7]
+    for sampling in (None, Sampling(temperature=0.8, top_k=20, seed=5)):
+        settings = {"max_new_tokens": 16, "sampling": sampling, "eos": [eos], "batch_size": 3}
+        assert apart.generate(PROMPTS, **settings) == sweep.generate(PROMPTS, **settings)
+
+
+def test_a_model_that_decodes_otherwise_is_found_out(llama, monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    forward = LlamaDecoderLayer.forward
+
+    def contrary(self, hidden_states, **kwargs):
+        return forward(self, hidden_states, **kwargs) * (1 if hidden_states.shape[1] > 1 else -1)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", contrary)
+    with pytest.warns(UserWarning, match="a token's logit is .* below the largest"):
+        Sweep(llama).generate(PROMPTS, max_new_tokens=4)

@@ -1,0 +1,361 @@
+"""The scoring engine: exact to the bit, each distinct beginning run once."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tiny_models import FAMILIES, MORE, grid_of, same_bits, swap_of
+
+import layerswap as ls
+from layerswap.compose import zone_grid
+from layerswap.compose.presets import swap as swap_composition
+from layerswap.engine import scoring
+from layerswap.engine.scoring import make_batches, make_rows, rolling_requests
+from layerswap.engine.sweep import Sweep
+from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
+from layerswap.errors import EvaluationError
+from layerswap.lab.assets import shipped
+from layerswap.lab.scoring import correct, load, questions
+from layerswap.lab.train import IGNORED, encode
+
+RNG = np.random.default_rng(3)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return grid_of(swap_of(tmp_path_factory.mktemp("llama")))
+
+
+def some_ids(rows=3, tokens=11):
+    return torch.from_numpy(RNG.integers(3, 60, (rows, tokens)))
+
+
+def batches():
+    """Without padding, padded on the right without a mask, and on the left with one."""
+    ids = some_ids()
+    yield {"input_ids": ids}
+    right = ids.clone()
+    right[1, 6:] = 0
+    yield {"input_ids": right}
+    mask = torch.ones_like(ids)
+    mask[0, :4] = mask[2, :1] = 0
+    yield {"input_ids": ids * mask, "attention_mask": mask}
+
+
+# --- exactness ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+def test_logits_are_those_of_each_composition_loaded_and_run_alone(family, dtype, tmp_path):
+    plans, kept = grid_of(swap_of(tmp_path, family, dtype))[::2], list(batches())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sweep = Sweep(plans)
+        found = [dict(sweep.logits(**batch)) for batch in kept]
+    assert sweep.runner.exact
+    distinct = sweep.counts().distinct
+    checked = sweep.runner.evaluations - len(kept) * distinct
+    assert 0 < checked <= 3 * 5  # the check of exactness ran three compositions
+    for index, plan in enumerate(plans):
+        model = plan.load()
+        for batch, logits in zip(kept, found, strict=True):
+            with torch.no_grad():
+                assert same_bits(logits[index], model(**batch, use_cache=False).logits), index
+
+
+def test_compositions_differ(llama):
+    logits = dict(Sweep(llama).logits(some_ids()))
+    assert len({logits[i].numpy().tobytes() for i in logits}) == len(llama)
+
+
+def test_a_cast_sweep_is_the_cast_model(tmp_path):
+    plans = swap_of(tmp_path, dtype=torch.bfloat16).grid(bottom=[0, 2], top=[1])
+    ids = some_ids()
+    for index, logits in Sweep(plans, dtype="float32").logits(ids):
+        with torch.no_grad():
+            assert same_bits(logits, plans[index].load().float()(ids).logits)
+
+
+def test_a_chosen_few(llama):
+    ids = some_ids()
+    sweep = Sweep(llama)
+    every = dict(sweep.logits(ids))
+    few = dict(sweep.logits(ids, members=[7, 2]))
+    assert set(few) == {2, 7}
+    assert all(same_bits(few[i], every[i]) for i in few)
+
+
+def test_more_compositions_can_be_added(llama):
+    ids = some_ids()
+    every = dict(Sweep(llama).logits(ids))
+    sweep = Sweep(llama[:4])
+    dict(sweep.logits(ids))
+    assert sweep.add(llama[4:]) == list(range(4, len(llama)))
+    assert all(same_bits(logits, every[i]) for i, logits in sweep.logits(ids))
+
+
+def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    forward = LlamaDecoderLayer.forward
+    memory = {}
+
+    def with_memory(self, hidden_states, **kwargs):
+        # A layer that reads what an earlier one left behind, as no trie can know.
+        out = forward(self, hidden_states, **kwargs)
+        last = memory.get("last", 0) if self.self_attn.layer_idx else 0
+        memory["last"] = out.mean()
+        return out + last
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", with_memory)
+    ids = some_ids()
+    sweep = Sweep(llama)
+    with pytest.warns(
+        UserWarning, match=r"LlamaForCausalLM cannot be run one by one exactly \(log"
+    ):
+        found = dict(sweep.logits(ids))
+    scores = sweep.loglikelihood([([5, 6], [7, 8])])
+    assert sweep.runner.exact is False
+    for index, plan in enumerate(llama):
+        model = plan.load()
+        with torch.no_grad():
+            assert same_bits(found[index], model(ids).logits)
+            alone = model(torch.tensor([[5, 6, 7]])).logits.log_softmax(-1)
+        expected = alone[0, 1, 7] + alone[0, 2, 8]
+        assert scores.logprob[index, 0] == pytest.approx(float(expected), abs=1e-5)
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def swaps(layers, **zones):
+    return [swap_composition(layers, zones=z) for z in zone_grid(layers, **zones)]
+
+
+@pytest.mark.parametrize(
+    ("zones", "naive", "distinct"),
+    [
+        # The ranges that paper 1, section 3.2, found about equally good.
+        ({"bottom": range(3, 6), "top": range(3), "bottom_transition": range(3),
+              "top_transition": range(3)}, 2592, 398),
+        ({"bottom": range(9), "top": range(5), "bottom_transition": range(3),
+              "top_transition": range(3)}, 12960, 1862),
+        ({"bottom": range(9), "top": range(9)}, 2592, 584),
+    ],
+)  # fmt: skip
+def test_grids_of_32_layers_need_few_layer_evaluations(zones, naive, distinct):
+    paths = paths_of(swaps(32, **zones))
+    counts = count_layers(build_trie(paths))
+    assert (counts.naive, counts.distinct) == (naive, distinct)
+    assert distinct_beginnings(paths) == distinct
+
+
+def test_counts_are_told_in_words():
+    counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
+    assert str(counts) == "584 layer evaluations instead of 2592 (4.4x)"
+
+
+def distinct_beginnings(paths):
+    return len({tuple(path[: n + 1]) for path in paths for n in range(1, len(path) - 1)})
+
+
+def test_counts_are_those_of_distinct_beginnings_and_states_those_held():
+    for _ in range(50):
+        paths = RNG.integers(0, 2, (RNG.integers(1, 12), RNG.integers(3, 8))).tolist()
+        roots = build_trie(paths)
+        counts = count_layers(roots)
+        assert counts.distinct == distinct_beginnings(paths)
+        assert counts.naive == len(paths) * (len(paths[0]) - 2)
+        # Held: every node that has run and has children that have not.
+        left, held = {}, 0
+        for node, parent in walk(roots):
+            if parent is not None:
+                left[id(parent)] -= 1
+            if node.children:
+                left[id(node)] = len(node.children)
+            held = max(held, sum(count > 0 for count in left.values()))
+        assert counts.open == held
+        leaves = [m for node, _ in walk(roots) if not node.children for m in node.members]
+        assert sorted(leaves) == list(range(len(paths)))
+
+
+def test_a_grid_holds_few_states_at_a_time():
+    counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
+    assert counts.open <= 3
+
+
+def test_states_are_let_go(llama, monkeypatch):
+    sweep = Sweep(llama)
+    alive, most = set(), 0
+    call = type(sweep.runner.stack.before(input_ids=some_ids(), use_cache=False).calls[0])
+    plain = call.__call__
+
+    def counted(self, layer, hidden):
+        nonlocal most
+        import weakref
+
+        out = plain(self, layer, hidden)
+        token = object()
+        alive.add(token)
+        weakref.finalize(out, alive.discard, token)
+        most = max(most, len(alive))
+        return out
+
+    monkeypatch.setattr(call, "__call__", counted)
+    for _ in sweep.logits(some_ids()):
+        pass
+    assert 1 < most <= sweep.counts().open + 1  # those held, and the one that is computed
+
+
+# --- scores -------------------------------------------------------------------------------------
+
+REQUESTS = [
+    ([5, 9, 13, 2, 44], [17, 8]),
+    ([5, 9], [13]),
+    ([5, 9], [14]),
+    ([5, 9], [13, 2, 44]),
+    ([30], [31, 32, 33, 34, 35, 36]),
+    ([7, 7, 7, 7, 7, 7, 7, 7, 7], [7]),
+]
+
+
+def by_hand(model, requests):
+    """Each request in a forward pass of its own, in float64."""
+    found = []
+    for context, continuation in requests:
+        ids = torch.tensor([[*context, *continuation]])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0].double().log_softmax(-1)
+        start = len(context) - 1
+        rows = logprobs[start : start + len(continuation)]
+        chosen = rows.gather(1, torch.tensor(continuation)[:, None])[:, 0]
+        found.append((chosen, bool((rows.argmax(1) == torch.tensor(continuation)).all())))
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "bloom", "cohere2"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_scores_are_those_of_each_request_alone(family, batch_size, tmp_path):
+    plans = grid_of(swap_of(tmp_path, family))[::2]
+    scores = Sweep(plans).loglikelihood(REQUESTS, batch_size=batch_size)
+    assert scores.logprob.shape == scores.greedy.shape == (len(plans), len(REQUESTS))
+    for row, plan in enumerate(plans):
+        for column, (tokens, greedy) in enumerate(by_hand(plan.load(), REQUESTS)):
+            assert scores.logprob[row, column] == pytest.approx(float(tokens.sum()), abs=2e-4)
+            assert scores.tokens[column][row] == pytest.approx(tokens.numpy(), abs=1e-4)
+            assert scores.greedy[row, column] == greedy
+
+
+def test_greedy_answers_are_found(llama):
+    model = llama[3].load()
+    prompt = [5, 9, 13]
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False, eos_token_id=-1)
+    answer = ids[0, 3:].tolist()
+    wrong = [*answer[:-1], (answer[-1] + 1) % 60]
+    scores = Sweep(llama).loglikelihood([(prompt, answer), (prompt, wrong)])
+    assert scores.greedy[3].tolist() == [True, False]
+
+
+def test_the_labs_questions_are_answered_as_the_lab_scores_them():
+    lab = shipped()
+    language = lab.languages[0]
+    plan = ls.swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
+    plans = plan.grid(bottom=[0, 1, 3], top=[0, 1])
+    tokenizer = load(lab.base)[1]
+    asked = questions("task_target", language, "development", 120, world=lab.world)
+    requests = []
+    for row in encode(tokenizer, asked):
+        start = row["labels"].count(IGNORED)
+        requests.append((row["input_ids"][:start], row["input_ids"][start:]))
+    scores = Sweep(plans, dtype="float32").loglikelihood(requests)
+    assert 0 < scores.greedy.mean() < 1
+    for index, plan in enumerate(plans):
+        right = correct(plan.load().float(), tokenizer, asked)
+        assert np.array_equal(scores.greedy[index], right)
+
+
+def test_a_sweep_of_one_gives_the_same_bits(llama):
+    every = Sweep(llama).loglikelihood(REQUESTS, batch_size=3)
+    for index in (0, 5):
+        alone = Sweep([llama[index]]).loglikelihood(REQUESTS, batch_size=3)
+        assert np.array_equal(alone.logprob[0], every.logprob[index])
+
+
+def test_logits_in_pieces_give_the_same_scores(llama, monkeypatch):
+    sweep = Sweep(llama[:3])
+    whole = sweep.loglikelihood(REQUESTS)
+    monkeypatch.setattr(scoring, "LOGIT_BYTES", 4 * 60 * 2)
+    pieces = sweep.loglikelihood(REQUESTS)
+    assert np.allclose(whole.logprob, pieces.logprob, atol=1e-5)
+    assert np.array_equal(whole.greedy, pieces.greedy)
+
+
+def test_batches_come_one_by_one(llama):
+    sweep = Sweep(llama[:3])
+    whole = sweep.loglikelihood(REQUESTS, batch_size=2, members=[2, 0])
+    seen = []
+    for part in sweep.iter_loglikelihood(REQUESTS, batch_size=2, members=[2, 0]):
+        assert part.members == [2, 0]
+        assert np.array_equal(part.logprob, whole.logprob[:, part.requests])
+        seen += part.requests
+    assert sorted(seen) == list(range(len(REQUESTS)))
+
+
+def test_requests_that_differ_in_their_last_token_share_a_row():
+    rows = make_rows(REQUESTS, None)
+    assert [len(row.tokens) for row in rows] == [9, 6, 6, 4, 2]
+    assert (1, 2) in [row.requests for row in rows]
+    assert [len(batch) for batch in make_batches(rows, 2, None)] == [2, 2, 1]
+    assert [len(batch) for batch in make_batches(rows, 9, 13)] == [1, 2, 2]
+
+
+def test_long_contexts_lose_their_beginning():
+    (row,) = make_rows([(list(range(10)), [90, 91])], max_length=4)
+    assert row.tokens == (7, 8, 9, 90)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 21])
+@pytest.mark.parametrize("window", [1, 2, 4, 7])
+def test_rolling_windows_are_those_of_lm_eval(length, window):
+    tokens = list(range(1, length + 1))
+    theirs = [
+        make_disjoint_window(pair)
+        for pair in get_rolling_token_windows(
+            token_list=tokens, prefix_token=0, max_seq_len=window, context_len=1
+        )
+    ]
+    assert rolling_requests(tokens, window, 0) == [(list(a), list(b)) for a, b in theirs]
+
+
+def test_perplexity(llama):
+    texts = [[5, 9, 13, 2, 44, 17, 8], [30, 31]]
+    found = Sweep(llama[:2]).perplexity(texts, prefix=1)
+    for row, plan in enumerate(llama[:2]):
+        model = plan.load()
+        for column, text in enumerate(texts):
+            ids = torch.tensor([[1, *text]])
+            with torch.no_grad():
+                loss = model(ids, labels=ids).loss
+            assert found[row, column] == pytest.approx(float(loss.exp()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("requests", "settings", "message"),
+    [
+        ([([], [3])], {}, "request 0 has an empty context"),
+        ([([3], [4]), ([3], [])], {}, "request 1 has an empty continuation"),
+        ([([3], [60])], {}, "the continuation of request 0 holds token 60, but the model has 60"),
+        ([([-1], [6])], {}, "the context of request 0 holds token -1"),
+        ([([3], [4] * 9)], {"max_length": 8}, "a continuation of 9 tokens, but the model reads 8"),
+        ([([3], [4])], {"members": [11, 99]}, "there is no composition 99; they are 0 to"),
+        ([([3], [4])], {"members": []}, "no composition is chosen"),
+    ],
+)
+def test_requests_that_cannot_be_answered(llama, requests, settings, message):
+    with pytest.raises(EvaluationError, match=message):
+        Sweep(llama).loglikelihood(requests, **settings)

@@ -1,0 +1,218 @@
+"""The virtual model: whichever composition it is switched to, it is `Plan.load` to the bit."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import pytest
+import torch
+from tiny_models import FAMILIES, MORE, config_of, grid_of, same_bits, save_expert, swap_of
+
+import layerswap as ls
+from layerswap.engine.sweep import Sweep
+from layerswap.engine.virtual import VirtualModel
+from layerswap.engine.weight_pool import WeightPool
+from layerswap.errors import EvaluationError
+
+
+def check_same_model(found, expected):
+    wanted = expected.state_dict()
+    state = found.state_dict()
+    assert state.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert same_bits(state[name], tensor), name
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+def test_every_composition_is_the_loaded_one(family, tmp_path):
+    plans = grid_of(swap_of(tmp_path, family))[::3]
+    virtual = VirtualModel(plans)
+    for index in (*range(len(plans)), 0):
+        model = virtual.switch(index)
+        expected = plans[index].load()
+        check_same_model(model, expected)
+        ids = torch.tensor([[5, 9, 13, 2, 44, 17, 8, 30]])
+        with torch.no_grad():
+            assert same_bits(model(input_ids=ids).logits, expected(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_in_bfloat16_and_cast(family, tmp_path):
+    plans = swap_of(tmp_path, family, torch.bfloat16).grid(bottom=[0, 2], top=[1])
+    stored, wide = VirtualModel(plans), VirtualModel(plans, dtype="float32")
+    for index, plan in enumerate(plans):
+        check_same_model(stored.switch(index), plan.load())
+        check_same_model(wide.switch(index), plan.load().float())
+
+
+def test_compositions_share_the_tensors_of_the_experts(tmp_path):
+    plans = swap_of(tmp_path).grid(bottom=[0, 2], top=[0, 1])
+    virtual = VirtualModel(plans)
+    name = "model.layers.{}.mlp.up_proj.weight"
+
+    def where(index, layer):
+        return virtual.switch(index).get_parameter(name.format(layer)).data_ptr()
+
+    assert where(0, 3) == where(2, 3)  # both take the task expert's
+    assert where(0, 0) != where(2, 0)
+    assert where(0, 0) == where(1, 0)
+    expert = sum(t.nbytes for t in plans[0].load().state_dict().values())
+    assert virtual.pool.kept_bytes < 2 * expert
+    outside = 2 * 60 * 32 + 32
+    assert virtual.pool.made_bytes == 4 * outside  # one blend, whatever the number of plans
+
+
+def test_tied_parameters_stay_one(tmp_path):
+    virtual = VirtualModel(swap_of(tmp_path, "qwen2").grid(bottom=[1, 2], top=[1]))
+    for index in range(2):
+        model = virtual.switch(index)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_made_tensors_are_dropped_and_made_again(tmp_path):
+    plan = swap_of(tmp_path)
+    mixes = [
+        plan.with_composition(
+            ls.Composition.build(5, lambda place, w=w: ls.Blend.of({"task": w, "language": 1 - w}))
+        )
+        for w in (0.1, 0.2, 0.3)
+    ]
+    virtual = VirtualModel(mixes, max_made_bytes=30_000)
+    for index in (0, 1, 2, 0, 2):
+        check_same_model(virtual.switch(index), mixes[index].load())
+        assert virtual.pool.made_bytes <= 30_000
+
+
+def test_merge_methods_are_places_like_others(tmp_path):
+    for seed, name in enumerate(("base", "task", "language", "third")):
+        save_expert(tmp_path / name, config_of("llama"), seed)
+    recipe = ls.Recipe.model_validate(
+        {
+            "base": str(tmp_path / "base"),
+            "experts": {
+                "task": str(tmp_path / "task"),
+                "one": str(tmp_path / "language"),
+                "two": str(tmp_path / "third"),
+                "language": {
+                    "merge": {"method": "ties", "experts": {"one": 1, "two": 1}, "density": 0.4}
+                },
+            },
+            "swap": {"task": "task", "language": "language", "bottom": 1, "top": 1},
+        }
+    )
+    plans = ls.make_plan(recipe).grid(bottom=[1, 2], top=[0, 1])
+    assert any(not tensor.linear for tensor in plans[0].tensors)
+    virtual = VirtualModel(plans)
+    for index in (3, 0, 2, 1):
+        check_same_model(virtual.switch(index), plans[index].load())
+
+
+def test_switching_takes_milliseconds(tmp_path):
+    # 224 parameters. A bound far from what it takes: re-pointing them is under a millisecond.
+    plan = swap_of(tmp_path, num_hidden_layers=24)
+    virtual = VirtualModel(plan.grid(bottom=[0, 12], top=[0, 12]))
+    for index in range(4):
+        virtual.switch(index)
+    start = time.perf_counter()
+    for index in range(40):
+        virtual.switch(index % 4)
+    assert (time.perf_counter() - start) / 40 < 0.05
+
+
+def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
+    plan = swap_of(tmp_path / "a")
+    other = swap_of(tmp_path / "b", intermediate_size=40)
+    with pytest.raises(EvaluationError, match="do not make models of one kind"):
+        VirtualModel([plan, other])
+    with pytest.raises(EvaluationError, match="there is no composition to evaluate"):
+        VirtualModel([])
+    with pytest.raises(EvaluationError, match="no dtype 'int4'; there are float32"):
+        VirtualModel([plan], dtype="int4")
+    with pytest.raises(EvaluationError, match="device 'cuba' cannot be used"):
+        VirtualModel([plan], device="cuba")
+
+
+def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
+    task = save_expert(tmp_path / "task", config_of("llama"), 1)
+    language = save_expert(tmp_path / "language", config_of("llama"), 2, torch.bfloat16)
+    both = ls.swap(task=task, language=language, bottom=1, top=1)
+    alone = both.with_composition(ls.Composition.build(5, lambda place: ls.Blend.of("language")))
+    with pytest.raises(EvaluationError, match="give a dtype"):
+        VirtualModel([both, alone])
+    virtual = VirtualModel([both, alone], dtype="float32")
+    check_same_model(virtual.switch(1), alone.load().float())
+
+
+def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
+    plans = swap_of(tmp_path, num_hidden_layers=6).grid(bottom=range(3), top=range(2))
+    sweep = Sweep(plans)
+    every = range(len(plans))
+    held = sum(t.nbytes for t in plans[0].load().state_dict().values())
+    outside = 4 * (2 * 60 * 32 + 32)
+    layer = (held - outside) // 6
+    estimate = sweep.memory(rows=4, tokens=10)
+    # Layers 0, 1 and 5 of both experts, 2 to 4 of the task expert; one blend outside.
+    assert estimate.experts == 9 * layer
+    assert estimate.made == outside
+    assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open + 1)
+    for index in every:
+        sweep.model(index)
+    assert sweep.virtual.pool.kept_bytes == estimate.experts
+    assert sweep.virtual.pool.made_bytes == estimate.made
+    assert str(estimate).startswith("about ")
+    assert "(experts 279 KB, made 15 KB, " in str(estimate)
+
+    budget = sweep.memory(16, 10).total
+    assert sweep.fit_batch_size(10, budget=budget) == 16
+    assert sweep.fit_batch_size(10, budget=budget - 1) == 8
+    with pytest.raises(
+        EvaluationError, match=r"one row at a time needs about .* but there are 1 K"
+    ):
+        sweep.fit_batch_size(10, budget=1000)
+    writing = sweep.memory(2, 10, new_tokens=20)
+    assert writing.cache >= 2 * 6 * 6 * 30 * 2 * 16 * 4  # prompts, plans, layers, tokens, k and v
+    assert sweep.fit_batch_size(10, new_tokens=20, budget=writing.total) == 2
+    assert sweep.fit_batch_size(10) >= 1
+
+
+def test_experts_can_stay_on_the_cpu():
+    # Any other device shows the copying; this one holds no data.
+    pool = WeightPool(100, torch.device("meta"), torch.device("cpu"))
+    tensors = [torch.nn.Parameter(torch.zeros(5), requires_grad=False) for _ in range(8)]
+    for number, tensor in enumerate(tensors):
+        pool.put(number, (tensor, tensor), stays=True)
+    assert pool.kept_bytes == 8 * 20
+    for number in (*range(8), 7, 3):
+        first, second = pool.get(number)
+        assert first.device.type == "meta"
+        assert first is second
+        assert isinstance(first, torch.nn.Parameter)
+        assert pool.made_bytes <= 100
+    assert pool.get(7)[0] is pool.get(7)[0]
+    assert tensors[0].device.type == "cpu"
+
+
+def test_where_experts_stay_is_checked(tmp_path):
+    with pytest.raises(EvaluationError, match="experts_on is 'disk'; it must be device or cpu"):
+        VirtualModel([swap_of(tmp_path)], experts_on="disk")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("experts_on", ["device", "cpu"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral", "bloom"])
+def test_on_a_gpu(family, experts_on, tmp_path):
+    plans = grid_of(swap_of(tmp_path, family))
+    sweep = Sweep(plans, device="cuda", experts_on=experts_on)
+    ids = torch.tensor([[5, 9, 13, 2, 44, 17, 8, 30], [7, 8, 9, 10, 11, 12, 13, 14]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits = dict(sweep.logits(ids))
+        written = sweep.generate(ids.tolist(), max_new_tokens=10, eos=[])
+    for index, plan in enumerate(plans):
+        model = plan.load().to("cuda")
+        model.generation_config.eos_token_id = None
+        with torch.no_grad():
+            assert same_bits(logits[index], model(ids.cuda(), use_cache=False).logits)
+        expected = model.generate(ids.cuda(), max_new_tokens=10, do_sample=False)[:, 8:].tolist()
+        assert [list(generation.tokens) for generation in written[index]] == expected

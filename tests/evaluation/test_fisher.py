@@ -1,0 +1,342 @@
+"""The diagonal Fisher against per-example gradients taken one by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from merging import change_tensors, copied, save_expert, save_tokenizer, tensors_of, tiny_llama
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MixtralConfig
+
+import layerswap as ls
+from layerswap.checkpoint import open_checkpoint
+from layerswap.errors import LayerswapError
+from layerswap.evaluation import fisher as module
+from layerswap.evaluation.examples import Example, Tokens, read_examples, tokenize
+from layerswap.evaluation.fisher import estimate_fisher, log_likelihood
+
+TEXTS = ["a b c d", "f e d c b a", "c c c", "b a d f", "e f a"]
+
+
+@pytest.fixture(scope="module")
+def expert(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fisher") / "expert"
+    return save_tokenizer(save_expert(folder, tiny_llama(num_hidden_layers=2), 0))
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS) + "\n\n")
+    return path
+
+
+def loaded(folder):
+    # The fast way through a mixture of experts knows no float64.
+    mixture = "mixtral" in (folder / "config.json").read_text()
+    kind = {"experts_implementation": "eager"} if mixture else {}
+    return AutoModelForCausalLM.from_pretrained(folder, **kind).double().eval()
+
+
+def gradients(model, log_p):
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(log_p, parameters, allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g
+            for n, p, g in zip(names, parameters, found, strict=True)}  # fmt: skip
+
+
+def empirical(model, rows):
+    """mean_x (d log p(x) / d theta)^2, in float64, one example after the other."""
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for row in rows:
+        ids = torch.tensor([row.ids])
+        log_p = model(input_ids=ids).logits[0].log_softmax(-1)
+        value = sum(log_p[at - 1, row.ids[at]] for at in row.predicted)
+        for name, gradient in gradients(model, value).items():
+            total[name] += gradient**2
+    return {name: values / len(rows) for name, values in total.items()}
+
+
+def close(found, expected, rtol=1e-4):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name].dtype == torch.float32
+        room = 1e-5 * float(values.abs().max())
+        np.testing.assert_allclose(found[name], values, rtol=rtol, atol=room, err_msg=name)
+
+
+def fisher_of(folder):
+    return load_file(folder / "fisher.safetensors")
+
+
+def test_the_empirical_fisher_is_the_mean_of_squared_gradients(expert, data, tmp_path):
+    out = estimate_fisher(expert, data, tmp_path / "out", labels="data")
+    tokenizer = AutoTokenizer.from_pretrained(expert)
+    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
+    expected = empirical(loaded(expert), rows)
+    close(fisher_of(out), expected)
+
+
+def test_it_is_not_the_square_of_the_mean(expert, data, tmp_path):
+    out = estimate_fisher(expert, data, tmp_path / "out", labels="data")
+    model = loaded(expert)
+    tokenizer = AutoTokenizer.from_pretrained(expert)
+    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
+    mean = sum(log_likelihood(model, row, labels="data", key="") for row in rows) / len(rows)
+    name = "model.layers.0.mlp.up_proj.weight"
+    wrong = gradients(model, mean)[name] ** 2
+    assert float((fisher_of(out)[name] - wrong).abs().max()) > 0.1 * float(wrong.max())
+
+
+def test_the_fisher_is_the_expectation_over_the_models_own_predictions(expert, tmp_path):
+    """One token to predict, so that the expectation over 50 tokens can be taken exactly."""
+    path = tmp_path / "one.jsonl"
+    row = {"prompt": "a b", "completion": "c"}
+    path.write_text("\n".join([json.dumps(row)] * 800))
+    model = loaded(expert)
+    tokenizer = AutoTokenizer.from_pretrained(expert)
+    (tokens,) = {tokenize(example, tokenizer, 99) for example in read_examples(path)}
+    assert tokens == Tokens((1, 2, 3), range(2, 3))
+    log_p = model(input_ids=torch.tensor([tokens.ids])).logits[0, 1].log_softmax(-1)
+    exact = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for value in log_p:
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+        for name, gradient in zip(names, found, strict=True):
+            exact[name] += value.exp().detach() * (0 if gradient is None else gradient**2)
+    out = estimate_fisher(expert, path, tmp_path / "out", examples=800)
+    found = fisher_of(out)
+    for name in ("lm_head.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"):
+        scale = float(exact[name].mean())
+        assert abs(float(found[name].mean()) / scale - 1) < 0.15
+        assert np.corrcoef(found[name].flatten(), exact[name].flatten().detach())[0, 1] > 0.95
+
+
+def test_labels_are_drawn_as_the_model_predicts():
+    logits = torch.log(torch.tensor([[0.1, 0.6, 0.0, 0.3]]).repeat(20_000, 1))
+    drawn = module._draw(logits, "key")
+    counts = torch.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(counts, [0.1, 0.6, 0.0, 0.3], atol=0.02)
+    assert torch.equal(drawn, module._draw(logits, "key"))
+    assert not torch.equal(drawn, module._draw(logits, "other"))
+
+
+def test_same_seed_same_bytes(expert, data, tmp_path):
+    made = [
+        estimate_fisher(expert, data, tmp_path / str(i), examples=3, seed=seed)
+        for i, seed in enumerate((5, 5, 6))
+    ]
+    one, two, other = ((out / "fisher.safetensors").read_bytes() for out in made)
+    assert one == two != other
+
+
+def test_an_example_draws_the_same_labels_whoever_is_with_it(expert, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(expert)
+    rows = [(i, tokenize(Example("", text), tokenizer, 99)) for i, text in enumerate(TEXTS)]
+    model = AutoModelForCausalLM.from_pretrained(expert).eval()
+    settings = {"labels": "model", "seed": 0, "step": lambda _: None}
+    both = module.squared_gradients(model, rows[1:3], **settings)
+    apart = [module.squared_gradients(model, [row], **settings) for row in rows[1:3]]
+    for name, total in both.items():
+        mean = (apart[0][name] + apart[1][name]) / 2
+        torch.testing.assert_close(total, mean, rtol=1e-5, atol=1e-12)
+
+
+def test_the_record(expert, data, tmp_path):
+    out = estimate_fisher(expert, data, tmp_path / "out", examples=4, seed=2, max_length=5)
+    record = json.loads((out / "fisher.json").read_text())
+    flat = torch.cat([f.flatten().double() for f in fisher_of(out).values()])
+    assert record["norm"] == pytest.approx(float(flat.norm()), rel=1e-6)
+    assert record["checkpoint"]["source"] == str(expert)
+    assert list(record["checkpoint"]["fingerprints"]) == ["model.safetensors"]
+    assert record["data"]["file"] == "texts.txt"
+    known = {key: record[key] for key in ("labels", "examples", "seed", "max_length")}
+    assert known == {"labels": "model", "examples": 4, "seed": 2, "max_length": 5}
+    assert 4 * 2 <= record["tokens"] <= 4 * 4
+    assert sorted(file.name for file in out.iterdir()) == ["fisher.json", "fisher.safetensors"]
+
+
+def gpt2():
+    return GPT2Config(n_embd=24, n_layer=2, n_head=4, vocab_size=50, n_positions=32,
+                      bos_token_id=0, eos_token_id=0)  # fmt: skip
+
+
+def mixtral():
+    return MixtralConfig(
+        hidden_size=24, intermediate_size=40, num_hidden_layers=2, vocab_size=50,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [gpt2, mixtral])
+def test_tensors_are_named_as_the_checkpoint_stores_them(data, tmp_path, config):
+    folder = save_tokenizer(save_expert(tmp_path / "expert", config(), 0))
+    out = estimate_fisher(folder, data, tmp_path / "out", labels="data")
+    found, stored = fisher_of(out), tensors_of(folder)
+    assert {n: f.shape for n, f in found.items()} == {n: t.shape for n, t in stored.items()}
+    # The mass of the whole is that of the gradients, whatever way they are cut and named.
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
+    expected = empirical(loaded(folder), rows)
+    assert sum(float(f.sum()) for f in found.values()) == pytest.approx(
+        sum(float(f.sum()) for f in expected.values()), rel=1e-4
+    )
+
+
+def test_a_stored_copy_of_tied_embeddings_gets_no_fisher(data, tmp_path):
+    config = tiny_llama(tie_word_embeddings=True, num_hidden_layers=2)
+    folder = save_tokenizer(save_expert(tmp_path / "expert", config, 0))
+    embedding = tensors_of(folder)["model.embed_tokens.weight"]
+    change_tensors(folder, {"lm_head.weight": embedding.clone()})
+    out = estimate_fisher(folder, data, tmp_path / "out", labels="data")
+    found = fisher_of(out)
+    assert not found["lm_head.weight"].any()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
+    expected = empirical(loaded(folder), rows)["model.embed_tokens.weight"]
+    np.testing.assert_allclose(found["model.embed_tokens.weight"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_estimate_goes_into_a_merge(expert, data, tmp_path):
+    other = save_tokenizer(save_expert(tmp_path / "other", tiny_llama(num_hidden_layers=2), 1))
+    entries = {}
+    for name, folder in (("task", expert), ("language", other)):
+        fisher = ls.estimate_fisher(folder, data, tmp_path / f"{name}-fisher", labels="data")
+        entries[name] = {"source": str(folder), "fisher": str(fisher)}
+    from layerswap.compose.recipe import check_recipe
+
+    recipe = {"experts": entries, "merge": {"method": "fisher", "experts": ["task", "language"]}}
+    out = ls.make_plan(check_recipe(recipe, where="r")).save(tmp_path / "out")
+    name = "model.layers.1.mlp.up_proj.weight"
+    f, g = (fisher_of(Path(entries[n]["fisher"]))[name].double() for n in entries)
+    x, y = tensors_of(expert)[name].double(), tensors_of(other)[name].double()
+    want = (f * x + g * y) / (f + g)
+    np.testing.assert_allclose(tensors_of(out)[name], want, rtol=1e-6, atol=1e-8)
+    assert ls.verify(out, full=True).passed
+
+
+# --- examples ---
+
+
+def test_kinds_of_files(tmp_path):
+    lines = tmp_path / "a.txt"
+    lines.write_text("one\n\n  two \r\n")
+    assert read_examples(lines) == [Example("", "one"), Example("", "two")]
+    rows = tmp_path / "b.jsonl"
+    rows.write_text('{"text": "one"}\n{"prompt": "p", "completion": "c", "id": 3}\n')
+    assert read_examples(rows) == [Example("", "one"), Example("p", "c")]
+
+
+NEEDS = "needs a `text`, or a `prompt` and a `completion`"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", None, "{}: cannot be read (No such file or directory)"),
+        ("a.txt", b"\xff", "{}: cannot be read (not UTF-8 text)"),
+        ("a.txt", b" \n\n", "{}: holds no example"),
+        ("a.jsonl", b'\n{"prompt": "p"}', "{}, line 2: " + NEEDS),
+        ("a.jsonl", b"[1]", "{}, line 1: " + NEEDS),
+        ("a.jsonl", b'{"text": 1}', "{}, line 1: " + NEEDS),
+        ("a.jsonl", b"{", "{}, line 1: not valid JSON ("),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_used(tmp_path, expert, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(LayerswapError) as caught:
+        estimate_fisher(expert, path, tmp_path / "out")
+    assert str(caught.value).startswith(message.format(path))
+    assert not (tmp_path / "out").exists()
+
+
+class Words:
+    """A tokenizer of words, with a beginning and an end, as many have."""
+
+    eos_token_id = 9
+
+    def __call__(self, text, add_special_tokens=True):
+        ids = [int(word) for word in text.split()]
+        return type("Encoding", (), {"input_ids": [8, *ids] if add_special_tokens else ids})
+
+
+def test_tokens():
+    tokenizer = Words()
+    assert tokenize(Example("", "1 2"), tokenizer, 99) == Tokens((8, 1, 2, 9), range(1, 4))
+    assert tokenize(Example("", "1 9"), tokenizer, 99) == Tokens((8, 1, 9), range(1, 3))
+    asked = tokenize(Example("1 2", "3 4"), tokenizer, 99)
+    assert asked == Tokens((8, 1, 2, 3, 4, 9), range(3, 6))
+    assert tokenize(Example("1 2", "3 4"), tokenizer, 4) == Tokens((8, 1, 2, 3), range(3, 4))
+    assert not tokenize(Example("1 2", "3 4"), tokenizer, 3).predicted
+
+
+# --- refusals ---
+
+
+def refusal(*arguments, **settings):
+    with pytest.raises(LayerswapError) as caught:
+        estimate_fisher(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_wrong_settings(expert, data, tmp_path):
+    out = tmp_path / "out"
+    expected = "labels are 'truth'; they are one of model, data"
+    assert refusal(expert, data, out, labels="truth") == expected
+    expected = "a Fisher needs at least 1 example, of at least 2 tokens"
+    assert refusal(expert, data, out, examples=0) == expected
+    assert refusal(expert, data, out, max_length=1) == expected
+
+
+def test_nothing_to_predict(expert, tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("a\nb\n")
+    expected = f"{path}: no example has two tokens, so there is nothing to predict"
+    assert refusal(expert, path, tmp_path / "out") == expected
+
+
+def test_an_output_is_only_replaced_when_asked(expert, data, tmp_path):
+    out = estimate_fisher(expert, data, tmp_path / "out")
+    assert refusal(expert, data, out).startswith(f"{out}: exists already")
+    before = (out / "fisher.safetensors").read_bytes()
+    estimate_fisher(expert, data, out, overwrite=True, seed=1)
+    assert (out / "fisher.safetensors").read_bytes() != before
+    assert refusal(expert, data, expert, overwrite=True) == (
+        f"{expert}: has no fisher.json, so layerswap did not write it and will not replace it"
+    )
+
+
+def test_a_model_with_nan(expert, data, tmp_path):
+    spoilt = copied(expert, tmp_path / "spoilt")
+    change_tensors(spoilt, {"model.norm.weight": torch.full((24,), float("nan"))})
+    found = refusal(spoilt, data, tmp_path / "out")
+    assert found == "a gradient is not finite, so there is no Fisher"
+
+
+def test_a_model_without_a_tokenizer(expert, data, tmp_path):
+    bare = copied(expert, tmp_path / "bare")
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    assert refusal(bare, data, tmp_path / "out").startswith(f"{bare}: cannot be loaded (")
+
+
+def test_a_checkpoint_that_changes_meanwhile(expert, data, tmp_path, monkeypatch):
+    own = copied(expert, tmp_path / "own")
+    real = module.squared_gradients
+
+    def change(*arguments, **settings):
+        change_tensors(own, {"model.norm.weight": torch.ones(24)})
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(module, "squared_gradients", change)
+    expected = f"{own}: changed while its Fisher was estimated"
+    assert refusal(own, data, tmp_path / "out") == expected
+    assert not (tmp_path / "out").exists()
+    assert open_checkpoint(str(own)).tensors

@@ -1,0 +1,33 @@
+"""Codes of languages: whatever a person writes means what a benchmark calls it."""
+
+import pytest
+
+from layerswap.errors import EvaluationError
+from layerswap.evaluation.languages import language_name, match, standard_tag
+
+FLORES = ["swh_Latn", "ben_Beng", "tel_Telu", "jpn_Jpan", "zho_Hans", "zho_Hant", "arb_Arab",
+          "ary_Arab", "npi_Deva", "ory_Orya", "uzn_Latn", "srp_Cyrl", "nob_Latn"]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ["sw", "swh", "swh_Latn", "Swahili", "swahili", "swa", "sw-Latn"])
+def test_every_way_to_write_swahili_means_it(code):
+    assert standard_tag(code).split("-")[0] == "sw"
+    assert match(code, FLORES) == "swh_Latn"
+    assert match(code, ["bn", "sw"]) == "sw"
+    assert language_name(code) == "Swahili"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("zh", "zho_Hans"), ("zh-Hant", "zho_Hant"), ("ar", "arb_Arab"), ("ary", "ary_Arab"),
+     ("ne", "npi_Deva"), ("or", "ory_Orya"), ("uz", "uzn_Latn"), ("sr", "srp_Cyrl"),
+     ("Japanese", "jpn_Jpan"), ("bn", "ben_Beng"), ("la", None), ("sr-Latn", None)],
+)  # fmt: skip
+def test_macrolanguages_and_scripts(code, found):
+    assert match(code, FLORES) == found
+
+
+@pytest.mark.parametrize("code", ["xyzzy", "", "  "])
+def test_what_is_no_language_is_one_line(code):
+    with pytest.raises(EvaluationError, match="no language"):
+        standard_tag(code)

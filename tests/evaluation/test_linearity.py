@@ -1,0 +1,250 @@
+"""Linearity against losses computed by transformers, and cases where the answer is known."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from layerswap.errors import EvaluationError
+from layerswap.evaluation.examples import Tokens
+from layerswap.evaluation.linearity import Line, additivity, connectivity
+
+TEXTS = [[3, 7, 11, 2, 9], [5, 8, 1], [30, 31, 2, 4, 4, 17, 9]]
+PROMPTS = [1, 2, 4]
+"""Tokens of each text that are not to be predicted, in the test that asks for it."""
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory) -> tuple[Path, Path, Path]:
+    root = tmp_path_factory.mktemp("linearity")
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=3, vocab_size=40,
+        num_attention_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    folders = []
+    for seed, name in enumerate(("base", "task", "language")):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.05 * seed)
+        model.save_pretrained(root / name)
+        folders.append(root / name)
+    return tuple(folders)
+
+
+def loss(
+    weights: dict[str, torch.Tensor], folder: Path, prompts: tuple[int, ...] = (1, 1, 1)
+) -> float:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.load_state_dict(weights)
+    total = count = 0.0
+    with torch.no_grad():
+        for text, prompt in zip(TEXTS, prompts, strict=True):
+            ids = torch.tensor([text])
+            labels = ids.clone()
+            labels[0, :prompt] = -100
+            total += float(model(ids, labels=labels).loss) * (len(text) - prompt)
+            count += len(text) - prompt
+    return total / count
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
+
+
+def test_the_loss_along_the_line_is_that_of_the_blended_models(trio):
+    base, task, language = trio
+    found = connectivity(task, language, TEXTS, steps=4)
+    a, b = weights(task), weights(language)
+    for at, value in zip(found.whole.positions, found.whole.losses, strict=True):
+        between = {name: (1 - at) * a[name] + at * b[name] for name in a}
+        assert value == pytest.approx(loss(between, base), abs=1e-5)
+    for layer, line in enumerate(found.layers):
+        for at, value in zip(line.positions, line.losses, strict=True):
+            between = {
+                name: (1 - at) * a[name] + at * b[name] if f"layers.{layer}." in name else a[name]
+                for name in a
+            }
+            assert value == pytest.approx(loss(between, base), abs=1e-5)
+
+
+def test_the_barrier_is_the_rise_above_the_straight_line():
+    assert Line((0.0, 0.5, 1.0), (1.0, 2.5, 2.0)).barrier == pytest.approx(1.0)
+    assert Line((0.0, 0.5, 1.0), (1.0, 1.0, 2.0)).barrier == 0.0
+    past = Line((-0.5, 0.0, 0.5, 1.0, 1.5), (9.0, 1.0, 1.75, 2.0, 9.0))
+    assert past.barrier == pytest.approx(0.25)
+
+
+def interpolated(a, b, other, at, layer):
+    """Position `at` in one layer (everywhere when None), and `other` outside it."""
+    return {
+        name: (1 - at) * a[name] + at * b[name]
+        if layer is None or f"layers.{layer}." in name
+        else other[name]
+        for name in a
+    }
+
+
+@pytest.mark.parametrize("elsewhere", ["task", "language", "base"])
+def test_past_the_ends_and_with_others_elsewhere(trio, elsewhere):
+    base, task, language = trio
+    found = connectivity(
+        task, language, TEXTS, base=base, elsewhere=elsewhere, steps=2, beyond=1, batch_size=2
+    )
+    assert found.whole.positions == (-0.5, 0.0, 0.5, 1.0, 1.5)
+    a, b = weights(task), weights(language)
+    other = {"task": a, "language": b, "base": weights(base)}[elsewhere]
+    for layer, line in ((None, found.whole), *enumerate(found.layers)):
+        for at, value in zip(line.positions, line.losses, strict=True):
+            between = interpolated(a, b, other, at, layer)
+            assert value == pytest.approx(loss(between, base), abs=1e-5), (layer, at)
+
+
+def test_only_what_is_to_be_predicted_counts(trio):
+    base, task, language = trio
+    texts = [
+        Tokens(tuple(text), range(prompt, len(text)))
+        for text, prompt in zip(TEXTS, PROMPTS, strict=True)
+    ]
+    found = connectivity(task, language, texts, steps=1).whole.losses
+    expected = [loss(weights(folder), base, tuple(PROMPTS)) for folder in (task, language)]
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert found != pytest.approx([loss(weights(f), base) for f in (task, language)], abs=1e-3)
+
+
+def test_checkpoints_of_half_precision_are_measured_in_float32(trio, tmp_path):
+    """Rounding the blend would be a nonlinearity of the format, not of the experts."""
+    base, *experts = trio
+    small = []
+    for folder in experts:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model.save_pretrained(tmp_path / folder.name)
+        small.append(tmp_path / folder.name)
+    found = connectivity(*small, TEXTS, steps=3)
+    a, b = ({n: t.float() for n, t in weights(folder).items()} for folder in small)
+    for at, value in zip(found.whole.positions, found.whole.losses, strict=True):
+        between = interpolated(a, b, a, at, None)
+        assert value == pytest.approx(loss(between, base), abs=1e-5)
+
+
+def four(trio) -> list[dict[str, torch.Tensor]]:
+    """Weights of both deltas, the task's, the language's and none."""
+    b, t, g = (weights(folder) for folder in trio)
+    return [{name: t[name] + g[name] - b[name] for name in b}, t, g, b]
+
+
+def states(model, ids) -> list[torch.Tensor]:
+    """What leaves each layer, before the final norm, and the logits; float64."""
+    model = copy.deepcopy(model)
+    model.model.norm = torch.nn.Identity()
+    output = model(torch.tensor([ids]), output_hidden_states=True)
+    return [state[0].double() for state in output.hidden_states[1:]]
+
+
+def departure(s, x, y, z) -> float:
+    return float((s - x - y + z).norm() / (s - z).norm())
+
+
+def test_departure_is_that_of_the_four_models(trio):
+    found = additivity(*trio, TEXTS, batch_size=2)
+    computed = []
+    for one in four(trio):
+        model = AutoModelForCausalLM.from_pretrained(trio[0])
+        model.load_state_dict(one)
+        with torch.no_grad():
+            read = [
+                [*states(model, ids), model(torch.tensor([ids])).logits[0].double()]
+                for ids in TEXTS
+            ]
+        computed.append([torch.cat(parts) for parts in zip(*read, strict=True)])
+    for i, value in enumerate((*found.layers, found.logits)):
+        assert value == pytest.approx(departure(*(one[i] for one in computed)), rel=1e-3)
+
+
+def test_departure_of_a_layer_alone_is_that_of_four_models_that_differ_in_it(trio):
+    found = additivity(*trio, TEXTS, batch_size=2)
+    changed, base = four(trio), weights(trio[0])
+    model = AutoModelForCausalLM.from_pretrained(trio[0])
+    for layer, value in enumerate(found.alone):
+        computed = []
+        for one in changed:
+            model.load_state_dict(interpolated(one, one, base, 0.0, layer))
+            with torch.no_grad():
+                computed.append(torch.cat([states(model, ids)[layer] for ids in TEXTS]))
+        assert value == pytest.approx(departure(*computed), rel=1e-3)
+    assert found.alone[0] != pytest.approx(found.layers[0], rel=0.01), "embeddings changed too"
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_departure_does_not_depend_on_the_batches(trio, size):
+    one, other = (additivity(*trio, TEXTS, batch_size=n) for n in (3, size))
+    assert one.layers == pytest.approx(other.layers, rel=1e-4)
+    assert one.alone == pytest.approx(other.alone, rel=1e-4)
+    assert one.logits == pytest.approx(other.logits, rel=1e-4)
+
+
+def test_a_change_of_scale_that_a_layer_is_linear_in(trio, tmp_path):
+    """Deltas of the value and output projections of one layer: additive alone, not together."""
+    base = trio[0]
+    names = {"v": "model.layers.1.mlp.down_proj.weight", "w": "model.layers.1.mlp.up_proj.weight"}
+    folders = {}
+    for key, name in names.items():
+        model = AutoModelForCausalLM.from_pretrained(base)
+        with torch.no_grad():
+            model.get_parameter(name).mul_(1.5)
+        model.save_pretrained(tmp_path / key)
+        folders[key] = tmp_path / key
+    same = additivity(base, folders["v"], folders["v"], TEXTS)
+    assert same.alone[1] < 1e-4, "the output is linear in one of its factors"
+    # y = d(u): with both by 1.5, y gains 1.25 of itself; the sum of the effects is 1 of it.
+    product = additivity(base, folders["v"], folders["w"], TEXTS)
+    assert product.alone[1] == pytest.approx(0.25 / 1.25, rel=1e-3)
+    assert product.alone[0] == product.alone[2] == 0.0
+
+
+def test_deltas_that_do_not_meet_add_up_exactly(trio, tmp_path):
+    """An expert that changed only the head: the logits are linear in it, the layers untouched."""
+    base, _, _ = trio
+    head = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        head.lm_head.weight.add_(0.1)
+    head.save_pretrained(tmp_path / "head")
+    other = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        other.lm_head.weight.mul_(1.2)
+    other.save_pretrained(tmp_path / "other")
+    found = additivity(base, tmp_path / "head", tmp_path / "other", TEXTS)
+    assert found.layers == found.alone == (0.0, 0.0, 0.0)
+    assert found.logits < 1e-5
+
+
+REFUSED = {
+    "no text": ([], {}, "there is no text to measure on"),
+    "short": ([[1, 2], [3]], {}, "text 1 has 1 tokens and none to predict; leave it out"),
+    "cut off": (
+        [Tokens((1, 2), range(2, 2))],
+        {},
+        "text 0 has 2 tokens and none to predict; leave it out",
+    ),
+    "steps": (TEXTS, {"steps": 0}, "a line has 1 step or more and none below 0, not 0, 0"),
+    "elsewhere": (
+        TEXTS,
+        {"elsewhere": "soup"},
+        "elsewhere is 'soup'; it is task, language or base",
+    ),
+    "no base": (TEXTS, {"elsewhere": "base"}, "elsewhere is the base; give the base"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(trio, case):
+    texts, settings, message = REFUSED[case]
+    with pytest.raises(EvaluationError) as caught:
+        connectivity(trio[1], trio[2], texts, **settings)
+    assert str(caught.value) == message

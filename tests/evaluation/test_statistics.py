@@ -1,0 +1,70 @@
+"""Intervals: where they must lie, how often they cover, and what they refuse."""
+
+import numpy as np
+import pytest
+
+from layerswap.errors import RecipeError
+from layerswap.evaluation.statistics import mean_interval, paired_difference
+
+RNG = np.random.default_rng(0)
+
+
+def test_the_interval_of_a_share_is_close_to_the_normal_one():
+    right = np.arange(1000) < 300
+    interval = mean_interval(right, seed=1)
+    half = 1.96 * (0.3 * 0.7 / 1000) ** 0.5
+    assert interval.mean == pytest.approx(0.3)
+    assert interval.low == pytest.approx(0.3 - half, abs=0.005)
+    assert interval.high == pytest.approx(0.3 + half, abs=0.005)
+    assert interval.n == 1000
+    assert str(interval).startswith("0.300 [0.2")
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    hits = 0
+    for _ in range(300):
+        interval = mean_interval(RNG.random(100) < 0.4, level=0.9, resamples=300, seed=0)
+        hits += interval.low <= 0.4 <= interval.high
+    assert 0.83 < hits / 300 < 0.96
+
+
+def test_certainty_has_no_width():
+    assert mean_interval(np.ones(7, dtype=bool)).low == 1.0
+
+
+def test_a_paired_difference_is_narrower_than_two_separate_intervals():
+    a = RNG.random(400) < 0.5
+    b = a.copy()
+    b[:10] = ~b[:10]
+    paired, single = paired_difference(a, b), mean_interval(a)
+    assert paired.high - paired.low < (single.high - single.low) / 2
+    assert paired.mean == pytest.approx(a.mean() - b.mean())
+
+
+def test_the_sign_says_which_is_better():
+    better, worse = np.ones(50, dtype=bool), np.arange(50) % 2 == 0
+    assert paired_difference(better, worse).low > 0
+    assert paired_difference(worse, better).high < 0
+
+
+def test_equal_seeds_give_equal_intervals_whatever_the_chunks(monkeypatch):
+    right = RNG.random(300) < 0.5
+    whole = mean_interval(right, seed=5)
+    assert whole == mean_interval(right, seed=5)
+    assert whole != mean_interval(right, seed=6)
+    monkeypatch.setattr("layerswap.evaluation.statistics._CHUNK_CELLS", 1000)
+    chunked = mean_interval(right, seed=5)
+    assert chunked.low == pytest.approx(whole.low, abs=0.02)
+
+
+@pytest.mark.parametrize("values", [np.array([]), np.ones((2, 2)), np.array([1.0, np.nan])])
+def test_what_is_no_score_is_refused(values):
+    with pytest.raises(RecipeError, match="one finite number per example"):
+        mean_interval(values)
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(RecipeError, match="level between 0 and 1"):
+        mean_interval(np.ones(3), level=95)
+    with pytest.raises(RecipeError, match="same examples on both sides"):
+        paired_difference(np.ones(3), np.ones(4))

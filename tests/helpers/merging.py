@@ -1,0 +1,202 @@
+"""Tiny experts, and merging written a second time, straight from the definition."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+
+
+def tiny_llama(**changes: Any) -> Any:
+    """A Llama configuration of 4 layers, 24 wide."""
+    from transformers import LlamaConfig
+
+    settings = {
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4, "vocab_size": 50,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
+        "max_position_embeddings": 64,
+    }  # fmt: skip
+    return LlamaConfig(**{**settings, **changes})
+
+
+def save_expert(
+    folder: Path, config: Any, seed: int, *, dtype: torch.dtype = torch.float32
+) -> Path:
+    """A model of this configuration with random weights, norms and biases included."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path, words: str = "a b c d e f") -> Path:
+    """A tokenizer that knows these words, in this order, beside the weights."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {word: i for i, word in enumerate(["<unk>", *words.split()])}
+    core = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+def save_fisher(folder: Path, expert: Path, seed: int = 0) -> Path:
+    """A made-up diagonal Fisher of an expert of one file: uneven, and 0 in places."""
+    from layerswap.merge.metadata import fingerprint
+
+    generator = torch.Generator().manual_seed(seed)
+    fisher = {}
+    for name, tensor in sorted(tensors_of(expert).items()):
+        values = torch.rand(tensor.shape, generator=generator).pow(8) * 10.0 ** (-seed - 6)
+        fisher[name] = values * (torch.rand(tensor.shape, generator=generator) > 0.2)
+    folder.mkdir(exist_ok=True)
+    save_file(fisher, folder / "fisher.safetensors")
+    record = {
+        "checkpoint": {
+            "fingerprints": {"model.safetensors": fingerprint(expert / "model.safetensors")}
+        },
+        "norm": float(sum((f.double() ** 2).sum() for f in fisher.values()) ** 0.5),
+    }
+    (folder / "fisher.json").write_text(json.dumps(record))
+    return folder
+
+
+def save_holes(folder: Path, megabytes: int) -> Path:
+    """A checkpoint of this size whose bytes are zeros that take no disk."""
+    from layerswap.checkpoint import header_bytes
+
+    folder.mkdir(parents=True)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = megabytes * 10**6 // 3 // 4096
+    names = ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))]
+    with (folder / "model.safetensors").open("wb") as file:
+        header = header_bytes([(name, "F32", (rows, 1024), rows * 4096) for name in names], {})
+        file.write(header)
+        file.truncate(len(header) + 3 * rows * 4096)
+    return folder
+
+
+def copied(source: Path, folder: Path) -> Path:
+    """A copy of an expert to spoil."""
+    shutil.copytree(source, folder)
+    return folder
+
+
+def change_config(folder: Path, drop: str | None = None, **changes: Any) -> Path:
+    """Edit `config.json`."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    config.pop(drop, None)
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def change_tensors(folder: Path, changes: Mapping[str, torch.Tensor | None]) -> Path:
+    """Replace tensors of a single-file checkpoint; None removes one."""
+    path = folder / "model.safetensors"
+    tensors = {name: t for name, t in {**load_file(path), **changes}.items() if t is not None}
+    path.unlink()
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, read by the safetensors library."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        assert not set(tensors) & set(found), "a tensor lies in two shards"
+        found.update(tensors)
+    return found
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def check_equal(found: torch.Tensor, expected: torch.Tensor, name: str = "") -> None:
+    """Raise unless dtype, shape and every byte agree."""
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        raise AssertionError(f"{name}: {found.dtype} {found.shape} is not {expected.dtype}")
+    if raw(found) != raw(expected):
+        raise AssertionError(f"{name}: the bytes differ")
+
+
+def takes(layer: int | None, layers: int, bottom: int, top: int, t_b: int = 0, t_u: int = 0) -> str:
+    """What a layer takes in a swap: `language`, `task` or `blend` (paper 1, Algorithm 1)."""
+    if layer is None:
+        return "blend"
+    if layer < bottom or layer >= layers - top:
+        return "language"
+    if layer < bottom + t_b or layer >= layers - top - t_u:
+        return "blend"
+    return "task"
+
+
+def layer_of(name: str, only: str = "") -> int | None:
+    """The layer in a tensor's name; names without `only` have none."""
+    match = LAYER.search(name)
+    return int(match[1]) if match and only in name else None
+
+
+def half(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The even blend of two tensors: float32, rounded once to the dtype of `a`."""
+    return (a.float() * 0.5 + b.float() * 0.5).to(a.dtype)
+
+
+def swapped(
+    task: Mapping[str, torch.Tensor], language: Mapping[str, torch.Tensor], layers: int, *,
+    bottom: int, top: int, t_b: int = 0, t_u: int = 0, only: str = "",
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """A swap of two state dicts, tensor by tensor."""
+    merged = {}
+    for name, a in task.items():
+        source = takes(layer_of(name, only), layers, bottom, top, t_b, t_u)
+        b = language[name]
+        merged[name] = {"task": a, "language": b}[source] if source != "blend" else half(a, b)
+    return merged
+
+
+def check_rounded(found: torch.Tensor, parts: list[tuple[torch.Tensor, float]], name: str) -> None:
+    """Raise unless `found` is the float64 sum, but for float32 accumulation and one rounding."""
+    terms = [part.double().numpy() * weight for part, weight in parts]
+    expected, size = np.sum(terms, axis=0), np.sum(np.abs(terms), axis=0)
+    half_step = torch.finfo(found.dtype).eps / 2
+    allowed = half_step * np.abs(expected) * (1 + half_step) + 2 * len(parts) * 2.0**-24 * size
+    error = np.abs(found.double().numpy() - expected)
+    if error.shape != expected.shape or np.any(error > allowed):
+        raise AssertionError(f"{name}: off by {np.max(error)}")
+
+
+def weight_bytes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every weight file and index."""
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.glob("*.safetensors*"))
+    }
+
+
+def metadata_of(file: Path) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    with safe_open(file, "pt") as handle:
+        return handle.metadata()

@@ -1,0 +1,86 @@
+"""Open questions of the lab: settings become steps, and steps become tables."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from research.answering import ANSWER
+from research.pairs import RESULT
+from research.questions import Question, Setting, find, plan, questions, works
+
+from layerswap.errors import RecipeError
+from layerswap.lab.train import ModelShape, Training, Trainings
+from layerswap.study.journal import StudyJournal
+from layerswap.study.runner import run_graph
+
+SHORT = replace(
+    Trainings(),
+    shape=ModelShape(layers=4, hidden=16, heads=2, mlp=16),
+    base=Training(steps=3, learning_rate=1e-3, batch=4, warmup=1),
+    task=Training(steps=2, learning_rate=1e-2, batch=4, warmup=1, part="task"),
+    language=Training(steps=2, learning_rate=1e-2, batch=4, warmup=1, part="language"),
+)
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    out = tmp_path_factory.mktemp("questions")
+    own = Setting("a base of its own", SHORT, base="own")
+    asked = {
+        "own": Question("Why?", (own, replace(own, name="twice", rounds=2))),
+        "alone": Question("What is it worth?", (own,)),
+    }
+    graph = plan(asked, seeds=2, n=8)
+    summary = run_graph(graph, out, works())
+    assert not summary.failed, [entry.why for entry in summary.failed]
+    return out, graph
+
+
+def test_a_question_is_answered_in_tables_with_intervals(answered):
+    out, graph = answered
+    text = (StudyJournal(out, graph).folder("answer/own") / ANSWER).with_suffix(".md").read_text()
+    assert text.startswith("# Why?")
+    for language in ("nela", "furo"):
+        assert f"## {language}: the models" in text
+    assert text.count("| a base of its own |") == text.count("| twice |") == 8
+    assert "| setting | top | bottom 0 | bottom 1 | bottom 2 |" in text
+    assert "8 test problems, mean over 2 seeds" in text
+
+
+def test_a_setting_alone_is_shown_model_by_model(answered):
+    out, graph = answered
+    text = (StudyJournal(out, graph).folder("answer/alone") / ANSWER).with_suffix(".md").read_text()
+    for language in ("nela", "furo"):
+        table = text.split(f"## {language}: the models")[1].split("##")[0]
+        for model in ("base", "task expert", "language expert", "soup", "TIES", "swap, chosen"):
+            assert f"\n| {model} |" in table
+    assert "2 pairs of experts with a seed each, 8 test problems" in text
+
+
+def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
+    out, graph = answered
+    found = json.loads((StudyJournal(out, graph).folder("pair/twice/5000") / RESULT).read_text())
+    scores = found["furo"]["scores"]
+    assert found["furo"]["chosen"].startswith("swap ")
+    assert {"base", "task expert", "language expert", "soup", "TIES", "swap, default"} < set(scores)
+    assert {"swap 1,1,0,blend", "swap 1,1,0,language", "swap 1,1,0,task"} < set(scores)
+    assert all(len(one["test"]) == len(one["development"]) == 8 for one in scores.values())
+
+
+def test_settings_share_a_base_however_their_experts_are_trained():
+    depth = find(["depth"])
+    graph = plan(depth, seeds=1, n=10)
+    assert [step.name for step in graph if step.kind == "base"] == ["base/4 layers"]
+    assert len(depth["depth"].settings) == 4
+    assert graph["pair/4 layers, full SFT/5000"].needs == graph["pair/4 layers/5000"].needs
+    assert graph.keys["pair/4 layers, full SFT/5000"] != graph.keys["pair/4 layers/5000"]
+
+
+def test_questions_share_the_steps_that_they_have_in_common():
+    every = questions()
+    graph = plan(every, seeds=1, n=10)
+    shared = [step for step in graph if step.name == "pair/as shipped/5000"]
+    assert len(shared) == 1
+    assert len([step for step in graph if step.kind == "answer"]) == len(every)
+    with pytest.raises(RecipeError, match="no question 'size2'"):
+        find(["size2"])

@@ -1,0 +1,217 @@
+"""A sweep from its file to its folder, against scores computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from test_harness import world  # noqa: F401
+from typer.testing import CliRunner
+
+import layerswap as ls
+from layerswap.cli import app
+from layerswap.compose import Zones
+from layerswap.engine.trie import LayerCounts
+from layerswap.errors import EvaluationError, RecipeError
+from layerswap.search.conditions import BEST
+from layerswap.search.grid import GridResult, run_sweep
+from layerswap.search.spec import read_sweep
+
+
+def write(world, path: Path, **changes) -> Path:  # noqa: F811
+    data = {
+        "recipe": {
+            "experts": {"task": str(world["task"]), "language": str(world["language"])},
+            "swap": {},
+        },
+        "grid": {"bottom": "0-2", "top": [0, 1]},
+        "tasks": ["maembe_choose", "maembe_generate"],
+        "include": [str(world["tasks"])],
+        "choose_by": {"task": "maembe_choose", "metric": "acc_norm"},
+        "development": 0.6,
+        **changes,
+    }
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):  # noqa: F811
+    spec, recipe = read_sweep(write(world, tmp_path / "sweep.yaml"))
+    board = run_sweep(spec, recipe)
+    assert len(board.grid) == 6
+    for task in ("maembe_choose", "maembe_generate"):
+        development, test = (
+            {r.document for r in board.rows if (r.split, r.task) == (split, task)}
+            for split in ("development", "test")
+        )
+        assert development | test == set(range(5))
+        assert not development & test
+    assert board.measure == ("maembe_choose", "acc_norm", "none")
+    for zones, mean in board.grid.items():
+        scores = [
+            r.score for r in board.rows
+            if (r.split, r.composition, r.task, r.metric)
+            == ("development", str(zones), "maembe_choose", "acc_norm")
+        ]  # fmt: skip
+        assert len(scores) == 3
+        assert mean == pytest.approx(np.mean(scores))
+    assert board.grid[board.best] == max(board.grid.values())
+    assert set(board.test) == {BEST, "default", "soup", "task expert", "language expert"}
+    assert {len(scores) for scores in board.test.values()} == {2}
+
+
+def test_the_folder_holds_all_of_it_and_a_second_run_changes_nothing(world, tmp_path):  # noqa: F811
+    path, out = write(world, tmp_path / "sweep.yaml"), tmp_path / "out"
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        found = {f.name: f.read_bytes() for f in out.iterdir() if "sqlite" not in f.name}
+        assert set(found) == {"scores.parquet", "board.json", "best.yaml", "report.html"}
+    summary = json.loads(found["board.json"])
+    assert summary["compositions_tried"] == 6
+    rows = pq.read_table(out / "scores.parquet").to_pylist()
+    best = Zones(**summary["best"])
+    again = [r["score"] for r in rows if r["composition"] == "best" and r["metric"] == "acc_norm"]
+    assert summary["test"]["best"]["mean"] == pytest.approx(np.mean(again))
+    plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
+    assert plan.recipe.swap.zones(4) == best
+    assert "best of 6" in done.output
+
+
+def test_sensitivity_is_the_difference_of_means():
+    grid = {Zones(b, u): 0.1 * b + 0.01 * u for b in range(3) for u in range(2)}
+    counts = LayerCounts(1, 1, 1)
+    board = GridResult(None, {}, [], None, 4, "t", grid, Zones(2, 1), Zones(1, 1), counts)
+    found = board.sensitivity()
+    first = np.mean([v for z, v in grid.items() if z.bottom > 0])
+    rest = np.mean([v for z, v in grid.items() if z.bottom == 0])
+    assert found[0] == pytest.approx(first - rest)
+    assert found[2] is None
+    assert found[3] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": {"bottom": "0-2", "top": -1}}, "grid.top[0]"),
+        ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
+        ({"tasks": []}, "tasks: name at least one"),
+        ({"grid": None}, "give either a grid or a search"),
+        ({"without_labels": {"by": "agreement"}}, "agreement needs `prompts`"),
+        ({"without_labels": {}}, "give prompts (with their parallel) or text to choose by"),
+        ({"without_labels": {"text": "nowhere.txt"}}, "without_labels.text: "),
+        ({"without_labels": {"text": "x", "answer": "("}}, "not a regular expression"),
+        ({"halving": {"first": 1}}, "halving.first"),
+        ({"grid": None, "search": {"take": ["task"]}}, "search.take"),
+        ({"grid": None, "search": {"take": ["task", 1.5]}}, "1.5 is no share"),
+        ({"tasks": ["a", "a"]}, "task 'a' is there twice"),
+        ({"development": 1.0}, "development"),
+        ({"metrics": 1}, "metrics"),
+        ({"include": ["nowhere"]}, "include: "),
+    ],
+)
+def test_mistakes_in_the_file(world, tmp_path, changes, message):  # noqa: F811
+    with pytest.raises(RecipeError) as caught:
+        read_sweep(write(world, tmp_path / "sweep.yaml", **changes))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_left_alone(world, tmp_path):  # noqa: F811
+    path = write(world, tmp_path / "sweep.yaml")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
+    assert "is no sweep's folder; choose another output" in str(done.exception)
+
+
+# --- choosing in other ways ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Prompts in two languages, line by line, and plain text."""
+    target = [f"Asha ana maembe {n} na Juma ana 3. Jumla ni ngapi?" for n in range(1, 7)]
+    source = [f"Asha has {n} mangoes and Juma has 3. How many in all?" for n in range(1, 7)]
+    for name, lines in (("sw.txt", target), ("en.txt", source), ("plain.txt", target[:3])):
+        (tmp_path / name).write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):  # noqa: F811
+    whole = run_sweep(*read_sweep(write(world, tmp_path / "a.yaml")))
+    said: list[str] = []
+    path = write(world, tmp_path / "b.yaml", halving={"first": 2, "error": 0.1})
+    board = run_sweep(*read_sweep(path), log=said.append)
+    assert board.race is not None
+    assert board.race.rounds == (2, 3)
+    assert board.best == whole.best
+    assert board.grid == whole.grid, "so few documents let nothing leave"
+    assert any("compositions were scored on all 3 examples" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "by", ["agreement", "consensus", "confidence", "self_consistency", "fluency", "closeness"]
+)
+def test_a_choice_without_labels_and_without_tasks(world, texts, by):  # noqa: F811
+    signals = {"by": by, "prompts": "sw.txt", "parallel": "en.txt", "text": "plain.txt",
+               "answer": "[0-9a-z]", "max_new_tokens": 4}  # fmt: skip
+    path = write(world, texts / "sweep.yaml", tasks=[], without_labels=signals, choose_by={})
+    out = texts / "out"
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    facts = json.loads((out / "board.json").read_text())
+    assert facts["chosen_by"] == f"{by} (no labels)"
+    assert facts["test"] == {}
+    values = {(d["bottom"], d["top"]): d["mean"] for d in facts["development"]}
+    best = facts["best"]
+    assert values[best["bottom"], best["top"]] == max(values.values())
+    assert "No task to compare the contenders on." in done.output
+    assert (out / "report.html").is_file()
+
+
+def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):  # noqa: F811
+    chosen = {}
+    for name, files in {
+        "a": {"prompts": "sw.txt", "parallel": "en.txt"},
+        "b": {"prompts": "sw.txt"},
+        "c": {"text": "plain.txt"},
+    }.items():
+        signals = {**files, "max_new_tokens": 3}
+        path = write(world, texts / f"{name}.yaml", without_labels=signals)
+        board = run_sweep(*read_sweep(path))
+        chosen[name] = board.chosen_by
+        assert board.measure == ("maembe_choose", "acc_norm", "none")
+        assert BEST in board.test
+    assert chosen == {
+        "a": "agreement (no labels)",
+        "b": "consensus (no labels)",
+        "c": "fluency (no labels)",
+    }
+
+
+def test_ranks_of_tasks_and_signals_together(world, texts):  # noqa: F811
+    signals = {"by": ["tasks", "fluency"], "text": "plain.txt"}
+    path = write(world, texts / "sweep.yaml", without_labels=signals)
+    board = run_sweep(*read_sweep(path))
+    assert board.chosen_by == "mean rank of tasks, fluency (no labels)"
+    assert all(0 < value <= 1 for value in board.grid.values())
+
+
+def test_files_that_are_not_parallel(world, texts):  # noqa: F811
+    signals = {"by": "agreement", "prompts": "sw.txt", "parallel": "plain.txt"}
+    path = write(world, texts / "sweep.yaml", without_labels=signals)
+    with pytest.raises(EvaluationError, match=r"plain.txt has 3 prompts and .*sw.txt 6"):
+        run_sweep(*read_sweep(path))
+
+
+def test_memory_is_told_before_the_work(world, tmp_path):  # noqa: F811
+    said: list[str] = []
+    run_sweep(*read_sweep(write(world, tmp_path / "sweep.yaml")), log=said.append)
+    assert said[0].startswith("6 compositions: ")
+    assert any(line.startswith("scoring 16 at a time with 6 compositions: about") for line in said)
+    assert any(line.startswith("generating 42 at a time with 6 compositions:") for line in said)

@@ -1,0 +1,63 @@
+"""A Hub that cannot be reached."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path_factory):
+    """No test may reach for the Hub, or leave something in the user's cache."""
+    import datasets
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """A random Llama of 4 layers with the lab's tokenizer, stored in bfloat16."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from layerswap.lab.tokenizer import make_tokenizer
+    from layerswap.lab.world import make_world
+
+    folder = tmp_path_factory.mktemp("models") / "base"
+    tokenizer = make_tokenizer(make_world())
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory):
+    """Files of problems and of reading in another language; 128 rows to train on each."""
+    import json
+
+    from layerswap.lab.datasets import language_stream, take, task_stream
+    from layerswap.lab.world import make_world
+
+    folder = tmp_path_factory.mktemp("rows")
+    world = make_world()
+    streams = {
+        "task": task_stream(world, seed=1),
+        "language": language_stream(world, "furo", seed=1),
+    }
+    for name, stream in streams.items():
+        for part, count in (("train", 128), ("validation", 32)):
+            lines = [
+                json.dumps({"prompt": e.prompt, "completion": e.completion})
+                for e in take(stream, count)
+            ]
+            (folder / f"{name}-{part}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder

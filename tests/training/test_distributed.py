@@ -1,0 +1,58 @@
+"""Configurations for accelerate, as accelerate reads them."""
+
+import pytest
+
+from layerswap.errors import RecipeError, TrainingError
+from layerswap.training.expert.distributed import check_distributed, launch_configuration
+from layerswap.training.expert.spec import check_expert
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])
+def test_accelerate_reads_what_ships(name, tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    file = tmp_path / "config.yaml"
+    file.write_text(launch_configuration(name))
+    read = load_config_from_file(str(file))
+    kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero3": "DEEPSPEED"}
+    assert read.distributed_type.value == kinds[name]
+    if name == "fsdp2":
+        assert read.fsdp_config["fsdp_version"] == 2
+        assert read.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+    if name == "zero3":
+        assert read.mixed_precision == "no"
+
+
+def test_another_name_is_refused():
+    with pytest.raises(RecipeError, match="did you mean 'fsdp2'"):
+        launch_configuration("fsdp")
+
+
+def test_what_needs_whole_parameters_is_refused_where_they_are_cut(monkeypatch):
+    turns = {"task": "a", "language": "b"}
+    both = check_expert({"base": "b", "simultaneous": turns, "train": {"partition": "A"}})
+    sparse = check_expert({"base": "b", "data": "d", "sparse": {"keep": 0.1}})
+    check_distributed(both)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for spec in (both, sparse):
+        with pytest.raises(TrainingError, match="launch with ddp"):
+            check_distributed(spec)
+    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    check_distributed(both)
+    with pytest.raises(TrainingError, match="whole parameters"):
+        check_distributed(sparse)
+
+
+def test_under_deepspeed_weights_stay_float32(monkeypatch):
+    import torch
+
+    from layerswap.training.expert.hyperparameters import _defaults
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    spec = check_expert({"base": "b", "data": "d"})
+    assert _defaults(spec, "prompt", {})["bf16"]
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    assert not _defaults(spec, "prompt", {})["bf16"]
+    assert _defaults(spec, "prompt", {})["tf32"]

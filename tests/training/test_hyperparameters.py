@@ -1,0 +1,84 @@
+"""Presets are the papers' rows; what a user says reaches TRL under its own names."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from layerswap.errors import TrainingError
+from layerswap.training.expert.hyperparameters import sft_config
+from layerswap.training.expert.spec import PRESETS, check_expert
+
+TABLE_4 = json.loads((Path(__file__).parents[1] / "helpers" / "data" / "table4.json").read_text())
+
+
+def config(tmp_path, *, processes=1, rows="prompt", **spec):
+    checked = check_expert({"base": "b", "data": "d", **spec})
+    return sft_config(checked, tmp_path, rows=rows, processes=processes)
+
+
+@pytest.mark.parametrize("row", TABLE_4)
+def test_presets_are_the_rows_of_table_4(tmp_path, row):
+    theirs = TABLE_4[row]
+    made, decay = config(tmp_path, preset=row.replace(" #", "-"))
+    assert made.learning_rate == theirs["learning_rate"]
+    assert made.per_device_train_batch_size == theirs["batch_size"]
+    assert made.max_length == theirs["seq_length"]
+    assert made.weight_decay == theirs["weight_decay"]
+    assert made.max_grad_norm == theirs["clip_max_norm"]
+    assert made.warmup_steps == theirs["warmup"]
+    assert made.adam_beta2 == theirs["beta2"]
+    stable = theirs["scheduler"] == "WSD"
+    assert made.lr_scheduler_type == ("warmup_stable_decay" if stable else "linear")
+    assert decay == (0.1 if stable else None)
+    assert made.num_train_epochs == 1
+
+
+def test_the_table_and_the_presets_have_the_same_rows():
+    assert {row.replace(" #", "-") for row in TABLE_4} == set(PRESETS) - {
+        "unreasonable", "unreasonable-simultaneous",
+    }  # fmt: skip
+
+
+def test_the_second_papers_batches(tmp_path):
+    alone, _ = config(tmp_path, preset="unreasonable")
+    assert alone.per_device_train_batch_size * alone.gradient_accumulation_steps == 32
+    both, _ = config(tmp_path, preset="unreasonable-simultaneous", processes=2)
+    assert both.per_device_train_batch_size * both.gradient_accumulation_steps == 32
+    assert both.lr_scheduler_type == "constant_with_warmup"
+
+
+def test_what_is_said_wins_over_the_preset_and_numbers_may_be_texts(tmp_path):
+    made, _ = config(tmp_path, preset="math-1", hyperparameters={"learning_rate": "3e-5"})
+    assert made.learning_rate == 3e-5
+    assert made.max_length == 2048
+
+
+def test_a_decay_in_steps_is_kept(tmp_path):
+    said = {"lr_scheduler_kwargs": {"num_decay_steps": 7}}
+    made, decay = config(tmp_path, preset="swh-1", hyperparameters=said)
+    assert decay is None
+    assert made.lr_scheduler_kwargs == {"num_decay_steps": 7}
+
+
+def test_texts_are_packed_and_the_seed_orders_the_data(tmp_path):
+    made, _ = config(tmp_path, rows="text", seed=9)
+    assert made.packing
+    assert (made.seed, made.data_seed) == (9, 9)
+
+
+@pytest.mark.parametrize(
+    ("spec", "processes", "said"),
+    [
+        ({"effective_batch": 3}, 2, "3 is no multiple of 2 processes"),
+        ({"effective_batch": 8, "hyperparameters": {"gradient_accumulation_steps": 2}}, 1,
+         "say the same thing"),
+        ({"hyperparameters": {"learning_rate": True}}, 1, "True is not a number"),
+        ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: -1 is not above 0"),
+        ({"hyperparameters": {"max_steps": -3}}, 1, "max_steps: -3 is not at least 1, nor -1"),
+        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: 3 is neither true nor false"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(tmp_path, spec, processes, said):
+    with pytest.raises(TrainingError, match=said):
+        config(tmp_path, processes=processes, **spec)

@@ -1,0 +1,217 @@
+"""Opening rows: every format, downloaded copies in the layouts of the Hub, and what is missing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from layerswap.errors import DataError
+from layerswap.training.mix.schema import Origin
+from layerswap.training.mix.sources import keep_where, open_rows
+
+ROWS = [{"q": "What?", "a": "NA"}, {"q": "Why, then?", "a": "null"}, {"q": '"So"', "a": "07"}]
+
+
+def write(path, rows=ROWS):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        lines = [["q", "a"], *([f'"{r["q"]}"'.replace('""', '"""'), r["a"]] for r in rows)]
+        path.write_text("".join(",".join(line) + "\n" for line in lines))
+    else:
+        text = "".join(f"{row['q']}\t{row['a']}\n" for row in rows)
+        data = text.encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def rows_of(tmp_path, local=None, limit=None, **origin):
+    opened = open_rows(Origin.model_validate(origin), folder=tmp_path, local=local, limit=limit)
+    return list(opened.rows)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.csv"])
+def test_every_format_gives_the_same_texts(tmp_path, name):
+    write(tmp_path / name)
+    rows = rows_of(tmp_path, path=name)
+    assert [{key: str(value) for key, value in row.items()} for row in rows][:2] == ROWS[:2]
+
+
+@pytest.mark.parametrize("name", ["x.tsv", "x.tsv.gz", "x.gz"])
+def test_tables_without_header_and_quotes(tmp_path, name):
+    write(tmp_path / name)
+    more = {"format": "csv", "delimiter": "\t"} if name == "x.gz" else {}
+    rows = rows_of(tmp_path, path=name, header=["q", "a"], quotes=False, **more)
+    assert [(row["q"], row["a"]) for row in rows] == [(row["q"], row["a"]) for row in ROWS]
+
+
+def test_text_is_one_row_a_line(tmp_path):
+    (tmp_path / "x.txt").write_text("one\ntwo\n")
+    assert rows_of(tmp_path, path="x.txt") == [{"text": "one"}, {"text": "two"}]
+
+
+def test_a_pattern_reads_its_files_in_order(tmp_path):
+    for name in ("b", "a", "c"):
+        write(tmp_path / "parts" / f"{name}.jsonl", [{"q": name}])
+    assert [row["q"] for row in rows_of(tmp_path, path="parts/*.jsonl")] == ["a", "b", "c"]
+    assert [row["q"] for row in rows_of(tmp_path, path="**/[ac].jsonl")] == ["a", "c"]
+
+
+def test_reading_stops_at_read_and_at_the_limit(tmp_path):
+    write(tmp_path / "x.jsonl")
+    assert len(rows_of(tmp_path, path="x.jsonl", read=2)) == 2
+    assert len(rows_of(tmp_path, path="x.jsonl", read=2, limit=1)) == 1
+    assert len(rows_of(tmp_path, path="x.jsonl", limit=9)) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "origin"),
+    [
+        (["owner/name/data/train-00000-of-00001.parquet"], {}),
+        (["name/train.jsonl", "name/test.jsonl"], {}),
+        (["owner/name/swahili/train-00000-of-00001.parquet"], {"config": "swahili"}),
+        (["owner/name/default/train/0000.parquet"], {"config": "default"}),
+        (["owner/name/all.csv"], {}),
+        (["owner/name/swahili.jsonl"], {"files": ["swahili.jsonl"]}),
+        (["owner/name/sw/x_flores.jsonl", "owner/name/sw/x_tasks.jsonl"],
+         {"files": ["sw/*.jsonl"], "without": ["*flores*"]}),
+        (["name/pairs.gz"], {"files": ["https://host/bucket/pairs.gz"], "format": "csv",
+                             "delimiter": "\t", "header": ["q", "a"], "quotes": False}),
+    ],
+)  # fmt: skip
+def test_downloaded_copies_are_read_as_they_are_published(tmp_path, files, origin):
+    for file in files:
+        wanted = not ("test" in file or "flores" in file)
+        write(tmp_path / file, ROWS if wanted else [{"q": "not this", "a": "x"}])
+    rows = rows_of(tmp_path, tmp_path, id="owner/name", **origin)
+    assert [row["q"] for row in rows] == [row["q"] for row in ROWS]
+
+
+def test_a_card_that_lays_out_configurations_is_heeded(tmp_path):
+    write(tmp_path / "owner/name/elsewhere/one.parquet")
+    write(tmp_path / "owner/name/elsewhere/two.parquet", [{"q": "not this"}])
+    (tmp_path / "owner/name/README.md").write_text(
+        "---\nconfigs:\n- config_name: first\n  data_files: elsewhere/one.parquet\n"
+        "- config_name: second\n  data_files: elsewhere/two.parquet\n---\n"
+    )
+    assert rows_of(tmp_path, tmp_path, id="owner/name", config="first") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("origin", "message"),
+    [
+        ({"path": "no.jsonl"}, "{tmp}/no.jsonl: no such file"),
+        ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no file matches"),
+        ({"path": "x.unknown"}, "{tmp}/x.unknown: its name does not tell its format; give "
+         "format: jsonl, json, csv, parquet or text"),
+        ({"path": "bad.json"}, "cannot be read ("),
+        ({"path": "empty.csv"}, "cannot be read ("),
+    ],
+)  # fmt: skip
+def test_a_local_file_that_cannot_be_read_is_named(tmp_path, origin, message):
+    (tmp_path / "x.unknown").write_text("x")
+    (tmp_path / "bad.json").write_text("{not json")
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(DataError) as caught:
+        rows_of(tmp_path, **origin)
+    assert str(caught.value).startswith(message.format(tmp=tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_with_what_to_do(tmp_path):
+    with pytest.raises(DataError) as caught:
+        rows_of(tmp_path, id="owner/name")
+    assert re.fullmatch(
+        r"cannot be downloaded \(ConnectionError: .*\); download it where you can \(`hf download "
+        r"--repo-type dataset owner/name --local-dir DIR/owner/name`\) and pass --local DIR",
+        str(caught.value),
+    )
+    with pytest.raises(DataError, match=rf"\); {tmp_path} has no copy of it; download it where"):
+        rows_of(tmp_path, tmp_path, id="owner/name", files=["a/*.jsonl"])
+    with pytest.raises(DataError, match=r"save https://host/x\.gz in DIR/a/b and pass --local DIR"):
+        rows_of(tmp_path, id="a/b", files=["https://host/x.gz"], format="csv")
+
+
+def test_what_the_hub_refuses_is_told_apart(tmp_path, monkeypatch):
+    import datasets
+
+    def refuse(message):
+        def load(*args, **kwargs):
+            raise datasets.exceptions.DatasetNotFoundError(message)
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+
+    refuse("Dataset 'a/b' is a gated dataset on the Hub.")
+    with pytest.raises(DataError, match="the data set is gated; accept its terms on the Hub"):
+        rows_of(tmp_path, id="a/b")
+    refuse("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed.")
+    with pytest.raises(DataError, match="no such data set on the Hub"):
+        rows_of(tmp_path, id="a/b")
+
+
+def test_a_copy_of_a_loading_script_asks_for_its_files(tmp_path):
+    write(tmp_path / "owner/name/sw/x.jsonl")
+    (tmp_path / "owner/name/name.py").write_text("raise SystemExit('never run')")
+    message = "is a loading script, which the datasets library no longer runs; name its data files"
+    with pytest.raises(DataError, match=message):
+        rows_of(tmp_path, tmp_path, id="owner/name")
+    assert rows_of(tmp_path, tmp_path, id="owner/name", files=["sw/*.jsonl"]) == ROWS
+
+
+def test_where_keeps_the_rows_that_have_one_of_the_values(tmp_path):
+    write(tmp_path / "x.jsonl", [{"l": "sw", "n": 1}, {"l": "en", "n": 1}, {"l": "sw", "n": 2}])
+    origin = Origin.model_validate({"path": "x.jsonl", "where": {"l": ["sw", "swh"], "n": 1}})
+    rows = open_rows(origin, folder=tmp_path).rows
+    assert [row for row in rows if keep_where(origin, rows)(row)] == [{"l": "sw", "n": 1}]
+    wrong = Origin.model_validate({"path": "x.jsonl", "where": {"lang": "sw"}})
+    with pytest.raises(DataError, match="where: no column 'lang'; there are l, n"):
+        keep_where(wrong, rows)
+
+
+def test_the_hub_is_asked_for_just_what_the_origin_says(tmp_path, monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    def load(path, **options):
+        asked.append((path, options))
+        rows = datasets.Dataset.from_list(ROWS)
+        return rows.to_iterable_dataset() if options.get("streaming") else rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    files = ["sw/b.jsonl", "sw/a.jsonl", "sw/a_flores.jsonl", "en/a.jsonl"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *a, **k: files)
+    origin = Origin(id="owner/name", config="c", split="test", revision="v1")
+    assert open_rows(origin, folder=tmp_path).origin == "owner/name@v1"
+    assert len(open_rows(origin, folder=tmp_path, limit=2).rows) == 2
+    picked = Origin(id="owner/name", files=["sw/*.jsonl"], without=["*flores*"], revision="v1")
+    open_rows(picked, folder=tmp_path)
+    options = {"name": "c", "split": "test", "revision": "v1"}
+    assert asked == [
+        ("owner/name", options),
+        ("owner/name", options | {"streaming": True}),
+        ("json", {"split": "train", "data_files": [
+            "hf://datasets/owner/name@v1/sw/a.jsonl", "hf://datasets/owner/name@v1/sw/b.jsonl",
+        ]}),
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"files: owner/name has no file like 'fr/\*'"):
+        open_rows(Origin(id="owner/name", files=["fr/*"]), folder=tmp_path)
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.csv", "empty.txt"])
+def test_an_empty_file_has_no_rows(tmp_path, name, limit):
+    (tmp_path / name).write_text("")
+    with pytest.raises(DataError):
+        rows_of(tmp_path, path=name, limit=limit)
