@@ -25,8 +25,8 @@ from layerswap.checkpoint import read_header
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import LayerswapError
 from layerswap.merge.verification import record as recorded
-from layerswap.merge.verification.verify import tensors as compare
-from layerswap.merge.verification.verify import verify as verification
+from layerswap.merge.verification import tensors as compare
+from layerswap.merge.verification import verify as verification
 
 UP = "model.layers.{}.mlp.up_proj.weight"
 NORM = "model.norm.weight"
