@@ -17,7 +17,7 @@ from layerswap.cli import app
 from layerswap.compose import Zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.search.conditions import BEST
+from layerswap.search.evaluator import BEST
 from layerswap.search.grid import GridResult, run_sweep
 from layerswap.search.spec import read_sweep
 

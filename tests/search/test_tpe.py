@@ -165,7 +165,7 @@ def test_scores_of_trials_are_those_of_the_compositions(world, tmp_path):  # noq
     start = ls.make_plan(recipe)
     from transformers import AutoTokenizer
 
-    from layerswap.search.conditions import DEVELOPMENT, Evaluator, score_table
+    from layerswap.search.evaluator import DEVELOPMENT, Evaluator, score_table
 
     tokenizer = AutoTokenizer.from_pretrained(world["task"])
     for trial in found.trials[-2:]:

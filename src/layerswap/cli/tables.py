@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from layerswap.deltas.suggestion import Evidence
     from layerswap.evaluation.composability import Predictor
     from layerswap.evaluation.statistics import Interval
-    from layerswap.search.conditions import TestResult
+    from layerswap.search.evaluator import SweepTested
     from layerswap.study.steps import Graph
     from layerswap.training.expert.freezing import FreezeOrRevert
     from layerswap.training.expert.select import Selection
@@ -50,7 +50,7 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     return _drawn(table, 100)
 
 
-def board_table(board: TestResult) -> str:
+def board_table(board: SweepTested) -> str:
     """A sweep's contenders on the test split, and how far the best is from each."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -11,7 +11,7 @@ from layerswap.compose import Zones
 from layerswap.errors import EvaluationError
 from layerswap.report.heat_map import heat_map_svg
 from layerswap.report.page import Report, Section, Table, write_report
-from layerswap.search.conditions import BEST, TestResult
+from layerswap.search.evaluator import BEST, SweepTested
 from layerswap.search.grid import GridResult
 from layerswap.search.tpe import SearchResult
 from layerswap.versions import __version__
@@ -50,7 +50,7 @@ def write_found(found: SearchResult, folder: Path) -> None:
 
 
 def _write(
-    judged: TestResult, folder: Path, recipe: dict[str, Any], facts: dict[str, Any], page: Report
+    judged: SweepTested, folder: Path, recipe: dict[str, Any], facts: dict[str, Any], page: Report
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -91,7 +91,7 @@ def summary_of_search(found: SearchResult) -> dict[str, Any]:
     }
 
 
-def _compared(judged: TestResult, chosen_by: str, tried: int) -> dict[str, Any]:
+def _compared(judged: SweepTested, chosen_by: str, tried: int) -> dict[str, Any]:
     names = ("task", "metric", "filter")
     return {
         "layerswap_version": __version__,
@@ -158,7 +158,7 @@ def tell_search(found: SearchResult) -> Report:
     )
 
 
-def _lead(judged: TestResult, best: str) -> str:
+def _lead(judged: SweepTested, best: str) -> str:
     if judged.measure is None:
         return f"The best is {best}. No task was given to compare it on."
     one = judged.intervals()[BEST]
@@ -168,7 +168,7 @@ def _lead(judged: TestResult, best: str) -> str:
     )
 
 
-def _contest(judged: TestResult, tried: int) -> list[Section]:
+def _contest(judged: SweepTested, tried: int) -> list[Section]:
     """The contenders on the test split, where there is a task."""
     if judged.measure is None:
         return []

@@ -15,12 +15,12 @@ from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.metadata import tokenizer_folder
 from layerswap.merge.planner import make_plan
-from layerswap.search.conditions import (
+from layerswap.search.evaluator import (
     DEVELOPMENT,
     Evaluator,
     Measure,
     Row,
-    TestResult,
+    SweepTested,
     contenders,
     score_table,
     swapped,
@@ -31,7 +31,7 @@ from layerswap.search.unlabelled import choose_without_labels
 
 
 @dataclass(frozen=True)
-class GridResult(TestResult):
+class GridResult(SweepTested):
     """What a sweep over a grid of zones found.
 
     Attributes:

@@ -20,11 +20,11 @@ from layerswap.evaluation.response_cache import AnswerStore, composition_key
 from layerswap.merge.metadata import tokenizer_folder
 from layerswap.merge.plan import Plan
 from layerswap.merge.planner import make_plan
-from layerswap.search.conditions import (
+from layerswap.search.evaluator import (
     DEVELOPMENT,
     Evaluator,
     Row,
-    TestResult,
+    SweepTested,
     contenders,
     score_table,
 )
@@ -247,7 +247,7 @@ def _suggested(start: Plan) -> Iterable[Zones]:
 
 
 @dataclass(frozen=True)
-class SearchResult(TestResult):
+class SearchResult(SweepTested):
     """What a search found.
 
     Attributes:

@@ -16,7 +16,7 @@ from layerswap.search.signals import Answers
 from layerswap.search.spec import NEEDS, Signal, WithoutLabels
 
 if TYPE_CHECKING:
-    from layerswap.search.conditions import Evaluator
+    from layerswap.search.evaluator import Evaluator
     from layerswap.search.signals import Values
 
 
@@ -139,7 +139,7 @@ class _Bench:
 
         Each task counts once, by the first number that it gives.
         """
-        from layerswap.search.conditions import DEVELOPMENT, score_table
+        from layerswap.search.evaluator import DEVELOPMENT, score_table
 
         rows = self._judge.rows(DEVELOPMENT, self._members, self._names)
         measures: dict[str, tuple[str, str, str]] = {}

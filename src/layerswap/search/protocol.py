@@ -1,0 +1,141 @@
+"""The experiment protocol: choose on development documents, report on test documents.
+
+A sweep, a study, the quickstart and the lab's questions all compare models in this way: every
+candidate is scored on the development documents, the best is chosen there, and it is reported
+beside its contenders on the test documents, with intervals and paired differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
+from layerswap.search.conditions import CHOSEN, Condition
+
+Values = npt.NDArray[np.float64]
+"""One score per document."""
+
+
+class DocumentSplit(NamedTuple):
+    """Positions of documents: those to choose on, and those to report on."""
+
+    development: npt.NDArray[np.int64]
+    test: npt.NDArray[np.int64]
+
+
+def split_documents(
+    count: int, development: float, *, seed: int = 0, limit: int | None = None
+) -> DocumentSplit:
+    """Draw the documents to choose on and those to report on, at least one of each.
+
+    Equal arguments give an equal split, so tasks with parallel documents are split in parallel.
+
+    Args:
+        count: documents, at least two.
+        development: share to choose on, in 0..1.
+        seed: of the draw.
+        limit: most documents, both together.
+
+    Returns:
+        Positions in the order drawn.
+    """
+    order = np.random.default_rng(seed).permutation(count)[:limit]
+    cut = min(len(order) - 1, max(1, round(development * len(order))))
+    return DocumentSplit(order[:cut], order[cut:])
+
+
+def choose(
+    scores: Mapping[Condition, Values | float], among: Iterable[Condition] = ()
+) -> Condition:
+    """The candidate with the highest mean score on the development documents.
+
+    Of equals, the one that departs least from the task expert: with the fewest layers in its
+    zones, and then the first.
+
+    Args:
+        scores: of every candidate, per document or its mean.
+        among: candidates that may be chosen; all when empty.
+    """
+    return max(
+        among or scores,
+        key=lambda one: (
+            float(np.mean(scores[one])),
+            -sum(vars(one.zones).values()) if one.zones else 0,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """Conditions on the test documents, which nothing was chosen on.
+
+    Attributes:
+        scores: by condition, one score per test document, the same documents for all.
+        chosen: what `reference` stands for: the candidate chosen on the development documents.
+        reference: the condition that the others are compared with.
+    """
+
+    scores: Mapping[Condition, Values]
+    chosen: Condition | None = None
+    reference: Condition = field(default=CHOSEN, kw_only=True)
+
+    __test__ = False  # not a test, whatever pytest makes of its name
+
+    @cached_property
+    def intervals(self) -> dict[Condition, Interval]:
+        """Mean and 95% bootstrap interval of every condition."""
+        return {one: mean_interval(np.asarray(v)) for one, v in self.scores.items()}
+
+    @cached_property
+    def differences(self) -> dict[Condition, Interval]:
+        """The reference minus every other condition, paired over documents.
+
+        Empty where the reference is not among the conditions.
+        """
+        if self.reference not in self.scores:
+            return {}
+        first = np.asarray(self.scores[self.reference])
+        return {
+            one: paired_difference(first, np.asarray(values))
+            for one, values in self.scores.items()
+            if one != self.reference
+        }
+
+    def against(self, reference: Condition) -> dict[Condition, Interval]:
+        """Every other condition minus a reference, paired over documents; computed once."""
+        if reference not in self._against:
+            first = np.asarray(self.scores[reference])
+            self._against[reference] = {
+                one: paired_difference(np.asarray(values), first)
+                for one, values in self.scores.items()
+                if one != reference
+            }
+        return self._against[reference]
+
+    @cached_property
+    def _against(self) -> dict[Condition, dict[Condition, Interval]]:
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: every condition with its fields, its interval and its difference."""
+        return {
+            "chosen": None if self.chosen is None else self.chosen.to_dict(),
+            "reference": str(self.reference),
+            "test": [
+                {
+                    "condition": str(one),
+                    **one.to_dict(),
+                    **asdict(interval),
+                    "reference_minus": (
+                        asdict(self.differences[one]) if one in self.differences else None
+                    ),
+                }
+                for one, interval in self.intervals.items()
+            ],
+        }

@@ -1,0 +1,140 @@
+"""Conditions print and store themselves; choosing, splitting and comparing follow the protocol."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import layerswap as ls
+from layerswap.compose import Zones
+from layerswap.evaluation.statistics import mean_interval, paired_difference
+from layerswap.lab.assets import shipped
+from layerswap.search.conditions import (
+    BASE,
+    CHOSEN,
+    DEFAULT,
+    FLATTERED,
+    LANGUAGE_EXPERT,
+    SOUP,
+    TASK_EXPERT,
+    Condition,
+    contenders,
+    methods,
+    partition_of,
+    ties,
+)
+from layerswap.search.protocol import TestResult, choose, split_documents
+
+NAMES = {
+    DEFAULT: "swap, default",
+    CHOSEN: "swap, chosen on development",
+    FLATTERED: "swap, best (flattered)",
+    Condition("swap", zones=Zones(5, 2)): "swap 5,2,0,0",
+    Condition("swap", zones=Zones(5, 2), outside="task"): "swap 5,2,0,0, outside task",
+    Condition("swap", regime="LoRA"): "swap, LoRA",
+    partition_of("C"): "partition C",
+    Condition("partition", "C", regime="LoRA"): "partition C, LoRA",
+    ties(0.2): "ties, density 0.2",
+    Condition("task expert", "reverted C"): "task expert, reverted C",
+    Condition("task expert", regime="partial C, LoRA"): "task expert, partial C, LoRA",
+    Condition("swap of partial SFT", "C"): "swap of partial SFT, C",
+    Condition("joint", regime="LoRA"): "joint, LoRA",
+    Condition("swap", "multilingual soup", pair="0-1"): "0-1: swap, multilingual soup",
+    BASE: "base",
+}
+
+
+@pytest.mark.parametrize(("condition", "name"), NAMES.items(), ids=NAMES.values())
+def test_conditions_print_themselves_and_survive_json(condition, name):
+    assert str(condition) == name
+    assert Condition.from_dict(json.loads(json.dumps(condition.to_dict()))) == condition
+
+
+def test_conditions_sort_by_pair_method_and_zones():
+    grid = [Condition("swap", zones=Zones(b, 0), pair=p) for p in ("1-0", "0-0") for b in (10, 2)]
+    found = sorted([*grid, BASE])
+    assert [str(one) for one in found] == [
+        "base", "0-0: swap 2,0,0,0", "0-0: swap 10,0,0,0", "1-0: swap 2,0,0,0",
+        "1-0: swap 10,0,0,0",
+    ]  # fmt: skip
+    assert grid[0].treatment == replace(grid[0], pair="")
+
+
+def test_methods_of_a_study():
+    found = dict(methods(("soup", "ties", "reverted"), densities=(0.5,), partitions=("C",),
+                         outside="task"))  # fmt: skip
+    assert [str(one) for one in found] == [
+        "swap, default", "partition C", "soup", "ties, density 0.5", "task expert, reverted C",
+        "language expert, reverted C",
+    ]  # fmt: skip
+    reverted = found[Condition("task expert", "reverted C")]["partition"]
+    assert reverted == {"name": "C", "outside": "task", "task": "task", "language": "base"}
+
+
+def test_contenders_of_a_plan():
+    lab = shipped()
+    task, language = lab.task_experts[0], lab.language_experts["furo"][0]
+    without = contenders(ls.swap(task=task, language=language, outside="task", bottom=2, top=0))
+    assert list(without) == [DEFAULT, SOUP, TASK_EXPERT, LANGUAGE_EXPERT]
+    assert {len(plan.composition.experts) for plan in without.values()} == {1, 2}
+    assert without[DEFAULT].recipe.swap.outside == "task"
+    recipe = {
+        "base": str(lab.base),
+        "experts": {"math": str(task), "furo": str(language)},
+        "swap": {"task": "math", "language": "furo"},
+    }
+    plan = ls.make_plan(ls.Recipe.model_validate(recipe))
+    found = contenders(plan, densities=(0.2, 0.5))
+    assert [str(one) for one in found] == [
+        "swap, default", "soup", "task expert", "language expert", "ties, density 0.2",
+        "ties, density 0.5", "base",
+    ]  # fmt: skip
+    asked = {**recipe, "swap": None, "merge": {"method": "ties", "experts": ["math", "furo"],
+                                               "density": 0.5}}  # fmt: skip
+    by_hand = ls.make_plan(ls.Recipe.model_validate({k: v for k, v in asked.items() if v}))
+    assert found[ties(0.5)].composition == by_hand.composition
+    assert found[BASE].composition.experts == ("base",)
+
+
+def test_a_split_is_seeded_and_has_documents_on_both_sides():
+    development, test = split_documents(100, 0.3, seed=4)
+    assert (len(development), len(test)) == (30, 70)
+    assert sorted([*development, *test]) == list(range(100))
+    assert (development == split_documents(100, 0.3, seed=4).development).all()
+    assert (development != split_documents(100, 0.3, seed=5).development).any()
+    assert [len(part) for part in split_documents(2, 0.01)] == [1, 1]
+    assert [len(part) for part in split_documents(2, 0.99)] == [1, 1]
+    limited = split_documents(100, 0.5, limit=10)
+    assert len(limited.development) == len(limited.test) == 5
+
+
+def test_of_equals_the_one_nearest_to_the_task_expert_is_chosen():
+    grid = [Condition("swap", zones=Zones(*sizes)) for sizes in ((3, 1), (1, 1, 1), (2, 0), (1, 1))]
+    shares = dict(zip(grid, (0.5, 0.5, 0.5, 0.5), strict=True))
+    assert choose(shares) == grid[2]
+    assert choose({one: np.array([share]) for one, share in shares.items()}) == grid[2]
+    assert choose({**shares, grid[0]: 0.6}) == grid[0]
+    assert choose({**shares, grid[0]: 0.6}, among=grid[1:]) == grid[2]
+
+
+def test_a_result_compares_with_its_reference():
+    rng = np.random.default_rng(1)
+    scores = {one: rng.integers(0, 2, 40).astype(float) for one in (CHOSEN, DEFAULT, SOUP)}
+    result = TestResult(scores, Condition("swap", zones=Zones(2, 1)))
+    assert result.intervals[SOUP] == mean_interval(scores[SOUP])
+    assert result.differences == {
+        one: paired_difference(scores[CHOSEN], scores[one]) for one in (DEFAULT, SOUP)
+    }
+    assert result.intervals is result.intervals
+    assert result.against(DEFAULT) == {
+        one: paired_difference(scores[one], scores[DEFAULT]) for one in (CHOSEN, SOUP)
+    }
+    assert result.against(DEFAULT) is result.against(DEFAULT)
+    facts = json.loads(json.dumps(result.to_dict()))
+    assert facts["chosen"]["bottom"] == 2
+    assert [row["condition"] for row in facts["test"]] == [str(one) for one in scores]
+    assert facts["test"][0]["reference_minus"] is None
+    assert TestResult({SOUP: scores[SOUP]}).differences == {}
