@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from layerswap.evaluation.harness import evaluate, load_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
 from layerswap.merge.plan import Plan
+from layerswap.search.protocol import split_documents
 from layerswap.search.spec import SweepSpec
 
 if TYPE_CHECKING:
@@ -238,14 +238,11 @@ def _split(spec: SweepSpec) -> dict[str, dict[str, list[int]]]:
         return found
     loaded = load_tasks(spec.tasks, include=include, num_fewshot=spec.num_fewshot)
     for name, task in loaded["tasks"].items():
-        order = list(range(len(task.eval_docs)))
-        # Seeded by text, which Python hashes with SHA-512: no PYTHONHASHSEED.
-        random.Random(f"{spec.seed}/{name}").shuffle(order)
-        order = order[: spec.limit]
-        cut = round(spec.development * len(order))
-        if not 0 < cut < len(order):
-            raise EvaluationError(f"task {name} has {len(order)} documents: too few to split")
-        found[DEVELOPMENT][name], found[TEST][name] = order[:cut], order[cut:]
+        count = len(task.eval_docs)
+        if min(count, spec.limit or count) < 2:
+            raise EvaluationError(f"task {name}: two documents at least, to choose on and to test")
+        parts = split_documents(count, spec.development, seed=spec.seed, limit=spec.limit)
+        found[DEVELOPMENT][name], found[TEST][name] = (part.tolist() for part in parts)
     return found
 
 
