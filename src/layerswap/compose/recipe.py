@@ -11,7 +11,6 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
@@ -19,7 +18,6 @@ from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition, summed
 from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
-from layerswap.compose.mergekit.read import keys_at
 from layerswap.compose.mergekit.validation import mistakes as mergekit_mistakes
 from layerswap.compose.presets import partition, soup, swap
 from layerswap.compose.schema import (
@@ -38,7 +36,14 @@ from layerswap.compose.schema import (
 )
 from layerswap.compose.validation import METHODS as OWN_METHODS
 from layerswap.compose.validation import mistakes
-from layerswap.compose.yaml_file import KeyPath, Mistake, explain, joined, parse_yaml, read_text
+from layerswap.compose.yaml_file import (
+    KeyPath,
+    Mistake,
+    parse_yaml,
+    read_text,
+    validate,
+    validate_whole,
+)
 from layerswap.errors import RecipeError
 
 Method = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | MergekitMethod
@@ -90,7 +95,7 @@ class Recipe(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
-        return joined(cls.__name__, data, handler, _all_mistakes)
+        return validate_whole(cls.__name__, data, handler, _all_mistakes)
 
     @property
     def method(self) -> Method:
@@ -199,23 +204,15 @@ def read_recipe(path: Path) -> Recipe:
 def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     """The recipe in a YAML text; errors name `where`. See `read_recipe`."""
     data, lines = parse_yaml(text, where)
-    if not isinstance(data, dict):
-        raise RecipeError(
-            f"{where}: a recipe is a mapping with `experts` and one of swap, soup, partition, merge"
-        )
-    if is_mergekit(data):
+    if isinstance(data, dict) and is_mergekit(data):
         return check_recipe(recipe_data(data, where=where, lines=lines), where=where)
     return check_recipe(data, where=where, lines=lines)
 
 
-def check_recipe(
-    data: Mapping[str, Any], *, where: str, lines: Mapping[KeyPath, int] | None = None
-) -> Recipe:
+def check_recipe(data: Any, *, where: str, lines: Mapping[KeyPath, int] | None = None) -> Recipe:
     """The recipe in plain data; errors name `where`, and the line of a key path if known."""
-    try:
-        return Recipe.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(explain(error, where, lines or {}, _keys_at)) from None
+    expected = "a recipe is a mapping with `experts` and one of swap, soup, partition, merge"
+    return validate(Recipe, data, where=where, expected=expected, lines=lines)
 
 
 def _compose(
@@ -249,21 +246,3 @@ def _all_mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     inner = data.get("mergekit")
     found = mergekit_mistakes(inner) if isinstance(inner, dict) else []
     return mistakes(data) + [(("mergekit", *path), text) for path, text in found]
-
-
-def _keys_at(path: KeyPath) -> list[str]:
-    """The keys that are valid at a key path of a recipe."""
-    if path and path[0] == "mergekit":
-        return keys_at(path[1:])
-    models: dict[str, type[Strict]] = {
-        "experts": Expert,
-        "base": Expert,
-        "swap": SwapMethod,
-        "soup": SoupMethod,
-        "partition": PartitionMethod,
-        "merge": MergeMethod,
-        "places": Override,
-        "patterns": PatternEntry,
-    }
-    model = models.get(str(path[0])) if path else Recipe
-    return list(model.model_fields) if model else []

@@ -1,4 +1,4 @@
-"""YAML with duplicate keys refused, and the line of every key path kept for messages."""
+"""YAML files read into Pydantic models, with every mistake explained by line and key path."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from layerswap.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
+Mistake = tuple[KeyPath, str]
+"""A key path and what is wrong there."""
+Model = TypeVar("Model", bound=BaseModel)
+Checked = TypeVar("Checked")
 
 
 class _Loader(yaml.SafeLoader):
@@ -106,31 +111,132 @@ def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int
             yield from _lines(value, (*path, i))
 
 
-UNSAID = ("[key]", "constrained-str")
+def read_yaml(path: Path, model: type[Model], expected: str) -> Model:
+    """The model that a YAML file holds. See `validate`.
+
+    Raises:
+        RecipeError: the file cannot be read, or what is wrong in it, each on a line.
+    """
+    data, lines = parse_yaml(read_text(path), str(path))
+    return validate(model, data, where=str(path), expected=expected, lines=lines)
+
+
+def validate(
+    model: type[Model],
+    data: Any,
+    *,
+    where: str,
+    expected: str,
+    lines: Mapping[KeyPath, int] | None = None,
+) -> Model:
+    """The model in plain data.
+
+    Args:
+        model: the Pydantic model, which refuses unknown keys.
+        data: the plain data.
+        where: the file, for messages.
+        expected: what the whole is, for data that is no mapping.
+        lines: the line of each key path, as `parse_yaml` gives them.
+
+    Raises:
+        RecipeError: every mistake, one line each: file, line, key path, what was found and what
+            would be right.
+    """
+    if not isinstance(data, dict):
+        raise RecipeError(f"{where}: {expected}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(_explain(error, where, lines or {}, model)) from None
+
+
+def validate_whole(
+    title: str,
+    data: Any,
+    handler: Callable[[Any], Checked],
+    rules: Callable[[Mapping[Any, Any]], Iterator[Mistake] | list[Mistake]],
+) -> Checked:
+    """What Pydantic makes of raw data, its findings and those of `rules` reported together.
+
+    Pydantic checks a model's own rules only once its fields are valid; a person wants to see
+    every mistake at once, so the rules read the raw data and join Pydantic's list.
+
+    Args:
+        title: the model's name.
+        data: the raw data.
+        handler: Pydantic's own check.
+        rules: finds what the types of the fields do not show, in raw data of any shape.
+
+    Raises:
+        ValidationError: what both found.
+    """
+    ours = [
+        InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
+        for path, text in (rules(data) if isinstance(data, dict) else ())
+    ]
+    try:
+        checked = handler(data)
+    except ValidationError as error:
+        ours = [_detail(item) for item in error.errors(include_url=False)] + ours
+    if ours:
+        raise ValidationError.from_exception_data(title, ours)
+    return checked
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """`"; did you mean 'x'?"` for the closest known word, else the list of known words."""
+    close = get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if known else ""
+
+
+def keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys that are valid at a key path of a model, read from its annotations.
+
+    Example: at `("sources", "math")` of a model with `sources: dict[str, Source]` these are the
+    fields of `Source`.
+    """
+    kinds: list[Any] = [model]
+    for part in path:
+        kinds = [inner for kind in kinds for inner in _inside(kind, part)]
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return list(dict.fromkeys(name for kind in models for name in kind.model_fields))
+
+
+def _inside(kind: Any, part: str | int) -> list[Any]:
+    """The types that a key or index of a value of type `kind` may have."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        field = kind.model_fields.get(str(part))
+        return [] if field is None else _flat(field.annotation)
+    if get_origin(kind) in (list, tuple, dict) and get_args(kind):
+        return _flat(get_args(kind)[-1 if get_origin(kind) is dict else 0])
+    return []
+
+
+def _flat(kind: Any) -> list[Any]:
+    """The members of a union, without annotations."""
+    if get_origin(kind) is Annotated:
+        return _flat(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [inner for member in get_args(kind) for inner in _flat(member)]
+    return [kind]
+
+
+_TAGS = ("[key]", "constrained-str")
 """Parts of Pydantic's key paths that stand in no file."""
 
 
-def explain(
-    error: ValidationError,
-    where: str,
-    lines: Mapping[KeyPath, int],
-    keys_at: Callable[[KeyPath], list[str]],
+def _explain(
+    error: ValidationError, where: str, lines: Mapping[KeyPath, int], model: type[BaseModel]
 ) -> str:
-    """Every mistake that Pydantic found, one line each: file, line, key path, what, what else.
-
-    Args:
-        error: what Pydantic raised.
-        where: the file.
-        lines: line of each key path.
-        keys_at: the keys that are valid at a key path, to find the nearest to a wrong one.
-    """
     messages = []
     for item in error.errors(include_url=False):
-        path = tuple(part for part in item["loc"] if part not in UNSAID)
+        path = tuple(part for part in item["loc"] if part not in _TAGS)
         key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
         place = f"{where}, line {at}" if at else where
-        for text in _phrase(item, keys_at(path[:-1]), path).split("\n"):
+        for text in _phrase(item, path, model).split("\n"):
             messages.append(f"{place}: {key + ': ' if key else ''}{text}")
     return "\n".join(dict.fromkeys(messages))
 
@@ -148,10 +254,10 @@ _WANTED = {
 """Our words for the kinds of Pydantic's findings, so that none of its own reach a person."""
 
 
-def _phrase(item: Any, keys: list[str], path: KeyPath) -> str:
+def _phrase(item: Any, path: KeyPath, model: type[BaseModel]) -> str:
     kind, found = item["type"], item["input"]
     if kind == "extra_forbidden":
-        return f"unknown key{nearest(str(path[-1]), keys)}"
+        return f"unknown key{nearest(str(path[-1]), keys_at(model, path[:-1]))}"
     if kind == "missing":
         return "is missing"
     if kind in {"value_error", "layerswap"}:
@@ -167,57 +273,9 @@ def _phrase(item: Any, keys: list[str], path: KeyPath) -> str:
     return f"{wanted}; found {found!r:.60}"
 
 
-Checked = TypeVar("Checked")
-
-
-def joined(
-    title: str,
-    data: Any,
-    handler: Callable[[Any], Checked],
-    mistakes: Callable[[Mapping[Any, Any]], list[Mistake]],
-) -> Checked:
-    """What Pydantic makes of raw data, its findings and ours reported together.
-
-    Pydantic checks a model's own rules only once its fields are valid; a person wants to see
-    every mistake at once, so ours look at the raw data and join Pydantic's list.
-
-    Args:
-        title: the model's name.
-        data: the raw data.
-        handler: Pydantic's own check.
-        mistakes: our rules.
-
-    Raises:
-        ValidationError: what both found.
-    """
-    ours = [
-        InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
-        for path, text in (mistakes(data) if isinstance(data, dict) else ())
-    ]
-    try:
-        checked = handler(data)
-    except ValidationError as error:
-        ours = [as_detail(item) for item in error.errors(include_url=False)] + ours
-    if ours:
-        raise ValidationError.from_exception_data(title, ours)
-    return checked
-
-
-def as_detail(item: Any) -> InitErrorDetails:
+def _detail(item: Any) -> InitErrorDetails:
     """One of `ValidationError.errors()` in the form that a new ValidationError is built from."""
     detail = InitErrorDetails(type=item["type"], loc=item["loc"], input=item["input"])
     if "ctx" in item:
         detail["ctx"] = item["ctx"]
     return detail
-
-
-Mistake = tuple[KeyPath, str]
-"""A key path and what is wrong there."""
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest known word, else the list of known words."""
-    close = get_close_matches(word, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(sorted(known))}" if known else ""

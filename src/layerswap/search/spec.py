@@ -10,14 +10,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     PositiveInt,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import DTYPES, Strict
-from layerswap.compose.yaml_file import KeyPath, explain, parse_yaml, read_text
+from layerswap.compose.yaml_file import read_yaml
 from layerswap.errors import RecipeError
 
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
@@ -228,13 +227,7 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
         RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
             path; or the recipe is no swap.
     """
-    data, lines = parse_yaml(read_text(path), str(path))
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path}: a sweep is a mapping with `recipe`, `grid` and `tasks`")
-    try:
-        spec = SweepSpec.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(explain(error, str(path), lines, _keys_at)) from None
+    spec = read_yaml(path, SweepSpec, "a sweep is a mapping with `recipe`, `grid` and `tasks`")
     folder = path.parent
     recipe = (
         read_recipe(folder / spec.recipe)
@@ -267,15 +260,3 @@ def _with_paths(signals: WithoutLabels | None, path: Path) -> WithoutLabels | No
             if not Path(files[key]).is_file():
                 raise RecipeError(f"{path}: without_labels.{key}: {files[key]}: no such file")
     return signals.model_copy(update=files)
-
-
-def _keys_at(path: KeyPath) -> list[str]:
-    models: dict[str, type[Strict]] = {
-        "grid": Grid,
-        "search": SearchSpec,
-        "choose_by": Choice,
-        "without_labels": WithoutLabels,
-        "halving": Halving,
-    }
-    model = models.get(str(path[0])) if path else SweepSpec
-    return list(model.model_fields) if model else []

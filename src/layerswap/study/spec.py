@@ -10,17 +10,16 @@ from pydantic import (
     BeforeValidator,
     Field,
     PositiveInt,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from layerswap.compose.schema import DTYPES, Strict
-from layerswap.compose.yaml_file import KeyPath, explain, nearest, parse_yaml, read_text
+from layerswap.compose.yaml_file import nearest, read_yaml
 from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
-from layerswap.study.steps import StepResources, StudyResources, TrainingResources
+from layerswap.study.steps import StudyResources
 from layerswap.training.expert.spec import Data, Lora, Rate, Side, Text, Trained
 
 Baseline = Literal[
@@ -257,30 +256,8 @@ def read_study(path: Path) -> StudySpec:
         RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
             path.
     """
-    data, lines = parse_yaml(read_text(path), str(path))
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path}: a study is a mapping with `base`, `task` and `languages`")
-    try:
-        return StudySpec.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(explain(error, str(path), lines, _keys_at)) from None
-
-
-def _keys_at(path: KeyPath) -> list[str]:
-    models: dict[str, type[Strict]] = {
-        "task": Experts, "judge": Judging, "grid": Grid, "by": Selecting, "runs": TrainingRun,
-        "lora": Lora, "train": Trained, "rates": Rate, "both": TrainingRun, "simultaneous": Turns,
-        "elsewhere": OtherLanguages, "resources": StudyResources,
-    }  # fmt: skip
-    named = [part for part in path if isinstance(part, str)]
-    if not named:
-        return list(StudySpec.model_fields)
-    if len(named) == 2 and named[0] == "languages":
-        return list(Experts.model_fields)
-    if len(named) == 2 and named[0] == "resources":
-        return list((TrainingResources if named[1] == "train" else StepResources).model_fields)
-    model = models.get(named[-1])
-    return list(model.model_fields) if model else []
+    expected = "a study is a mapping with `base`, `task` and `languages`"
+    return read_yaml(path, StudySpec, expected)
 
 
 def find_study(study: str) -> tuple[StudySpec, Path]:

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import ModelWrapValidatorHandler, model_validator
 
 from layerswap.compose.mergekit.methods import METHODS
 from layerswap.compose.mergekit.resolve import read_stack
-from layerswap.compose.mergekit.schema import (
-    Body,
-    MergekitFile,
-    MergekitMethod,
-    Model,
-    Slice,
-    SliceSource,
-    Tokenizer,
-)
+from layerswap.compose.mergekit.schema import MergekitFile, MergekitMethod
 from layerswap.compose.mergekit.validation import file_mistakes
-from layerswap.compose.schema import BASE, Strict
-from layerswap.compose.yaml_file import KeyPath, explain, joined
-from layerswap.errors import RecipeError
+from layerswap.compose.schema import BASE
+from layerswap.compose.yaml_file import KeyPath, validate, validate_whole
 
 KEYS = ("merge_method", "slices", "models", "modules", "base_model")
 """Keys by which a configuration is known; a recipe has none of them."""
@@ -31,7 +22,7 @@ class _File(MergekitFile):
     @model_validator(mode="wrap")
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[_File]) -> _File:
-        return joined(cls.__name__, data, handler, file_mistakes)
+        return validate_whole(cls.__name__, data, handler, file_mistakes)
 
 
 def is_mergekit(data: Mapping[Any, Any]) -> bool:
@@ -49,10 +40,7 @@ def recipe_data(
     Raises:
         RecipeError: all mistakes at once, each on a line with its key path.
     """
-    try:
-        file = _File.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(explain(error, where, lines, keys_at)) from None
+    file = validate(_File, data, where=where, expected="a configuration is a mapping", lines=lines)
     method = MergekitMethod.model_validate(
         file.model_dump(exclude_unset=True, include=set(MergekitMethod.model_fields))
     )
@@ -117,19 +105,3 @@ def _tokenizer(file: _File, names: Mapping[str, str]) -> dict[str, str]:
 def _expert(model: str) -> dict[str, str]:
     source, _, revision = model.partition("@")
     return {"source": source, **({"revision": revision} if revision else {})}
-
-
-def keys_at(path: KeyPath) -> list[str]:
-    """The keys that are valid at a key path of a configuration."""
-    named = [part for part in path if isinstance(part, str)]
-    if named == ["modules"]:
-        return ["default"]
-    model: type[Strict] | None = MergekitFile
-    if named[:1] == ["modules"]:
-        model, named = Body, named[2:]
-    parts: dict[str, type[Strict]] = {
-        "models": Model, "slices": Slice, "sources": SliceSource, "tokenizer": Tokenizer,
-    }  # fmt: skip
-    for part in named:
-        model = parts.get(part)
-    return list(model.model_fields) if model else []

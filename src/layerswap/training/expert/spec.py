@@ -11,11 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from layerswap.compose.schema import DTYPES, Strict, Where
-from layerswap.compose.yaml_file import KeyPath, explain, nearest, parse_yaml, read_text
-from layerswap.errors import RecipeError
+from layerswap.compose.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
 
 DECAY = "decay"
 """Share of the steps over which warmup-stable-decay falls; ours, and no name of TRL's."""
@@ -268,26 +267,5 @@ def check_expert(
     data: Any, *, where: str = "expert", lines: dict[KeyPath, int] | None = None
 ) -> ExpertSpec:
     """The expert in plain data; errors name `where`. See `read_expert`."""
-    if not isinstance(data, dict):
-        raise RecipeError(f"{where}: an expert is a mapping with `base` and `data`")
-    try:
-        return ExpertSpec.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(explain(error, where, lines or {}, _keys_at)) from None
-
-
-_MODELS: dict[str, type[Strict]] = {
-    "train": Trained,
-    "lora": Lora,
-    "sparse": Sparse,
-    "simultaneous": Simultaneous,
-    "data": Files,
-    "places": Where,
-    "rates": Rate,
-}
-
-
-def _keys_at(path: KeyPath) -> list[str]:
-    named = [part for part in path if isinstance(part, str)]
-    model = _MODELS.get(named[-1]) if named else ExpertSpec
-    return list(model.model_fields) if model else []
+    expected = "an expert is a mapping with `base` and `data`"
+    return validate(ExpertSpec, data, where=where, expected=expected, lines=lines)

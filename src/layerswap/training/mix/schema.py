@@ -15,20 +15,18 @@ from pydantic import (
     ModelWrapValidatorHandler,
     NonNegativeInt,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from layerswap.compose.schema import Strict
 from layerswap.compose.yaml_file import (
     KeyPath,
     Mistake,
-    as_detail,
-    explain,
     nearest,
     parse_yaml,
     read_text,
+    validate,
+    validate_whole,
 )
 from layerswap.errors import RecipeError
 from layerswap.training.mix.mapping import template_mistake
@@ -249,18 +247,7 @@ class Mix(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Mix]) -> Mix:
-        # All mistakes at once, as in compose.recipe.Recipe.
-        ours = [
-            InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
-            for path, text in (mistakes(data) if isinstance(data, dict) else ())
-        ]
-        try:
-            mix = handler(data)
-        except ValidationError as error:
-            ours = [as_detail(item) for item in error.errors(include_url=False)] + ours
-        if ours:
-            raise ValidationError.from_exception_data(cls.__name__, ours)
-        return mix
+        return validate_whole(cls.__name__, data, handler, mistakes)
 
 
 HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
@@ -355,33 +342,5 @@ def ready_recipes() -> dict[str, str]:
 def parse_mix(text: str, *, where: str = "mix") -> Mix:
     """The mix in a YAML text; errors name `where`. See `read_mix`."""
     data, lines = parse_yaml(text, where)
-    if not isinstance(data, dict):
-        raise RecipeError(f"{where}: a mix is a mapping with `name` and `sources`")
-    try:
-        return Mix.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(explain(error, where, lines, _keys_at)) from None
-
-
-_MODELS: dict[tuple[str | None, ...], type[Strict]] = {
-    (): Mix,
-    ("sources", None): MixSource,
-    ("sources", None, "messages"): Messages,
-    ("filters",): Filters,
-    ("filters", "length"): Length,
-    ("filters", "math"): Mathematics,
-    ("filters", "language"): LanguageFilter,
-    ("filters", "evaluation"): Evaluation,
-    ("filters", "evaluation", "against", None): EvaluationSet,
-    ("filters", "near_duplicates"): NearDuplicates,
-}
-"""What stands at a key path; None is any name."""
-
-
-def _keys_at(path: KeyPath) -> list[str]:
-    for pattern, model in _MODELS.items():
-        if len(pattern) == len(path) and all(
-            key in (None, part) for key, part in zip(pattern, path, strict=True)
-        ):
-            return list(model.model_fields)
-    return []
+    expected = "a mix is a mapping with `name` and `sources`"
+    return validate(Mix, data, where=where, expected=expected, lines=lines)
