@@ -1,6 +1,7 @@
-"""Merge methods beyond the weighted sum: what each is called, and what can be set.
+"""Blends of experts and merge operations on blends, as one recursive type of pure data.
 
-Pure data; the arithmetic is in `merge.methods`.
+A blend weighs members. A member is an expert's name or an operation, and an operation is a merge
+method applied to blends. The arithmetic is in `merge.methods`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Parameter:
         default: used when a recipe does not set it.
         low: smallest number, itself allowed unless `open_low`.
         high: largest number.
-        open_low: whether `low` itself is refused.
+        open_low: True if `low` itself is refused.
         choices: the allowed texts, for a setting that is not a number.
-        whole: whether it must be a whole number.
+        whole: True if it must be a whole number.
     """
 
     default: Value
@@ -57,14 +58,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """What a recipe may say about a method.
+    """The settings and needs of a merge method.
 
     Attributes:
         paper: where the method is described.
-        base: whether it works on deltas, and so needs the base.
+        base: True if it works on deltas, and so needs the base.
         parameters: its settings.
         experts: the number of experts it takes: smallest and largest.
-        fisher: whether it needs the diagonal Fisher of every expert.
+        fisher: True if it needs the diagonal Fisher of every expert.
     """
 
     paper: str
@@ -140,6 +141,30 @@ METHODS: dict[str, MethodSpec] = {
 """Every method that a recipe can name under `merge`, beside the blend of a soup."""
 
 
+def check_operation(method: str, parameters: Mapping[str, object], experts: int) -> str:
+    """The method's name, if its parameters and number of experts are allowed.
+
+    Raises:
+        RecipeError: what is wrong, with what would be right.
+    """
+    if method not in METHODS:
+        raise RecipeError(f"no method {method!r}; there are {', '.join(sorted(METHODS))}")
+    spec = METHODS[method]
+    for name, value in parameters.items():
+        if name not in spec.parameters:
+            known = ", ".join(sorted(spec.parameters)) or "none"
+            raise RecipeError(f"{method} has no parameter {name!r}; it has {known}")
+        try:
+            spec.parameters[name].check(value)
+        except RecipeError as error:
+            raise error.within(name) from None
+    low, high = spec.experts
+    if not low <= experts <= high:
+        wanted = f"exactly {low}" if low == high else f"at least {low}"
+        raise RecipeError(f"{method} takes {wanted} experts, not {experts}")
+    return method
+
+
 @dataclass(frozen=True)
 class Operation:
     """A merge method applied to blends of experts; stands wherever an expert can.
@@ -194,16 +219,19 @@ class Operation:
         )
 
     @property
+    def blends(self) -> tuple[Blend, ...]:
+        """Every blend that it reads: its inputs, then the base."""
+        return tuple(blend for blend, _ in self.inputs) + ((self.base,) if self.base else ())
+
+    @property
     def experts(self) -> tuple[str, ...]:
         """Every expert that it reads, the base included, sorted."""
-        blends = [blend for blend, _ in self.inputs] + ([self.base] if self.base else [])
-        return tuple(sorted({name for blend in blends for name in blend.experts}))
+        return tuple(sorted({name for blend in self.blends for name in blend.experts}))
 
     @property
     def all_fishers(self) -> tuple[str, ...]:
-        """Every expert whose Fisher it reads, or an operation among its inputs does; sorted."""
-        blends = [blend for blend, _ in self.inputs] + ([self.base] if self.base else [])
-        inner = {name for blend in blends for name in blend.fishers}
+        """Every expert whose Fisher it or an operation among its inputs reads, sorted."""
+        inner = {name for blend in self.blends for name in blend.fishers}
         return tuple(sorted(inner.union(self.fishers)))
 
     @property
@@ -228,6 +256,31 @@ class Operation:
         ordered = tuple(inputs[i] for i in order)
         return Operation(self.method, ordered, base, self.parameters, fishers)
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form: `{"method", "inputs", "base", "parameters"}`."""
+        inputs = [{**blend.to_dict(), "weight": weight} for blend, weight in self.inputs]
+        if self.fishers:
+            pairs = zip(inputs, self.fishers, strict=True)
+            inputs = [{**entry, "fisher": name} for entry, name in pairs]
+        return {
+            "method": self.method,
+            "inputs": inputs,
+            "base": self.base.to_dict() if self.base else None,
+            "parameters": dict(self.parameters),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Operation:
+        """The operation that `to_dict` wrote. Raises as `Blend.from_dict`."""
+        inputs = [(Blend.from_dict(entry), entry) for entry in data["inputs"]]
+        return cls.of(
+            data["method"],
+            {blend: entry["weight"] for blend, entry in inputs},
+            base=Blend.from_dict(data["base"]) if data["base"] else None,
+            parameters=data["parameters"],
+            fishers={blend: entry["fisher"] for blend, entry in inputs if "fisher" in entry},
+        )
+
     def __str__(self) -> str:
         inputs = ", ".join(
             f"{blend}" if weight == 1 else f"{weight:g} x {blend}" for blend, weight in self.inputs
@@ -239,30 +292,6 @@ class Operation:
             if value != spec[name].default
         )
         return f"{self.method}({inputs}{settings})"
-
-
-def check_operation(method: str, parameters: Mapping[str, object], experts: int) -> str:
-    """The method's name, if its parameters and number of experts are allowed.
-
-    Raises:
-        RecipeError: what is wrong, with what would be right.
-    """
-    if method not in METHODS:
-        raise RecipeError(f"no method {method!r}; there are {', '.join(sorted(METHODS))}")
-    spec = METHODS[method]
-    for name, value in parameters.items():
-        if name not in spec.parameters:
-            known = ", ".join(sorted(spec.parameters)) or "none"
-            raise RecipeError(f"{method} has no parameter {name!r}; it has {known}")
-        try:
-            spec.parameters[name].check(value)
-        except RecipeError as error:
-            raise error.within(name) from None
-    low, high = spec.experts
-    if not low <= experts <= high:
-        wanted = f"exactly {low}" if low == high else f"at least {low}"
-        raise RecipeError(f"{method} takes {wanted} experts, not {experts}")
-    return method
 
 
 Member = str | Operation
@@ -361,7 +390,7 @@ class Blend:
 
     @property
     def verbatim(self) -> bool:
-        """Whether one expert is taken as it is."""
+        """True if the blend takes one expert unchanged."""
         return len(self.weights) == 1 and isinstance(self.weights[0][0], str)
 
     def rename(self, blends: Mapping[str, Blend]) -> Blend:
@@ -375,55 +404,30 @@ class Blend:
             parts[part] = parts.get(part, 0.0) + weight
         return Blend.nested(parts)
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form: `{"weights": {expert: weight}}`, and `"operations"` if it has any."""
+        weights = {member: w for member, w in self.weights if isinstance(member, str)}
+        operations = [
+            {**member.to_dict(), "weight": weight}
+            for member, weight in self.weights
+            if isinstance(member, Operation)
+        ]
+        return {"weights": weights, **({"operations": operations} if operations else {})}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Blend:
+        """The blend that `to_dict` wrote.
+
+        Raises:
+            RecipeError: a weight, method or parameter that is not allowed.
+            KeyError, TypeError, AttributeError: data of another shape.
+        """
+        weights: dict[Any, float] = dict(data["weights"])
+        for entry in data.get("operations", ()):
+            weights[Operation.from_dict(entry)] = entry["weight"]
+        return cls.of(weights)
+
     def __str__(self) -> str:
         if len(self.weights) == 1:
             return str(self.members[0])
         return " + ".join(f"{weight:.4g} {expert}" for expert, weight in self.weights)
-
-
-def blend_to_dict(blend: Blend) -> dict[str, Any]:
-    """`{"weights": {expert: weight}}`, and under `"operations"` what methods make, if anything."""
-    data: dict[str, Any] = {"weights": {m: w for m, w in blend.weights if isinstance(m, str)}}
-    operations = [
-        {**_operation_to_dict(member), "weight": weight}
-        for member, weight in blend.weights
-        if isinstance(member, Operation)
-    ]
-    return {**data, "operations": operations} if operations else data
-
-
-def blend_from_dict(data: Mapping[str, Any]) -> Blend:
-    """The blend that `blend_to_dict` wrote.
-
-    Raises:
-        RecipeError: a weight, method or parameter that is not allowed.
-        KeyError, TypeError, AttributeError: data of another shape.
-    """
-    weights: dict[Any, float] = dict(data["weights"])
-    for entry in data.get("operations", ()):
-        weights[_operation_from_dict(entry)] = entry["weight"]
-    return Blend.of(weights)
-
-
-def _operation_to_dict(operation: Operation) -> dict[str, Any]:
-    inputs = [{**blend_to_dict(b), "weight": weight} for b, weight in operation.inputs]
-    if operation.fishers:
-        pairs = zip(inputs, operation.fishers, strict=True)
-        inputs = [{**entry, "fisher": name} for entry, name in pairs]
-    return {
-        "method": operation.method,
-        "inputs": inputs,
-        "base": blend_to_dict(operation.base) if operation.base else None,
-        "parameters": dict(operation.parameters),
-    }
-
-
-def _operation_from_dict(data: Mapping[str, Any]) -> Operation:
-    fishers = {blend_from_dict(e): e["fisher"] for e in data["inputs"] if "fisher" in e}
-    return Operation.of(
-        data["method"],
-        {blend_from_dict(entry): entry["weight"] for entry in data["inputs"]},
-        base=blend_from_dict(data["base"]) if data["base"] else None,
-        parameters=data["parameters"],
-        fishers=fishers,
-    )

@@ -1,14 +1,15 @@
-"""Compositions: a blend for every place of a model. Pure data: no tensors, no files."""
+"""Compositions: a blend for every place of a model, and the drawing of its stack. Pure data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from types import MappingProxyType
 from typing import Any
 
 from layerswap.checkpoint.places import ROLES, Place
-from layerswap.compose.blend import Blend, blend_from_dict, blend_to_dict
+from layerswap.compose.blend import Blend
 from layerswap.errors import RecipeError
 
 LAYER_ROLES = ("attention", "mlp", "norm", "other")
@@ -84,15 +85,18 @@ class Composition:
         return hash((self.layers, tuple(sorted(self.blends.items(), key=str))))
 
     def __str__(self) -> str:
-
         return draw(self)
+
+    def _repr_html_(self) -> str:
+        """The drawn stack, for notebooks."""
+        return f"<pre>{escape(draw(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form: `{"layers": L, "places": [{"layer", "role", "weights"}, ...]}`."""
         return {
             "layers": self.layers,
             "places": [
-                {"layer": place.layer, "role": place.role, **blend_to_dict(blend)}
+                {"layer": place.layer, "role": place.role, **blend.to_dict()}
                 for place, blend in self.blends.items()
             ],
         }
@@ -107,7 +111,7 @@ class Composition:
         """
         try:
             layers, entries = data["layers"], data["places"]
-            blends = {Place(e["layer"], e["role"]): blend_from_dict(e) for e in entries}
+            blends = {Place(e["layer"], e["role"]): Blend.from_dict(e) for e in entries}
             if len(blends) < len(entries):
                 raise RecipeError("a composition has one blend for every place; some are twice")
             # Compared first, so that a false number of layers never costs memory.

@@ -34,8 +34,7 @@ from layerswap.compose.schema import (
     as_source,
     read_rule,
 )
-from layerswap.compose.validation import METHODS as OWN_METHODS
-from layerswap.compose.validation import mistakes
+from layerswap.compose.validation import METHOD_KEYS, mistakes
 from layerswap.compose.yaml_file import (
     KeyPath,
     Mistake,
@@ -106,7 +105,7 @@ class Recipe(Strict):
 
     def __str__(self) -> str:
         method, kind = self.method, "recipe"
-        name = next(key for key in (*OWN_METHODS, "mergekit") if getattr(self, key) is not None)
+        name = next(key for key in (*METHOD_KEYS, "mergekit") if getattr(self, key) is not None)
         if isinstance(method, MergekitMethod):
             kind, name = "mergekit configuration", method.merge_method
         elif isinstance(method, MergeMethod):

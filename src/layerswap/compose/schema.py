@@ -1,4 +1,4 @@
-"""The parts of a recipe: what each key may hold."""
+"""Pydantic models of the parts of a recipe."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ Weights = Annotated[dict[str, float], BeforeValidator(_read_weights)]
 class MergeMethod(Strict):
     """A merge method over experts; its parameters stand beside `method` and `experts`.
 
-    See `compose.operation.METHODS`.
+    See `compose.blend.METHODS`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)

@@ -1,4 +1,4 @@
-"""What can be wrong with a recipe beyond the type of a field: names, counts and combinations."""
+"""Rules of a recipe beyond the types of its fields: names, counts and combinations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from layerswap.compose.blend import METHODS as OPERATIONS
+from layerswap.compose.blend import METHODS
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
 from layerswap.errors import RecipeError
 
-METHODS = ("swap", "soup", "partition", "merge")
+METHOD_KEYS = ("swap", "soup", "partition", "merge")
 SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)?", re.IGNORECASE)
 
 
@@ -55,12 +55,12 @@ def parse_size(text: str) -> int:
 
 
 def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
-    given = [name for name in (*METHODS, "mergekit") if data.get(name) is not None]
+    given = [name for name in (*METHOD_KEYS, "mergekit") if data.get(name) is not None]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
-        empty = [name for name in METHODS if name in data and data[name] is None]
+        empty = [name for name in METHOD_KEYS if name in data and data[name] is None]
         hint = f"; for the defaults write `{empty[0]}: {{}}`" if empty and not given else ""
-        yield (), f"give exactly one of {', '.join(METHODS)}; found {found}{hint}"
+        yield (), f"give exactly one of {', '.join(METHOD_KEYS)}; found {found}{hint}"
     for method in ("swap", "partition"):
         pair = [name for path, name in _method_names(data).items() if path[0] == method]
         if len(pair) == 2 and pair[0] == pair[1]:
@@ -161,7 +161,7 @@ def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Itera
     if data.get("mergekit") is not None and data.get("base") is not None and "base" in experts:
         yield ("mergekit",), "beside the base no expert can be called 'base'; give it another name"
     for path, method, _ in _merges(data, experts):
-        if not OPERATIONS[method].base:
+        if not METHODS[method].base:
             continue
         if data.get("base") is None:
             yield path, f"{method} works on deltas; give `base`"
@@ -171,7 +171,7 @@ def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Itera
 
 def _fisher_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
     for _, method, merge in _merges(data, experts):
-        names = merge.get("experts") if OPERATIONS[method].fisher else None
+        names = merge.get("experts") if METHODS[method].fisher else None
         for name in names if isinstance(names, dict | list) else ():
             if not isinstance(name, str) or name not in experts:
                 continue
@@ -191,7 +191,7 @@ def _merges(
             merges["experts", name, "merge"] = expert.get("merge")
     for path, merge in merges.items():
         method = merge.get("method") if isinstance(merge, dict) else None
-        if isinstance(merge, dict) and isinstance(method, str) and method in OPERATIONS:
+        if isinstance(merge, dict) and isinstance(method, str) and method in METHODS:
             yield path, method, merge
 
 

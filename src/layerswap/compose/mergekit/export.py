@@ -1,4 +1,4 @@
-"""A composition as mergekit's slices, sources and settings."""
+"""Writes a recipe as a mergekit configuration of slices, sources and settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEIGHTLESS = ("passthrough", "slerp", "model_stock")
 
 @dataclass(frozen=True)
 class PlaceSettings:
-    """What a configuration must say for one place.
+    """The mergekit settings of one place.
 
     Attributes:
         weights: the models that are merged, and their weights.
@@ -48,36 +48,38 @@ class MergekitLayout:
         method: mergekit's `merge_method`.
         base: the base model's name, or None.
         models: every model, in the order to list them.
-        said: what must be said for every place that has a tensor.
+        settings: what to write for every place that has a tensor.
         tensors: the place of every tensor.
     """
 
     method: str
     base: str | None
     models: Sequence[str]
-    said: Mapping[Place, PlaceSettings]
+    settings: Mapping[Place, PlaceSettings]
     tensors: Mapping[str, Place]
 
 
-def written(layers: int, spelling: MergekitLayout) -> dict[str, Any]:
+def _body(layers: int, layout: MergekitLayout) -> dict[str, Any]:
     """The keys `models` or `slices`, and `parameters`, of a configuration.
 
     Raises:
         RecipeError: no filter tells two tensors apart that must be told apart.
     """
-    groups = list(_groups(layers, spelling))
-    contexts = [_context(groups, i, spelling) for i in range(len(groups))]
-    listed = _listed(contexts, spelling)
+    groups = list(_groups(layers, layout))
+    contexts = [_context(groups, i, layout) for i in range(len(groups))]
+    listed = _listed(contexts, layout)
     entries = []
     for (first, stop), context, models in zip(groups, contexts, listed, strict=True):
-        default = _usual(context, spelling)
+        default = _usual(context, layout)
         layer_range = {"layer_range": [first, stop]} if len(groups) > 1 else {}
         sources = [
-            {"model": model, **layer_range, **_own(model, context, default, spelling)}
+            {"model": model, **layer_range, **_own(model, context, default, layout)}
             for model in models
         ]
         shared = {
-            parameter: _setting({n: said.shared[parameter] for n, said in context.items()}, value)
+            parameter: _setting(
+                {n: settings.shared[parameter] for n, settings in context.items()}, value
+            )
             for parameter, value in default.shared.items()
         }
         entries.append({"sources": sources, "parameters": shared})
@@ -88,27 +90,27 @@ def _own(
     model: str,
     context: Mapping[str, PlaceSettings],
     default: PlaceSettings,
-    spelling: MergekitLayout,
+    layout: MergekitLayout,
 ) -> dict[str, Any]:
     """The settings of one source: its weight, where models have one."""
-    if spelling.method in WEIGHTLESS or model == spelling.base:
+    if layout.method in WEIGHTLESS or model == layout.base:
         return {}
-    weights = {name: said.weights.get(model, 0.0) for name, said in context.items()}
+    weights = {name: settings.weights.get(model, 0.0) for name, settings in context.items()}
     return {"parameters": {"weight": _setting(weights, default.weights.get(model, 0.0))}}
 
 
-def _usual(context: Mapping[str, PlaceSettings], spelling: MergekitLayout) -> PlaceSettings:
-    """What is said for most tensors of the layers in a slice."""
-    said = [s for name, s in context.items() if spelling.tensors[name].layer is not None]
-    return max(said, key=said.count)
+def _usual(context: Mapping[str, PlaceSettings], layout: MergekitLayout) -> PlaceSettings:
+    """The settings of most tensors of the layers in a slice."""
+    settings = [s for name, s in context.items() if layout.tensors[name].layer is not None]
+    return max(settings, key=settings.count)
 
 
-def _groups(layers: int, spelling: MergekitLayout) -> Iterator[tuple[int, int]]:
+def _groups(layers: int, layout: MergekitLayout) -> Iterator[tuple[int, int]]:
     """Neighbouring layers that are alike, as [first, stop)."""
     by_layer: list[dict[str, PlaceSettings]] = [{} for _ in range(layers)]
-    for place, said in spelling.said.items():
+    for place, settings in layout.settings.items():
         if place.layer is not None:
-            by_layer[place.layer][place.role] = said
+            by_layer[place.layer][place.role] = settings
     first = 0
     for layer in range(1, layers):
         if by_layer[layer] != by_layer[layer - 1]:
@@ -118,24 +120,24 @@ def _groups(layers: int, spelling: MergekitLayout) -> Iterator[tuple[int, int]]:
 
 
 def _context(
-    groups: Sequence[tuple[int, int]], number: int, spelling: MergekitLayout
+    groups: Sequence[tuple[int, int]], number: int, layout: MergekitLayout
 ) -> dict[str, PlaceSettings]:
-    """What must be said for each tensor that a slice's settings reach."""
+    """The settings of each tensor that a slice's settings reach."""
     first, stop = groups[number]
     found = {}
-    for name, place in spelling.tensors.items():
+    for name, place in layout.tensors.items():
         reached = (
             first <= place.layer < stop
             if place.layer is not None
             else number == (len(groups) - 1 if _comes_after(place) else 0)
         )
         if reached:
-            found[name] = spelling.said[place]
+            found[name] = layout.settings[place]
     return found
 
 
 def _listed(
-    contexts: Sequence[Mapping[str, PlaceSettings]], spelling: MergekitLayout
+    contexts: Sequence[Mapping[str, PlaceSettings]], layout: MergekitLayout
 ) -> list[list[str]]:
     """The models of each slice.
 
@@ -143,14 +145,14 @@ def _listed(
     last begins with what is needed there and the first has at least as many.
     """
 
-    def needed(said: Iterable[PlaceSettings]) -> list[str]:
-        named = {model for one in said for model in one.weights}
-        named |= {spelling.base} if spelling.base else set()
-        named |= set(spelling.models) if spelling.method == "slerp" else set()
-        return [model for model in spelling.models if model in named]
+    def needed(settings: Iterable[PlaceSettings]) -> list[str]:
+        named = {model for one in settings for model in one.weights}
+        named |= {layout.base} if layout.base else set()
+        named |= set(layout.models) if layout.method == "slerp" else set()
+        return [model for model in layout.models if model in named]
 
     listed = [needed(context.values()) for context in contexts]
-    after = needed(said for place, said in spelling.said.items() if _comes_after(place))
+    after = needed(settings for place, settings in layout.settings.items() if _comes_after(place))
     listed[-1].sort(key=lambda model: model not in after)
     spare = [model for model in after if model not in listed[0]]
     listed[0] += spare[: max(0, len(after) - len(listed[0]))]
@@ -273,10 +275,10 @@ def export(
     composition = _composition(recipe, layers, tensors)
     tensors = tensors or llama_tensors(composition.layers)
     tensors = {n: p for n, p in tensors.items() if p.layer is None or p.layer < composition.layers}
-    spelling = _spelling(recipe, composition, tensors)
-    config = {"merge_method": spelling.method, **written(composition.layers, spelling)}
-    if spelling.base is not None:
-        config["base_model"] = spelling.base
+    layout = _layout_of(recipe, composition, tensors)
+    config = {"merge_method": layout.method, **_body(composition.layers, layout)}
+    if layout.base is not None:
+        config["base_model"] = layout.base
     return _finished(renamed(_ordered(config), references), recipe, stored)
 
 
@@ -303,7 +305,7 @@ def _composition(
     return recipe.resolve(1 if alike else layers or 1, None, tensors)
 
 
-def _spelling(
+def _layout_of(
     recipe: Recipe, composition: Composition, tensors: Mapping[str, Place]
 ) -> MergekitLayout:
     places = {place: composition[place] for place in tensors.values()}
@@ -317,18 +319,18 @@ def _spelling(
     models = [name for name in order if name in composition.experts]
     if not operations:
         method = "passthrough" if _passes_through(places, composition.layers) else "linear"
-        said = {place: PlaceSettings(_weights(blend), {}) for place, blend in places.items()}
-        return MergekitLayout(method, None, models, said, tensors)
+        settings = {place: PlaceSettings(_weights(blend), {}) for place, blend in places.items()}
+        return MergekitLayout(method, None, models, settings, tensors)
     if methods[0] == "slerp":
         pair = _pair(operations)
-        said = {place: _turned(place, blend, pair) for place, blend in places.items()}
-        return MergekitLayout("slerp", pair[0], pair, said, tensors)
+        settings = {place: _turned(place, blend, pair) for place, blend in places.items()}
+        return MergekitLayout("slerp", pair[0], pair, settings, tensors)
     if operations[0].fishers:
         raise RecipeError(f"mergekit has no {methods[0]} method")
     if methods[0] == "model_stock" and len(set(places.values())) > 1:
         raise RecipeError("mergekit cannot put anything beside model_stock in one model")
-    said = {place: _added(place, blend, operations[0]) for place, blend in places.items()}
-    return MergekitLayout(methods[0], BASE, models, said, tensors)
+    settings = {place: _added(place, blend, operations[0]) for place, blend in places.items()}
+    return MergekitLayout(methods[0], BASE, models, settings, tensors)
 
 
 def _weights(blend: Blend) -> dict[str, float]:
@@ -355,7 +357,7 @@ def _pair(operations: Sequence[Operation]) -> list[str]:
 
 
 def _turned(place: Place, blend: Blend, pair: Sequence[str]) -> PlaceSettings:
-    """What SLERP must be told for one place."""
+    """The settings of SLERP for one place."""
     member = _only(place, blend, "slerp")
     if isinstance(member, str):
         if member not in pair:
@@ -366,7 +368,7 @@ def _turned(place: Place, blend: Blend, pair: Sequence[str]) -> PlaceSettings:
 
 
 def _added(place: Place, blend: Blend, example: Operation) -> PlaceSettings:
-    """What a method with deltas must be told for one place."""
+    """The settings of a method with deltas for one place."""
     member = _only(place, blend, example.method)
     if isinstance(member, Operation):
         return _operation(place, member)

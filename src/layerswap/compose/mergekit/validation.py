@@ -1,4 +1,4 @@
-"""What can be wrong with a mergekit configuration beyond the type of a field."""
+"""Rules of a mergekit configuration beyond the types of its fields."""
 
 from __future__ import annotations
 
