@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.errors import LayerswapError  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
     from layerswap.merge import Plan, make_plan, revert, soup, swap, verify  # noqa: F401
+    from layerswap.training.expert.trainer import train  # noqa: F401
 
 _HOME = {
     "Atlas": "deltas",
@@ -48,6 +49,7 @@ _HOME = {
     "soup": "merge",
     "suggest": "deltas",
     "swap": "merge",
+    "train": "training.expert.trainer",
     "verify": "merge",
 }
 """The room of every public name, and its name there where it is another."""

@@ -15,7 +15,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.errors import LayerswapError
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.spec import check_expert
-from layerswap.training.expert.trainer import train_expert
+from layerswap.training.expert.trainer import train
 
 FAST = {"learning_rate": 1e-2, "per_device_train_batch_size": 16, "logging_steps": 1}
 
@@ -27,7 +27,7 @@ def files(rows, name, *, validation=False):
 
 def trained(tmp_path, base, *, hyperparameters=None, name="out", **spec):
     spec = {"base": str(base), "hyperparameters": {**FAST, **(hyperparameters or {})}, **spec}
-    return train_expert(check_expert(spec), tmp_path / name)
+    return train(check_expert(spec), tmp_path / name)
 
 
 def tensors(folder):
@@ -180,7 +180,7 @@ def test_in_simultaneous_sft_each_step_moves_the_part_whose_turn_it_is(
 
     moved, parts = [], []
 
-    class Watching(sft.Turns):
+    class Watching(sft.AlternatingTurns):
         def __init__(self, parameters, every):
             super().__init__(parameters, every)
             parts.extend(parameters)
@@ -203,7 +203,7 @@ def test_in_simultaneous_sft_each_step_moves_the_part_whose_turn_it_is(
             expected = [task, state.global_step - task]
             assert steps == [{n} if n else set() for n in expected]
 
-    monkeypatch.setattr(sft, "Turns", Watching)
+    monkeypatch.setattr(sft, "AlternatingTurns", Watching)
     out = trained(
         tmp_path, base,
         simultaneous={
@@ -416,7 +416,7 @@ def test_experts_of_one_base_swap(tmp_path, base, rows):
 def test_what_cannot_be_trained_is_one_line(tmp_path, base, rows, spec, said):
     text = json.dumps(spec).replace('"D"', json.dumps(files(rows, "task")))
     with pytest.raises(LayerswapError, match=said) as caught:
-        train_expert(check_expert({"base": str(base), **json.loads(text)}), tmp_path / "out")
+        train(check_expert({"base": str(base), **json.loads(text)}), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -466,7 +466,7 @@ def test_a_folder_that_is_no_training_is_never_replaced(tmp_path, base, rows):
     spec = check_expert({"base": str(base), "data": files(rows, "task")})
     for overwrite in (False, True):
         with pytest.raises(LayerswapError):
-            train_expert(spec, out, overwrite=overwrite)
+            train(spec, out, overwrite=overwrite)
     with pytest.raises(LayerswapError, match="did not write it"):
-        train_expert(spec, out, resume=True)
+        train(spec, out, resume=True)
     assert (out / "thesis.txt").exists()

@@ -1,4 +1,4 @@
-"""Each filter on examples that it must drop and must keep, and the sieve that counts."""
+"""Each filter on examples that it must drop and must keep, and the pipeline that counts."""
 
 from __future__ import annotations
 
@@ -145,27 +145,27 @@ def test_near_duplicates_work_without_spaces_between_words():
     assert look(raw("?!")) is None
 
 
-def test_the_sieve_counts_by_filter_and_source_and_keeps_a_few_examples():
-    sieve = build_filters(Filters(length=Length(min_prompt=3)), None, 0)
+def test_the_pipeline_counts_by_filter_and_source_and_keeps_a_few_examples():
+    pipeline = build_filters(Filters(length=Length(min_prompt=3)), None, 0)
     for source, times in (("a", 4), ("b", 2)):
         for i in range(times):
-            assert not sieve.keeps(pair("x", f"text {i}", source=source))
-    assert sieve.keeps(pair("a question", source="b"))
-    assert not sieve.keeps(pair("A question!", source="b"))
-    assert sieve.counts == {"length": Counter(a=4, b=2), "exact_duplicates": Counter(b=1)}
-    assert len(sieve.shown["length"]) == SHOWN
-    assert sieve.shown["exact_duplicates"][0].text == "A question!\nAn answer."
+            assert not pipeline.keeps(pair("x", f"text {i}", source=source))
+    assert pipeline.keeps(pair("a question", source="b"))
+    assert not pipeline.keeps(pair("A question!", source="b"))
+    assert pipeline.counts == {"length": Counter(a=4, b=2), "exact_duplicates": Counter(b=1)}
+    assert len(pipeline.shown["length"]) == SHOWN
+    assert pipeline.shown["exact_duplicates"][0].text == "A question!\nAn answer."
 
 
 def test_a_source_can_skip_a_filter():
-    sieve = build_filters(Filters(length=Length(min_prompt=3)), None, 0)
-    assert sieve.keeps(pair("x"), skip=["length"])
-    assert not sieve.keeps(pair("x", "other"))
+    pipeline = build_filters(Filters(length=Length(min_prompt=3)), None, 0)
+    assert pipeline.keeps(pair("x"), skip=["length"])
+    assert not pipeline.keeps(pair("x", "other"))
 
 
 def test_the_filters_run_in_the_order_that_the_schema_promises():
     filters = Filters.model_validate(
         {"length": True, "math": True, "language": True, "near_duplicates": True}
     )
-    sieve = build_filters(filters, ItemIndex(), 0)
-    assert tuple(sieve.counts) == FILTERS
+    pipeline = build_filters(filters, ItemIndex(), 0)
+    assert tuple(pipeline.counts) == FILTERS

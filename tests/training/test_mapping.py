@@ -7,8 +7,9 @@ import re
 import pytest
 
 from layerswap.errors import DataError
-from layerswap.training.mix.mapping import MixExample, example_maker, template_mistake, used_columns
+from layerswap.training.mix.mapping import MixExample, example_maker, used_columns
 from layerswap.training.mix.schema import MixSource
+from layerswap.training.mix.templates import template_mistake
 
 
 def make(row, **source):

@@ -197,7 +197,7 @@ def excerpts():
 
 def test_the_filters_drop_what_must_not_be_there(excerpts):
     dropped = {
-        name: {filter_: n[name] for filter_, n in excerpts.sieve.counts.items() if n[name]}
+        name: {filter_: n[name] for filter_, n in excerpts.filters.counts.items() if n[name]}
         for name in excerpts.tallies
     }
     assert dropped["tico19"] == {}
@@ -435,7 +435,7 @@ def test_every_ready_recipe_builds_from_downloaded_copies(name, tmp_path):
     built = build_mix(mix, local=tmp_path / "downloads")
     assert set(built.tallies) == set(mix.sources)
     for source, tally in built.tallies.items():
-        assert tally.kept > 0, (source, built.sieve.counts)
+        assert tally.kept > 0, (source, built.filters.counts)
         assert tally.origin == f"{mix.sources[source].id} (local copy)"
     assert built.index.sets
     if name == "swahili":

@@ -10,7 +10,7 @@ from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.training.expert.freezing import freeze_or_revert
 from layerswap.training.expert.select import candidates, scorer, select, signal_tasks
 from layerswap.training.expert.spec import check_expert
-from layerswap.training.expert.trainer import train_expert
+from layerswap.training.expert.trainer import train
 
 
 def spec_of(base, rows, **more):
@@ -26,7 +26,7 @@ def spec_of(base, rows, **more):
 def runs(tmp_path_factory, base, rows):
     folder = tmp_path_factory.mktemp("runs")
     return [
-        train_expert(spec_of(base, rows, seed=seed, **more), folder / name)
+        train(spec_of(base, rows, seed=seed, **more), folder / name)
         for name, seed, more in (("one", 1, {}), ("two", 2, {"lora": {"r": 4, "alpha": 8}}))
     ]
 
@@ -68,7 +68,7 @@ def test_checkpoints_and_adapters_are_scored_on_lm_eval_tasks(runs, tasks):
 
 def test_without_a_validation_loss_tasks_are_asked_for(tmp_path, base, rows):
     spec = spec_of(base, rows, data={"train": str(rows / "task-train.jsonl")}, limit=32)
-    run = train_expert(spec, tmp_path / "run")
+    run = train(spec, tmp_path / "run")
     with pytest.raises(TrainingError, match="select by tasks instead"):
         select([run])
     with pytest.raises(TrainingError, match="did not write it"):

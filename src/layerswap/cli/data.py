@@ -1,4 +1,4 @@
-"""`layerswap data`: build a data mix with its card, and list the ready recipes."""
+"""`layerswap data`: build a data mix with its card, or list the ready recipes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ import typer
 def data(
     mix: Annotated[
         str | None,
-        typer.Argument(metavar="[MIX.yaml]", help="A mix, or the name of a ready recipe."),
+        typer.Argument(metavar="[MIX.yaml]", help="Mix, or name of a ready recipe."),
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="The folder to create.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
     local: Annotated[
         Path | None,
         typer.Option(help="Folder of downloaded data sets, as OWNER/NAME or NAME."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or Hub id; the card then counts its tokens.")
+        str | None,
+        typer.Option(help="Tokenizer (folder or Hub id) that counts tokens for the card."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Read at most so many rows of every source: a trial.")
+        int | None, typer.Option(min=1, help="Maximum number of rows to read from each source.")
     ] = None,
     list_recipes: Annotated[
-        bool, typer.Option("--list", help="List the ready recipes and stop.")
+        bool, typer.Option("--list", help="List the ready recipes and exit.")
     ] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the recipe, to copy and change it, and stop.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe and exit.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
+        bool, typer.Option("--overwrite", help="Overwrite a folder that this command wrote.")
     ] = False,
 ) -> None:
-    """Build a data mix: parquet, filtered and shuffled, with a card of what is in it.
+    """Build a data mix: filtered and shuffled parquet files with a data card.
+
+    Writes OUT, a folder that `layerswap train` and the `datasets` library read.
 
     Example: layerswap data swahili --out data/swahili --local downloads
     """
@@ -72,7 +73,7 @@ def _build(
     checked = parse_mix(text, where=mix)
     refuse_target(out.expanduser().absolute(), marker=CARD, overwrite=overwrite)
     if tokenizer is not None:
-        load_tokenizer(tokenizer)  # a wrong one is better known now than after the work
+        load_tokenizer(tokenizer)  # fail before the work
     with named_progress() as progress:
         built = build_mix(
             checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress

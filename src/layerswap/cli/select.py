@@ -1,4 +1,4 @@
-"""`layerswap select`: the best checkpoints of several trainings."""
+"""`layerswap select`: select the best checkpoints of several trainings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from layerswap.cli.options import Device, ModelDtype
 
 
 class Role(enum.Enum):
-    """What an expert is for."""
+    """Role of an expert."""
 
     task = "task"
     language = "language"
@@ -21,29 +21,34 @@ class Role(enum.Enum):
 def select(
     runs: Annotated[list[Path], typer.Argument(help="Folders that `layerswap train` wrote.")],
     *,
-    keep: Annotated[int, typer.Option(min=1, help="How many to keep.")] = 3,
+    keep: Annotated[int, typer.Option(min=1, help="Number of checkpoints to keep.")] = 3,
     of_any_run: Annotated[
-        bool, typer.Option("--of-any-run", help="Let all of them come from one run.")
+        bool, typer.Option("--of-any-run", help="Allow all checkpoints to come from one run.")
     ] = False,
     task: Annotated[
-        list[str] | None, typer.Option(help="lm-eval task; may be given again.")
+        list[str] | None, typer.Option(help="lm-eval task to score; repeatable.")
     ] = None,
     include: Annotated[
-        list[Path] | None, typer.Option(help="Folder with task YAMLs of one's own.")
+        list[Path] | None, typer.Option(help="Folder with additional task YAMLs.")
     ] = None,
     role: Annotated[
-        Role | None, typer.Option(help="Use the tasks that predict a good merge for this role.")
+        Role | None, typer.Option(help="Score the tasks that predict a good merge for this role.")
     ] = None,
-    language: Annotated[str | None, typer.Option(help="Of a language expert, any code.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most documents of a task.")] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Language code or name (sw, swh_Latn, Swahili).")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of documents of a task.")
+    ] = None,
     device: Device = None,
     dtype: ModelDtype = None,
-    out: Annotated[Path | None, typer.Option(help="Write all scores to this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for all scores.")] = None,
 ) -> None:
-    """Score every checkpoint of several runs and keep the best, not all of one run.
+    """Score every checkpoint of several runs and select the best, from different runs.
 
-    By validation loss, or by --task, or by --role: the signals that predicted a good merge in the
-    second paper (Belebele and Global-MMLU for language experts, English MGSM for task experts).
+    Ranks by validation loss, by --task, or by --role: the signals that predicted a good merge in
+    the second paper (Belebele and Global-MMLU for language experts, English MGSM for task
+    experts). Prints a table, and writes all scores to --out.
 
     Example: layerswap select runs/* --role language --language sw --keep 3
     """

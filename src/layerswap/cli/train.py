@@ -10,22 +10,25 @@ import typer
 
 def train(
     spec: Annotated[
-        Path | None, typer.Argument(metavar="EXPERT.yaml", help="What to train, on what.")
+        Path | None,
+        typer.Argument(metavar="EXPERT.yaml", help="Specification: base, data, regime."),
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="The folder to create.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in OUT.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
+        bool, typer.Option("--overwrite", help="Overwrite a folder that this command wrote.")
     ] = False,
     launch_config: Annotated[
         str | None,
-        typer.Option(help="Print a configuration for accelerate (ddp, fsdp2, zero3) and stop."),
+        typer.Option(help="Print a configuration of accelerate (ddp, fsdp2, zero3) and exit."),
     ] = None,
 ) -> None:
-    """Train an expert: SFT of all or some places, LoRA, two data sets in turns, and more.
+    """Train an expert: full or partial SFT, LoRA, or two data sets in turns.
+
+    Writes the expert, its card and the record of the training to OUT.
 
     On several devices: accelerate launch -m layerswap train EXPERT.yaml --out OUT
 
@@ -40,13 +43,11 @@ def train(
         return
     if spec is None or out is None:
         raise RecipeError("give EXPERT.yaml, and --out, the folder to create")
-    from layerswap.training.expert.spec import read_expert
-    from layerswap.training.expert.trainer import train_expert
+    from layerswap.training.expert import trainer
 
-    written = train_expert(
-        read_expert(spec),
+    written = trainer.train(
+        spec,
         out,
-        folder=spec.parent,
         resume=resume,
         overwrite=overwrite,
         log=lambda line: typer.echo(line, err=True),

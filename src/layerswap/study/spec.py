@@ -20,7 +20,8 @@ from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
 from layerswap.study.steps import StudyResources
-from layerswap.training.expert.spec import Data, Lora, Rate, Side, Text, Trained
+from layerswap.training.expert.spec import Data, Lora, Rate, Side, Trained
+from layerswap.training.mix.schema import NonEmpty
 
 Baseline = Literal[
     "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
@@ -72,8 +73,8 @@ class Selecting(Strict):
         limit: most documents of a task.
     """
 
-    tasks: list[Text] = []
-    include: list[Text] = []
+    tasks: list[NonEmpty] = []
+    include: list[NonEmpty] = []
     limit: PositiveInt | None = None
 
 
@@ -101,8 +102,8 @@ class OtherLanguages(Strict):
         suites: what is asked there; what `judge` asks when not given.
     """
 
-    languages: Annotated[list[Text], Field(min_length=1)]
-    suites: list[Text] = []
+    languages: Annotated[list[NonEmpty], Field(min_length=1)]
+    suites: list[NonEmpty] = []
 
 
 class Judging(Strict):
@@ -122,8 +123,8 @@ class Judging(Strict):
     """
 
     suite: str | None = None
-    tasks: list[Text] = []
-    include: list[Text] = []
+    tasks: list[NonEmpty] = []
+    include: list[NonEmpty] = []
     metric: Annotated[list[str], Field(min_length=2, max_length=2)] = ["exact_match", "none"]
     shots: Annotated[int, Field(ge=0)] | None = None
     limit: Annotated[int, Field(ge=2)] | None = None
@@ -195,11 +196,11 @@ class StudySpec(Strict):
         resources: processors, devices and memory of the steps of each kind.
     """
 
-    name: Text
+    name: NonEmpty
     description: str = ""
-    base: Text
+    base: NonEmpty
     task: Experts
-    languages: Annotated[dict[Text, Experts], Field(min_length=1)]
+    languages: Annotated[dict[NonEmpty, Experts], Field(min_length=1)]
     pairs: Literal["all", "same"] = "all"
     grid: Grid | None = None
     partitions: list[Literal["A", "B", "C", "Z"]] = []

@@ -60,9 +60,9 @@ def build_data(context: Context) -> None:
 
 def train(context: Context) -> None:
     """Train an expert; a training that was cut short goes on."""
+    from layerswap.training.expert import trainer
     from layerswap.training.expert.save import TRAINING
     from layerswap.training.expert.spec import check_expert
-    from layerswap.training.expert.trainer import train_expert
 
     settings = context.step.settings
     launch = settings.get("launch")
@@ -77,7 +77,7 @@ def train(context: Context) -> None:
     if launch is not None:
         launch_training(spec, out, launch, resume=resume)
     else:
-        train_expert(checked, out, resume=resume, log=context.log)
+        trainer.train(checked, out, resume=resume, log=context.log)
 
 
 def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from layerswap.compose.schema import Strict
 from layerswap.errors import StudyError
-from layerswap.training.expert.spec import Text
+from layerswap.training.mix.schema import NonEmpty
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class TrainingResources(StepResources):
     """
 
     processes: PositiveInt = 1
-    launch: Text = "ddp"
+    launch: NonEmpty = "ddp"
 
 
 class StudyResources(Strict):

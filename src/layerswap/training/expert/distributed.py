@@ -1,4 +1,4 @@
-"""Training on several devices: configurations for accelerate, and what does not go with them."""
+"""Configurations of accelerate for training on several devices, and their limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def launch_configuration(name: str) -> str:
     """The YAML for `accelerate launch --config_file`: `ddp`, `fsdp2` or `zero3`.
 
     Raises:
-        RecipeError: there is none of that name.
+        RecipeError: no configuration has that name.
     """
     folder = resources.files("layerswap.training.expert") / "launch"
     known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir())
@@ -24,25 +24,21 @@ def launch_configuration(name: str) -> str:
     return (folder / f"{name}.yaml").read_text("utf-8")
 
 
-def under_deepspeed() -> bool:
-    """Whether accelerate launched this process with DeepSpeed."""
-    return os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-
-
-def under_fsdp() -> bool:
-    """Whether accelerate launched this process with FSDP."""
-    return os.environ.get("ACCELERATE_USE_FSDP") == "true"
+def launched_with(engine: str) -> bool:
+    """True if accelerate launched this process with `deepspeed` or `fsdp`."""
+    return os.environ.get(f"ACCELERATE_USE_{engine.upper()}") == "true"
 
 
 def check_distributed(spec: ExpertSpec) -> None:
-    """Refuse what needs every parameter whole where parameters are cut over devices.
+    """Refuse trainings that need whole parameters where parameters are sharded.
 
     Raises:
-        TrainingError: turns under DeepSpeed, or a sparse training under DeepSpeed or FSDP.
+        TrainingError: simultaneous training under DeepSpeed, or sparse training under DeepSpeed or
+            FSDP.
     """
-    if spec.simultaneous and under_deepspeed():
+    if spec.simultaneous and launched_with("deepspeed"):
         raise TrainingError(
             "simultaneous: DeepSpeed fixes what trains at its start; launch with ddp or fsdp2"
         )
-    if spec.sparse and (under_deepspeed() or under_fsdp()):
+    if spec.sparse and (launched_with("deepspeed") or launched_with("fsdp")):
         raise TrainingError("sparse: masks need whole parameters; launch with ddp")

@@ -1,24 +1,24 @@
-"""Freeze against revert: is it better to train a part alone, or to train all and put the rest back?
+"""Compares training a part alone with training all and reverting the rest (paper 2, table 2).
 
-The second paper's table 2. Both leave the base's weights outside the part; they differ in whether
-the part was trained while the rest could move too.
+Both keep the base's weights outside the part; they differ in whether the rest could move while
+the part trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from layerswap._types import Log
 from layerswap.compose.presets import PARTITIONS
 from layerswap.errors import RecipeError
 from layerswap.merge.api import revert, soup
 from layerswap.merge.plan import Plan
-from layerswap.training.expert.spec import ExpertSpec, Side, Trained
-from layerswap.training.expert.trainer import train_expert
-
-ScorePlan = Callable[[Plan], dict[str, float]]
+from layerswap.training.expert.select import ScorePlan
+from layerswap.training.expert.spec import ExpertSpec, Side
+from layerswap.training.expert.trainer import train
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class FreezeOrRevert:
 
     Attributes:
         partition: its name; None for the base, and for the expert that is trained whole.
-        treatment: what became of the places that are not the expert's part.
-        scores: by task.
+        treatment: treatment of the places outside the expert's part.
+        scores: score by task.
     """
 
     partition: str | None
@@ -46,23 +46,23 @@ def freeze_or_revert(
     folder: Path | None = None,
     log: Log = lambda line: None,
 ) -> list[FreezeOrRevert]:
-    """Train an expert whole and once for each partition, and judge both ways of keeping a part.
+    """Train an expert whole and once for each partition, and evaluate both ways of keeping a part.
 
-    Trainings are kept in `out` (`whole`, `frozen-A` and on) and gone on from, if it is called
-    again. What is put back is evaluated without being written.
+    Trainings are kept in `out` (`whole`, `frozen-A` and so on); a second call resumes them. A
+    reverted expert is evaluated without being written.
 
     Args:
         spec: the expert; without `train`.
         out: folder of the trainings.
-        part: whose part of a partition the expert keeps.
-        score: judges a plan.
-        partitions: which.
-        folder: what relative paths of the spec are relative to.
-        log: told what is being done.
+        part: the part of a partition that the expert keeps.
+        score: evaluates a plan.
+        partitions: names of the partitions.
+        folder: base of relative paths of the spec.
+        log: called with one line about each training.
 
     Raises:
-        RecipeError: the spec names places or two experts, or there is no such partition.
-        LayerswapError: as `train_expert`.
+        RecipeError: the spec names places or two experts, or a partition does not exist.
+        LayerswapError: as `train`.
     """
     if spec.train is not None or spec.simultaneous is not None:
         raise RecipeError("freeze or revert: the partitions say what trains; leave `train` out")
@@ -70,30 +70,22 @@ def freeze_or_revert(
     if unknown is not None:
         raise RecipeError(f"no partition {unknown!r}; there are {', '.join(PARTITIONS)}")
 
-    def trained(name: str, wanted: ExpertSpec) -> Path:
+    def trained(name: str, **overrides: Any) -> Plan:
         log(f"training {name}")
         target = out / name
-        return train_expert(wanted, target, folder=folder, resume=target.is_dir(), log=log)
+        train(spec, target, folder=folder, resume=target.is_dir(), log=log, **overrides)
+        return soup([str(target)], base=base, bake=True)
 
-    base = _base(spec, folder)
-    whole = trained("whole", spec)
+    local = (folder or Path()) / Path(spec.base).expanduser()
+    base = str(local) if local.is_dir() else spec.base
+    whole = trained("whole")
     rows = [
         FreezeOrRevert(None, "the base", score(soup([base]))),
-        FreezeOrRevert(None, "all trained", score(_alone(base, whole))),
+        FreezeOrRevert(None, "all trained", score(whole)),
     ]
     for name in partitions:
-        plan = revert(base, whole, partition=name, part=part)
+        plan = revert(base, str(out / "whole"), partition=name, part=part)
         rows.append(FreezeOrRevert(name, "reverted", score(plan)))
-        frozen = spec.model_copy(update={"train": Trained(partition=name, part=part)})  # type: ignore[arg-type]
-        plan = _alone(base, trained(f"frozen-{name}", frozen))
-        rows.append(FreezeOrRevert(name, "frozen", score(plan)))
+        frozen = trained(f"frozen-{name}", train={"partition": name, "part": part})
+        rows.append(FreezeOrRevert(name, "frozen", score(frozen)))
     return rows
-
-
-def _alone(base: str, expert: Path) -> Plan:
-    return soup([str(expert)], base=base, bake=True)
-
-
-def _base(spec: ExpertSpec, folder: Path | None) -> str:
-    local = (folder or Path()) / Path(spec.base).expanduser()
-    return str(local) if local.is_dir() else spec.base

@@ -1,4 +1,4 @@
-"""From an expert's spec to TRL's `SFTConfig`."""
+"""Makes TRL's `SFTConfig` from an expert's specification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import TrainingError
-from layerswap.training.expert.distributed import under_deepspeed
+from layerswap.training.expert.distributed import launched_with
 from layerswap.training.expert.spec import DECAY, EFFECTIVE_BATCH, PRESETS, ExpertSpec
 
 OURS = {
@@ -23,7 +23,7 @@ OURS = {
     "chat_template_path": "the base's own", "trust_remote_code": "no code of a repository",
     "dataset_text_field": "`data`", "dataset_kwargs": "`data`",
 }  # fmt: skip
-"""Names of `SFTConfig` that something else of layerswap decides, and what."""
+"""Names of `SFTConfig` that another setting of layerswap decides, and that setting."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
           "gradient_accumulation_steps", "max_length")  # fmt: skip
@@ -38,22 +38,22 @@ def sft_config(
     """The configuration of a training.
 
     Args:
-        spec: what the user asked for.
-        folder: where checkpoints go.
-        rows: what the data holds: `prompt`, `messages` or `text`; texts are packed by default.
-        processes: how many train together; from the environment that the launcher set when None.
+        spec: the specification.
+        folder: folder of the checkpoints.
+        rows: form of the data: `prompt`, `messages` or `text`; texts are packed by default.
+        processes: number of training processes; the launcher's `WORLD_SIZE` when None.
 
     Returns:
-        A `trl.SFTConfig`, and the share of the steps over which a stable schedule decays, where
+        A `trl.SFTConfig`, and the fraction of the steps in which a stable schedule decays, where
         it is not given in steps.
 
     Raises:
-        TrainingError: a name that SFTConfig does not have, or that is decided elsewhere, or a
-            value that does not go with it.
+        TrainingError: a name that SFTConfig does not have or that another setting decides, or a
+            value that does not fit it.
     """
     from trl import SFTConfig
 
-    known = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
+    known = _known()
     chosen = check_hyperparameters(spec)
     share = chosen.pop(DECAY, None)
     values = {**_defaults(spec, rows, known), **chosen}
@@ -75,20 +75,23 @@ def sft_config(
 
 
 def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:
-    """The preset's hyperparameters and the expert's own, by the names of `SFTConfig`.
+    """The hyperparameters of the preset and of the specification, by the names of `SFTConfig`.
 
     Raises:
-        TrainingError: a name that it does not have, or that is decided elsewhere, or a value of
-            another kind.
+        TrainingError: as `sft_config`.
     """
-    from trl import SFTConfig
-
-    known = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
+    known = _known()
     asked = {**PRESETS.get(spec.preset or "", {}), **spec.hyperparameters}
     return {
         name: value if name == DECAY else _value(name, value, known)
         for name, value in asked.items()
     }
+
+
+def _known() -> dict[str, Any]:
+    from trl import SFTConfig
+
+    return {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
 
 
 def _value(name: str, value: Any, known: Mapping[str, Any]) -> Any:
@@ -101,16 +104,19 @@ def _value(name: str, value: Any, known: Mapping[str, Any]) -> Any:
         value = float(value)  # YAML 1.1 takes 1e-7 for a text
     default = known[name].default
     number = isinstance(default, int | float) and not isinstance(default, bool)
+    wrong = None
     if number and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise TrainingError(f"hyperparameters.{name}: {value!r} is not a number")
-    if name in COUNTS and value is not None and value < 1:
-        raise TrainingError(f"hyperparameters.{name}: {value!r} is not at least 1")
-    if name in POSITIVE and not value > 0:
-        raise TrainingError(f"hyperparameters.{name}: {value!r} is not above 0")
-    if name == "max_steps" and value < 1 and value != -1:
-        raise TrainingError(f"hyperparameters.{name}: {value!r} is not at least 1, nor -1 for all")
-    if str(known[name].type) in SWITCHES and not isinstance(value, bool | None):
-        raise TrainingError(f"hyperparameters.{name}: {value!r} is neither true nor false")
+        wrong = "not a number"
+    elif name in COUNTS and value is not None and value < 1:
+        wrong = "not at least 1"
+    elif name in POSITIVE and not value > 0:
+        wrong = "not above 0"
+    elif name == "max_steps" and value < 1 and value != -1:
+        wrong = "not at least 1, nor -1 for all"
+    elif str(known[name].type) in SWITCHES and not isinstance(value, bool | None):
+        wrong = "neither true nor false"
+    if wrong:
+        raise TrainingError(f"hyperparameters.{name}: {value!r} is {wrong}")
     return value
 
 
@@ -127,20 +133,19 @@ def _defaults(spec: ExpertSpec, rows: str, known: Mapping[str, Any]) -> dict[str
         "save_strategy": "no",
         "eval_strategy": "no",
         "use_cpu": not device,
-        # Autocast: what is stored and stepped stays float32 where the weights are. DeepSpeed's
-        # mode of that name would make them bfloat16.
-        "bf16": device and torch.cuda.is_bf16_supported() and not under_deepspeed(),
+        # Autocast keeps weights and steps in float32; DeepSpeed's mode of that name would not.
+        "bf16": device and torch.cuda.is_bf16_supported() and not launched_with("deepspeed"),
         saving if saving in known else "gradient_checkpointing": device,
         "dataloader_pin_memory": device,
         "seed": spec.seed,
         "data_seed": spec.seed,
     }
-    if device and under_deepspeed():
+    if device and launched_with("deepspeed"):
         values["tf32"] = True
     if rows == "text":
         values |= {"packing": True, "packing_strategy": "bfd_split"}
     if spec.simultaneous:
-        # Half of the weights have no gradient in any step.
+        # In each step half of the weights have no gradient.
         values |= {"ddp_find_unused_parameters": True, "lr_scheduler_type": "constant_with_warmup"}
     return values
 

@@ -1,121 +1,20 @@
-"""The final form of examples: the rows that a trainer reads."""
+"""Loads the rows that a trainer reads, from a built mix or from files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import DataError, LayerswapError
 from layerswap.merge.metadata import fingerprint
 from layerswap.training.expert.spec import Data, Files
-from layerswap.training.mix.card import load_saved
+from layerswap.training.mix.card import SPLITS, load_saved
 from layerswap.training.mix.schema import Origin, ready_recipes
 from layerswap.training.mix.sources import matching_files, open_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from layerswap.training.mix.mapping import MixExample, Turn
-    from layerswap.training.mix.schema import Mix
-
-
-Form = Callable[["MixExample"], dict[str, Any]]
-
-
-def former(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
-    """A function from examples to the rows of the mix's kind.
-
-    - `chat`: prompt and completion as lists of messages; a trainer applies the model's chat
-      template and learns the completion alone.
-    - `prompt-completion`: both as text, joined by the separator or made by the chat template.
-    - `messages`: one list of messages.
-    - `text`: one text.
-
-    Args:
-        mix: with its kind, separator and chat template.
-        folder: what the path of the chat template is relative to.
-
-    Raises:
-        DataError: the chat template cannot be read or is wrong.
-    """
-    form = _form(mix, folder)
-    columns = ("prompt", "completion") if mix.kind in ("chat", "prompt-completion") else (mix.kind,)
-
-    def rows(examples: list[MixExample]) -> Dataset:
-        from datasets import Dataset, Features, Value
-
-        message = {"role": Value("string"), "content": Value("string")}
-        value = [message] if mix.kind in ("chat", "messages") else Value("string")
-        formed = [form(example) for example in examples]
-        data = {column: [row[column] for row in formed] for column in columns}
-        return Dataset.from_dict(data, features=Features(dict.fromkeys(columns, value)))
-
-    return rows
-
-
-def _form(mix: Mix, folder: Path) -> Form:
-    if mix.kind == "chat":
-        return lambda example: {
-            "prompt": _messages(example.turns[:-1]), "completion": _messages(example.turns[-1:])
-        }  # fmt: skip
-    if mix.kind == "messages":
-        return lambda example: {"messages": _messages(example.turns)}
-    if mix.chat_template is None:
-        pair = _joined(mix.separator)
-    else:
-        pair = _templated(folder / Path(mix.chat_template).expanduser())
-    if mix.kind == "prompt-completion":
-        return lambda example: dict(zip(("prompt", "completion"), pair(example), strict=True))
-    return lambda example: {"text": "".join(pair(example)) if example.turns else example.text}
-
-
-def _messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in turns]
-
-
-def _joined(separator: str) -> Callable[[MixExample], tuple[str, str]]:
-    def pair(example: MixExample) -> tuple[str, str]:
-        prompt = separator.join(content for _, content in example.turns[:-1])
-        # A prompt that ends in white space says itself how the completion follows.
-        apart = "" if prompt != prompt.rstrip() else separator
-        return prompt + apart, example.completion
-
-    return pair
-
-
-def _templated(path: Path) -> Callable[[MixExample], tuple[str, str]]:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        template = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise DataError(f"chat_template: {path}: cannot be read ({reason})") from None
-
-    def render(turns: tuple[Turn, ...], prompt: bool) -> str:
-        try:
-            rendered: Any = render_jinja_template(
-                conversations=[_messages(turns)],
-                chat_template=template,
-                add_generation_prompt=prompt,
-            )
-        except Exception as error:  # jinja2 lets every error of the template through
-            raise DataError(f"chat_template: {path}: fails on a row ({error})") from None
-        return str(rendered[0][0])
-
-    def pair(example: MixExample) -> tuple[str, str]:
-        prompt, whole = render(example.turns[:-1], True), render(example.turns, False)
-        if not whole.startswith(prompt):
-            raise DataError(
-                f"chat_template: {path}: the prompt is not the beginning of the whole; "
-                "the template must write the same prompt with and without the answer"
-            )
-        return prompt, whole[len(prompt) :]
-
-    return pair
-
 
 FORMS = (("prompt", "completion"), ("messages",), ("text",))
 """Columns of the rows that TRL's SFTTrainer takes."""
@@ -126,10 +25,10 @@ class TrainingRows:
     """One data set, ready for the trainer.
 
     Attributes:
-        name: for messages and the card.
-        train: with the columns of one of `FORMS`.
-        validation: of the same columns; None where there is none.
-        fingerprints: of its files, by name.
+        name: its name in messages and on the card.
+        train: rows with the columns of one of `FORMS`.
+        validation: rows with the same columns, or None.
+        fingerprints: fingerprints of its files, by name.
     """
 
     name: str
@@ -144,7 +43,7 @@ class TrainingRows:
 
     @property
     def conversational(self) -> bool:
-        """Whether rows are lists of messages, which need a chat template."""
+        """True if rows are lists of messages, which need a chat template."""
         return isinstance(self.train[0][self.form], list)
 
 
@@ -153,17 +52,15 @@ def load_rows(data: Data, *, folder: Path, limit: int | None = None) -> Training
 
     Args:
         data: a folder that `layerswap data` wrote, or files.
-        folder: what relative paths are relative to.
-        limit: most training rows.
+        folder: base of relative paths.
+        limit: maximum number of training rows.
 
     Raises:
-        DataError: it cannot be read, or has other columns than a trainer takes.
+        DataError: they cannot be read, or have other columns than a trainer takes.
     """
     rows = _from_files(data, folder) if isinstance(data, Files) else _from_folder(data, folder)
     if limit is not None and limit < len(rows.train):
-        rows = TrainingRows(
-            rows.name, rows.train.select(range(limit)), rows.validation, rows.fingerprints
-        )
+        rows = replace(rows, train=rows.train.select(range(limit)))
     return rows
 
 
@@ -183,25 +80,21 @@ def _from_folder(data: str, folder: Path) -> TrainingRows:
             )
         raise DataError(f"data: {path}: no such folder; for files write `train: FILE` under data")
     mix, train, validation = load_saved(path)
-    files = [file for file in ("train.parquet", "validation.parquet") if (path / file).is_file()]
-    prints = {file: fingerprint(path / file) for file in files}
+    files = [path / f"{split}.parquet" for split in SPLITS]
+    prints = {file.name: fingerprint(file) for file in files if file.is_file()}
     return TrainingRows(mix.name, train, validation, prints)
 
 
 def _from_files(data: Files, folder: Path) -> TrainingRows:
-    sets: dict[str, Any] = {"train": None, "validation": None}
+    sets: dict[str, Any] = dict.fromkeys(SPLITS)
     prints: dict[str, str] = {}
-    for key, pattern in (("train", data.train), ("validation", data.validation)):
-        if pattern is None:
-            continue
+    for key, pattern in data.model_dump(exclude_none=True).items():
         try:
-            opened = open_rows(Origin(path=pattern), folder=folder)
-            sets[key] = _known_columns(opened.rows)
+            sets[key] = _known_columns(open_rows(Origin(path=pattern), folder=folder).rows)
             prints |= {Path(f).name: fingerprint(Path(f)) for f in matching_files(folder, pattern)}
         except LayerswapError as error:
             raise error.within(f"data.{key}: {pattern}") from None
-    name = Path(data.train).stem
-    rows = TrainingRows(name, sets["train"], sets["validation"], prints)
+    rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], prints)
     if rows.validation is not None and rows.validation.column_names != rows.train.column_names:
         raise DataError("data.validation: its columns are not those of the training rows")
     return rows
@@ -218,7 +111,7 @@ def _known_columns(rows: Dataset) -> Dataset:
 
 
 def _check_values(rows: Dataset, column: str) -> None:
-    """Refuse a column that holds something else than texts, or lists of messages."""
+    """Refuse a column with values other than texts or lists of messages."""
     for number, value in enumerate(rows[column]):
         whole = isinstance(value, str) and column != "messages"
         if isinstance(value, list) and value and column != "text":

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: which one to go on from, and what old ones need not keep."""
+"""Reads and writes a training's folder: checkpoints, the record, and the finished expert."""
 
 from __future__ import annotations
 
@@ -16,64 +16,62 @@ from layerswap.checkpoint.folder import CONFIG
 from layerswap.errors import TrainingError
 from layerswap.merge.metadata import COPIED, set_dtype
 
-STATE = "trainer_state.json"
-"""The last file that a checkpoint gets: with it, the checkpoint is whole."""
-OPTIMIZER = ("optimizer.pt", "optimizer.bin", "scheduler.pt")
+TRAINING = "layerswap-training.json"
+"""The record in every folder that `layerswap train` writes."""
+CHECKPOINTS = "checkpoints"
+DRAFT = ".unfinished"
+"""A folder in the output where its files are written before they are moved into place."""
+LIBRARIES = ("layerswap", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+_ADAPTER = "adapter_config.json"
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", _ADAPTER, CONFIG)
+_STATE = "trainer_state.json"
+"""The last file of a checkpoint; a checkpoint that has it is complete."""
+_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "optimizer_*", "global_step*")
+"""Optimiser states of a checkpoint; the last two are folders of shards."""
 _NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints in a folder, in the order of their steps."""
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The complete checkpoints in a folder by their step, in order."""
     found = {
         int(match[1]): path
         for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _NAME.fullmatch(path.name)) and is_whole(path)
+        if (match := _NAME.fullmatch(path.name)) and "global_step" in trainer_state(path)
     }
-    return [found[step] for step in sorted(found)]
+    return dict(sorted(found.items()))
 
 
-def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to its end."""
+def trainer_state(checkpoint: Path) -> dict[str, Any]:
+    """The state of the trainer in a checkpoint; empty if the checkpoint is not complete."""
     try:
-        state = json.loads((checkpoint / STATE).read_text("utf-8"))
+        state = json.loads((checkpoint / _STATE).read_text("utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(state, dict) and "global_step" in state
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
-def newest(folder: Path) -> Path | None:
-    """The checkpoint to go on from; None where there is none. Unfinished ones are removed.
+def resumable(folder: Path) -> Path | None:
+    """The newest checkpoint, or None if there is none; removes incomplete ones.
 
     Raises:
         TrainingError: the newest has no optimiser state.
     """
-    whole = checkpoints(folder)
+    complete = list(checkpoints(folder).values())
     for path in folder.iterdir() if folder.is_dir() else ():
-        if _NAME.fullmatch(path.name) and path not in whole:
+        if _NAME.fullmatch(path.name) and path not in complete:
             shutil.rmtree(path, ignore_errors=True)
-    if not whole:
+    if not complete:
         return None
-    sharded = any(whole[-1].glob("optimizer_*")) or any(whole[-1].glob("global_step*"))
-    if not sharded and not any((whole[-1] / name).is_file() for name in OPTIMIZER[:2]):
-        raise TrainingError(f"{whole[-1]}: has no optimiser state, so it cannot be gone on from")
-    return whole[-1]
+    if not any(any(complete[-1].glob(name)) for name in _OPTIMIZER if "scheduler" not in name):
+        raise TrainingError(f"{complete[-1]}: has no optimiser state, so it cannot be gone on from")
+    return complete[-1]
 
 
 def forget_older_states(folder: Path) -> None:
     """Remove optimiser states, two thirds of a checkpoint, from all but the newest checkpoint."""
-    for path in checkpoints(folder)[:-1]:
-        for name in OPTIMIZER:
-            (path / name).unlink(missing_ok=True)
-        for shards in (*path.glob("optimizer_*"), *path.glob("global_step*")):
-            shutil.rmtree(shards, ignore_errors=True)
-
-
-TRAINING = "layerswap-training.json"
-"""The record in every folder that `layerswap train` writes."""
-DRAFT = ".unfinished"
-"""A folder in the output where its files are written before they are moved into place."""
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", CONFIG)
-LIBRARIES = ("layerswap", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+    for path in list(checkpoints(folder).values())[:-1]:
+        for state in (file for name in _OPTIMIZER for file in path.glob(name)):
+            shutil.rmtree(state) if state.is_dir() else state.unlink()
 
 
 def read_training(folder: Path) -> dict[str, Any]:
@@ -97,47 +95,50 @@ def read_training(folder: Path) -> dict[str, Any]:
 
 
 def write_training(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the record, in one step."""
+    """Write the record atomically."""
     write_json(folder / TRAINING, record)
 
 
 def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtype: str) -> None:
-    """Make the output of what was saved in its draft folder.
+    """Turn the weights in the draft folder into the finished output.
 
-    Configuration and tokenizer are the base's own files, so that experts of one base differ in
-    nothing but weights. `config.json` (or `adapter_config.json`) comes last: without it a folder
-    does not load, so one that loads is whole.
+    Configuration and tokenizer are the base's own files, so that experts of one base differ only
+    in their weights. `config.json` (or `adapter_config.json`) comes last: a folder without it does
+    not load, so a folder that loads is complete.
 
     Args:
         out: the output, with the weights in its draft folder.
-        base: what was fine-tuned.
-        record: of the training, finished.
-        dtype: of the weights.
+        base: the checkpoint that was fine-tuned.
+        record: the record of the finished training.
+        dtype: dtype of the weights.
     """
     draft = out / DRAFT
-    wanted = {file for pattern in WEIGHTS for file in draft.glob(pattern)}
+    wanted = {file for pattern in _WEIGHTS for file in draft.glob(pattern)}
     for file in set(draft.iterdir()) - wanted:
         shutil.rmtree(file) if file.is_dir() else file.unlink()
-    adapter = (draft / "adapter_config.json").is_file()
-    groups = COPIED[1:2] if adapter else COPIED
-    for name in (name for group in groups for name in group):
+    adapter = (draft / _ADAPTER).is_file()
+    for name in (name for group in (COPIED[1:2] if adapter else COPIED) for name in group):
         if (base.folder / name).is_file():
             shutil.copyfile(base.folder / name, draft / name)
     if not adapter:
-        (draft / CONFIG).write_text(json.dumps(_config(base, dtype), indent=2) + "\n", "utf-8")
-    (draft / "README.md").write_text(card(record, base, adapter=adapter), "utf-8")
-    mode = 0o666 & ~_umask()
+        config = dict(base.config)
+        config.pop("auto_map", None)  # weights never run code from a repository
+        set_dtype(config, dtype)
+        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    (draft / "README.md").write_text(model_card(record, base, adapter=adapter), "utf-8")
+    umask = os.umask(0)
+    os.umask(umask)
     for file in draft.iterdir():
-        file.chmod(mode)  # safetensors' own files are for the owner alone
+        file.chmod(0o666 & ~umask)  # safetensors makes its files readable by the owner alone
     sync_tree(draft)
-    last = draft / ("adapter_config.json" if adapter else CONFIG)
+    last = draft / (_ADAPTER if adapter else CONFIG)
     for file in sorted(draft.iterdir(), key=lambda file: (file == last, file.name)):
         file.replace(out / file.name)
     draft.rmdir()
     write_training(out, record)
 
 
-def card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:
+def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:
     """The model card of an expert."""
     import yaml
     from huggingface_hub import ModelCardData
@@ -149,7 +150,7 @@ def card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:
         library_name="peft" if adapter else "transformers",
         tags=["layerswap", "sft"],
     ).to_yaml()
-    said = yaml.safe_dump({**record["spec"], "base": name}, sort_keys=False, allow_unicode=True)
+    spec = yaml.safe_dump({**record["spec"], "base": name}, sort_keys=False, allow_unicode=True)
     data = "\n".join(
         f"- {entry['name']}: {entry['train']:,} rows, {entry['validation']:,} to validate on"
         for entry in record["data"]
@@ -159,19 +160,6 @@ def card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:
         f"---\n{metadata}\n---\n\n# An expert\n\nFine-tuned from {name} with layerswap "
         f"{record['versions']['layerswap']}; {record['parameters']['trained']:,} of "
         f"{record['parameters']['all']:,} parameters trained.\n\n## Data\n\n{data}\n\n"
-        f"## Training\n\n```yaml\n{said}```\n\nFinal loss {losses['training']}, validation loss "
+        f"## Training\n\n```yaml\n{spec}```\n\nFinal loss {losses['training']}, validation loss "
         f"{losses['validation']} (nats per token). `{TRAINING}` holds the whole record.\n"
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _config(base: Checkpoint, dtype: str) -> dict[str, Any]:
-    config = dict(base.config)
-    config.pop("auto_map", None)  # weights never run code from a repository
-    set_dtype(config, dtype)
-    return config

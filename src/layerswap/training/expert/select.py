@@ -1,4 +1,4 @@
-"""Selecting experts: every checkpoint of several runs scored, the best kept, not all of one run.
+"""Selects experts: scores every checkpoint of several runs and keeps the best, by run.
 
 Both papers keep the best three of many checkpoints, "striking a balance between top performance
 and sufficient diversity" (paper 1, section 4.1).
@@ -10,34 +10,40 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.languages import match
+from layerswap.merge.api import soup
 from layerswap.merge.metadata import tokenizer_folder
 from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
-from layerswap.training.expert.save import STATE, checkpoints, read_training
+from layerswap.training.expert.save import (
+    CHECKPOINTS,
+    checkpoints,
+    read_training,
+    trainer_state,
+)
 
 ExpertRole = Literal["task", "language"]
 LANGUAGE_SIGNALS = {"belebele_": r"[a-z]{3}_[A-Z][a-z]{3}", "global_mmlu_full_": r"[a-z]{2,3}"}
-"""How lm-eval's tasks are called before the code of the language, and how they write the code."""
+"""Prefixes of lm-eval tasks, and the form of the language code that follows."""
 ENGLISH_PROBLEMS = "mgsm_direct_en"
+ScorePlan = Callable[[Plan], dict[str, float]]
+"""Evaluates a plan; returns its score by task."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint.
+    """One checkpoint of a run.
 
     Attributes:
         run: the folder that `layerswap train` wrote.
-        step: optimiser steps that it has seen.
-        folder: its own.
-        loss: its validation loss, nats per token, where it was measured.
-        scores: by task, the mean over its documents.
+        step: number of optimiser steps.
+        folder: folder of the checkpoint.
+        loss: validation loss in nats per token, where it was measured.
+        scores: mean score by task.
     """
 
     run: str
@@ -48,7 +54,7 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """What it is ranked by, larger is better: mean score, or the negative validation loss."""
+        """Its rank value, larger is better: mean score, or the negative validation loss."""
         if self.scores:
             return sum(self.scores.values()) / len(self.scores)
         return -math.inf if self.loss is None else -self.loss
@@ -56,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """What was found.
+    """A ranking of checkpoints.
 
     Attributes:
         ranked: every candidate, the best first.
@@ -73,15 +79,14 @@ class Selection:
 
 
 def candidates(run: Path) -> list[Candidate]:
-    """The checkpoints of a run in the order of their steps, its output last.
+    """The checkpoints of a run in the order of their steps, the finished expert last.
 
     Raises:
-        TrainingError: the folder is no training, or has no checkpoint yet.
+        TrainingError: the folder is not a training, or has no checkpoint yet.
     """
     record = read_training(run)
-    whole = checkpoints(run / "checkpoints")
-    losses = _losses(record, whole)
-    steps = [(int(path.name.rpartition("-")[2]), path) for path in whole]
+    steps = list(checkpoints(run / CHECKPOINTS).items())
+    losses = _losses(record, steps[-1][1] if steps else None)
     if record["finished"]:
         steps.append((int(record["steps"]), run))
     if not steps:
@@ -94,23 +99,24 @@ def select(
     *,
     keep: int = 3,
     of_any_run: bool = False,
-    score: Callable[[Candidate], dict[str, float]] | None = None,
+    score: ScorePlan | None = None,
 ) -> Selection:
     """Score every checkpoint of several runs, and keep the best.
 
     Args:
         runs: folders that `layerswap train` wrote.
-        keep: how many to keep.
-        of_any_run: whether all may come from one run. Otherwise each run gives as few as it takes:
-            one each where there are as many runs as are kept.
-        score: by task, what a checkpoint scores; ranked by validation loss when None.
+        keep: number of checkpoints to keep.
+        of_any_run: allow all of them to come from one run. Otherwise each run gives as few as
+            possible: one each where there are as many runs as checkpoints to keep.
+        score: score by task of a checkpoint (or an adapter over its base), as a plan; rank by
+            validation loss when None.
 
     Raises:
-        TrainingError: a folder is no training, or no validation loss was measured.
+        TrainingError: a folder is not a training, or no validation loss was measured.
     """
     found = [candidate for run in runs for candidate in candidates(run)]
     if score is not None:
-        found = [Candidate(one.run, one.step, one.folder, one.loss, score(one)) for one in found]
+        found = [replace(one, scores=score(soup([one.folder]))) for one in found]
     elif not any(one.loss is not None for one in found):
         raise TrainingError("no run measured a validation loss; select by tasks instead")
     ranked = sorted(found, key=lambda one: (-one.value, one.run, one.step))
@@ -123,7 +129,7 @@ def select(
 
 
 def signal_tasks(role: ExpertRole, language: str | None = None) -> list[str]:
-    """The lm-eval tasks that predict what an expert is worth in a merge (paper 2, section 5).
+    """The lm-eval tasks that predict an expert's value in a merge (paper 2, section 5).
 
     Belebele and Global-MMLU in its language for a language expert, English MGSM for a task expert.
 
@@ -155,52 +161,35 @@ def scorer(
     limit: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
-) -> Callable[[Candidate], dict[str, float]]:
-    """A function that scores a checkpoint, or an adapter over its base, on lm-eval tasks.
+) -> ScorePlan:
+    """A function from a plan to the mean of the first metric of each lm-eval task.
+
+    The plan is evaluated without being written.
 
     Args:
-        tasks: their names.
-        include: folders with task YAMLs of one's own.
-        limit: most documents of a task.
-        device: where models run; a GPU if there is one when None.
-        dtype: of the models; as stored when None.
+        tasks: names of the tasks.
+        include: folders with additional task YAMLs.
+        limit: maximum number of documents of a task.
+        device: device of the models; a GPU if there is one when None.
+        dtype: dtype of the models; the stored one when None.
     """
+    from layerswap.engine.devices import pick_device
 
-    def score(candidate: Candidate) -> dict[str, float]:
-        recipe = {"experts": {"expert": candidate.folder}, "soup": {"experts": ["expert"]}}
-        plan = make_plan(check_recipe(recipe, where=candidate.folder))
-        return score_plan(plan, tasks, include=include, limit=limit, device=device, dtype=dtype)
+    def score(plan: Plan) -> dict[str, float]:
+        from transformers import AutoTokenizer
+
+        from layerswap.engine.sweep import Sweep
+        from layerswap.evaluation.harness import evaluate
+
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(plan))
+        sweep = Sweep([plan], device=pick_device(device), dtype=dtype)
+        result = evaluate(sweep, tokenizer, tasks, include=include, limit=limit, batch_size=None)
+        return _first_metrics(result[0])
 
     return score
 
 
-def score_plan(
-    plan: Plan,
-    tasks: Sequence[str],
-    *,
-    include: Sequence[Path] = (),
-    limit: int | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-) -> dict[str, float]:
-    """The mean of the first metric of each lm-eval task, for a plan that need not be written.
-
-    See `scorer`.
-    """
-    from transformers import AutoTokenizer
-
-    from layerswap.engine.devices import pick_device
-    from layerswap.engine.sweep import Sweep
-    from layerswap.evaluation.harness import evaluate
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(plan))
-    sweep = Sweep([plan], device=pick_device(device), dtype=dtype)
-    result = evaluate(sweep, tokenizer, tasks, include=include, limit=limit, batch_size=None)
-    return _means(result[0])
-
-
-def _means(result: dict[str, Any]) -> dict[str, float]:
-    """Per task its first metric."""
+def _first_metrics(result: dict[str, Any]) -> dict[str, float]:
     found = {}
     for task, values in result["results"].items():
         name = next((key for key in values if "," in key and "stderr" not in key), None)
@@ -209,10 +198,10 @@ def _means(result: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _losses(record: dict[str, Any], whole: Sequence[Path]) -> dict[int, float]:
+def _losses(record: dict[str, Any], newest: Path | None) -> dict[int, float]:
     history = record.get("log")
-    if history is None and whole:
-        history = json.loads((whole[-1] / STATE).read_text("utf-8")).get("log_history", [])
+    if history is None and newest is not None:
+        history = trainer_state(newest).get("log_history")
     return {
         int(entry["step"]): float(entry["eval_loss"])
         for entry in history or ()

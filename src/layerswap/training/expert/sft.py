@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer over several data sets: mixed, or in turns with a part of the weights each.
+"""TRL's SFTTrainer over several data sets, mixed or in turns, and its callbacks.
 
 Imports TRL when it is imported; import this module inside functions only.
 """
@@ -6,6 +6,7 @@ Imports TRL when it is imported; import this module inside functions only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,22 +15,24 @@ from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
+from layerswap.training.expert.save import forget_older_states
+
 KEPT = ("input_ids", "labels", "seq_lengths")
-"""Columns of prepared rows."""
+"""Columns of prepared rows that are kept when data sets are joined."""
 
 
 class TurnSampler(Sampler[int]):
     """Rows of two data sets, in turns of whole optimiser steps.
 
     `every` steps on one, then as many on the other. An epoch is as long as the smaller data set
-    allows and has whole turns only, so that the turn follows from the step's number alone, also
-    over epochs and after a resumption. Every epoch draws anew.
+    allows and has whole turns only, so that the step's number alone determines the turn, also
+    across epochs and after a resumption. Every epoch has a new order.
 
     Args:
-        sizes: rows of the two, which stand one after the other.
+        sizes: numbers of rows of the two, which are concatenated.
         step: rows in an optimiser step, over all processes.
         every: steps in a turn.
-        seed: of the order.
+        seed: seed of the order.
     """
 
     def __init__(self, sizes: tuple[int, int], *, step: int, every: int, seed: int) -> None:
@@ -42,7 +45,7 @@ class TurnSampler(Sampler[int]):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """What the order of this epoch is drawn by, beside the seed."""
+        """Set the epoch, which determines the order together with the seed."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -59,10 +62,10 @@ class TurnSampler(Sampler[int]):
 
 
 class AlternatingTurns(TrainerCallback):
-    """Thaws the part whose turn it is, and freezes the other.
+    """Unfreezes the active part, and freezes the other.
 
-    A frozen parameter has no gradient, so AdamW neither steps it nor touches its moments, and
-    clipping sees the active part alone (paper 2, section 4.5, "Optimizer").
+    A frozen parameter has no gradient, so AdamW neither steps it nor updates its moments, and
+    clipping sees only the active part (paper 2, section 4.5, "Optimizer").
 
     Args:
         parts: the parameters of each part.
@@ -81,11 +84,11 @@ class AlternatingTurns(TrainerCallback):
 
 
 class EverySamples(TrainerCallback):
-    """A checkpoint, and its validation loss, after every so many training examples (paper 1, A.2).
+    """Saves and validates after every `samples` training examples (paper 1, A.2).
 
     Args:
         samples: examples between checkpoints.
-        validate: whether there are rows to validate on.
+        validate: compute the validation loss.
     """
 
     def __init__(self, samples: int, *, validate: bool) -> None:
@@ -99,24 +102,32 @@ class EverySamples(TrainerCallback):
             control.should_save = True
             control.should_evaluate = self.validate
         if state.global_step >= state.max_steps:
-            # What is trained in the end is the output itself.
+            # The end of the training is saved as the output itself.
             control.should_save = False
             control.should_evaluate = self.validate
+
+
+class KeepNewestState(TrainerCallback):
+    """Removes optimiser states that no resumption needs."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After a checkpoint is written."""
+        if state.is_world_process_zero:
+            forget_older_states(Path(args.output_dir))
 
 
 class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
     """SFTTrainer over one or more data sets.
 
     Args:
-        train_sets: rows as TRL takes them; each is prepared by itself, so their columns may
-            differ.
+        train_sets: rows in TRL's forms; each set is prepared separately, so columns may differ.
         validation_sets: the same; may be empty.
-        every: steps in a turn, where the two sets take turns; None mixes all rows at random.
-        rest: as SFTTrainer.
+        every: steps in a turn, where two sets take turns; None mixes all rows at random.
+        rest: arguments of SFTTrainer.
 
     Attributes:
-        rates: what the learning rate is multiplied by, by the name of a parameter; 1 elsewhere.
-            Set before training: adapters have no names before the trainer is made.
+        rates: factors of the learning rate by name of a parameter; 1 elsewhere. Set before
+            training, because adapters have no names before the trainer exists.
     """
 
     train_dataset: Any
@@ -143,7 +154,7 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
             self.eval_dataset = _joined(rows)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The optimiser of SFTTrainer, with a group for every rate."""
+        """SFTTrainer's optimiser, with a parameter group for every rate."""
         optimizer = super().create_optimizer(model)
         if not self.rates:
             return optimizer
@@ -160,7 +171,7 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         return optimizer
 
     def _prepared(self, rows: Dataset, name: str) -> Dataset:
-        # SFTTrainer decides by its first data set what has a completion.
+        # SFTTrainer decides by its first data set whether rows have a completion.
         before = self.completion_only_loss
         if self.args.completion_only_loss is None:
             self.completion_only_loss = "completion" in rows.column_names

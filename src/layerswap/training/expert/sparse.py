@@ -1,4 +1,4 @@
-"""Composable sparse fine-tuning (Ansell et al., 2022): only what a first training changed most.
+"""Masks for composable sparse fine-tuning (Ansell et al., 2022).
 
 Imports torch when it is imported; import this module inside functions only.
 """
@@ -14,19 +14,19 @@ from transformers import TrainerCallback
 
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
-Weights = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 
 
-def most_changed(before: Weights, after: Weights, keep: float) -> dict[str, torch.Tensor]:
-    """Where the largest changes are, over all parameters together.
+def most_changed(before: Tensors, after: Tensors, keep: float) -> dict[str, torch.Tensor]:
+    """Masks of the largest changes, over all parameters together.
 
-    The k-th largest |delta| is found exactly; all that are as large are kept, so a mask can hold a
-    little more than `keep` where changes tie, and holds nothing that did not change.
+    The k-th largest |delta| is exact; ties with it are kept, so a mask can hold slightly more than
+    `keep` of the elements. It never holds an element that did not change.
 
     Args:
         before: parameters by name, of any float dtype.
-        after: the same after a training.
-        keep: share of all elements, in (0, 1).
+        after: the same parameters after a training.
+        keep: fraction of all elements, in (0, 1).
 
     Returns:
         bool tensors of the parameters' shapes.
@@ -38,7 +38,7 @@ def most_changed(before: Weights, after: Weights, keep: float) -> dict[str, torc
     return {name: (delta >= threshold) & (delta > 0) for name, delta in deltas.items()}
 
 
-def save_masks(masks: Weights, path: Path) -> None:
+def save_masks(masks: Tensors, path: Path) -> None:
     """Write masks, uint8 tensors of 0 and 1, as safetensors."""
     from safetensors.torch import save_file
 
@@ -53,17 +53,17 @@ def load_masks(path: Path) -> dict[str, torch.Tensor]:
 
 
 class Masked(TrainerCallback):
-    """Lets a training change only what the masks hold.
+    """Restricts a training to the elements in masks.
 
-    Gradients are masked as they come, so that clipping sees what is left of them, and what weight
-    decay does to the other elements is taken back after every step.
+    Gradients are masked before clipping, and weight decay of the other elements is undone after
+    every step.
 
     Args:
-        parameters: those that train, by name.
-        masks: bool, of their shapes.
+        parameters: the trained parameters, by name.
+        masks: bool tensors of their shapes.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], masks: Weights) -> None:
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], masks: Tensors) -> None:
         self.held = [
             (p, masks[name].to(p.device), p.detach().clone()) for name, p in parameters.items()
         ]
@@ -89,10 +89,10 @@ def _masking(mask: torch.Tensor) -> Any:
 
 
 def _stream(values: torch.Tensor) -> Stream:
+    size = 1 << 22
+
     def part(start: int, stop: int) -> list[torch.Tensor]:
         return [values[start:stop].cpu()]
-
-    size = 1 << 22
 
     def chunks() -> Any:
         return (part(start, start + size) for start in range(0, len(values), size))

@@ -1,9 +1,9 @@
-"""Hyperparameters of the papers, under the names of TRL's `SFTConfig`.
+"""Data models of an expert's specification, and the papers' hyperparameters as presets.
 
 Paper 1, table 4 ("Hyperparameters for the training runs that led to each of our experts"), and
-paper 2, appendix A.4. What the papers do not say is TRL's default, but for one epoch (paper 2,
-section 3.4). Table 4 does not say for how long the stable schedule decays; TRL needs a number, and
-the last tenth of the steps is ours (Hägele et al., 2024, find 10 to 20%).
+paper 2, appendix A.4. The rest is TRL's default, except for one epoch (paper 2, section 3.4). Table
+4 does not give the length of the stable schedule's decay; the last tenth of the steps is our choice
+(Hägele et al., 2024, find 10 to 20%).
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from layerswap.compose.schema import DTYPES, Strict, Where
-from layerswap.compose.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
+from layerswap.compose.yaml_file import nearest, read_yaml, validate
+from layerswap.training.mix.schema import NonEmpty
 
 DECAY = "decay"
-"""Share of the steps over which warmup-stable-decay falls; ours, and no name of TRL's."""
+"""Fraction of the steps in which warmup-stable-decay decays; not a name of TRL's."""
 
 
-def _rows(text: str) -> dict[str, dict[str, Any]]:
-    return {name: _row(*values) for name, *values in map(str.split, text.strip().splitlines())}
-
-
-def _row(*values: str) -> dict[str, Any]:
-    rate, batch, length, decay, clip, schedule, warmup, beta2 = values
+def _preset(line: str) -> dict[str, Any]:
+    _, rate, batch, length, decay, clip, schedule, warmup, beta2 = line.split()
     return {
         "learning_rate": float(rate),
         "per_device_train_batch_size": int(batch),
@@ -58,60 +55,54 @@ ben-3   1e-7  4  2048  0.1   0.5  WSD     1000  0.99
 """
 
 PRESETS: dict[str, dict[str, Any]] = {
-    **_rows(_TABLE_4),
+    **{line.split()[0]: _preset(line) for line in _TABLE_4.strip().splitlines()},
     "unreasonable": {"max_length": 1024},
     "unreasonable-simultaneous": {
         "max_length": 1024,
         "lr_scheduler_type": "constant_with_warmup",
     },
 }
-"""By name. Paper 2's have no rate and no clipping norm: its published text has lost them."""
+"""Hyperparameters by name. Paper 2's published text has lost its rate and clipping norm."""
 
 EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
 """Examples in an optimiser step, where the paper says it (paper 2, appendix A.4)."""
 
-
-Text = Annotated[str, Field(min_length=1)]
 Side = Literal["task", "language"]
 
 
 class Files(Strict):
-    """Training rows in files of one's own: jsonl, json, csv, parquet or text.
+    """Training and validation rows in jsonl, json, csv, parquet or text files.
 
-    Columns are `prompt` and `completion` (texts, or lists of messages), `messages`, or `text`.
-
-    Attributes:
-        train: a file, or a pattern of files.
-        validation: the same, for the validation loss.
+    Each is a file or a pattern of files. Columns are `prompt` and `completion` (texts, or lists of
+    messages), `messages`, or `text`.
     """
 
-    train: Text
-    validation: Text | None = None
+    train: NonEmpty
+    validation: NonEmpty | None = None
 
 
-Data = Text | Files
+Data = NonEmpty | Files
 """A folder that `layerswap data` wrote, or files."""
 
 
 class Trained(Strict):
-    """Which places train; what is not named is frozen (paper 2, section 3.3 and 4.4).
-
-    Either a partition, or the two experts of a recipe's composition, or places one by one.
+    """The places that train; the others are frozen (paper 2, sections 3.3 and 4.4).
 
     Attributes:
         partition: `A`, `B`, `C` or `Z` of the second paper, scaled by depth.
-        outside: who gets the places outside the layers; the rest of the partition by default.
-        recipe: a recipe file; every place trains that takes something from this expert.
-        part: of a partition, whose part trains.
-        expert: of a recipe, whose places train.
-        places: layers and roles.
+        part: the part of the partition that trains.
+        outside: the part that owns the places outside the layers; the partition's own if not given.
+        recipe: a recipe file, instead of a partition; the places that take something from its
+            `expert` train.
+        expert: name of an expert of the recipe.
+        places: layers and roles, instead of a partition or a recipe.
     """
 
     partition: Literal["A", "B", "C", "Z"] | None = None
     outside: Side | None = None
-    recipe: Text | None = None
+    recipe: NonEmpty | None = None
     part: Side | None = None
-    expert: Text | None = None
+    expert: NonEmpty | None = None
     places: Annotated[list[Where], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
@@ -126,10 +117,10 @@ class Trained(Strict):
 
 
 class Rate(Where):
-    """A learning rate of its own for some places (Howard and Ruder, 2018, section 3.2).
+    """Places with their own learning rate (Howard and Ruder, 2018, section 3.2).
 
     Attributes:
-        scale: what the learning rate is multiplied by there; to freeze places, use `train`.
+        scale: factor of the learning rate there; to freeze places, use `train`.
     """
 
     scale: Annotated[float, Field(gt=0, le=100, strict=False)]
@@ -139,10 +130,10 @@ class Lora(Strict):
     """Low-rank adapters on attention and mlp (Hu et al., 2022; Kalajdzievski, 2023).
 
     Attributes:
-        r: the rank.
-        alpha: what is learned is scaled by alpha / sqrt(r), or by alpha / r without `rslora`.
+        r: rank.
+        alpha: updates are scaled by alpha / sqrt(r), or by alpha / r without `rslora`.
         rslora: rank-stabilised scaling, as in the second paper.
-        dropout: of the adapter's input.
+        dropout: dropout of the adapter's input.
     """
 
     r: PositiveInt = 64
@@ -155,8 +146,8 @@ class Sparse(Strict):
     """Composable sparse fine-tuning (Ansell et al., 2022): train, keep, reset, train again.
 
     Attributes:
-        keep: share of the trained parameters that the second training may change: those that the
-            first changed most.
+        keep: fraction of the trained parameters, those that the first training changes most, that
+            the second training may change.
     """
 
     keep: Annotated[float, Field(gt=0, lt=1)]
@@ -166,9 +157,9 @@ class Simultaneous(Strict):
     """Simultaneous partition SFT (paper 2, section 4.5).
 
     Attributes:
-        task: data whose batches train the task's part.
-        language: data whose batches train the language's part.
-        every: optimiser steps on one before the other has its turn (paper 2, appendix A.3).
+        task: data for the task's part.
+        language: data for the language's part.
+        every: optimiser steps in a turn (paper 2, appendix A.3).
     """
 
     task: Data
@@ -177,28 +168,28 @@ class Simultaneous(Strict):
 
 
 class ExpertSpec(Strict):
-    """One training. Exactly one of `data`, `mix` and `simultaneous` says on what.
+    """One training, on exactly one of `data`, `mix` and `simultaneous`.
 
     Attributes:
-        base: folder or Hub id `owner/name[@revision]` of the model to start from.
-        data: what to train on.
-        mix: several data sets, trained on together in random order (paper 2, section 4.2).
-        simultaneous: two data sets in turns, each with a part of the places.
-        train: which places train; everything if not given.
-        rates: places that learn faster or slower than the others; the last that names one wins.
-        lora: train adapters instead of the weights.
-        sparse: train twice, the second time only what changed most.
+        base: folder or Hub id `owner/name[@revision]` of the model to fine-tune.
+        data: the training data.
+        mix: several data sets in one random order (paper 2, section 4.2).
+        simultaneous: two data sets in turns, each for a part of the places.
+        train: the places that train; all if not given.
+        rates: places with their own learning rate; the last entry for a place wins.
+        lora: train adapters instead of whole weights.
+        sparse: train twice, the second time only the parameters that changed most.
         preset: hyperparameters of a row of paper 1, table 4, or of paper 2, appendix A.4.
-        hyperparameters: any of TRL's `SFTConfig` by its own name; they win over the preset.
-        effective_batch: examples in an optimiser step over all processes; sets how many
-            forward passes are accumulated.
+        hyperparameters: any of TRL's `SFTConfig` by its own name; they override the preset.
+        effective_batch: examples in an optimiser step over all processes; sets the number of
+            accumulated forward passes.
         save_every: training examples between checkpoints (paper 1: 5,000).
-        limit: most examples of each data set.
-        dtype: of the weights while they train; float32 for whole weights, as stored under LoRA.
-        seed: of the order of the data, of dropout and of new adapters.
+        limit: maximum number of examples of each data set.
+        dtype: dtype of the training weights; float32, or the stored one under LoRA.
+        seed: seed of the data order, of dropout and of new adapters.
     """
 
-    base: Text
+    base: NonEmpty
     data: Data | None = None
     mix: Annotated[list[Data], Field(min_length=2)] | None = None
     simultaneous: Simultaneous | None = None
@@ -222,17 +213,29 @@ class ExpertSpec(Strict):
         return name
 
     @model_validator(mode="after")
-    def _hangs_together(self) -> ExpertSpec:
-        if [self.data, self.mix, self.simultaneous].count(None) != 2:
+    def _consistent(self) -> ExpertSpec:
+        train, turns = self.train, self.simultaneous
+        if [self.data, self.mix, turns].count(None) != 2:
             raise ValueError("give one of data, mix and simultaneous")
-        if self.lora and self.sparse:
+        if self.sparse and self.lora:
             raise ValueError("sparse is for whole weights, not for adapters")
-        if self.simultaneous:
-            _check_simultaneous(self)
-        elif self.train and self.train.partition and self.train.part is None:
-            raise ValueError("train.part: say whose part of the partition trains, task or language")
-        elif self.train and self.train.recipe and self.train.expert is None:
-            raise ValueError("train.expert: say whose places of the recipe train")
+        if self.sparse and turns:
+            raise ValueError("sparse does not go with simultaneous")
+        if turns and (train is None or train.places):
+            raise ValueError(
+                "simultaneous needs train.partition, or train.recipe, to share the places"
+            )
+        if turns and train and (train.part or train.expert):
+            raise ValueError(
+                "simultaneous trains both parts; leave train.part and train.expert out"
+            )
+        if train and not turns:
+            if train.partition and train.part is None:
+                raise ValueError(
+                    "train.part: say whose part of the partition trains, task or language"
+                )
+            if train.recipe and train.expert is None:
+                raise ValueError("train.expert: say whose places of the recipe train")
         return self
 
     @property
@@ -243,29 +246,19 @@ class ExpertSpec(Strict):
         return list(self.mix) if self.mix else [self.data] if self.data else []
 
 
-def _check_simultaneous(spec: ExpertSpec) -> None:
-    if spec.sparse:
-        raise ValueError("sparse does not go with simultaneous")
-    if spec.train is None or spec.train.places:
-        raise ValueError("simultaneous needs train.partition, or train.recipe, to share the places")
-    if spec.train.part or spec.train.expert:
-        raise ValueError("simultaneous trains both parts; leave train.part and train.expert out")
-
-
 def read_expert(path: Path) -> ExpertSpec:
     """The expert in a YAML file; paths in it are relative to the file.
 
     Raises:
-        RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
+        RecipeError: the file cannot be read, or is wrong; one line for each mistake, with its key
             path.
     """
-    data, lines = parse_yaml(read_text(path), str(path))
-    return check_expert(data, where=str(path), lines=lines)
+    return read_yaml(path, ExpertSpec, _EXPECTED)
 
 
-def check_expert(
-    data: Any, *, where: str = "expert", lines: dict[KeyPath, int] | None = None
-) -> ExpertSpec:
+def check_expert(data: Any, *, where: str = "expert") -> ExpertSpec:
     """The expert in plain data; errors name `where`. See `read_expert`."""
-    expected = "an expert is a mapping with `base` and `data`"
-    return validate(ExpertSpec, data, where=where, expected=expected, lines=lines)
+    return validate(ExpertSpec, data, where=where, expected=_EXPECTED)
+
+
+_EXPECTED = "an expert is a mapping with `base` and `data`"

@@ -1,4 +1,4 @@
-"""Which parameters of a model train: from places to names."""
+"""Selects the parameters that train, and their learning rates, from places."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def trained_parts(spec: ExpertSpec, layers: int, folder: Path) -> list[Part]:
     """The places that train: one set, or the task's and the language's where they take turns.
 
     Args:
-        spec: of the expert.
+        spec: the expert.
         layers: number of layers of the base, L.
-        folder: what the path of a recipe is relative to.
+        folder: base of the path of a recipe.
 
     Raises:
-        RecipeError: the partition, the recipe or the places do not fit the base, or nothing is
-            left to train.
+        RecipeError: the partition, the recipe or the places do not fit the base, or nothing would
+            train.
     """
     chosen = spec.train
     if chosen is None:
@@ -58,7 +58,7 @@ def parameter_places(model: PreTrainedModel) -> dict[str, Place]:
     """The place of every parameter of a model without adapters, by name.
 
     Raises:
-        CheckpointError: a name that no layout places.
+        CheckpointError: a name that no layout knows.
     """
     return place_tensors([name for name, _ in model.named_parameters()])
 
@@ -67,7 +67,7 @@ def adapter_targets(model: PreTrainedModel, parts: Iterable[Part]) -> list[str]:
     """Full names of the matrices that get an adapter: attention and mlp, at the trained places.
 
     Raises:
-        TrainingError: there is none.
+        TrainingError: no matrix is at these places.
     """
     from torch.nn import Linear
     from transformers.pytorch_utils import Conv1D
@@ -94,23 +94,19 @@ def names_by_part(
     """The names of the parameters that train in each part.
 
     Args:
-        parameters: names as the trained model has them, PEFT's prefix and adapters included.
-        places: of the base's parameters.
-        parts: places.
+        parameters: names in the trained model, with PEFT's prefix and adapters.
+        places: places of the base's parameters.
+        parts: the places of each part.
     """
     where_of = _where_of(parameters, places)
     return [[name for name, where in where_of.items() if where in part] for part in parts]
 
 
 def rates_by_place(rates: Iterable[Rate], layers: int) -> dict[Place, float]:
-    """What the learning rate is multiplied by at the places that a rate names.
-
-    Args:
-        rates: in order; the last one that names a place wins.
-        layers: number of layers of the base, L.
+    """Factors of the learning rate by place; the last rate that names a place wins.
 
     Raises:
-        RecipeError: a rate names a place that the model does not have.
+        RecipeError: a rate names a place that a model of `layers` layers does not have.
     """
     scales: dict[Place, float] = {}
     for rate in rates:
@@ -124,7 +120,7 @@ def rates_by_place(rates: Iterable[Rate], layers: int) -> dict[Place, float]:
 def rates_by_name(
     parameters: Iterable[str], places: Mapping[str, Place], rates: Mapping[Place, float]
 ) -> dict[str, float]:
-    """The same for parameters, named as `names_by_part` takes them."""
+    """Factors of the learning rate by parameter, named as in `names_by_part`."""
     where_of = _where_of(parameters, places)
     return {name: rates[where] for name, where in where_of.items() if where in rates}
 

@@ -1,20 +1,21 @@
-"""Running a training that `train.expert` has decided: model, adapters, freezing, TRL, output."""
+"""Trains experts: checks a specification, prepares model, adapters and data, and runs TRL."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Log
+from layerswap._types import Log, PathLike
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
 from layerswap.checkpoint.preconditions import check_apart
@@ -26,16 +27,17 @@ from layerswap.training.expert.distributed import check_distributed
 from layerswap.training.expert.hyperparameters import SCHEDULE, sft_config
 from layerswap.training.expert.rows import TrainingRows, equal_parts, load_rows
 from layerswap.training.expert.save import (
+    CHECKPOINTS,
     DRAFT,
     LIBRARIES,
     TRAINING,
     checkpoints,
-    forget_older_states,
-    newest,
     put_in_place,
     read_training,
+    resumable,
     write_training,
 )
+from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
 from layerswap.training.expert.trainable import (
     Part,
     adapter_targets,
@@ -50,54 +52,175 @@ from layerswap.versions import need_extras, versions
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from layerswap.training.expert.spec import ExpertSpec
-
-
 FIRST = "first"
-"""Folder of the first training's checkpoints, where an expert is trained twice (sparse)."""
+"""Folder of the checkpoints of the first training, where an expert is trained twice (sparse)."""
 MASK = "mask.safetensors"
+_PATHS = ("output_dir", "logging_dir", "run_name", "hub_token", "local_rank")
 
 
-def fit(job: TrainingJob, log: Callable[[str], None]) -> None:
-    """Train, and write the output; goes on from a checkpoint where there is one.
+def train(
+    spec: ExpertSpec | Mapping[str, Any] | PathLike,
+    out: PathLike,
+    *,
+    folder: PathLike | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    log: Log = lambda line: None,
+    **overrides: Any,
+) -> Path:
+    """Train an expert and write it to `out`.
+
+    Every process of a distributed training calls this; the first writes.
+
+    Args:
+        spec: the expert: a YAML file, its content as a mapping, or a checked specification.
+        out: the folder to create, with the expert, `layerswap-training.json`, and
+            `checkpoints/checkpoint-<step>` while it trains.
+        folder: base of relative paths in the specification; the folder of the YAML file, or the
+            working folder, if not given.
+        resume: continue from the newest checkpoint in `out`, bit for bit as if it had never
+            stopped. A finished training is left unchanged.
+        overwrite: overwrite a folder that a training wrote.
+        log: called with one line about the training at a time.
+        overrides: keys of the specification with other values, for example `seed=2`.
+
+    Returns:
+        `out`, absolute.
 
     Raises:
-        TrainingError: the training cannot be begun, or its loss is not a number any more.
+        LayerswapError: the training is not possible; nothing was written.
+
+    Example:
+        >>> import layerswap as ls
+        >>> expert = ls.train({"base": "base", "data": {"train": "rows.jsonl"}}, out="expert")
+        >>> ls.soup([expert]).save("copy")
     """
-    started = time.perf_counter()
-    if job.spec.sparse:
-        _train_first(job, log)
-    model = _load(job)
-    trainer = make_trainer(job, model)
-    counts = {
-        "trained": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-        "all": sum(p.numel() for p in trainer.model.parameters()),
-    }
-    log(_announcement(job, trainer, counts))
-    if job.spec.sparse:
-        _mask(job, trainer)
-    _run(trainer, Path(trainer.args.output_dir))
-    trainer.save_model(str(job.out / DRAFT))
-    if trainer.is_world_process_zero():
-        record = read_training(job.out) | {
-            "finished": True,
-            "parameters": counts,
-            "steps": trainer.state.global_step,
-            "losses": _losses(trainer.state.log_history),
-            "log": trainer.state.log_history,
-            "seconds": round(time.perf_counter() - started, 1),
+    if isinstance(spec, str | os.PathLike):
+        folder = Path(spec).parent if folder is None else folder
+        spec = read_expert(Path(spec))
+    if overrides or not isinstance(spec, ExpertSpec):
+        given = spec.model_dump(exclude_unset=True) if isinstance(spec, ExpertSpec) else dict(spec)
+        spec = check_expert(given | overrides)
+    job = plan_training(spec, out, folder=folder)
+    if not _open_output(job, resume=resume, overwrite=overwrite):
+        log(f"{job.out}: finished already")
+        return job.out
+    try:
+        _fit(job, log)
+    except BaseException:
+        # A training that ends before its first checkpoint cannot be resumed, so it leaves nothing.
+        if not checkpoints(job.out / CHECKPOINTS) and not resume:
+            shutil.rmtree(job.out, ignore_errors=True)
+        raise
+    return job.out
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A training that has been checked; nothing has been written.
+
+    Attributes:
+        spec: its specification.
+        base: the checkpoint to fine-tune; only headers have been read.
+        tokenizer: the base's.
+        sets: the data sets.
+        parts: the places that train.
+        rates: factors of the learning rate, at places where it is not 1.
+        config: TRL's configuration.
+        decay: fraction of the steps in which a stable schedule decays.
+        out: the output folder.
+    """
+
+    spec: ExpertSpec
+    base: Checkpoint
+    tokenizer: Any
+    sets: tuple[TrainingRows, ...]
+    parts: tuple[Part, ...]
+    rates: Mapping[Place, float]
+    config: Any
+    decay: float | None
+    out: Path
+
+    @cached_property
+    def base_fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the base's weight files, by name; reads 4 MiB of each."""
+        return {file.name: fingerprint(file) for file in self.base.files}
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of everything that determines the trained weights."""
+        inputs = {
+            "spec": self.spec.model_dump(mode="json", exclude={"base"}),
+            "base": self.base_fingerprints,
+            "data": [rows.fingerprints for rows in self.sets],
+            "parts": [sorted(map(str, part)) for part in self.parts],
         }
-        put_in_place(job.out, job.base, record, dtype=str(_dtype_of(model)).removeprefix("torch."))
-    trainer.accelerator.wait_for_everyone()
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The record of the training before its first step."""
+        ordered = all_places(self.base.layers)
+        return {
+            "key": self.key,
+            "finished": False,
+            "spec": self.spec.model_dump(mode="json", exclude_defaults=True),
+            "base": {
+                "source": self.base.source,
+                "revision": self.base.revision,
+                "fingerprints": self.base_fingerprints,
+            },
+            "data": [
+                {
+                    "name": rows.name,
+                    "train": len(rows.train),
+                    "validation": len(rows.validation) if rows.validation is not None else 0,
+                    "fingerprints": rows.fingerprints,
+                }
+                for rows in self.sets
+            ],
+            "places": [
+                [[place.layer, place.role] for place in ordered if place in part]
+                for part in self.parts
+            ],
+            "hyperparameters": {
+                key: value for key, value in self.config.to_dict().items() if key not in _PATHS
+            },
+            "versions": versions(*LIBRARIES),
+        }
+
+
+def plan_training(
+    spec: ExpertSpec, out: PathLike, *, folder: PathLike | None = None
+) -> TrainingJob:
+    """Check a training without writing or training anything; see `train`."""
+    need_extras("training", "train")
+    check_distributed(spec)
+    folder, target = Path(folder or ""), Path(out).expanduser().absolute()
+    local = not spec.base.startswith(("/", "~")) and (folder / spec.base).is_dir()
+    base = open_checkpoint(str(folder / spec.base) if local else spec.base)
+    check_apart(target, {"the base": base})
+    parts = trained_parts(spec, base.layers, folder)
+    rates = rates_by_place(spec.rates, base.layers)
+    sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
+    form = "text" if all(rows.form == "text" for rows in sets) else sets[0].form
+    config, decay = sft_config(spec, target / CHECKPOINTS, rows=form)
+    tokenizer = _load_tokenizer(base, sets)
+    return TrainingJob(spec, base, tokenizer, sets, tuple(parts), rates, config, decay, target)
 
 
 def make_trainer(job: TrainingJob, model: PreTrainedModel) -> Any:
-    """TRL's trainer for a job: adapters and frozen parts in place, turns and checkpoints set."""
-    from layerswap.training.expert.sft import AlternatingTurns, EverySamples, ExpertTrainer
+    """TRL's trainer for a job, with adapters, frozen parts, turns and checkpoints set up."""
+    from layerswap.training.expert.sft import (
+        AlternatingTurns,
+        EverySamples,
+        ExpertTrainer,
+        KeepNewestState,
+    )
 
     places = parameter_places(model)
     held_out = [rows.validation for rows in job.sets if rows.validation is not None]
-    whole = len(held_out) == len(job.sets)
+    validate = len(held_out) == len(job.sets)
     turns = job.spec.simultaneous
     try:
         with without_progress_bars():
@@ -107,11 +230,10 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel) -> Any:
                 processing_class=job.tokenizer,
                 peft_config=_lora(job, model),
                 train_sets=[rows.train for rows in job.sets],
-                validation_sets=equal_parts(held_out) if whole else [],
+                validation_sets=equal_parts(held_out) if validate else [],
                 every=turns.every if turns else None,
             )
-    except (ValueError, RuntimeError, ImportError) as error:
-        # TRL and trackers refuse with these; what our own code lets through is no such error.
+    except (ValueError, RuntimeError, ImportError) as error:  # from TRL and from trackers
         raise TrainingError(" ".join(str(error).split())[:300]) from None
     if not len(trainer.train_dataset):
         raise TrainingError("no row has anything to learn within max_length tokens")
@@ -122,20 +244,78 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel) -> Any:
         parameter.requires_grad_(name in trained)
     trainer.rates = rates_by_name(named, places, job.rates)
     if turns:
-        trainer.add_callback(
-            AlternatingTurns([[named[n] for n in part] for part in parts], turns.every)
-        )
-    trainer.add_callback(EverySamples(job.spec.save_every, validate=whole))
-    trainer.add_callback(_keeping_newest_state())
+        by_part = [[named[name] for name in part] for part in parts]
+        trainer.add_callback(AlternatingTurns(by_part, turns.every))
+    trainer.add_callback(EverySamples(job.spec.save_every, validate=validate))
+    trainer.add_callback(KeepNewestState())
     _set_decay(trainer, job.decay)
     return trainer
 
 
-def _load(job: TrainingJob) -> PreTrainedModel:
+def _fit(job: TrainingJob, log: Log) -> None:
+    """Train and write the output, from the newest checkpoint if there is one."""
+    started = time.perf_counter()
+    if job.spec.sparse:
+        _train_first(job, log)
+    model = _load_model(job)
+    trainer = make_trainer(job, model)
+    parameters = list(trainer.model.parameters())
+    counts = {
+        "trained": sum(p.numel() for p in parameters if p.requires_grad),
+        "all": sum(p.numel() for p in parameters),
+    }
+    log(_announcement(job, trainer, counts))
+    if job.spec.sparse:
+        _apply_mask(job, trainer)
+    _run(trainer)
+    trainer.save_model(str(job.out / DRAFT))
+    if trainer.is_world_process_zero():
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        record = read_training(job.out) | {
+            "finished": True,
+            "parameters": counts,
+            "steps": trainer.state.global_step,
+            "losses": _losses(trainer.state.log_history),
+            "log": trainer.state.log_history,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+        put_in_place(job.out, job.base, record, dtype=str(dtype).removeprefix("torch."))
+    trainer.accelerator.wait_for_everyone()
+
+
+def _run(trainer: Any) -> None:
+    checkpoint = resumable(Path(trainer.args.output_dir))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    # The logged loss skips NaN, so check the weights: all of them, because the part that is frozen
+    # at the end of alternating turns has trained too.
+    if not all(p.isfinite().all() for p in trainer.model.parameters()):
+        raise TrainingError("the weights are not numbers any more; try a lower learning rate")
+
+
+def _load_tokenizer(base: Checkpoint, sets: tuple[TrainingRows, ...]) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(base.folder)
+    except Exception as error:  # what tokenizers raise shares no class
+        reason = " ".join(str(error).split())[:200]
+        raise TrainingError(f"{base.source}: its tokenizer cannot be loaded ({reason})") from None
+    for rows in sets:
+        if rows.conversational and not tokenizer.chat_template:
+            raise TrainingError(
+                f"{base.source}: its tokenizer has no chat template, and {rows.name} is made of "
+                "messages; build the mix with kind: prompt-completion, or give it a chat_template"
+            )
+    if tokenizer.eos_token is None:
+        raise TrainingError(f"{base.source}: its tokenizer has no end-of-sequence token")
+    return tokenizer
+
+
+def _load_model(job: TrainingJob) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, set_seed
 
     set_seed(job.spec.seed)
-    # A CPU computes in float32 alone at speed; elsewhere a frozen base can stay as it is stored.
+    # A CPU is fast in float32 only; on a GPU a frozen base keeps its stored dtype.
     frozen = job.spec.lora and not job.config.use_cpu
     dtype = job.spec.dtype or ("auto" if frozen else "float32")
     try:
@@ -156,7 +336,6 @@ def _lora(job: TrainingJob, model: PreTrainedModel) -> Any:
     from peft import LoraConfig
 
     alpha: Any = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
-
     return LoraConfig(
         r=lora.r,
         lora_alpha=alpha,
@@ -167,18 +346,9 @@ def _lora(job: TrainingJob, model: PreTrainedModel) -> Any:
     )
 
 
-def _run(trainer: Any, folder: Path) -> None:
-    with_state = newest(folder)
-    trainer.train(resume_from_checkpoint=str(with_state) if with_state else None)
-    # The logged loss leaves out what is not a number, so the weights are asked: all of them, for
-    # of two parts in turns the one that is frozen at the end has trained too.
-    if not all(p.isfinite().all() for p in trainer.model.parameters()):
-        raise TrainingError("the weights are not numbers any more; try a lower learning rate")
-
-
-def _set_decay(trainer: Any, share: float | None) -> None:
+def _set_decay(trainer: Any, fraction: float | None) -> None:
     """Give a warmup-stable-decay schedule its decay in steps, now that their number is known."""
-    if share is None:
+    if fraction is None:
         return
     args = trainer.args
     steps = args.max_steps
@@ -186,27 +356,27 @@ def _set_decay(trainer: Any, share: float | None) -> None:
         batches = len(trainer.get_train_dataloader())
         each = max(1, math.ceil(batches / args.gradient_accumulation_steps))
         steps = math.ceil(args.num_train_epochs * each)
-    kept = {**args.lr_scheduler_kwargs, "num_decay_steps": max(1, round(share * steps))}
+    kept = {**args.lr_scheduler_kwargs, "num_decay_steps": max(1, round(fraction * steps))}
     setattr(args, SCHEDULE, kept)
 
 
-def _train_first(job: TrainingJob, log: Callable[[str], None]) -> None:
-    """The first of two trainings, which finds what changes most; only its mask is kept."""
+def _train_first(job: TrainingJob, log: Log) -> None:
+    """Run the first of two trainings, which finds the largest changes; only its mask is kept."""
     from layerswap.training.expert.sparse import most_changed, save_masks
 
     folder = Path(job.config.output_dir)
     if (folder / MASK).is_file():
         return
     assert job.spec.sparse is not None, "only a sparse training is trained twice"
-    log("first training: which parameters change most")
-    model = _load(job)
+    log("first training: finds the parameters that change most")
+    model = _load_model(job)
     named = dict(model.named_parameters())
     names = names_by_part(named, parameter_places(model), job.parts)[0]
     before = {name: named[name].detach().clone() for name in names}
     config = copy(job.config)
     config.output_dir = str(folder / FIRST)
     trainer = make_trainer(replace(job, config=config), model)
-    _run(trainer, folder / FIRST)
+    _run(trainer)
     if trainer.is_world_process_zero():
         after = {name: named[name].detach() for name in names}
         draft = folder / f".{MASK}"
@@ -216,25 +386,12 @@ def _train_first(job: TrainingJob, log: Callable[[str], None]) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def _mask(job: TrainingJob, trainer: Any) -> None:
+def _apply_mask(job: TrainingJob, trainer: Any) -> None:
     from layerswap.training.expert.sparse import Masked, load_masks
 
     masks = load_masks(Path(job.config.output_dir) / MASK)
     named = dict(trainer.model.named_parameters())
     trainer.add_callback(Masked({name: named[name] for name in masks}, masks))
-
-
-def _keeping_newest_state() -> Any:
-    from transformers import TrainerCallback
-
-    class KeepNewestState(TrainerCallback):
-        """Frees the disk of optimiser states that nothing will go on from."""
-
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
-                forget_older_states(Path(args.output_dir))
-
-    return KeepNewestState()
 
 
 def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> str:
@@ -257,184 +414,8 @@ def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:
     return {"training": last("loss") or last("train_loss"), "validation": last("eval_loss")}
 
 
-def _dtype_of(model: PreTrainedModel) -> Any:
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
-
-
-CHECKPOINTS = "checkpoints"
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """A training, decided and checked; nothing has been written.
-
-    Attributes:
-        spec: what the user asked for.
-        base: what is fine-tuned; only headers have been read.
-        tokenizer: the base's.
-        sets: the data sets.
-        parts: the places that train.
-        rates: what the learning rate is multiplied by, at places where it is not 1.
-        config: TRL's configuration.
-        decay: share of the steps over which a stable schedule decays.
-        out: the output folder.
-    """
-
-    spec: ExpertSpec
-    base: Checkpoint
-    tokenizer: Any
-    sets: tuple[TrainingRows, ...]
-    parts: tuple[Part, ...]
-    rates: Mapping[Place, float]
-    config: Any
-    decay: float | None
-    out: Path
-
-    @cached_property
-    def base_fingerprints(self) -> dict[str, str]:
-        """Of the base's weight files, by name; reading them costs 4 MiB a file."""
-        return {file.name: fingerprint(file) for file in self.base.files}
-
-    @property
-    def key(self) -> str:
-        """What the trained weights depend on, as a SHA-256: two jobs of one key are the same."""
-        told = {
-            "spec": self.spec.model_dump(mode="json", exclude={"base"}),
-            "base": self.base_fingerprints,
-            "data": [rows.fingerprints for rows in self.sets],
-            "parts": [sorted(map(str, part)) for part in self.parts],
-        }
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What is known before the training begins."""
-        config = self.config.to_dict()
-        return {
-            "key": self.key,
-            "finished": False,
-            "spec": self.spec.model_dump(mode="json", exclude_defaults=True),
-            "base": {
-                "source": self.base.source,
-                "revision": self.base.revision,
-                "fingerprints": self.base_fingerprints,
-            },
-            "data": [
-                {
-                    "name": rows.name,
-                    "train": len(rows.train),
-                    "validation": len(rows.validation) if rows.validation is not None else 0,
-                    "fingerprints": rows.fingerprints,
-                }
-                for rows in self.sets
-            ],
-            "places": [
-                [
-                    [place.layer, place.role]
-                    for place in all_places(self.base.layers)
-                    if place in part
-                ]
-                for part in self.parts
-            ],
-            "hyperparameters": {k: v for k, v in config.items() if k not in _PATHS},
-            "versions": versions(*LIBRARIES),
-        }
-
-
-_PATHS = ("output_dir", "logging_dir", "run_name", "hub_token", "local_rank")
-
-
-def train_expert(
-    spec: ExpertSpec,
-    out: Path,
-    *,
-    folder: Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    log: Log = lambda line: None,
-) -> Path:
-    """Train an expert and write it to `out`.
-
-    Every process of a distributed training calls this; the first writes.
-
-    Args:
-        spec: what to train.
-        out: the folder to create. It gets the expert, `layerswap-training.json`, and
-            `checkpoints/checkpoint-<step>` on the way.
-        folder: what relative paths of the spec are relative to.
-        resume: go on from the newest checkpoint in `out`; bit for bit as if it had never stopped.
-            A finished training is left as it is.
-        overwrite: replace a folder that a training wrote.
-        log: told what a user should know before and while it trains.
-
-    Returns:
-        `out`, absolute.
-
-    Raises:
-        LayerswapError: something that is asked for cannot be had; nothing was written.
-
-    Example: `train_expert(read_expert(Path("swahili.yaml")), Path("experts/swahili"))`
-    """
-    job = plan_expert(spec, out, folder=folder)
-    if not _open_output(job, resume=resume, overwrite=overwrite):
-        log(f"{job.out}: finished already")
-        return job.out
-
-    try:
-        fit(job, log)
-    except BaseException:
-        # What ends before its first checkpoint has nothing to go on from, and leaves nothing.
-        if not checkpoints(job.out / CHECKPOINTS) and not resume:
-            shutil.rmtree(job.out, ignore_errors=True)
-        raise
-    return job.out
-
-
-def plan_expert(spec: ExpertSpec, out: Path, *, folder: Path | None = None) -> TrainingJob:
-    """Decide and check a training without writing or training anything.
-
-    Raises:
-        LayerswapError: as `train_expert`.
-    """
-    need_extras("training", "train")
-    check_distributed(spec)
-    folder = folder or Path()
-    source = spec.base
-    if not source.startswith(("/", "~")) and (folder / source).is_dir():
-        source = str(folder / source)
-    base = open_checkpoint(source)
-    check_apart(out, {"the base": base})
-    parts = trained_parts(spec, base.layers, folder)
-    rates = rates_by_place(spec.rates, base.layers)
-    sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
-    target = out.expanduser().absolute()
-    form = "text" if all(rows.form == "text" for rows in sets) else sets[0].form
-    config, decay = sft_config(spec, target / CHECKPOINTS, rows=form)
-    tokenizer = _tokenizer(base, sets)
-    return TrainingJob(spec, base, tokenizer, sets, tuple(parts), rates, config, decay, target)
-
-
-def _tokenizer(base: Checkpoint, sets: tuple[TrainingRows, ...]) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(base.folder)
-    except Exception as error:  # what tokenizers raise shares no class
-        reason = " ".join(str(error).split())[:200]
-        raise TrainingError(f"{base.source}: its tokenizer cannot be loaded ({reason})") from None
-    for rows in sets:
-        if rows.conversational and not tokenizer.chat_template:
-            raise TrainingError(
-                f"{base.source}: its tokenizer has no chat template, and {rows.name} is made of "
-                "messages; build the mix with kind: prompt-completion, or give it a chat_template"
-            )
-    if tokenizer.eos_token is None:
-        raise TrainingError(f"{base.source}: its tokenizer has no end-of-sequence token")
-    return tokenizer
-
-
 def _open_output(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
-    """Make or check the output folder; whether there is anything to do."""
+    """Make or check the output folder; false if the training is already finished."""
     from accelerate import PartialState
 
     state = PartialState()

@@ -1,10 +1,10 @@
-"""Evaluation items in training data: shared n-grams, as GPT-3 was decontaminated.
+"""Finds evaluation items in training data by shared n-grams, as GPT-3 was decontaminated.
 
-Text is compared in compatibility form, case-folded, without anything but letters, marks and
-digits. Languages that put spaces between words are compared by words, the others by characters.
-An example is contaminated when it shares one n-gram with an item. n is the 5th percentile of the
-item lengths of a set, kept between a least and a most (8 and 13 words in Brown et al., 2020,
-appendix C); an item between the least and n counts if the example holds all of it.
+Texts are compared in compatibility form, case-folded, reduced to letters, marks and digits:
+by words, or by characters in scripts without spaces. An example is contaminated if it shares one
+n-gram with an item. n is the 5th percentile of the item lengths of a set, bounded by a minimum and
+a maximum (8 and 13 words in Brown et al., 2020, appendix C); an item shorter than n, but not than
+the minimum, counts if the example contains all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LEAST = {"words": 8, "characters": 15}
-"""The least n; what is shorter cannot be told from an ordinary phrase."""
+"""The minimum n; a shorter text is indistinguishable from an ordinary phrase."""
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
 )
@@ -23,11 +23,11 @@ _UNSPACED = re.compile(
 
 
 class Indexed(NamedTuple):
-    """What the index holds of one evaluation set.
+    """Statistics of one indexed evaluation set.
 
     Attributes:
-        items: how many texts it has.
-        too_short: how many of them are too short to be told from ordinary phrases.
+        items: number of its texts.
+        too_short: how many of them are shorter than the minimum n.
         unit: `words` or `characters`.
         n: units in an n-gram.
     """
@@ -48,13 +48,13 @@ class ItemIndex:
     """
 
     def __init__(self, words: int = 13, characters: int = 20) -> None:
-        """An empty index; `words` and `characters` are the most that n can be."""
+        """An empty index; `words` and `characters` are the maxima of n."""
         self._most = {"words": words, "characters": characters}
         self._grams: dict[str, dict[int, dict[str, tuple[str, str]]]] = {unit: {} for unit in LEAST}
         self.sets: dict[str, Indexed] = {}
 
     def add(self, name: str, items: Iterable[str]) -> Indexed:
-        """Index a set of items under `name`; says what it holds of it."""
+        """Index a set of items under `name`, and return its statistics."""
         texts = [item for item in dict.fromkeys(items) if item.strip()]
         unspaced = sum(1 for text in texts if is_unspaced(text))
         unit = "characters" if unspaced * 2 > len(texts) else "words"
@@ -100,7 +100,7 @@ def ngrams(parts: list[str], n: int, unit: str = "words") -> Iterable[str]:
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether most of a text's letters are of a script without spaces between words."""
+    """True if most letters of a text belong to a script without spaces between words."""
     letters = sum(1 for character in text if character.isalpha())
     return letters > 0 and 2 * len(_UNSPACED.findall(text)) > letters
 

@@ -1,31 +1,28 @@
-"""The filters of a mix: each says whether it drops an example, and why."""
+"""Filters of a mix: each returns the reason to drop an example, or None to keep it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.errors import DataError
 from layerswap.training.mix.contamination import ItemIndex, is_unspaced, ngrams, units
 from layerswap.training.mix.math_filter import math_probability
 
 if TYPE_CHECKING:
-    from layerswap.training.mix import schema as mix_schema
     from layerswap.training.mix.mapping import MixExample
+    from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
 
 SHOWN = 3
-"""How many dropped examples of each filter are kept for the card."""
+"""Number of dropped examples of each filter that the card shows."""
 
 
-class MixFilter(Protocol):
-    """Looks at one example after another, in order; may remember what it has seen."""
-
-    def __call__(self, example: MixExample) -> str | None:
-        """Why the example is dropped, in a few words, or None to keep it."""
+MixFilter = Callable[["MixExample"], str | None]
+"""Called with one example after another; returns why it is dropped, or None to keep it."""
 
 
 class Dropped(NamedTuple):
@@ -37,11 +34,11 @@ class Dropped(NamedTuple):
 
 
 class FilterPipeline:
-    """The filters of a mix in their order, and the count of what each has dropped.
+    """The filters of a mix in their order.
 
     Attributes:
-        counts: by filter and source, how many examples were dropped.
-        shown: by filter, the first examples dropped.
+        counts: number of dropped examples, by filter and source.
+        shown: the first dropped examples, by filter.
     """
 
     def __init__(self, filters: dict[str, MixFilter]) -> None:
@@ -50,7 +47,7 @@ class FilterPipeline:
         self.shown: dict[str, list[Dropped]] = {name: [] for name in filters}
 
     def keeps(self, example: MixExample, skip: Iterable[str] = ()) -> bool:
-        """Whether every filter but those in `skip` lets the example pass."""
+        """True if every filter but those in `skip` lets the example pass."""
         for name, look in self._filters.items():
             why = None if name in skip else look(example)
             if why is not None:
@@ -61,16 +58,8 @@ class FilterPipeline:
         return True
 
 
-def build_filters(
-    filters: mix_schema.Filters, index: ItemIndex | None, seed: int
-) -> FilterPipeline:
-    """The filters of a mix.
-
-    Args:
-        filters: which ones, and how strict.
-        index: the evaluation items, if the mix names any.
-        seed: of the permutations of MinHash.
-    """
+def build_filters(filters: Filters, index: ItemIndex | None, seed: int) -> FilterPipeline:
+    """The filters of a mix; `index` holds its evaluation items, and `seed` is MinHash's."""
     made: dict[str, MixFilter] = {}
     if filters.length is not None:
         made["length"] = by_length(filters.length)
@@ -87,8 +76,8 @@ def build_filters(
     return FilterPipeline(made)
 
 
-def by_length(bounds: mix_schema.Length) -> MixFilter:
-    """Drops examples whose prompt, completion or whole text is outside of bounds, in characters."""
+def by_length(bounds: Length) -> MixFilter:
+    """Drops examples whose prompt, completion or whole text is out of bounds, in characters."""
 
     def look(example: MixExample) -> str | None:
         parts = [("text", len(example.whole), bounds.min_text, bounds.max_text)]
@@ -109,11 +98,11 @@ def by_length(bounds: mix_schema.Length) -> MixFilter:
 
 
 def exact_duplicates() -> MixFilter:
-    """Drops examples whose words are those of an earlier one, whatever case or punctuation."""
+    """Drops examples with the words of an earlier one, ignoring case and punctuation."""
     seen: set[bytes] = set()
 
     def look(example: MixExample) -> str | None:
-        # What has no words at all, such as a formula, stands for itself.
+        # A text without words, such as a formula, is compared verbatim.
         key = "\n".join(" ".join(units(part, "words")) or part for part in _parts(example))
         digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
         if digest in seen:
@@ -125,10 +114,7 @@ def exact_duplicates() -> MixFilter:
 
 
 def mathematics(threshold: float) -> MixFilter:
-    """Drops examples of which any question with its answer is mathematics.
-
-    See `train.mathematics`.
-    """
+    """Drops examples of which any question with its answer is mathematics."""
 
     def look(example: MixExample) -> str | None:
         found = [
@@ -142,10 +128,10 @@ def mathematics(threshold: float) -> MixFilter:
     return look
 
 
-def by_language(wanted: mix_schema.LanguageFilter) -> MixFilter:
-    """Drops examples that are not in a language, as py3langid sees it.
+def by_language(wanted: LanguageFilter) -> MixFilter:
+    """Drops examples that py3langid does not detect as one of the languages.
 
-    A source of no known language passes when the filter names none itself.
+    A source without a language passes if the filter itself names none.
     """
     from py3langid import rank
 
@@ -175,11 +161,11 @@ def evaluation_items(index: ItemIndex) -> MixFilter:
     return look
 
 
-def near_duplicates(wanted: mix_schema.NearDuplicates, seed: int) -> MixFilter:
-    """Drops examples that nearly repeat an earlier one: MinHash over shingles of words.
+def near_duplicates(wanted: NearDuplicates, seed: int) -> MixFilter:
+    """Drops near-duplicates of an earlier example: MinHash over shingles.
 
-    Shingles are n-grams of words, or of characters in scripts without spaces. Candidates of the
-    LSH are kept to those whose estimated Jaccard similarity reaches the threshold.
+    Shingles are n-grams of words, or of characters in scripts without spaces. A candidate of the
+    LSH counts if its estimated Jaccard similarity reaches the threshold.
     """
     from datasketch import MinHash, MinHashLSH
 
@@ -225,7 +211,7 @@ def _parts(example: MixExample) -> list[str]:
 
 
 def _share(ranked: list[tuple[str, float]], allow: Iterable[str]) -> float:
-    """The probability of some languages together, from py3langid's log-likelihoods."""
+    """Joint probability of some languages, from py3langid's log-likelihoods."""
     best = ranked[0][1]
     likelihoods = {language: math.exp(value - best) for language, value in ranked}
     total = math.fsum(likelihoods.values())

@@ -1,29 +1,29 @@
-"""From the rows of a data set to examples: templates and conversations."""
+"""Maps rows of a data set to examples, and examples to the rows that a trainer reads."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from string import Formatter
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.compose.yaml_file import nearest
 from layerswap.errors import DataError
+from layerswap.training.mix.schema import Messages, Mix, MixSource
+from layerswap.training.mix.templates import (
+    DatasetRow,
+    check_columns,
+    make_renderer,
+    template_columns,
+)
 
 if TYPE_CHECKING:
-    from layerswap.training.mix.schema import Messages, MixSource
+    from datasets import Dataset
 
 Turn = tuple[str, str]
-"""A role (system, user, assistant) and what it says."""
-DatasetRow = Mapping[str, Any]
-
-_FIELD = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
-_KEY = re.compile(r"\[([^\[\]]+)\]")
-_BLANK_LINES = re.compile(r"\n{3,}")
+"""A role (system, user, assistant) and its message."""
 
 
 class MixExample(NamedTuple):
-    """One training example before it is given its final form.
+    """One training example, before it becomes a row.
 
     Attributes:
         turns: the conversation; empty for raw text.
@@ -39,41 +39,26 @@ class MixExample(NamedTuple):
 
     @property
     def prompt(self) -> str:
-        """What the model is given: everything before the last turn, or nothing for raw text."""
+        """The model's input: everything before the last turn; empty for raw text."""
         return "\n".join(content for _, content in self.turns[:-1])
 
     @property
     def completion(self) -> str:
-        """What the model learns to say: the last turn, or the raw text."""
+        """The model's target: the last turn, or the raw text."""
         return self.turns[-1][1] if self.turns else self.text
 
     @property
     def whole(self) -> str:
-        """All of its text."""
+        """The complete text."""
         return "\n".join(content for _, content in self.turns) or self.text
-
-
-def template_mistake(text: str, syntax: str, *, constant: bool = False) -> str | None:
-    """What is wrong with a template, or None; one that is `constant` need not name a column."""
-    try:
-        _compile_jinja(text) if syntax == "jinja" else _parse_plain(text)
-        columns = _columns_of(text, syntax)
-    except ValueError as error:
-        return str(error)
-    return None if columns or constant else "names no column, so every row would be the same"
 
 
 def used_columns(source: MixSource) -> set[str]:
     """The columns that a source's mapping reads."""
     if source.messages is not None:
         return {source.messages.column}
-    templates = (source.prompt, source.completion, source.text)
-    return {
-        column
-        for text in templates
-        if text is not None
-        for column in _columns_of(text, source.template)
-    }
+    templates = filter(None, (source.prompt, source.completion, source.text))
+    return set[str]().union(*(template_columns(text, source.template) for text in templates))
 
 
 def example_maker(
@@ -87,15 +72,18 @@ def example_maker(
         columns: the columns that its rows have.
 
     Raises:
-        DataError: a template or the mapping names a column that is not there.
+        DataError: a template or the mapping names a column that does not exist.
     """
+
+    def renderer(key: str) -> Callable[[DatasetRow], str]:
+        return make_renderer(getattr(source, key), source.template, columns, key)
 
     def example(turns: tuple[Turn, ...], text: str = "") -> MixExample:
         return MixExample(turns, text, source.language, name)
 
-    if source.messages is not None:
-        mapping = source.messages
-        _refuse_unknown({mapping.column}, columns, "messages.column")
+    mapping = source.messages
+    if mapping is not None:
+        check_columns({mapping.column}, columns, "messages.column")
 
         def from_messages(row: DatasetRow) -> MixExample | None:
             turns = _turns(row[mapping.column], mapping)
@@ -103,17 +91,14 @@ def example_maker(
 
         return from_messages
     if source.text is not None:
-        text = _renderer(source.text, source.template, columns, "text")
+        text = renderer("text")
 
         def from_text(row: DatasetRow) -> MixExample | None:
             rendered = text(row)
             return example((), rendered) if rendered.strip() else None
 
         return from_text
-    assert source.prompt is not None, "the schema lets no source without a mapping through"
-    assert source.completion is not None, "prompt and completion go together"
-    prompt = _renderer(source.prompt, source.template, columns, "prompt")
-    completion = _renderer(source.completion, source.template, columns, "completion")
+    prompt, completion = renderer("prompt"), renderer("completion")
 
     def from_pair(row: DatasetRow) -> MixExample | None:
         ask, answer = prompt(row), completion(row)
@@ -124,99 +109,59 @@ def example_maker(
     return from_pair
 
 
-def _renderer(text: str, syntax: str, columns: list[str], key: str) -> Callable[[DatasetRow], str]:
-    _refuse_unknown(_columns_of(text, syntax), columns, key)
-    if syntax == "jinja":
-        template = _compile_jinja(text)
+def row_maker(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
+    """A function from examples to the rows of the mix's kind.
 
-        def jinja(row: DatasetRow) -> str:
-            try:
-                return str(template.render(dict(row)))
-            except Exception as error:  # jinja2 lets every error of the expression through
-                raise DataError(f"{key}: the template fails on a row ({error})") from None
+    - `chat`: prompt and completion as lists of messages; the trainer applies the model's chat
+      template and trains on the completion alone.
+    - `prompt-completion`: two texts, joined by the separator or written by the chat template.
+    - `messages`: one list of messages.
+    - `text`: one text.
 
-        return jinja
-    pieces = _parse_plain(text)
+    Args:
+        mix: with its kind, separator and chat template.
+        folder: base folder of the chat template's path.
 
-    def plain(row: DatasetRow) -> str:
-        parts = [(literal, _value(row, path, key) if path else None) for literal, path in pieces]
-        joined = "".join(literal + (value or "") for literal, value in parts)
-        if any(value == "" for _, value in parts):
-            # An optional input that is empty leaves no hole, and no loose end.
-            joined = _BLANK_LINES.sub("\n\n", joined)
-            joined = joined.rstrip() if parts[-1][1] == "" else joined
-            joined = joined.lstrip() if parts[0] == ("", "") else joined
-        return joined
+    Raises:
+        DataError: the chat template cannot be read or fails.
+    """
+    pair = _joined(mix.separator)
+    if mix.chat_template is not None:
+        pair = _templated(folder / Path(mix.chat_template).expanduser())
 
-    return plain
+    def row(example: MixExample) -> tuple[Any, ...]:
+        if mix.kind == "chat":
+            return _messages(example.turns[:-1]), _messages(example.turns[-1:])
+        if mix.kind == "messages":
+            return (_messages(example.turns),)
+        if mix.kind == "prompt-completion":
+            return pair(example)
+        return ("".join(pair(example)) if example.turns else example.text,)
 
+    def rows(examples: list[MixExample]) -> Dataset:
+        from datasets import Dataset, Features, Value
 
-def _columns_of(text: str, syntax: str) -> set[str]:
-    if syntax == "jinja":
-        from jinja2 import Environment, meta
+        chat = mix.kind in ("chat", "messages")
+        value = [{"role": Value("string"), "content": Value("string")}] if chat else Value("string")
+        paired = mix.kind in ("chat", "prompt-completion")
+        names = ("prompt", "completion") if paired else (mix.kind,)
+        made = [row(example) for example in examples]
+        data = {name: [values[i] for values in made] for i, name in enumerate(names)}
+        return Dataset.from_dict(data, features=Features(dict.fromkeys(names, value)))
 
-        return meta.find_undeclared_variables(Environment().parse(text))
-    return {path[0] for _, path in _parse_plain(text) if path}
-
-
-def _parse_plain(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Pieces of literal text, each followed by the path of a field (empty at the end)."""
-    pieces: list[tuple[str, tuple[str, ...]]] = []
-    try:
-        parsed = list(Formatter().parse(text))
-    except ValueError as error:
-        raise ValueError(
-            f"not a template ({error}); a brace of the text is written twice"
-        ) from None
-    for literal, field, layout, conversion in parsed:
-        if field is None:
-            pieces.append((literal, ()))
-            continue
-        match = _FIELD.fullmatch(field)
-        if match is None or layout or conversion:
-            found = f"{field}!{conversion}" if conversion else field
-            found = f"{{{found}:{layout}}}" if layout else f"{{{found}}}"
-            raise ValueError(
-                f"{found} is not {{column}} or {{column[key]}}; for more write template: jinja"
-            )
-        pieces.append((literal, (match[1], *_KEY.findall(match[2]))))
-    return pieces
-
-
-def _compile_jinja(text: str) -> Any:
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    try:
-        environment = ImmutableSandboxedEnvironment(
-            undefined=StrictUndefined, keep_trailing_newline=True
-        )
-        return environment.from_string(text)
-    except TemplateError as error:
-        raise ValueError(f"not a jinja template ({error})") from None
-
-
-def _value(row: DatasetRow, path: tuple[str, ...], key: str) -> str:
-    value: Any = row
-    for step in path:
-        try:
-            value = value[int(step)] if isinstance(value, list) else value[step]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise DataError(f"{key}: a row has no {path[0]}[{']['.join(path[1:])}]") from None
-    return "" if value is None else str(value).strip()
+    return rows
 
 
 def _turns(value: Any, mapping: Messages) -> tuple[Turn, ...]:
     if mapping.layout == "messages":
         turns = [_message(item, mapping) for item in value or ()]
     else:
+        said = list(value or ())
         if mapping.layout == "pairs":
-            said = [text for pair in value or () for text in (pair or ())]
-        else:
-            said = list(value or ())
+            said = [text for pair in said for text in (pair or ())]
         roles = ("user", "assistant")
         turns = [(roles[i % 2], str(text or "").strip()) for i, text in enumerate(said)]
-    # Only what ends with an answer can be learnt from; what stands before it is kept.
+    # Only a conversation that ends with an answer can be trained on; its beginning is kept.
     while turns and turns[-1][0] != "assistant":
         turns.pop()
     whole = len(turns) > 1 and all(text for _, text in turns)
@@ -240,6 +185,47 @@ def _message(item: Any, mapping: Messages) -> Turn:
     return role, str(content or "").strip()
 
 
-def _refuse_unknown(names: set[str], columns: list[str], key: str) -> None:
-    for name in sorted(names - set(columns)):
-        raise DataError(f"{key}: no column {name!r}{nearest(name, columns)}")
+def _messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def _joined(separator: str) -> Callable[[MixExample], tuple[str, str]]:
+    def pair(example: MixExample) -> tuple[str, str]:
+        prompt = separator.join(content for _, content in example.turns[:-1])
+        # A prompt that ends in white space already separates itself from the completion.
+        apart = "" if prompt != prompt.rstrip() else separator
+        return prompt + apart, example.completion
+
+    return pair
+
+
+def _templated(path: Path) -> Callable[[MixExample], tuple[str, str]]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        template = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise DataError(f"chat_template: {path}: cannot be read ({reason})") from None
+
+    def render(turns: tuple[Turn, ...], prompt: bool) -> str:
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[_messages(turns)],
+                chat_template=template,
+                add_generation_prompt=prompt,
+            )
+        except Exception as error:  # jinja2 lets every error of the template through
+            raise DataError(f"chat_template: {path}: fails on a row ({error})") from None
+        return str(rendered[0][0])
+
+    def pair(example: MixExample) -> tuple[str, str]:
+        prompt, whole = render(example.turns[:-1], True), render(example.turns, False)
+        if not whole.startswith(prompt):
+            raise DataError(
+                f"chat_template: {path}: the prompt is not the beginning of the whole; "
+                "the template must write the same prompt with and without the answer"
+            )
+        return prompt, whole[len(prompt) :]
+
+    return pair

@@ -1,10 +1,9 @@
-"""Is a training example mathematics? The language mixes of both papers hold none.
+"""Detects mathematics in training examples; the language mixes of both papers exclude it.
 
-A logistic model over a dozen counts that a person can check by hand. Most of them see no language
-at all: numbers, expressions, equations that hold. The others count words of asking for an amount
-and of arithmetic relations in English, Swahili, Bengali, Telugu and Japanese; in another language
-they are 0 and the rest decides. `bench/math_filter.py` fits the weights and measures them;
-`docs/data.md` has the table.
+A logistic model over counts that a person can check by hand. Most are independent of language:
+numbers, expressions, equations that hold. The others count words that ask for an amount and words
+of arithmetic relations in English, Swahili, Bengali, Telugu and Japanese, and are 0 in other
+languages. `bench/math_filter.py` fits the weights and measures them; `docs/data.md` has the table.
 """
 
 from __future__ import annotations
@@ -15,70 +14,38 @@ import unicodedata
 from typing import NamedTuple
 
 THRESHOLD = 0.5
-"""An example with at least this probability counts as mathematics."""
+"""Minimum probability of an example that counts as mathematics."""
 
 
 class MathFeatures(NamedTuple):
-    """What the detector sees in one example; every count is cut off so that length cannot win."""
+    """Features of one example; every count is capped so that length alone cannot decide."""
 
-    numbers: float
-    """log(1 + numbers in the prompt that are not years)."""
-    no_numbers: float
-    """1 if there is none, and no expression in the prompt either."""
-    density: float
-    """Those numbers per 100 characters of the prompt, at most 4; 0 for a single one."""
-    years: float
-    """Whole numbers from 1500 to 2100 in the prompt, at most 3."""
-    asks: float
-    """1 if the prompt's last sentence, before choices, is a question."""
-    asks_of_numbers: float
-    """1 if it does and gives two numbers or more."""
-    asks_amount: float
-    """1 if that sentence asks for an amount or orders a calculation."""
-    asks_amount_of_numbers: float
-    """1 if it does and gives two numbers or more."""
-    relations: float
-    """Words of arithmetic relations in the prompt (half, each, in total, left), at most 4."""
-    asks_amount_of_relations: float
-    """The same words, if an amount is asked for and a number is given."""
-    options: float
-    """Choices that are nothing but a number, at most 4, if the prompt gives a number."""
-    answer_is_number: float
-    """1 if the completion is nothing but a number, with a unit of a few characters at most."""
-    answer_is_words: float
-    """1 if the completion has no number, and is more than the letter of a choice."""
-    answer_is_quoted: float
-    """1 if the prompt holds the completion, as a passage holds the answer to a question."""
-    equations: float
-    """Equations in the example that hold, as in `48/2=24`, at most 3."""
-    symbols: float
-    """Expressions with variables or LaTeX, at most 3."""
-    characters: float
-    """log(1 + characters in the prompt)."""
-    code: float
-    """1 if the example holds code."""
+    numbers: float  # log(1 + numbers in the prompt that are not years)
+    no_numbers: float  # 1 if there is none, and no expression in the prompt either
+    density: float  # those numbers per 100 characters, at most 4; 0 for a single one
+    years: float  # whole numbers from 1500 to 2100 in the prompt, at most 3
+    asks: float  # 1 if the prompt's last sentence, before choices, is a question
+    asks_of_numbers: float  # 1 if it is and gives two or more numbers
+    asks_amount: float  # 1 if that sentence asks for an amount or orders a calculation
+    asks_amount_of_numbers: float  # 1 if it does and gives two or more numbers
+    relations: float  # words of arithmetic relations in the prompt (half, each, left), at most 4
+    asks_amount_of_relations: float  # the same words, if it asks for an amount and gives a number
+    options: float  # choices that are only a number, at most 4, if the prompt gives a number
+    answer_is_number: float  # 1 if the completion is only a number, with at most a short unit
+    answer_is_words: float  # 1 if the completion has no number, and is no choice's letter
+    answer_is_quoted: float  # 1 if the prompt contains the completion, as passages do
+    equations: float  # equations that hold, as in `48/2=24`, at most 3
+    symbols: float  # expressions with variables or LaTeX, at most 3
+    characters: float  # log(1 + characters in the prompt)
+    code: float  # 1 if the example contains code
 
 
 WEIGHTS = MathFeatures(
-    numbers=-1.07,
-    no_numbers=-3.05,
-    density=0.79,
-    years=-2.02,
-    asks=2.37,
-    asks_of_numbers=1.87,
-    asks_amount=1.89,
-    asks_amount_of_numbers=2.10,
-    relations=1.12,
-    asks_amount_of_relations=0.35,
-    options=1.23,
-    answer_is_number=1.09,
-    answer_is_words=-4.56,
-    answer_is_quoted=-3.96,
-    equations=1.88,
-    symbols=2.11,
-    characters=-0.39,
-    code=-0.65,
-)
+    numbers=-1.07, no_numbers=-3.05, density=0.79, years=-2.02, asks=2.37, asks_of_numbers=1.87,
+    asks_amount=1.89, asks_amount_of_numbers=2.10, relations=1.12, asks_amount_of_relations=0.35,
+    options=1.23, answer_is_number=1.09, answer_is_words=-4.56, answer_is_quoted=-3.96,
+    equations=1.88, symbols=2.11, characters=-0.39, code=-0.65,
+)  # fmt: skip
 BIAS = -1.75
 
 
@@ -95,7 +62,7 @@ def math_probability(prompt: str, completion: str = "") -> float:
 
 
 def math_features(prompt: str, completion: str = "") -> MathFeatures:
-    """What the detector sees in one example."""
+    """The features of one example."""
     ask, answer = _plain(prompt).strip(), _plain(completion).strip()
     body = _CHOICE.sub("", ask).strip()
     numbers = _NUMBER.findall(body)
@@ -127,7 +94,7 @@ def math_features(prompt: str, completion: str = "") -> MathFeatures:
 
 
 def true_equations(text: str) -> int:
-    """How many equations in a text hold: two to six numbers, `+ - * x / =`, one result.
+    """Number of equations in a text that hold: two to six numbers, `+ - * x / =`, one result.
 
     Example: `true_equations("2 x 3 = 6 and 2 + 2 = 5")` is 1.
     """

@@ -1,4 +1,4 @@
-"""What a mix may hold: the YAML of sources, filters and shares, checked whole."""
+"""Data models and validation of a mix: the YAML of sources, filters and shares."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from layerswap.compose.yaml_file import (
     validate_whole,
 )
 from layerswap.errors import RecipeError
-from layerswap.training.mix.mapping import template_mistake
+from layerswap.training.mix.templates import template_mistake
 
 KINDS = ("chat", "prompt-completion", "messages", "text")
 FORMATS = ("jsonl", "json", "csv", "parquet", "text")
 FILTERS = ("length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates")
-"""The filters in the order in which they look at an example: from cheap to dear."""
+"""The filters in the order in which they run, from cheap to expensive."""
 
-Text = Annotated[str, Field(min_length=1)]
+NonEmpty = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -58,54 +58,51 @@ class Origin(Strict):
     """Where rows come from: a Hub data set (`id`) or local files (`path`).
 
     Attributes:
-        id: of a data set on the Hub, `owner/name`.
-        config: its configuration.
-        split: its split.
-        revision: branch, tag or commit.
-        path: a local file, or a pattern of files; relative to the mix's own folder.
-        files: patterns of files in the data set's repository, or addresses of files, read instead
-            of what the `datasets` library would choose.
-        without: patterns of files to leave out of `files`.
-        format: of the files; told by their names if not given.
-        delimiter: of csv.
-        header: names of the columns of a csv that has no header line.
-        quotes: whether csv fields may stand in quotes.
-        where: values that a column may have; other rows are left out.
-        read: how many rows are read, from the start; all if not given.
+        id: id of a data set on the Hub, `owner/name`, with its `config`, `split` and `revision`.
+        path: a local file or a pattern of files, relative to the mix's folder.
+        files: patterns of files in the data set's repository, or URLs, read instead of the files
+            that the `datasets` library would choose.
+        without: patterns of files to exclude from `files`.
+        format: format of the files; detected from their names if not given.
+        delimiter: csv delimiter.
+        header: column names of a csv without a header line.
+        quotes: True if csv fields may be quoted.
+        where: allowed values by column; other rows are left out.
+        read: number of rows to read, from the start; all if not given.
     """
 
-    id: Text | None = None
-    config: Text | None = None
-    split: Text = "train"
-    revision: Text | None = None
-    path: Text | None = None
-    files: list[Text] = []
-    without: list[Text] = []
+    id: NonEmpty | None = None
+    config: NonEmpty | None = None
+    split: NonEmpty = "train"
+    revision: NonEmpty | None = None
+    path: NonEmpty | None = None
+    files: list[NonEmpty] = []
+    without: list[NonEmpty] = []
     format: Literal[FORMATS] | None = None  # type: ignore[valid-type]
-    delimiter: Text = ","
-    header: list[Text] | None = None
+    delimiter: NonEmpty = ","
+    header: list[NonEmpty] | None = None
     quotes: bool = True
-    where: Annotated[dict[Text, Any], AfterValidator(_as_lists)] = {}
+    where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}
     read: PositiveInt | None = None
 
 
 class Messages(Strict):
-    """The column that holds a conversation, and how it is laid out.
+    """The column that holds a conversation, and its layout.
 
     Attributes:
         column: its name.
-        layout: `messages` (mappings with a role and a content), `pairs` (lists of what the user
-            and what the assistant says), or `alternating` (texts, the user first).
+        layout: `messages` (mappings with a role and a content), `pairs` (lists of a user's and an
+            assistant's text), or `alternating` (texts, the user first).
         role: key of the role.
         content: key of the content.
-        roles: the data set's names of the roles, and ours: system, user, assistant.
+        roles: system, user or assistant by the data set's name of the role.
     """
 
-    column: Text
+    column: NonEmpty
     layout: Literal["messages", "pairs", "alternating"] = "messages"
-    role: Text = "role"
-    content: Text = "content"
-    roles: dict[Text, Literal["system", "user", "assistant"]] = {}
+    role: NonEmpty = "role"
+    content: NonEmpty = "content"
+    roles: dict[NonEmpty, Literal["system", "user", "assistant"]] = {}
 
 
 class MixSource(Origin):
@@ -116,38 +113,36 @@ class MixSource(Origin):
         completion: template of the completion.
         text: template of a raw text, for continued pretraining.
         messages: the column that holds a conversation.
-        template: how templates are written: `plain`, or `jinja`.
-        cap: at most this many examples.
+        template: syntax of the templates, `plain` or `jinja`.
+        cap: maximum number of examples.
         weight: share of the mix's `total`, relative to the other sources' weights.
-        seed: of the order in which rows are drawn; from the mix's seed if not given.
+        seed: seed of the order in which rows are drawn; the mix's seed if not given.
         language: ISO 639-1 code, for the language filter.
-        licence: for the card.
-        skip: filters of the mix that this source does not pass through.
-        note: anything a reader should know.
-        unverified: facts about the source that could not be checked.
+        licence, note, unverified: for the card; `unverified` lists facts that could not be checked.
+        skip: filters of the mix that this source bypasses.
     """
 
-    prompt: Text | None = None
-    completion: Text | None = None
-    text: Text | None = None
+    prompt: NonEmpty | None = None
+    completion: NonEmpty | None = None
+    text: NonEmpty | None = None
     messages: Messages | None = None
     template: Literal["plain", "jinja"] = "plain"
     cap: PositiveInt | None = None
     weight: Positive = 1.0
     seed: NonNegativeInt | None = None
-    language: Text | None = None
-    licence: Text | None = None
+    language: NonEmpty | None = None
+    licence: NonEmpty | None = None
     skip: list[Literal[FILTERS]] = []  # type: ignore[valid-type]
-    note: Text | None = None
-    unverified: list[Text] = []
+    note: NonEmpty | None = None
+    unverified: list[NonEmpty] = []
 
 
 class EvaluationSet(Origin):
     """Items that must not be trained on: the columns of a data set that hold their texts."""
 
-    columns: Annotated[list[Text], Field(min_length=1)]
-    note: Text | None = None
-    unverified: list[Text] = []
+    columns: Annotated[list[NonEmpty], Field(min_length=1)]
+    note: NonEmpty | None = None
+    unverified: list[NonEmpty] = []
 
 
 class Length(Strict):
@@ -161,38 +156,38 @@ class Length(Strict):
     max_text: PositiveInt | None = None
 
 
-class Mathematics(Strict):
-    """Drop mathematics; see `train.mathematics`."""
+class MathFilter(Strict):
+    """Drops mathematics; see `training.mix.math_filter`."""
 
     threshold: Fraction = 0.5
 
 
 class LanguageFilter(Strict):
-    """Keep what py3langid takes for one of the languages.
+    """Keeps examples that py3langid detects as one of the languages.
 
     Attributes:
         allow: ISO 639-1 codes; the source's language if not given.
-        look_at: which part of an example must be in the language.
-        min_probability: of the allowed languages together.
-        min_letters: shorter texts say too little, and pass.
+        look_at: part of an example that must be in the language.
+        min_probability: minimum probability of the allowed languages together.
+        min_letters: shorter texts are not reliable, and pass.
     """
 
-    allow: Annotated[list[Text], Field(min_length=1)] | None = None
+    allow: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
     look_at: Literal["completion", "prompt", "all"] = "completion"
     min_probability: Fraction = 0.5
     min_letters: NonNegativeInt = 20
 
 
-class Evaluation(Strict):
-    """Drop what shares an n-gram with an evaluation item; see `train.contamination`."""
+class EvaluationFilter(Strict):
+    """Drops examples that share an n-gram with an evaluation item; see `ItemIndex`."""
 
-    against: Annotated[dict[Text, EvaluationSet], Field(min_length=1)]
+    against: Annotated[dict[NonEmpty, EvaluationSet], Field(min_length=1)]
     words: Annotated[int, Field(ge=8)] = 13
     characters: Annotated[int, Field(ge=15)] = 20
 
 
 class NearDuplicates(Strict):
-    """Drop near-duplicates of an earlier example by MinHash; see `train.duplicates`."""
+    """Drops near-duplicates of an earlier example by MinHash."""
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.8
     permutations: Annotated[int, Field(ge=16, le=1024)] = 128
@@ -200,13 +195,13 @@ class NearDuplicates(Strict):
 
 
 class Filters(Strict):
-    """The filters of a mix: `true` runs one with its defaults; what is not given does not run."""
+    """The filters of a mix: `true` runs one with its defaults; the others do not run."""
 
     length: Annotated[Length | None, BeforeValidator(_switch)] = None
     exact_duplicates: bool = True
-    math: Annotated[Mathematics | None, BeforeValidator(_switch)] = None
+    math: Annotated[MathFilter | None, BeforeValidator(_switch)] = None
     language: Annotated[LanguageFilter | None, BeforeValidator(_switch)] = None
-    evaluation: Annotated[Evaluation | None, BeforeValidator(_switch)] = None
+    evaluation: Annotated[EvaluationFilter | None, BeforeValidator(_switch)] = None
     near_duplicates: Annotated[NearDuplicates | None, BeforeValidator(_switch)] = None
 
 
@@ -214,47 +209,43 @@ class Mix(Strict):
     """A whole mix.
 
     Attributes:
-        name: for the card.
-        description: one line, for the card and for `layerswap data --list`.
-        kind: what rows are made: `chat` (prompt and completion as lists of messages),
+        name, description, languages, note, unverified: for the card.
+        kind: kind of rows: `chat` (prompt and completion as lists of messages),
             `prompt-completion` (texts), `messages`, or `text`.
         sources: the sources by name.
-        total: how many examples, shared out by the sources' weights; all if not given.
-        validation: how many of them are kept for validation.
-        separator: between prompt and completion where they are joined as plain text.
+        total: number of examples, shared by the sources' weights; all if not given.
+        validation: how many of them are held out for validation.
+        separator: text between prompt and completion where they are joined as plain text.
         chat_template: a file with a chat template that turns messages into text.
-        filters: what is dropped.
-        seed: of every random choice.
-        languages: language codes, for the card.
-        note: anything a reader should know.
-        unverified: facts of the recipe that could not be checked.
+        filters: the filters.
+        seed: seed of every random choice.
     """
 
-    name: Text
+    name: NonEmpty
     description: str = ""
     kind: Literal[KINDS] = "chat"  # type: ignore[valid-type]
-    sources: Annotated[dict[Text, MixSource], Field(min_length=1)]
+    sources: Annotated[dict[NonEmpty, MixSource], Field(min_length=1)]
     total: PositiveInt | None = None
     validation: NonNegativeInt = 0
     separator: str = "\n"
-    chat_template: Text | None = None
+    chat_template: NonEmpty | None = None
     filters: Filters = Filters()
     seed: NonNegativeInt = 0
-    languages: list[Text] = []
-    note: Text | None = None
-    unverified: list[Text] = []
+    languages: list[NonEmpty] = []
+    note: NonEmpty | None = None
+    unverified: list[NonEmpty] = []
 
     @model_validator(mode="wrap")
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Mix]) -> Mix:
-        return validate_whole(cls.__name__, data, handler, mistakes)
+        return validate_whole(cls.__name__, data, handler, _mistakes)
 
 
 HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 
-def mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
-    """Every mistake in a mix's raw data that the types of its fields do not show."""
+def _mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    """Every mistake in a mix's raw data beyond the types of its fields."""
     sources = data.get("sources")
     for name, source in sources.items() if isinstance(sources, dict) else ():
         if isinstance(source, dict):
@@ -312,8 +303,8 @@ def read_mix(source: str | Path) -> Mix:
         source: a file, or a name that `ready_recipes` gives.
 
     Raises:
-        RecipeError: the file cannot be read, or the mix is wrong; all mistakes at once, each on a
-            line with its key path.
+        RecipeError: the file cannot be read, or the mix is wrong; one line for each mistake, with
+            its key path.
 
     Example: `read_mix("swahili")`
     """
@@ -321,7 +312,7 @@ def read_mix(source: str | Path) -> Mix:
 
 
 def mix_text(source: str | Path) -> str:
-    """The YAML of a file or of a ready recipe, as it stands; see `read_mix`."""
+    """The YAML of a file or of a ready recipe, verbatim; see `read_mix`."""
     path = Path(source)
     if not path.exists() and not path.suffix and len(path.parts) == 1:
         recipes = ready_recipes()

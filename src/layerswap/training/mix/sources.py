@@ -1,4 +1,4 @@
-"""Opening the rows of a source: from the Hub, from a downloaded copy, or from a local file."""
+"""Opens the rows of a source: from the Hub, a downloaded copy, or local files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.compose.yaml_file import nearest
 from layerswap.errors import DataError, LayerswapError
+from layerswap.training.mix.templates import check_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -25,12 +25,7 @@ _ADDRESSES = ("https://", "http://", "hf://")
 
 
 class Opened(NamedTuple):
-    """Rows that can be read.
-
-    Attributes:
-        rows: the rows; in memory only as far as they are read.
-        origin: for the card: the Hub id with its revision, or the files.
-    """
+    """The rows of an origin, memory-mapped, and its name for the card (Hub id or files)."""
 
     rows: Dataset
     origin: str
@@ -39,24 +34,25 @@ class Opened(NamedTuple):
 def open_rows(
     origin: Origin, *, folder: Path, local: Path | None = None, limit: int | None = None
 ) -> Opened:
-    """The rows of an origin, whole or as many as it wants.
+    """The rows of an origin, all or as many as its `read` allows.
 
     Args:
         origin: a Hub data set or local files.
-        folder: what relative paths are relative to.
-        local: a folder with downloaded data sets, as `<owner>/<name>` or `<name>`; what is not
-            there is taken from the Hub.
-        limit: read no more rows than this.
+        folder: base of relative paths.
+        local: a folder with downloaded data sets, as `<owner>/<name>` or `<name>`; the others come
+            from the Hub.
+        limit: maximum number of rows.
 
     Raises:
-        DataError: no such file, a format that is not known, a data set that is not to be had.
+        DataError: no such file, an unknown format, or a data set that is not available.
     """
     wanted = min((n for n in (origin.read, limit) if n is not None), default=None)
     if origin.path is not None:
         files = matching_files(folder, origin.path)
         return Opened(_read_files(files, origin, wanted), origin.path)
     assert origin.id is not None, "the schema lets no origin without id and path through"
-    copy = _local_copy(origin.id, local)
+    copies = [local / origin.id, local / origin.id.rsplit("/", 1)[-1]] if local else []
+    copy = next((copy for copy in copies if copy.is_dir()), None)
     if copy is not None:
         return Opened(_read_copy(copy, origin, wanted), f"{origin.id} (local copy)")
     return _read_hub(origin, wanted, local)
@@ -65,25 +61,14 @@ def open_rows(
 def keep_where(
     origin: Origin, rows: Dataset, *, also: Iterable[str] = ()
 ) -> Callable[[dict[str, Any]], bool]:
-    """Whether a row has the values that the origin's `where` wants.
+    """A function that is true for a row with the values that the origin's `where` allows.
 
     Raises:
-        DataError: `where`, or `also` as a list of columns, names one that is not there.
+        DataError: `where`, or `also` as a list of columns, names a column that does not exist.
     """
-    for key, columns in (("where", origin.where), ("columns", also)):
-        for column in columns:
-            if column not in rows.column_names:
-                raise DataError(f"{key}: no column {column!r}{nearest(column, rows.column_names)}")
+    check_columns(set(origin.where), rows.column_names, "where")
+    check_columns(set(also), rows.column_names, "columns")
     return lambda row: all(row[column] in values for column, values in origin.where.items())
-
-
-def _local_copy(name: str, local: Path | None) -> Path | None:
-    if local is None:
-        return None
-    for folder in (local / name, local / name.rsplit("/", 1)[-1]):
-        if folder.is_dir():
-            return folder
-    return None
 
 
 def _read_copy(copy: Path, origin: Origin, wanted: int | None) -> Dataset:
@@ -100,7 +85,7 @@ def _read_copy(copy: Path, origin: Origin, wanted: int | None) -> Dataset:
     declared = card.is_file() and "config_name:" in card.read_text("utf-8", errors="replace")
     if origin.config is None or declared:
         return _load(str(copy), origin, wanted, name=origin.config)
-    # Without a card that lays the configurations out, each one is a folder of its own.
+    # Without a card that declares the configurations, each one has its own folder.
     inner = copy / origin.config
     return _load(str(inner if inner.is_dir() else copy), origin, wanted)
 
@@ -163,7 +148,7 @@ def _how_to_download(origin: Origin) -> str:
 
 
 def _hub_files(origin: Origin) -> Iterator[str]:
-    """Addresses of the files that the patterns of an origin mean on the Hub."""
+    """URLs of the files that match the patterns of an origin on the Hub."""
     patterns = [file for file in origin.files if not file.startswith(_ADDRESSES)]
     yield from (file for file in origin.files if file.startswith(_ADDRESSES))
     if not patterns:
@@ -220,7 +205,7 @@ def _load(
 
 
 def matching_files(folder: Path, pattern: str) -> list[str]:
-    """The files that a path or a pattern means, sorted, so that no listing order matters."""
+    """The files that match a path or a pattern, sorted."""
     path = (folder / Path(pattern).expanduser()).absolute()
     if not has_magic(str(path)):
         if not path.is_file():
@@ -234,7 +219,7 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
 
 
 def _basename(file: str) -> str:
-    """Where a file of the Hub, or behind an address, lies in a downloaded copy."""
+    """Path of a file in a downloaded copy of its data set."""
     return file.rsplit("/", 1)[-1] if file.startswith(_ADDRESSES) else file
 
 
