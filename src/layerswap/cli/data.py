@@ -21,7 +21,7 @@ def data(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Tokenizer (folder or Hub id) that counts tokens for the card."),
+        typer.Option(help="Tokenizer that counts tokens for the card."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of rows to read from each source.")

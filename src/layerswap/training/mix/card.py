@@ -77,11 +77,7 @@ def data_card(built: BuiltMix, tokenizer: str | None = None) -> dict[str, Any]:
         "note": mix.note,
         "unverified": [
             *mix.unverified,
-            *(
-                f"{name}: {fact}"
-                for name, origin in described.items()
-                for fact in origin.unverified
-            ),
+            *(f"{name}: {fact}" for name, one in described.items() for fact in one.unverified),
         ],
         "versions": versions(*_LIBRARIES),
     }
@@ -175,13 +171,8 @@ def markdown(card: dict[str, Any]) -> str:
     if card["evaluation_sets"]:
         header = ("set", "items", "n-gram", "too short to look for")
         body = [
-            (
-                name,
-                f"{facts['items']:,}",
-                f"{facts['n']} {facts['unit']}",
-                f"{facts['too_short']:,}",
-            )
-            for name, facts in card["evaluation_sets"].items()
+            (name, f"{one['items']:,}", f"{one['n']} {one['unit']}", f"{one['too_short']:,}")
+            for name, one in card["evaluation_sets"].items()
         ]
         parts += ["### Evaluation items that were kept out", _table(header, body, "lrlr")]
     for title, key in (("Note", "note"), ("Not verified", "unverified")):
