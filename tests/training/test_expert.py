@@ -470,3 +470,34 @@ def test_a_folder_that_is_no_training_is_never_replaced(tmp_path, base, rows):
     with pytest.raises(LayerswapError, match="did not write it"):
         train(spec, out, resume=True)
     assert (out / "thesis.txt").exists()
+
+
+def test_the_example_of_the_public_function_runs(tmp_path, base, rows, monkeypatch):
+    import doctest
+
+    import layerswap as ls
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").symlink_to(base)
+    lines = (rows / "task-train.jsonl").read_text().splitlines()[:8]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    runner = doctest.DocTestRunner()
+    for example in doctest.DocTestFinder(recurse=False).find(ls.train, globs={}):
+        runner.run(example)
+    assert runner.summarize().attempted == 3
+    assert runner.failures == 0
+    assert (tmp_path / "copy" / "model.safetensors").is_file()
+
+
+def test_a_file_a_mapping_and_a_specification_train_the_same(tmp_path, base, rows):
+    import layerswap as ls
+
+    spec = {"base": str(base), "data": files(rows, "task"), "limit": 16, "hyperparameters": FAST}
+    (tmp_path / "expert.yaml").write_text(yaml.safe_dump(spec))
+    given = (tmp_path / "expert.yaml", str(tmp_path / "expert.yaml"), spec, check_expert(spec))
+    outs = [ls.train(one, tmp_path / f"{i}", seed=2) for i, one in enumerate(given)]
+    records = [read_training(out) for out in outs]
+    assert len({record["key"] for record in records}) == 1
+    assert records[0]["spec"]["seed"] == 2
+    with pytest.raises(LayerswapError, match=r"seeds: unknown key; did you mean 'seed'"):
+        ls.train(spec, tmp_path / "none", seeds=2)

@@ -93,7 +93,7 @@ def train(
     Example:
         >>> import layerswap as ls
         >>> expert = ls.train({"base": "base", "data": {"train": "rows.jsonl"}}, out="expert")
-        >>> ls.soup([expert]).save("copy")
+        >>> saved = ls.soup([expert]).save("copy")
     """
     if isinstance(spec, str | os.PathLike):
         folder = Path(spec).parent if folder is None else folder
@@ -211,6 +211,8 @@ def plan_training(
 
 def make_trainer(job: TrainingJob, model: PreTrainedModel) -> Any:
     """TRL's trainer for a job, with adapters, frozen parts, turns and checkpoints set up."""
+    from transformers import PrinterCallback
+
     from layerswap.training.expert.sft import (
         AlternatingTurns,
         EverySamples,
@@ -248,6 +250,7 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel) -> Any:
         trainer.add_callback(AlternatingTurns(by_part, turns.every))
     trainer.add_callback(EverySamples(job.spec.save_every, validate=validate))
     trainer.add_callback(KeepNewestState())
+    trainer.remove_callback(PrinterCallback)
     _set_decay(trainer, job.decay)
     return trainer
 

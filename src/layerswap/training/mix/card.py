@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from layerswap.training.mix.build import BuiltMix
     from layerswap.training.mix.mapping import MixExample
-    from layerswap.training.mix.schema import Mix
+    from layerswap.training.mix.schema import EvaluationSet, Mix, MixSource
 
 CARD = "data_card.json"
 """The file that marks a folder as written by `save_mix`."""
@@ -56,7 +56,9 @@ def data_card(built: BuiltMix, tokenizer: str | None = None) -> dict[str, Any]:
             sources[name] |= {"tokens": prompt + completion, "completion_tokens": completion}
         tokens = {"tokens": sum(facts["tokens"] for facts in sources.values())}
     evaluation = mix.filters.evaluation
-    described = {**mix.sources, **(evaluation.against if evaluation else {})}
+    described: dict[str, MixSource | EvaluationSet] = {
+        **mix.sources, **(evaluation.against if evaluation else {})
+    }  # fmt: skip
     return {
         "name": mix.name,
         "description": mix.description,
