@@ -26,8 +26,8 @@ from layerswap.lab.results import best_of
 from layerswap.lab.scoring import load
 from layerswap.lab.train import Training, Trainings, train
 from layerswap.merge import swap
-from layerswap.report import heat_map_svg
-from layerswap.report.delta_map import Map, map_figure, map_of, save_figure
+from layerswap.report import Drawing, draw_heat_map
+from layerswap.report.delta_map import Map, draw_maps, map_of
 
 PUBLISHED = Path(__file__).parent.parent / "tests" / "data" / "published_maps.json"
 SEED = 9000
@@ -45,10 +45,12 @@ def main() -> None:
     published = json.loads(PUBLISHED.read_text("utf-8"))
     maps = [_published(PAPER[name], published[name]) for name in PAPER]
     caption = "Llama 3.1 8B, as printed in Bandarkar et al. (2025), figures 4 and 6"
-    _save(map_figure(maps, caption=caption), arguments.out / "maps-paper")
+    _save(draw_maps(maps, caption=caption), arguments.out / "maps-paper")
     lab = shipped()
     for language in lab.languages:
-        (arguments.out / f"grid-{language}.svg").write_text(_grid(lab, language), "utf-8")
+        (arguments.out / f"grid-{language}.svg").write_text(
+            _grid(lab, language).svg() + "\n", "utf-8"
+        )
     _save(_maps(lab), arguments.out / "maps-lab")
 
 
@@ -62,13 +64,13 @@ def _published(title: str, printed: dict[str, Any]) -> Map:
     return Map(title, columns, columns, cells, len(printed["layers"]))
 
 
-def _grid(lab: Lab, language: str) -> str:
+def _grid(lab: Lab, language: str) -> Drawing:
     plan = swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
     shares = try_grid(plan, lab, language, lambda count: None)
     default = default_zones(plan.composition.layers)
     values = {_cell(zones): share for zones, share in shares.items()}
     assert len(values) == len(BOTTOMS) * len(TOPS)
-    return heat_map_svg(
+    return draw_heat_map(
         values,
         row_label=f"bottom layers from the {language} expert",
         column_label="top layers",
@@ -81,7 +83,7 @@ def _cell(zones: Zones) -> tuple[int, int]:
     return zones.bottom, zones.top
 
 
-def _maps(lab: Lab) -> Any:
+def _maps(lab: Lab) -> Drawing:
     """Experts trained in full; of each, the rows that changed most, as many as in the paper's."""
     usual, language = Trainings(), lab.languages[0]
     mix = usual.language_mix
@@ -101,7 +103,7 @@ def _maps(lab: Lab) -> Any:
     thresholds = {name: rows_threshold(atlas, [name], SHARE) for name in experts}
     told = " and ".join(f"{value:.1e}" for value in thresholds.values())
     caption = f"the lab's experts trained in full, thresholds {told}"
-    return map_figure([map_of(atlas, name, thresholds[name]) for name in experts], caption=caption)
+    return draw_maps([map_of(atlas, name, thresholds[name]) for name in experts], caption=caption)
 
 
 def _trained(lab: Lab, training: Training, stream: Any, folder: str) -> Path:
@@ -114,8 +116,8 @@ def _trained(lab: Lab, training: Training, stream: Any, folder: str) -> Path:
     return out
 
 
-def _save(figure: Any, stem: Path) -> None:
-    for path in save_figure(figure, stem):
+def _save(drawing: Drawing, stem: Path) -> None:
+    for path in drawing.save(stem):
         if path.suffix != ".svg":
             path.unlink()
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.statistics import mean_interval, paired_difference
-from layerswap.report.page import Table
-from layerswap.report.tables import difference_words, write_tables
+from layerswap.report.tables import Table, difference_words, write_tables
 from layerswap.study.conditions import DEFAULT
 from layerswap.study.runner import Context
 from research.pairs import BASE_NAMES, RESULT

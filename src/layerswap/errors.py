@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unicodedata import category
+
 
 class LayerswapError(Exception):
     """Something the user can mend: the message is one clear line, without a traceback.
@@ -44,3 +46,22 @@ class TrainingError(LayerswapError):
 
 class StudyError(LayerswapError):
     """A study that cannot be planned, or whose folder is not its own."""
+
+
+BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def visible(text: str) -> str:
+    r"""`text` with control characters escaped, so that a name cannot forge a line or a colour.
+
+    Escapes control characters, line separators, lone surrogates and changes of direction. Letters
+    of every script stay as they are.
+
+    Example: `visible("a\nb")` gives `"a\\nb"`.
+    """
+    return "".join(
+        c.encode("unicode_escape").decode()
+        if category(c) in ("Cc", "Cs", "Zl", "Zp") or c in BIDI_CONTROLS
+        else c
+        for c in text
+    )

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from layerswap.evaluation.linearity import Additivity, Connectivity, Line
-from layerswap.report.linearity import linearity_figure
+from layerswap.report.charts import draw_linearity
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_the_figure_shows_what_was_measured():
     line = Line((-0.5, 0.0, 0.5, 1.0, 1.5), (3.0, 1.0, 1.75, 2.0, 4.0))
     found = Connectivity(line, (line, line, line), "base")
     sums = Additivity((0.1, 0.2, 0.3), 0.4, (0.01, 0.02, 0.03))
-    left, middle, right, _ = linearity_figure(found, sums).axes
+    left, middle, right, _ = draw_linearity(found, sums).figure.axes
     assert tuple(left.lines[0].get_ydata()) == line.losses
     assert tuple(left.lines[1].get_ydata()) == (1.0, 2.0)
     assert len(middle.lines) == 3
     assert "base elsewhere" in middle.get_title()
     assert [bar.get_width() for bar in right.patches] == [0.1, 0.2, 0.3, 0.01, 0.02, 0.03]
     assert right.lines[0].get_xdata()[0] == 0.4
-    *_, right, _ = linearity_figure(found, Additivity(sums.layers, 0.4, ())).axes
+    *_, right, _ = draw_linearity(found, Additivity(sums.layers, 0.4, ())).figure.axes
     assert len(right.patches) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layerswap.compose import Zones, swap
-from layerswap.report import Report, Section, Table, heat_map_svg, interval_svg, stack_svg
+from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
 
 NAMES = {"language": "Swahili expert", "task": "math expert"}
 MODELS = ("base", "math expert", "Swahili expert", "soup", "swap, paper's default", "swap, best")
@@ -39,14 +39,14 @@ def example() -> Report:
         caption="Accuracy on the test split in per cent, with 95% intervals over 500 problems.",
         highlight=5,
     )
-    grid = heat_map_svg(
+    grid = draw_heat_map(
         GRID,
         row_label="bottom layers",
         column_label="top layers",
         best=max(GRID, key=lambda cell: GRID[cell]),
         default=(1, 1),
     )
-    task = interval_svg(
+    task = draw_intervals(
         [(name, scores(i)[0]) for i, name in enumerate(MODELS)],
         measure="accuracy on Swahili maths",
         highlight="swap, best",
@@ -56,7 +56,7 @@ def example() -> Report:
         lead="Taking the outer layers from the Swahili expert and the middle from the math "
         "expert solves 49.5% of Swahili problems. The math expert alone solves 26.7%, "
         "the usual average of both 38.1%.\n\nNo training: the two experts were recomposed.",
-        figure_svg=stack_svg(best, NAMES),
+        figure=draw_stack(best, NAMES),
         sections=[
             Section(
                 "What each model can do",
@@ -68,13 +68,13 @@ def example() -> Report:
             Section(
                 "The task in the target language",
                 "Each dot is a model; the whisker is the 95% interval of its mean.",
-                figure_svg=task,
+                figure=task,
             ),
             Section(
                 "Choosing the layers",
                 "Every pair of bottom and top layers was scored on the development split. The "
                 "best one was then measured, once, on the test split above.",
-                figure_svg=grid,
+                figure=grid,
             ),
         ],
         colophon="layerswap 0.1.0; seed 0; test split of 500 problems.",

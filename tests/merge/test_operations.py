@@ -270,10 +270,13 @@ def test_pictures_know_who_takes_part():
 
 
 def test_a_report_draws_a_method():
-    from layerswap.report import stack_svg
+    from layerswap.report import draw_stack
+    from layerswap.report.drawing import EXPERTS
 
     ties = ls.Blend.of(Operation.of("ties", {ls.Blend.of("m"): 1, ls.Blend.of("s"): 1},
                                     base=ls.Blend.of("base")))  # fmt: skip
-    drawn = stack_svg(Composition.build(4, lambda place: ties))
+    drawn = draw_stack(Composition.build(4, lambda place: ties)).svg()
     assert "ties(m, s)" in drawn
-    assert "pattern" in drawn
+    for colour in list(EXPERTS)[:2]:  # in stripes, half and half
+        assert drawn.count(f"fill: {colour}") >= 6
+    assert "clip-path" in drawn

@@ -10,9 +10,9 @@ from layerswap.deltas.atlas import measure_delta
 from layerswap.evaluation.statistics import Interval, friedman
 from layerswap.lab.assets import shipped
 from layerswap.report import Report, Section, Table, write_report
-from layerswap.report.delta_page import map_panel
+from layerswap.report.delta_map import map_panel
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
-from layerswap.report.rank_figure import inline_svg, rank_figure
+from layerswap.report.charts import draw_ranks
 
 playwright = pytest.importorskip("playwright.sync_api")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -53,7 +53,7 @@ def path(tmp_path_factory):
         Section("Grid", panel=grid_panel(scores, title="all", marks={Zones(2, 1): "chosen"})),
         Section("Maps", panel=map_panel(atlas, atlas.threshold())),
         Section("Answers", panel=examples_panel(["swap", "soup"], examples)),
-        Section("Ranks", figure_svg=inline_svg(rank_figure(ranked), title="t", description="d")),
+        Section("Ranks", figure=draw_ranks(ranked)),
     ]
     return write_report(tmp_path_factory.mktemp("page") / "report.html",
                         Report("A page", "What was found.", sections))  # fmt: skip

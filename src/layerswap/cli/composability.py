@@ -25,7 +25,7 @@ def composability(
     """
     from layerswap.cli.tables import predictor_table
     from layerswap.evaluation.composability import predictors, read_merges
-    from layerswap.report.intervals import interval_svg
+    from layerswap.report.charts import draw_intervals
 
     signals, quality = read_merges(table, merged)
     found = predictors(signals, quality)
@@ -33,5 +33,6 @@ def composability(
     if figure is not None:
         rows = [(one.signal, one.spearman) for one in found]
         title = f"Spearman's correlation with {merged}"
-        figure.write_text(interval_svg(rows, measure=title, unit="rho"), "utf-8")
+        drawn = draw_intervals(rows, measure=title, unit="rho")
+        figure.write_text(drawn.svg() + "\n", "utf-8")
         typer.echo(f"wrote {figure}")

@@ -43,11 +43,14 @@ def linearity(
     Example: layerswap linearity --base llama --task math --language swahili --text sw.txt --out lin
     """
     from layerswap.engine.devices import pick_device
+    from layerswap.evaluation.linearity import measure_linearity
     from layerswap.report.linearity import refuse_linearity, write_linearity
 
     refuse_linearity(out, overwrite=overwrite)
-    for line in write_linearity(
-        base, task, language, text, out, steps=steps, beyond=beyond, elsewhere=elsewhere,
-        max_length=max_length, dtype=dtype, device=pick_device(device), overwrite=overwrite,
-    ):  # fmt: skip
+    found = measure_linearity(
+        base, task, language, text, steps=steps, beyond=beyond, elsewhere=elsewhere,
+        max_length=max_length, dtype=dtype, device=pick_device(device),
+    )  # fmt: skip
+    written = write_linearity(found, out, overwrite=overwrite)
+    for line in (*found.lines(), f"wrote {written}"):
         typer.echo(line)

@@ -6,16 +6,25 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap._types import PathLike
+from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Override
 from layerswap.engine.split_model import SplitModel
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import EvaluationError
-from layerswap.evaluation.examples import Text, Tokens, as_tokens, batches
+from layerswap.errors import CheckpointError, EvaluationError
+from layerswap.evaluation.examples import (
+    Text,
+    Tokens,
+    as_tokens,
+    batches,
+    read_examples,
+    tokenize,
+)
 from layerswap.merge.plan import Plan
 from layerswap.merge.planner import make_plan
 
@@ -362,3 +371,106 @@ def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[floa
     scores = sweep.loglikelihood(requests, batch_size=batch_size)
     count = sum(len(text.predicted) for text in texts)
     return [-float(row.sum()) / count for row in scores.logprob]
+
+
+@dataclass(frozen=True)
+class Linearity:
+    """Two experts measured on the same texts.
+
+    Attributes:
+        line: loss along the line between them.
+        sums: how far the effects of their deltas add up.
+        texts: how many texts were measured on.
+        left_out: how many were too short to predict a token of.
+        predicted: tokens predicted.
+    """
+
+    line: Connectivity
+    sums: Additivity
+    texts: int
+    left_out: int
+    predicted: int
+
+    def lines(self) -> list[str]:
+        """The result in words, a line each."""
+        whole, layers, sums = self.line.whole, self.line.layers, self.sums
+        loss_at = dict(zip(whole.positions, whole.losses, strict=True))
+        worst = max(range(len(layers)), key=lambda layer: layers[layer].barrier)
+        left_out = f", {self.left_out} left out" if self.left_out else ""
+        found = [
+            f"{self.texts} texts{left_out}, {self.predicted} tokens predicted",
+            f"loss: task expert {loss_at[0.0]:.4f}, language expert {loss_at[1.0]:.4f}; "
+            f"barrier {whole.barrier:.4f} nats per token",
+            f"largest barrier of one layer: {layers[worst].barrier:.4f} in layer {worst}",
+            f"both deltas at once depart from the sum of their effects by {sums.layers[-1]:.1%} "
+            f"after the last layer, {sums.logits:.1%} in the logits",
+        ]
+        if sums.alone:
+            low, high = min(sums.alone), max(sums.alone)
+            found.append(f"within one layer they depart by {low:.1%} to {high:.1%}")
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every number as a row of `measure`, `layer`, `position` and `value`."""
+        rows: list[dict[str, Any]] = [
+            {"measure": "loss_nats_per_token", "layer": layer, "position": at, "value": loss}
+            for layer, one in [(None, self.line.whole), *enumerate(self.line.layers)]
+            for at, loss in zip(one.positions, one.losses, strict=True)
+        ]
+        departures: list[tuple[str, int | None, float]] = [
+            *(("departure_share", at, v) for at, v in enumerate(self.sums.layers)),
+            *(("departure_alone_share", at, v) for at, v in enumerate(self.sums.alone)),
+            ("departure_logits_share", None, self.sums.logits),
+        ]
+        return rows + [
+            {"measure": measure, "layer": layer, "position": None, "value": value}
+            for measure, layer, value in departures
+        ]
+
+
+def measure_linearity(
+    base: str,
+    task: str,
+    language: str,
+    text: Path,
+    *,
+    max_length: int = 256,
+    dtype: str = "float32",
+    device: str = "cpu",
+    **settings: Any,
+) -> Linearity:
+    """Measure two experts on the texts of a file.
+
+    Args:
+        base: the checkpoint that both were fine-tuned from; its tokenizer reads the texts.
+        task: an expert.
+        language: another.
+        text: texts, one on each line or as JSON Lines; of a completion after a prompt only the
+            completion counts for the loss.
+        max_length: most tokens of a text.
+        dtype: dtype of weights and arithmetic.
+        device: device of the models.
+        settings: `elsewhere`, `steps` and `beyond` of `connectivity`.
+
+    Raises:
+        LayerswapError: the sources or the texts cannot be read.
+    """
+    examples = read_examples(text)
+    tokenizer = _tokenizer(base)
+    read = [tokenize(example, tokenizer, max_length) for example in examples]
+    texts = [tokens for tokens in read if tokens.predicted]
+    line = connectivity(task, language, texts, base=base, dtype=dtype, device=device, **settings)
+    sums = additivity(base, task, language, texts, dtype=dtype, device=device)
+    predicted = sum(len(tokens.predicted) for tokens in texts)
+    return Linearity(line, sums, len(texts), len(read) - len(texts), predicted)
+
+
+def _tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    checkpoint = open_checkpoint(source)
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder)
+    except (OSError, ValueError, KeyError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{checkpoint.identity}: has no usable tokenizer ({why})") from None

@@ -10,12 +10,12 @@ from layerswap.report import (
     Report,
     Section,
     Table,
-    heat_map_svg,
-    interval_svg,
-    stack_svg,
+    draw_heat_map,
+    draw_intervals,
+    draw_stack,
     write_report,
 )
-from layerswap.report.delta_page import map_panel
+from layerswap.report.delta_map import map_panel
 from layerswap.report.panels import ShownAnswer, examples_panel
 from layerswap.study.report import provenance
 from layerswap.versions import __version__
@@ -47,7 +47,7 @@ def tell(outcome: Outcome) -> Report:
     return Report(
         title=f"Word problems in {outcome.language}, without one to learn from",
         lead=_lead(outcome),
-        figure_svg=stack_svg(outcome.composition, experts),
+        figure=draw_stack(outcome.composition, experts),
         sections=[
             _table(outcome),
             _task(outcome),
@@ -126,7 +126,7 @@ def _task(outcome: Outcome) -> Section:
     differences = [(NAMES[model], value) for model, value in outcome.differences().items()]
     return Section(
         f"The task in {outcome.language}",
-        figure_svg=interval_svg(rows, measure="right answers", highlight=NAMES["swap_best"]),
+        figure=draw_intervals(rows, measure="right answers", highlight=NAMES["swap_best"]),
         table=Table(
             ("best swap minus", "difference"),
             differences,
@@ -143,7 +143,7 @@ def _grid(outcome: Outcome) -> Section:
         "How many layers come from the language expert at the bottom and at the top, against the "
         "share of development problems answered. The best of them was chosen here and then judged "
         "on other problems.",
-        figure_svg=heat_map_svg(
+        figure=draw_heat_map(
             values,
             row_label="bottom layers",
             column_label="top layers",

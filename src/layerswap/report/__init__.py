@@ -1,4 +1,4 @@
-"""Figures and the HTML report. Strings in, strings out: no plotting library, no network.
+"""Draws figures and writes HTML reports and tables: plain data in, no network.
 
 Example::
 
@@ -6,18 +6,20 @@ Example::
     write_report("report.html", report)
 """
 
-from layerswap.report.heat_map import heat_map_svg
-from layerswap.report.intervals import interval_svg
-from layerswap.report.page import Report, Section, Table, render, write_report
-from layerswap.report.stack import stack_svg
+from layerswap.report.charts import draw_heat_map, draw_intervals
+from layerswap.report.drawing import Drawing
+from layerswap.report.page import Report, Section, render, write_report
+from layerswap.report.stack import draw_stack
+from layerswap.report.tables import Table
 
 __all__ = [
+    "Drawing",
     "Report",
     "Section",
     "Table",
-    "heat_map_svg",
-    "interval_svg",
+    "draw_heat_map",
+    "draw_intervals",
+    "draw_stack",
     "render",
-    "stack_svg",
     "write_report",
 ]

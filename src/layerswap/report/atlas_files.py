@@ -8,8 +8,7 @@ from pathlib import Path
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.deltas.measure import Sums
-from layerswap.report.delta_map import map_figure, map_of, save_figure
-from layerswap.report.delta_page import delta_page
+from layerswap.report.delta_map import delta_page, draw_maps, map_of
 
 LOSS = 0.3
 """Share of a delta lost to bfloat16 above which the user is warned."""
@@ -58,7 +57,7 @@ def write_atlas(
         atlas.save(folder)
         maps = [map_of(atlas, expert, at) for expert in atlas.experts]
         caption = f"rows ({atlas.axis} features) with a MAV above {at:.2g}"
-        save_figure(map_figure(maps, caption=caption, numbers=numbers), folder / "map")
+        draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
         (folder / "map.html").write_text(delta_page(atlas, at), "utf-8")
     return Written(target, tuple(_lines(atlas, target)))
 

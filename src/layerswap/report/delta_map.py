@@ -1,22 +1,28 @@
-"""The map of an expert: which rows of which matrices fine-tuning changed (paper 1, Figure 2)."""
+"""Maps of experts: which rows of which matrices fine-tuning changed (paper 1, figure 2).
+
+As a figure, and as an interactive page with a slider over the threshold.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerswap.deltas.atlas import Atlas
-from layerswap.report.heat_map import even_scale, readable_on
+from layerswap.report.drawing import Drawing, even_scale, readable_on, settings, shade
+from layerswap.report.page import Panel, render_map_page
+from layerswap.report.tables import score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
+STEPS = 120
+"""Positions of the threshold slider, even in the logarithm; fewer for very large models."""
+COUNTS = 250_000
+"""Most counts that a page holds, at about five characters each."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,9 @@ class Map:
     """A grid of fractions.
 
     Attributes:
-        title: whose it is.
+        title: name of the expert.
         columns: names of the matrices, the papers' where they have one.
-        labels: what to write above each column: the family's own name, and the papers' if it is
-            another.
+        labels: heading of each column: the family's own name, and the papers' if it is another.
         cells: fraction of rows above the threshold, by layer and column.
         layers: number of layers.
     """
@@ -47,7 +52,7 @@ def columns_of(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def label_of(column: str, tensor: str) -> str:
-    """What to write above a column: the family's own name, and the papers' if it is another.
+    """The heading of a column: the family's own name, and the papers' if it is another.
 
     Example: `label_of("w1", "model.layers.0.mlp.gate_proj.weight")` is `"gate_proj (w1)"`.
     """
@@ -56,7 +61,7 @@ def label_of(column: str, tensor: str) -> str:
 
 
 def labels_of(atlas: Atlas) -> dict[str, str]:
-    """The columns of an atlas's map in their order, and what to write above each."""
+    """The columns of an atlas's map in their order, with the heading of each."""
     first: dict[str, str] = {}
     for (_, column), tensors in atlas.matrices().items():
         first.setdefault(column, tensors[0])
@@ -73,65 +78,122 @@ def map_of(atlas: Atlas, expert: str, threshold: float) -> Map:
     return Map(expert, tuple(labels), tuple(labels.values()), cells, atlas.layers)
 
 
-def map_figure(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) -> Figure:
+@settings()
+def draw_maps(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) -> Drawing:
     """Maps side by side: layers down the side with the last on top, matrices across.
 
     Args:
         maps: one or more, all of as many layers.
         caption: a line below, such as the threshold.
-        numbers: whether to write each fraction into its cell, in percent.
+        numbers: write each fraction into its cell, as a percentage.
     """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.figure import Figure
 
-    wide = 0.42 if numbers else 0.34
-    width = sum(0.9 + wide * len(m.columns) for m in maps) + 0.9
-    figure = Figure(figsize=(width, 1.2 + 0.2 * maps[0].layers), layout="constrained")
+    wide = 0.46 if numbers else 0.36
+    width = sum(0.9 + wide * len(one.columns) for one in maps) + 1.2
+    figure = Figure(figsize=(width, 1.6 + 0.2 * maps[0].layers), layout="constrained")
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for axis, one in zip(axes, maps, strict=True):
-        image = _draw(axis, one, numbers)
+        _draw(axis, one, numbers)
     axes[0].set_ylabel("layer")
-    bar = figure.colorbar(image, ax=list(axes), shrink=0.6, aspect=30)
+    scale = ScalarMappable(Normalize(0, 1), ListedColormap(even_scale()))
+    bar = figure.colorbar(scale, ax=list(axes), shrink=0.6, aspect=30)
     # Beside few layers there is no room for more.
     room = maps[0].layers >= 16
     bar.set_label("fraction of rows above the threshold" if room else "fraction of rows")
     if caption:
-        figure.supxlabel(caption, fontsize="small")
-    return figure
+        figure.supxlabel(caption, fontsize=11)
+    highest = [max(one.cells.items(), key=lambda item: item[1], default=None) for one in maps]
+    said = [f"{one.title}: most in layer {cell[0]}, {cell[1]}, {score(value)}% of rows"
+            for one, (cell, value) in zip(maps, filter(None, highest), strict=False)]  # fmt: skip
+    return Drawing(figure, "Rows that fine-tuning changed, by layer and matrix", "; ".join(said))
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as SVG, PDF and PNG, the same bytes every time; the paths written."""
-    import matplotlib
+def _draw(axes: Axes, one: Map, numbers: bool) -> None:
+    """One map; cells are rectangles, so that an SVG stays sharp and follows dark mode."""
+    from matplotlib.patches import Rectangle
 
-    written = []
-    with matplotlib.rc_context({"svg.hashsalt": "layerswap", "svg.fonttype": "none"}):
-        for kind in ("svg", "pdf", "png"):
-            path = stem.with_name(f"{stem.name}.{kind}")
-            date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-            figure.savefig(path, metadata=date, dpi=200)
-            written.append(path)
-    return written
+    for (layer, column), value in sorted(one.cells.items()):
+        x, colour = one.columns.index(column), shade(value)
+        # A little larger than the cell, or hairlines show between neighbours.
+        axes.add_patch(Rectangle((x - 0.5, layer - 0.5), 1, 1, facecolor=colour,
+                                 edgecolor=colour, linewidth=0.3))  # fmt: skip
+        if numbers:
+            axes.text(x, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
+                      color=readable_on(colour))  # fmt: skip
+    axes.set(xlim=(-0.5, len(one.columns) - 0.5), ylim=(-0.5, one.layers - 0.5), title=one.title)
+    axes.set_xticks(range(len(one.columns)), one.labels, rotation=45, ha="right",
+                    rotation_mode="anchor")  # fmt: skip
+    axes.set_yticks(range(0, one.layers, max(1, one.layers // 32)))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
 
 
-def _draw(axis: Axes, one: Map, numbers: bool) -> AxesImage:
+def delta_page(atlas: Atlas, threshold: float) -> str:
+    """The interactive map of an atlas as one HTML file: a threshold slider, two experts.
+
+    It holds the number of rows above each threshold of the slider, for every cell and expert.
+
+    Args:
+        atlas: what to show.
+        threshold: where the slider starts, as a MAV.
+    """
+    return render_map_page(map_panel(atlas, threshold), atlas.experts, atlas.base, atlas.axis)
+
+
+def map_panel(atlas: Atlas, threshold: float) -> Panel:
+    """The maps of an atlas's experts with a slider, as a panel of a report; see `delta_page`."""
     import numpy as np
-    from matplotlib.colors import LinearSegmentedColormap
 
-    shades = even_scale()
-    colours = LinearSegmentedColormap.from_list("even", shades)
-    grid = np.full((one.layers, len(one.columns)), np.nan)
-    for (layer, column), value in one.cells.items():
-        grid[layer, one.columns.index(column)] = value
-    image = axis.imshow(grid, cmap=colours, vmin=0, vmax=1, aspect="auto", origin="lower")
-    axis.set_title(one.title, fontsize="medium")
-    axis.set_xticks(range(len(one.columns)), one.labels, rotation=45, ha="right")
-    step = max(1, one.layers // 32)
-    axis.set_yticks(range(0, one.layers, step))
-    axis.tick_params(labelsize="small")
-    if numbers:
-        for (layer, column), value in np.ndenumerate(grid):
-            if not np.isnan(value):
-                shade = readable_on(shades[round(value * (len(shades) - 1))])
-                text = f"{100 * value:.0f}"
-                axis.text(column, layer, text, ha="center", va="center", color=shade, fontsize=5.5)
-    return image
+    cells = atlas.matrices()
+    rows = {
+        (expert, cell): np.concatenate([atlas.changes[expert, tensor].rows for tensor in tensors])
+        for expert in atlas.experts
+        for cell, tensors in cells.items()
+    }
+    steps = max(20, min(STEPS, COUNTS // max(1, len(rows))))
+    thresholds = _thresholds(list(rows.values()), threshold, steps)
+    labels = labels_of(atlas)
+    return Panel("maps", {
+        "experts": list(atlas.experts),
+        "layers": atlas.layers,
+        "columns": list(labels),
+        "labels": list(labels.values()),
+        "colours": {"light": even_scale(), "dark": even_scale(dark=True)},
+        "thresholds": [float(value) for value in thresholds],
+        "start": int(np.searchsorted(thresholds, threshold)),
+        "rows": {
+            f"{layer} {column}": len(rows[atlas.experts[0], (layer, column)])
+            for layer, column in cells
+        },
+        "above": [
+            {
+                f"{layer} {column}": _above(rows[expert, (layer, column)], thresholds)
+                for layer, column in cells
+            }
+            for expert in atlas.experts
+        ],
+    })  # fmt: skip
+
+
+def _thresholds(rows: list[Any], threshold: float, steps: int) -> Any:
+    """The slider's positions, from where nearly all changed rows are above to where none is."""
+    import numpy as np
+
+    everything = np.concatenate(rows)
+    changed = everything[everything > 0]
+    low, high = (
+        (float(np.quantile(changed, 0.001)), float(changed.max())) if len(changed) else (1e-9, 1.0)
+    )
+    even = np.geomspace(low, max(high, low * 2), steps - 1)
+    return np.unique(np.append(even, threshold))
+
+
+def _above(rows: Any, thresholds: Any) -> list[int]:
+    """Rows above each threshold."""
+    import numpy as np
+
+    ordered = np.sort(rows.astype(np.float64))
+    return (len(ordered) - np.searchsorted(ordered, thresholds, side="right")).tolist()  # type: ignore[no-any-return]

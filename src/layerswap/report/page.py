@@ -1,4 +1,4 @@
-"""The HTML report: one file that needs nothing else, and shows on screen, phone and paper."""
+"""Writes HTML reports: one file each, for screen, phone and paper, that fetches nothing."""
 
 from __future__ import annotations
 
@@ -11,51 +11,23 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap.errors import LayerswapError
-from layerswap.report.svg import score
+from layerswap.errors import LayerswapError, visible
+from layerswap.report.tables import Table, score
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
     from layerswap.evaluation.statistics import Interval
-
-    Cell = str | int | float | Interval | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of results.
-
-    Attributes:
-        columns: the headings; the first column names the rows.
-        rows: as many cells as columns. An interval shows its mean over its range, a float is a
-            score in `unit`, an int a count, None a dash, and text itself.
-        caption: one sentence above the table.
-        highlight: index of the row to bring out, if any.
-        unit: of intervals and floats; `%` shows fractions of 1 as per cent.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-    highlight: int | None = None
-    unit: str = "%"
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"{len(self.columns)} columns, but a row has {len(row)} cells")
-        if self.highlight is not None and not 0 <= self.highlight < len(self.rows):
-            raise ValueError(f"row {self.highlight} of {len(self.rows)} cannot be highlighted")
+    from layerswap.report.drawing import Drawing
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Something to work with on the page; it needs JavaScript, and is quiet without it.
+    """An interactive part of a page; it needs JavaScript.
 
     Attributes:
-        kind: `maps` (see `delta_page.map_panel`), `grid` or `examples` (see `panels`).
-        data: what it shows; plain data.
+        kind: `maps` (see `delta_map.map_panel`), `grid` or `examples` (see `panels`).
+        data: plain data that it shows.
     """
 
     kind: Literal["maps", "grid", "examples"]
@@ -69,21 +41,18 @@ class Section:
     Attributes:
         heading: a few words.
         text: paragraphs, divided by empty lines.
-        figure_svg: a figure of this package, placed on the page as it is.
-        table: results; it can be sorted on the page.
-        panel: something to work with.
-        note: what the reader should be careful about; set apart. Paragraphs like `text`.
+        figure: a drawing of this package.
+        table: results; readers can sort it.
+        panel: an interactive part.
+        note: a caution, set apart. Paragraphs like `text`.
     """
 
     heading: str
     text: str = ""
-    figure_svg: str | None = None
+    figure: Drawing | None = None
     table: Table | None = None
     note: str | None = None
     panel: Panel | None = None
-
-    def __post_init__(self) -> None:
-        _check_figure(self.figure_svg)
 
 
 @dataclass(frozen=True)
@@ -92,20 +61,17 @@ class Report:
 
     Attributes:
         title: of the page.
-        lead: what was found, in a sentence or two; paragraphs divided by empty lines.
+        lead: the result in a sentence or two; paragraphs divided by empty lines.
         sections: the parts, in order.
-        figure_svg: the figure beside the lead, such as the stack of the best composition.
+        figure: the drawing beside the lead, such as the stack of the best composition.
         colophon: small print at the end, such as versions, seeds and the date.
     """
 
     title: str
     lead: str
     sections: Sequence[Section]
-    figure_svg: str | None = None
+    figure: Drawing | None = None
     colophon: str = ""
-
-    def __post_init__(self) -> None:
-        _check_figure(self.figure_svg)
 
     @property
     def panels(self) -> list[str]:
@@ -117,10 +83,25 @@ class Report:
 def render(report: Report) -> str:
     """The report as one HTML file: no font, no link, nothing fetched; equal reports, equal bytes.
 
-    All text is escaped. Only `figure_svg` is placed as it is, which the figures of this package
-    have escaped themselves.
+    All text is escaped; drawings escape their own.
     """
-    return _template().render(report=report)
+    return _environment().get_template("report.html.j2").render(report=report)
+
+
+def render_map_page(panel: Panel, experts: Sequence[str], base: str, axis: str) -> str:
+    """A page with the interactive maps of experts alone.
+
+    Args:
+        panel: the maps; see `delta_map.map_panel`.
+        experts: their names.
+        base: what they were fine-tuned from.
+        axis: `input` or `output`; what a row is.
+    """
+    return (
+        _environment()
+        .get_template("delta.html.j2")
+        .render(panel=panel, experts=list(map(visible, experts)), base=base, axis=axis)
+    )
 
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
@@ -148,13 +129,8 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     return target
 
 
-def _check_figure(figure: str | None) -> None:
-    if figure is not None and not figure.startswith("<svg "):
-        raise ValueError("a figure is an SVG document, as the functions of this package draw it")
-
-
 @cache
-def _template() -> Template:
+def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -166,25 +142,25 @@ def _template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        paragraphs=_paragraphs, kind=_kind, score=score, numeric=_numeric, amount=_amount,
-        island=island,
+        paragraphs=_paragraphs, kind=_kind, score=score, amount=_amount, island=_island,
+        visible=visible,
     )  # fmt: skip
-    return environment.get_template("report.html.j2")
+    return environment
 
 
-def island(panel: Panel) -> str:
+def _island(panel: Panel) -> str:
     """The data of a panel for a script element; only "</" could end that."""
     text = json.dumps(panel.data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("</", "<\\/").replace("<!--", "<\\u0021--")
 
 
 def _amount(cell: float | Interval) -> float:
-    """What a cell is sorted by."""
+    """The number that a cell is sorted by."""
     return cell if isinstance(cell, float) else cell.mean
 
 
 def _paragraphs(words: str) -> list[str]:
-    return [p for p in (" ".join(part.split()) for part in words.split("\n\n")) if p]
+    return [p for p in (visible(" ".join(part.split())) for part in words.split("\n\n")) if p]
 
 
 def _kind(cell: Any) -> str:
@@ -194,8 +170,3 @@ def _kind(cell: Any) -> str:
     if isinstance(cell, str | int):
         return "text"
     return "score" if isinstance(cell, float) else "interval"
-
-
-def _numeric(table: Table, column: int) -> bool:
-    """Whether a column holds numbers, which are set flush right."""
-    return column > 0 and not any(isinstance(row[column], str) for row in table.rows)

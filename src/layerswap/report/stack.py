@@ -1,24 +1,22 @@
-"""What the figure of a stack says: its zones in words, for the brackets and for screen readers."""
+"""Draws a composition: the stack of layers, coloured by expert, with its zones in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition, DrawnRow, stack_rows
-from layerswap.report.svg import (
-    EXPERTS,
-    element,
-    escaped,
-    figure,
-    number,
-    stylesheet,
-    text,
-    wrapped,
-)
+from layerswap.report.drawing import EXPERTS, INK, LINE, MUTED, Canvas, Drawing, settings, wrapped
+
+LEFT, STACK, LABEL_LEFT, LABEL = 34, 150, 218, 200
+"""Where the columns of the stack and of the labels start, and their widths, in pixels."""
+SLAB, GAP, OVERHANG = 24, 7, 8
+"""The slabs outside the layers: height, distance, and how much broader than a layer."""
+FONT, LEADING, SMALL, TOP = 13, 17, 11, 22
+MOST_LABELS = 12
+"""With more zones than this, a legend names the experts in place of a label for each zone."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Zone:
     Attributes:
         first: index of its uppermost row.
         last: index of its lowest row.
-        inside: whether it is made of layers.
+        inside: True for layers, False for embedding, final norm and head.
         words: such as `bottom 2 layers: Swahili expert`.
     """
 
@@ -36,6 +34,75 @@ class Zone:
     last: int
     inside: bool
     words: str
+
+
+@dataclass(frozen=True)
+class _Slab:
+    """A row of the stack with its place in the figure; `layer` is None outside the layers."""
+
+    row: DrawnRow
+    layer: int | None
+    y: float
+    height: float
+
+    @property
+    def end(self) -> float:
+        return self.y + self.height
+
+
+@settings()
+def draw_stack(composition: Composition, names: Mapping[str, str] | None = None) -> Drawing:
+    """The stack of layers, output on top, coloured by expert, with a bracket for every zone.
+
+    A blend is striped in the colours of its experts, each as broad as its weight. A layer whose
+    attention and mlp differ is divided.
+
+    Args:
+        composition: what to draw.
+        names: display name of each expert, such as `{"language": "Swahili expert"}`; the names
+            in the composition by default.
+    """
+    called = {expert: (names or {}).get(expert, expert) for expert in composition.experts}
+    colours = _colours(composition)
+    rows = stack_rows(composition)
+    slabs = _slabs(rows, min(28.0, max(6.0, 320 / composition.layers)))
+    spans = zones(rows, composition.layers, called)
+    shown = spans if len(spans) <= MOST_LABELS else [zone for zone in spans if not zone.inside]
+    labels = [wrapped(zone.words, LABEL, FONT) for zone in shown]
+    tops = _label_tops(shown, slabs, [len(lines) * LEADING for lines in labels])
+    bottom = max(
+        [
+            slabs[-1].end + 18,
+            *(top + len(lines) * LEADING for top, lines in zip(tops, labels, strict=True)),
+        ]
+    )
+    verbatim = [rows[zone.first].blends for zone in shown]
+    named = {blends[0][1].experts[0] for blends in verbatim
+             if len(blends) == 1 and blends[0][1].verbatim}  # fmt: skip
+    legend = [] if named >= set(called) else sorted(called, key=lambda one: colours[one])
+    entries = [wrapped(called[one], LABEL_LEFT + LABEL - LEFT - 12, FONT) for one in legend]
+    height = bottom + sum(len(lines) * LEADING + 4 for lines in entries) + (14 if legend else 0)
+
+    canvas = Canvas(LABEL_LEFT + LABEL, height + 4)
+    for words, y in (("output", 12.0), ("input", slabs[-1].end + 16)):
+        canvas.text(LEFT + STACK / 2, y, words, color=MUTED, fontsize=SMALL, ha="center")
+    for slab in slabs:
+        _draw_slab(canvas, slab, colours, called)
+    _draw_numbers(canvas, slabs, composition.layers)
+    for zone, lines, top in zip(shown, labels, tops, strict=True):
+        _draw_label(canvas, lines, top, slabs[zone.first].y + 1, slabs[zone.last].end - 1)
+    y = bottom + 14
+    for expert, lines in zip(legend, entries, strict=True):
+        canvas.box(LEFT - OVERHANG, y, 12, 12, radius=3, facecolor=_tint(colours[expert]))
+        for line in lines:
+            canvas.text(LEFT + 12, y + 11, line, fontsize=FONT)
+            y += LEADING
+        y += 4
+    return Drawing(
+        canvas.figure,
+        f"Where each of {composition.layers} layers comes from, output on top",
+        "; ".join(zone.words for zone in spans),
+    )
 
 
 def zones(rows: Sequence[DrawnRow], layers: int, names: Mapping[str, str]) -> list[Zone]:
@@ -57,6 +124,14 @@ def zones(rows: Sequence[DrawnRow], layers: int, names: Mapping[str, str]) -> li
         )
         for run in runs
     ]
+
+
+def blend_words(blend: Blend, names: Mapping[str, str]) -> str:
+    """A blend in words, such as `50% Swahili expert + 50% math expert`."""
+    called = [(names.get(str(member), str(member)), weight) for member, weight in blend.weights]
+    if len(called) == 1:
+        return called[0][0]
+    return " + ".join(f"{100 * weight:.3g}% {name}" for name, weight in called)
 
 
 def _where(upper: DrawnRow, lower: DrawnRow, layers: int) -> str:
@@ -83,256 +158,92 @@ def _who(row: DrawnRow, names: Mapping[str, str]) -> str:
     )
 
 
-def blend_words(blend: Blend, names: Mapping[str, str]) -> str:
-    """A blend in words, such as `50% Swahili expert + 50% math expert`."""
-    called = [(names.get(str(member), str(member)), weight) for member, weight in blend.weights]
-    if len(called) == 1:
-        return called[0][0]
-    return " + ".join(f"{100 * weight:.3g}% {name}" for name, weight in called)
-
-
-_LEFT, _STACK, _LABEL_X, _LABEL = 34, 150, 218, 200  # where the columns start, and their widths
-_WIDTH = _LABEL_X + _LABEL
-_SLAB, _SLAB_GAP, _OVERHANG = 24, 7, 8  # the slabs outside the layers are broader than a layer
-_FONT, _LINE, _SMALL = 13, 17, 11
-_TOP = 22
-_MAX_LABELS = 12
-
-
-@dataclass(frozen=True)
-class _Slab:
-    """A row of the stack with its place in the figure; `layer` is None outside the layers."""
-
-    row: DrawnRow
-    layer: int | None
-    y: float
-    height: float
-
-    @property
-    def end(self) -> float:
-        return self.y + self.height
-
-
-def stack_svg(composition: Composition, names: Mapping[str, str] | None = None) -> str:
-    """The stack of layers, output on top, coloured by expert, with a bracket for every zone.
-
-    A blend is hatched in the colours of its experts, each as broad as its weight. A layer whose
-    attention and mlp differ is divided. Rectangles carry `data-layer` (or `data-outside`),
-    `data-roles` and `data-expert`.
-
-    Args:
-        composition: what to draw.
-        names: what to call each expert, such as `{"language": "Swahili expert"}`; the names in
-            the composition by default.
-
-    Returns:
-        A standalone SVG document.
-    """
-    called = {expert: (names or {}).get(expert, expert) for expert in composition.experts}
-    colours = _colours(composition)
-    rows = stack_rows(composition)
-    slabs = _placed(rows, min(28.0, max(6.0, 320 / composition.layers)))
-    spans = zones(rows, composition.layers, called)
-    patterns, paint = _paint(rows, colours)
-    notes, height = _notes(spans, slabs, called, colours)
-    return figure(
-        _WIDTH,
-        height,
-        patterns,
-        _caption("output", 12),
-        *(_slab_svg(slab, paint, called) for slab in slabs),
-        *_numbers(slabs, composition.layers),
-        _caption("input", slabs[-1].end + 16),
-        *notes,
-        title=f"Where each of {composition.layers} layers comes from, output on top",
-        description="; ".join(zone.words for zone in spans),
-        style=stylesheet({f"ls-e{i}": EXPERTS[i] for i in sorted(set(colours.values()))}),
-    )
-
-
 def _colours(composition: Composition) -> dict[str, int]:
-    """A colour for each expert: the middle layer's first, so that a task has always the same."""
+    """A colour for each expert: the middle layer's first, so that a task always has the same."""
     middle = composition[Place(composition.layers // 2, "mlp")]
     first = max(middle.shares, key=lambda expert: middle.shares[expert])
     experts = sorted(composition.experts, key=lambda expert: (expert != first, expert))
-    return {expert: i % len(EXPERTS) for i, expert in enumerate(experts)}
+    return {expert: i for i, expert in enumerate(experts)}
 
 
-def _placed(rows: Sequence[DrawnRow], layer_height: float) -> list[_Slab]:
+def _tint(index: int) -> str:
+    return list(EXPERTS)[index % len(EXPERTS)]
+
+
+def _slabs(rows: Sequence[DrawnRow], layer_height: float) -> list[_Slab]:
     slabs: list[_Slab] = []
-    y = float(_TOP)
+    y = float(TOP)
     for row in rows:
         layer = int(row.label) if row.label.isdigit() else None
         if slabs and (layer is None or slabs[-1].layer is None):
-            y += _SLAB_GAP
-        slabs.append(_Slab(row, layer, y, _SLAB if layer is None else layer_height))
+            y += GAP
+        slabs.append(_Slab(row, layer, y, SLAB if layer is None else layer_height))
         y = slabs[-1].end
     return slabs
 
 
-def _paint(
-    rows: Sequence[DrawnRow], colours: Mapping[str, int]
-) -> tuple[str, dict[Blend, dict[str, str]]]:
-    """The hatched patterns, as `<defs>`, and for every blend the attributes that paint it."""
-    # Figures share one page, so an identifier has to be the figure's own.
-    mark = sha256(repr((rows, sorted(colours.items()))).encode()).hexdigest()[:8]
-    paint: dict[Blend, dict[str, str]] = {}
-    patterns: list[str] = []
-    for blend in (blend for row in rows for _, blend in row.blends):
-        if blend.verbatim:
-            paint[blend] = {"class_": f"ls-e{colours[blend.experts[0]]}"}
-        elif blend not in paint:
-            identifier = f"ls-{mark}-{len(patterns)}"
-            paint[blend] = {"fill": f"url(#{identifier})"}
-            patterns.append(_pattern(identifier, blend, colours))
-    return (element("defs", *patterns) if patterns else ""), paint
-
-
-def _pattern(identifier: str, blend: Blend, colours: Mapping[str, int]) -> str:
-    size = 8 * len(blend.shares)
-    stripes, x = [], 0.0
-    for expert, share in blend.shares.items():
-        width = share * size
-        stripes.append(
-            element("rect", x=x, width=width, height=size, class_=f"ls-e{colours[expert]}")
-        )
-        x += width
-    return element(
-        "pattern",
-        *stripes,
-        id=identifier,
-        width=size,
-        height=size,
-        patternUnits="userSpaceOnUse",
-        patternTransform="rotate(45)",
-    )
-
-
-def _slab_svg(
-    slab: _Slab, paint: Mapping[Blend, Mapping[str, str]], names: Mapping[str, str]
-) -> str:
+def _draw_slab(
+    canvas: Canvas, slab: _Slab, colours: Mapping[str, int], names: Mapping[str, str]
+) -> None:
     outside = slab.layer is None
-    left, width = float(_LEFT), float(_STACK)
-    if outside:
-        left, width = left - _OVERHANG, width + 2 * _OVERHANG
+    left = float(LEFT - OVERHANG if outside else LEFT)
     gap = 2.0 if slab.height > 8 else 1.0
-    share = width / len(slab.row.blends)
-    rects = []
-    for i, (roles, blend) in enumerate(slab.row.blends):
-        words = f"{slab.row.label if outside else f'layer {slab.layer}'}: "
-        rects.append(
-            element(
-                "rect",
-                element("title", escaped(words + blend_words(blend, names))),
-                x=left + i * share,
-                y=slab.y,
-                width=share - (gap if i + 1 < len(slab.row.blends) else 0),
-                height=slab.height - (0 if outside else gap),
-                rx=6 if outside else min(3.0, slab.height / 5),
-                data_layer=slab.layer,
-                data_outside=slab.row.label if outside else None,
-                data_roles=" ".join(roles),
-                data_expert=str(blend),
-                **paint[blend],
-            )
+    width = (STACK + (2 * OVERHANG if outside else 0)) / len(slab.row.blends)
+    where = slab.row.label if outside else f"layer {slab.layer}"
+    for i, (_, blend) in enumerate(slab.row.blends):
+        last = i + 1 == len(slab.row.blends)
+        shares: dict[str, float] = {}
+        for expert, share in blend.shares.items():
+            tint = _tint(colours[expert])
+            shares[tint] = shares.get(tint, 0) + share
+        canvas.stripes(
+            left + i * width,
+            slab.y,
+            width - (0 if last else gap),
+            slab.height - (0 if outside else gap),
+            shares,
+            radius=6 if outside else min(3.0, slab.height / 5),
+            tip=f"{where}: {blend_words(blend, names)}",
         )
-    return "".join(rects)
 
 
-def _caption(words: str, y: float) -> str:
-    middle = _LEFT + _STACK / 2
-    return text(words, middle, y, class_="ls-muted", font_size=_SMALL, text_anchor="middle")
-
-
-def _numbers(slabs: Sequence[_Slab], layers: int) -> list[str]:
+def _draw_numbers(canvas: Canvas, slabs: Sequence[_Slab], layers: int) -> None:
     """The numbers of the layers, as many as fit, always with the first and the last."""
     height = next(slab.height for slab in slabs if slab.layer is not None)
     step = next(step for step in (1, 2, 4, 8, 16, 32) if step * height >= 12 or step == 32)
-    return [
-        text(
-            str(slab.layer),
-            _LEFT - 9,
-            slab.y + slab.height / 2 + 3,
-            class_="ls-muted",
-            font_size=_SMALL,
-            text_anchor="end",
-        )
-        for slab in slabs
-        if slab.layer is not None
-        and (slab.layer == layers - 1 or (slab.layer % step == 0 and layers - slab.layer > step))
-    ]
+    for slab in slabs:
+        if slab.layer is not None and (
+            slab.layer == layers - 1 or (slab.layer % step == 0 and layers - slab.layer > step)
+        ):
+            y = slab.y + slab.height / 2 + 3
+            canvas.text(LEFT - 9, y, str(slab.layer), color=MUTED, fontsize=SMALL, ha="right")
 
 
-def _notes(
-    spans: Sequence[Zone],
-    slabs: Sequence[_Slab],
-    names: Mapping[str, str],
-    colours: Mapping[str, int],
-) -> tuple[list[str], float]:
-    """Brackets and, where they do not name every colour, a legend; and the figure's height."""
-    shown = spans if len(spans) <= _MAX_LABELS else [zone for zone in spans if not zone.inside]
-    notes, labels_end = _brackets(shown, slabs)
-    bottom = max(slabs[-1].end + 18, labels_end)
-    named = {
-        slabs[zone.first].row.blends[0][1].experts[0]
-        for zone in shown
-        if len(slabs[zone.first].row.blends) == 1 and slabs[zone.first].row.blends[0][1].verbatim
-    }
-    if not named.issuperset(names):
-        legend, bottom = _legend(names, colours, bottom + 14)
-        notes += legend
-    return notes, bottom + 4
+def _draw_label(
+    canvas: Canvas, lines: Sequence[str], top: float, upper: float, lower: float
+) -> None:
+    """The words of a zone, its bracket, and a leader between the two."""
+    right, middle = LEFT + STACK + OVERHANG + 5, (upper + lower) / 2
+    bracket = [right, right + 4, right + 4, right]
+    canvas.line(bracket, [upper, upper, lower, lower], color=LINE, linewidth=1.25)
+    ends = [middle, top + len(lines) * LEADING / 2]
+    canvas.line([right + 4, LABEL_LEFT - 5], ends, color=LINE, linewidth=1.25)
+    for i, line in enumerate(lines):
+        canvas.text(LABEL_LEFT, top + 13 + i * LEADING, line, color=INK, fontsize=FONT)
 
 
-def _brackets(shown: Sequence[Zone], slabs: Sequence[_Slab]) -> tuple[list[str], float]:
-    """A bracket, a leader and a label for each zone; and where the last label ends."""
-    parts = []
-    lines = [wrapped(zone.words, _LABEL, _FONT) for zone in shown]
-    middles = [(slabs[zone.first].y + slabs[zone.last].end) / 2 for zone in shown]
-    heights = [len(each) * _LINE for each in lines]
-    tops = _spread(middles, heights, slabs[-1].end)
-    right = _LEFT + _STACK + _OVERHANG + 5
-    for zone, words, middle, top, height in zip(shown, lines, middles, tops, heights, strict=True):
-        upper, lower = slabs[zone.first].y + 1, slabs[zone.last].end - 1
-        path = f"M{right} {number(upper)}h4V{number(lower)}h-4"
-        leader = f"M{right + 4} {number(middle)}L{_LABEL_X - 5} {number(top + height / 2)}"
-        parts.append(element("path", d=path + leader, class_="ls-line", stroke_width=1.25))
-        spans = [
-            element("tspan", escaped(line + " "), x=_LABEL_X, y=top + 13 + i * _LINE)
-            for i, line in enumerate(words)
-        ]
-        parts.append(element("text", *spans, class_="ls-ink", font_size=_FONT))
-    return parts, max((t + h for t, h in zip(tops, heights, strict=True)), default=0.0)
-
-
-def _spread(middles: Sequence[float], heights: Sequence[float], end: float) -> list[float]:
+def _label_tops(
+    shown: Sequence[Zone], slabs: Sequence[_Slab], heights: Sequence[float]
+) -> list[float]:
     """The top of each label: beside its middle where there is room, never over another."""
-    gap = 5.0
+    gap, free = 5.0, 0.0
     tops: list[float] = []
-    free = 0.0
-    for middle, height in zip(middles, heights, strict=True):
+    for zone, height in zip(shown, heights, strict=True):
+        middle = (slabs[zone.first].y + slabs[zone.last].end) / 2
         tops.append(max(middle - height / 2, free))
         free = tops[-1] + height + gap
-    limit = max(end, sum(heights) + gap * len(heights))
+    limit = max(slabs[-1].end, sum(heights) + gap * len(heights))
     for i in reversed(range(len(tops))):
         tops[i] = min(tops[i], limit - heights[i])
         limit = tops[i] - gap
     return tops
-
-
-def _legend(
-    names: Mapping[str, str], colours: Mapping[str, int], top: float
-) -> tuple[list[str], float]:
-    parts = []
-    left = _LEFT - _OVERHANG
-    for expert in sorted(names, key=lambda expert: colours[expert]):
-        parts.append(
-            element(
-                "rect", x=left, y=top, width=12, height=12, rx=3, class_=f"ls-e{colours[expert]}"
-            )
-        )
-        for line in wrapped(names[expert], _WIDTH - left - 20, _FONT):
-            parts.append(text(line, left + 20, top + 11, class_="ls-ink", font_size=_FONT))
-            top += _LINE
-        top += 4
-    return parts, top

@@ -9,8 +9,9 @@ from typing import Any
 
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError
-from layerswap.report.heat_map import heat_map_svg
-from layerswap.report.page import Report, Section, Table, write_report
+from layerswap.report.charts import draw_heat_map
+from layerswap.report.page import Report, Section, write_report
+from layerswap.report.tables import Table
 from layerswap.search.evaluator import BEST, SweepTested
 from layerswap.search.grid import GridResult
 from layerswap.search.tpe import SearchResult
@@ -205,7 +206,7 @@ def _maps(board: GridResult) -> list[Section]:
                 "The grid" if len(kinds) == 1 else f"The grid, transitions {low} and {high}",
                 "Layers from the language expert at the bottom and at the top, against the mean "
                 "score on the development split.",
-                figure_svg=heat_map_svg(
+                figure=draw_heat_map(
                     values,
                     row_label="bottom layers",
                     column_label="top layers",

@@ -1,15 +1,213 @@
-"""Tables of a report as Markdown and LaTeX."""
+"""Tables of results, and how every number is written: terminal, Markdown, LaTeX and HTML.
+
+A `Table` is plain data. Each format has one escape, through which all text passes: a name cannot
+start markup, a link or a new row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from layerswap.evaluation.compare import ScoreCell, SideBySide
-from layerswap.evaluation.languages import language_name
-from layerswap.evaluation.statistics import Interval
-from layerswap.report.page import Table
+from layerswap.errors import visible
+
+if TYPE_CHECKING:
+    from layerswap.evaluation.compare import ScoreCell, SideBySide
+    from layerswap.evaluation.statistics import Interval
+
+    Cell = str | int | float | Interval | None
+
+MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+NUMBERS = re.compile(rf"[-+{MINUS}{DASH}\d.,%()\[\] *]*")
+"""Text that is numbers alone, such as a difference with its interval: it needs no escape."""
+MISSING = DASH
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with a true minus sign and at most so many significant digits.
+
+    Raises:
+        ValueError: the value is not finite.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"a report cannot show {value}")
+    shown = f"{value:.{digits}g}"
+    return ("0" if float(shown) == 0 else shown).replace("-", MINUS)
+
+
+def score(value: float, unit: str = "%") -> str:
+    """A score: a fraction as a percentage with one decimal, or three digits of another unit.
+
+    Example: `score(0.4567)` is `"45.7"`; `score(1.2345, "nats")` is `"1.23"`.
+
+    Raises:
+        ValueError: the value is not finite.
+    """
+    if unit != "%":
+        return number(value)
+    if not math.isfinite(value):
+        raise ValueError(f"a report cannot show {value}")
+    shown = f"{100 * value:.1f}"
+    return (shown.lstrip("-") if float(shown) == 0 else shown).replace("-", MINUS)
+
+
+def interval_words(found: Interval, unit: str = "%") -> str:
+    """A mean with its interval, such as `61.2 [58.1, 64.3]`."""
+    low, high = score(found.low, unit), score(found.high, unit)
+    return f"{score(found.mean, unit)} [{low}, {high}]"
+
+
+def difference_words(found: Interval | None, unit: str = "%") -> str:
+    """A difference in points with signs, and a star where its interval is clear of zero."""
+    if found is None:
+        return ""
+
+    def signed(value: float) -> str:
+        return ("+" if value >= 0 else "") + score(value, unit)
+
+    clear = " *" if found.low > 0 or found.high < 0 else ""
+    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]{clear}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of results.
+
+    Attributes:
+        columns: the headings; the first column names the rows.
+        rows: as many cells as columns. An interval shows its mean and its range, a float is a
+            score in `unit`, an int a count, None a dash, and text itself.
+        caption: one sentence about the whole.
+        highlight: index of the row to bring out, if any.
+        unit: of intervals and floats; `%` shows fractions of 1 as percentages.
+        bold: cells to bring out, as (row, column).
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    highlight: int | None = None
+    unit: str = "%"
+    bold: Collection[tuple[int, int]] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{len(self.columns)} columns, but a row has {len(row)} cells")
+        if self.highlight is not None and not 0 <= self.highlight < len(self.rows):
+            raise ValueError(f"row {self.highlight} of {len(self.rows)} cannot be highlighted")
+
+    def numeric(self, column: int) -> bool:
+        """True for a column of numbers, which are set flush right; never the first."""
+        return column > 0 and all(
+            not isinstance(row[column], str) or NUMBERS.fullmatch(str(row[column]))
+            for row in self.rows
+        )
+
+    def text(self) -> str:
+        """The table for a terminal, as wide as the terminal at most."""
+        from io import StringIO
+
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        caption = Text(_plain(self.caption)) if self.caption else None
+        drawn = RichTable(box=SIMPLE_HEAD, caption=caption)
+        for i, column in enumerate(self.columns):
+            right = self.numeric(i)
+            drawn.add_column(Text(_plain(column)), justify="right" if right else "left",
+                             no_wrap=right, overflow="fold")  # fmt: skip
+        for i, cells in enumerate(self.rows):
+            drawn.add_row(*(
+                Text(_plain(cell_words(cell, self.unit)), style="bold" if self._bold(i, k) else "")
+                for k, cell in enumerate(cells)
+            ))  # fmt: skip
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
+        text = StringIO()
+        Console(file=text, width=width).print(drawn)
+        return text.getvalue().rstrip()
+
+    def markdown(self) -> str:
+        """The table in Markdown; what is brought out is bold."""
+        right = [self.numeric(i) for i in range(len(self.columns))]
+        lines = [*self._lines(_markdown, "**{}**", "| {} |", " | ")]
+        lines.insert(1, "|" + "".join("---:|" if one else "---|" for one in right))
+        return "\n".join(lines)
+
+    def latex(self, label: str = "") -> str:
+        """The table in LaTeX, for the package booktabs; what is brought out is bold.
+
+        Args:
+            label: of the floating table that it is put into with its caption; a bare tabular with
+                the caption as a comment when empty.
+        """
+        columns = "".join("r" if self.numeric(i) else "l" for i in range(len(self.columns)))
+        head, *body = self._lines(_latex, r"\textbf{{{}}}", r"{} \\", " & ")
+        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
+                 r"\bottomrule", r"\end{tabular}"]  # fmt: skip
+        if label:
+            lines = [r"\begin{table}", r"\centering", *lines,
+                     rf"\caption{{{_latex(self.caption)}}}", rf"\label{{{label}}}",
+                     r"\end{table}"]  # fmt: skip
+        elif self.caption:
+            lines.append(f"% {visible(self.caption)}")
+        return "\n".join(lines)
+
+    def _lines(
+        self, escape: Callable[[str], str], bold: str, line: str, between: str
+    ) -> Sequence[str]:
+        """The heading and every row, in the words of a format."""
+        lines = [line.format(between.join(map(escape, self.columns)))]
+        for i, cells in enumerate(self.rows):
+            words = [escape(cell_words(cell, self.unit)) for cell in cells]
+            shown = [bold.format(w) if self._bold(i, k) and w else w for k, w in enumerate(words)]
+            lines.append(line.format(between.join(shown)))
+        return lines
+
+    def _bold(self, row: int, column: int) -> bool:
+        return row == self.highlight or (row, column) in self.bold
+
+
+def cell_words(cell: Any, unit: str) -> str:
+    """A cell in words, before any escape."""
+    if cell is None:
+        return MISSING
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return score(cell, unit) if isinstance(cell, float) else interval_words(cell, unit)
+
+
+def _plain(text: str) -> str:
+    """Text for a terminal, where a number has the minus sign that can be copied."""
+    return visible(text).replace(MINUS, "-")
+
+
+def _markdown(text: str) -> str:
+    if NUMBERS.fullmatch(text):
+        return text.replace(MINUS, "-")
+    return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", _plain(text))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "`": r"\textasciigrave{}",
+    '"': r"\textquotedbl{}", "[": "{[}", "]": "{]}", MINUS: "$-$", DASH: "--",
+} | {c: rf"\{c}" for c in "&%$#_{}"}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    brackets = "[]" if NUMBERS.fullmatch(text) else ""
+    return "".join(c if c in brackets else _LATEX.get(c, c) for c in visible(text))
 
 
 def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") -> None:
@@ -20,58 +218,12 @@ def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") ->
         tables: by heading.
         title: above the tables of the Markdown file; none when empty.
     """
-    markdown = [f"# {title}"] if title else []
-    markdown += [f"## {heading}\n\n{table_markdown(table)}\n\n{table.caption}".rstrip()
-                 for heading, table in tables.items()]  # fmt: skip
-    latex = [table_latex(table, f"tab:{slug(heading)}") for heading, table in tables.items()]
+    markdown = [f"# {_markdown(title)}"] if title else []
+    markdown += [f"## {_markdown(heading)}\n\n{table.markdown()}\n\n{_markdown(table.caption)}"
+                 .rstrip() for heading, table in tables.items()]  # fmt: skip
+    latex = [table.latex(f"tab:{slug(heading)}") for heading, table in tables.items()]
     stem.with_suffix(".md").write_text("\n\n".join(markdown) + "\n", "utf-8")
     stem.with_suffix(".tex").write_text("\n\n".join(latex) + "\n", "utf-8")
-
-
-def table_markdown(table: Table) -> str:
-    """The table in Markdown; the row to bring out is bold."""
-    lines = [f"| {' | '.join(map(_bare, table.columns))} |"]
-    lines.append("|---|" + "---:|" * (len(table.columns) - 1))
-    for i, row in enumerate(table.rows):
-        bold = "**{}**" if i == table.highlight else "{}"
-        cells = [bold.format(_bare(_told(cell, table.unit))) for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def table_latex(table: Table, label: str = "") -> str:
-    """The table in LaTeX, for the package booktabs; the row to bring out is bold.
-
-    Args:
-        table: the table.
-        label: of the floating table that it is put into with its caption; none when empty.
-    """
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule"]
-    lines += [rf"{' & '.join(map(_escaped, table.columns))} \\", r"\midrule"]
-    for i, row in enumerate(table.rows):
-        bold = r"\textbf{%s}" if i == table.highlight else "%s"
-        cells = [bold % _escaped(_told(cell, table.unit)) for cell in row]
-        lines.append(rf"{' & '.join(cells)} \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    if label:
-        lines = [r"\begin{table}", r"\centering", *lines,
-                 rf"\caption{{{_escaped(table.caption)}}}", rf"\label{{{label}}}",
-                 r"\end{table}"]  # fmt: skip
-    return "\n".join(lines)
-
-
-def difference_words(found: Interval | None) -> str:
-    """A difference of fractions in per cent, with a star where it is clear of zero."""
-    if found is None:
-        return ""
-    mean, low, high = (100 * value for value in (found.mean, found.low, found.high))
-    clear = " *" if low > 0 or high < 0 else ""
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]{clear}"
-
-
-def interval_words(found: Interval) -> str:
-    """An interval of fractions in per cent."""
-    return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
 def slug(heading: str) -> str:
@@ -79,88 +231,25 @@ def slug(heading: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in heading)
 
 
-def _told(cell: Any, unit: str) -> str:
-    scale = 100 if unit == "%" else 1
-    if cell is None:
-        return "\u2013"
-    if isinstance(cell, Interval):
-        return f"{scale * cell.mean:.1f} [{scale * cell.low:.1f}, {scale * cell.high:.1f}]"
-    return f"{scale * cell:.1f}" if isinstance(cell, float) else str(cell)
+def side_by_side(found: SideBySide) -> Table:
+    """Models across, benchmarks and languages down; the best of a row is bold."""
+    from layerswap.evaluation.languages import language_name
+
+    rows = [
+        [benchmark.replace("_", " "), language_name(language), *(_marked(c, metric) for c in cells)]
+        for (benchmark, language, metric), cells in zip(found.rows, found.cells, strict=True)
+    ]
+    bold = {(i, k + 2) for i, cells in enumerate(found.cells) for k, cell in enumerate(cells)
+            if cell is not None and cell.best}  # fmt: skip
+    caption = (
+        "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, "
+        "p < .05). Intervals: 95% bootstrap over documents."
+    )
+    return Table(["benchmark", "language", *found.models], rows, caption, bold=bold)
 
 
-def _bare(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-ESCAPES = {"\\": r"\textbackslash{}", "\u2013": "--", "\u2212": "$-$", "~": r"\textasciitilde{}",
-           "^": r"\textasciicircum{}"} | {c: rf"\{c}" for c in "&%$#_{}"}  # fmt: skip
-
-
-def _escaped(text: str) -> str:
-    return "".join(ESCAPES.get(character, character) for character in text)
-
-
-NOTE = (
-    "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, p < .05). "
-    "Intervals: 95% bootstrap over documents."
-)
-
-
-def as_markdown(table: SideBySide) -> str:
-    """The table in Markdown; the best of a row is bold."""
-    head = ["benchmark", "language", *table.models]
-    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * len(table.models)]
-    for row, cells in zip(table.rows, table.cells, strict=True):
-        shown = [_cell(cell, row[2], "**{}**") for cell in cells]
-        lines.append(f"| {' | '.join([*_names(row), *shown])} |")
-    return "\n".join([*lines, "", NOTE])
-
-
-def as_latex(table: SideBySide) -> str:
-    """The table in LaTeX, for the package booktabs."""
-    columns = "ll" + "r" * len(table.models)
-    head = " & ".join(["benchmark", "language", *map(_escaped_cell, table.models)])
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", rf"{head} \\", r"\midrule"]
-    for row, cells in zip(table.rows, table.cells, strict=True):
-        shown = [_cell(cell, row[2], r"\textbf{{{}}}") for cell in cells]
-        lines.append(rf"{' & '.join([*map(_escaped, _names(row)), *shown])} \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", f"% {NOTE}"])
-
-
-def as_text(table: SideBySide) -> str:
-    """The table for a terminal."""
-    from io import StringIO
-
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(box=SIMPLE_HEAD, caption=NOTE)
-    drawn.add_column("benchmark")
-    drawn.add_column("language")
-    for model in table.models:
-        drawn.add_column(model, justify="right")
-    for row, cells in zip(table.rows, table.cells, strict=True):
-        shown = [_cell(cell, row[2], "[bold]{}[/bold]", opening="\\[") for cell in cells]
-        drawn.add_row(*_names(row), *shown)
-    text = StringIO()
-    Console(file=text, width=max(80, 40 + 28 * len(table.models))).print(drawn)
-    return text.getvalue().rstrip()
-
-
-def _names(row: tuple[str, str, str]) -> tuple[str, str]:
-    return row[0].replace("_", " "), language_name(row[1])
-
-
-def _cell(cell: ScoreCell | None, metric: str, bold: str, *, opening: str = "[") -> str:
+def _marked(cell: ScoreCell | None, metric: str) -> str:
     if cell is None:
         return ""
-    # Right or wrong is shown in percent; chrF is from 0 to 100 already.
-    scale = 1 if "chrf" in metric else 100
-    mean, low, high = (scale * v for v in (cell.score.mean, cell.score.low, cell.score.high))
-    text = bold.format(f"{mean:.1f}") if cell.best else f"{mean:.1f}"
-    return f"{text}{cell.mark} {opening}{low:.1f}, {high:.1f}]"
-
-
-def _escaped_cell(text: str) -> str:
-    return text.replace("_", r"\_").replace("&", r"\&").replace("%", r"\%")
+    mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
+    return f"{mean}{cell.mark} {rest}"

@@ -9,14 +9,13 @@ from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.statistics import Friedman
-from layerswap.report.delta_map import map_figure, map_of, save_figure
-from layerswap.report.delta_page import map_panel
-from layerswap.report.intervals import interval_svg
-from layerswap.report.page import Report, Section, Table, write_report
+from layerswap.report.charts import draw_intervals, draw_ranks
+from layerswap.report.delta_map import draw_maps, map_of, map_panel
+from layerswap.report.drawing import Drawing
+from layerswap.report.page import Report, Section, write_report
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
-from layerswap.report.rank_figure import inline_svg, rank_figure
-from layerswap.report.stack import stack_svg
-from layerswap.report.tables import interval_words, slug, write_tables
+from layerswap.report.stack import draw_stack
+from layerswap.report.tables import Table, interval_words, slug, write_tables
 from layerswap.study.conditions import DEFAULT, RESULTS, grid_name
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.results import (
@@ -159,15 +158,13 @@ def _write_all(told: StudyResults, folder: Path) -> Path:
         old.unlink()  # of languages and benchmarks that the study may have had before
     write_tables(tables / tables.name, tables_of(told.found))
     for language, atlas in told.atlases.items():
-        drawn = map_figure([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
-        save_figure(drawn, figures / f"change-{language}")
-    if told.found.ranked is not None:
-        save_figure(rank_figure(told.found.ranked), figures / "ranks")
+        drawn = draw_maps([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
+        drawn.save(figures / f"change-{language}")
     report = told.report()
-    drawings = {slug(one.heading.lower()): one.figure_svg for one in report.sections}
-    for name, svg in {"stack": report.figure_svg, **drawings}.items():
-        if svg and name != "ranks":
-            (figures / f"{name}.svg").write_text(svg, "utf-8")
+    drawings = {slug(one.heading.lower()): one.figure for one in report.sections}
+    for name, drawing in {"stack": report.figure, **drawings}.items():
+        if drawing is not None:
+            drawing.save(figures / name)
     return write_report(folder / PAGE, report)
 
 
@@ -221,7 +218,7 @@ class StudyResults:
         return Report(
             title=self.settings["name"],
             lead="\n\n".join(line for line in lead if line),
-            figure_svg=stack,
+            figure=stack,
             sections=list(self.sections()),
             colophon=f"layerswap {__version__}.",
         )
@@ -269,14 +266,14 @@ class StudyResults:
             {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
         )
 
-    def _stack(self) -> str | None:
+    def _stack(self) -> Drawing | None:
         """The chosen composition of the first pair of the first language."""
         atlas = next(iter(self.atlases.values()), None)
         zones = next(iter(self.found.conditions[0].chosen.values()), None)
         if atlas is None or zones is None:
             return None
         names = {"task": "task expert", "language": f"{self.found.conditions[0].language} expert"}
-        return stack_svg(swap(atlas.layers, zones=zones), names)
+        return draw_stack(swap(atlas.layers, zones=zones), names)
 
 
 def _sentence(one: Condition) -> str:
@@ -304,7 +301,7 @@ def _about(one: Condition) -> Iterator[Section]:
     rows = one.rows
     yield Section(
         f"{one.benchmark}, {one.language}",
-        figure_svg=interval_svg(
+        figure=draw_intervals(
             [(name, row.score) for name, row in rows.items()],
             measure=one.benchmark,
             highlight=CHOSEN if CHOSEN in rows else DEFAULT,
@@ -330,12 +327,8 @@ def _about(one: Condition) -> Iterator[Section]:
 
 def _ranks(ranked: Friedman) -> Section:
     table = rank_table(ranked)
-    best = ranked.treatments[0]
     return Section(
         "Ranks",
-        figure_svg=inline_svg(
-            rank_figure(ranked), title="Critical-difference diagram",
-            description=f"{best} has the best mean rank; the table below has all of them.",
-        ),
+        figure=draw_ranks(ranked),
         table=table,
-    )  # fmt: skip
+    )

@@ -23,8 +23,7 @@ from layerswap.evaluation.statistics import (
     mean_interval,
     paired_difference,
 )
-from layerswap.report.page import Table
-from layerswap.report.tables import difference_words, write_tables
+from layerswap.report.tables import Table, difference_words, write_tables
 from layerswap.study.conditions import DEFAULT, ELSEWHERE, RESULTS, pair_of, treatment_of, zones_of
 from layerswap.study.runner import Context
 
