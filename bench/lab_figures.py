@@ -48,9 +48,7 @@ def main() -> None:
     _save(draw_maps(maps, caption=caption), arguments.out / "maps-paper")
     lab = shipped()
     for language in lab.languages:
-        (arguments.out / f"grid-{language}.svg").write_text(
-            _grid(lab, language).svg() + "\n", "utf-8"
-        )
+        _save(_grid(lab, language), arguments.out / f"grid-{language}")
     _save(_maps(lab), arguments.out / "maps-lab")
 
 

@@ -126,8 +126,8 @@ def test_overwrite_replaces_only_what_layerswap_wrote(layerswap, experts, tmp_pa
 
 
 BAD = {
-    "nothing to merge": ((), "error: give a recipe file, or both --task and --language"),
-    "one expert": (("--task", "x"), "error: give a recipe file, or both --task and --language"),
+    "nothing to merge": ((), "error: give a recipe file, or both --task-expert and --language-expert"),
+    "one expert": (("--task", "x"), "error: give a recipe file, or both --task-expert and --language-expert"),
     "no such recipe": (
         ("nope.yaml",), "error: nope.yaml: cannot be read (No such file or directory)"
     ),

@@ -88,10 +88,17 @@ def test_delta_warns_in_one_line_where_bfloat16_has_taken_much(layerswap, expert
 
 def test_suggest_gives_the_same_from_checkpoints_and_from_an_atlas(layerswap, experts, measured):
     folder, _ = measured
-    pair = ("--task", experts.task, "--language", experts.language)
+    pair = ("--task-expert", experts.task, "--language-expert", experts.language)
     first = layerswap("suggest", "--base", experts.base, *pair, "--json")
     second = layerswap(
-        "suggest", "--atlas", folder, "--task", "task", "--language", "language", "--json"
+        "suggest",
+        "--atlas",
+        folder,
+        "--task-expert",
+        "task",
+        "--language-expert",
+        "language",
+        "--json",
     )
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert json.loads(first.out) == json.loads(second.out)
@@ -102,7 +109,7 @@ def test_suggest_gives_the_same_from_checkpoints_and_from_an_atlas(layerswap, ex
 
 def test_suggest_prints_evidence_and_writes_a_recipe(layerswap, experts, tmp_path):
     result = layerswap(
-        "suggest", "--base", experts.base, "--task", experts.task, "--language", experts.language,
+        "suggest", "--base", experts.base, "--task-expert", experts.task, "--language-expert", experts.language,
         "--recipe", tmp_path / "recipe.yaml", "--first", 3,
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -117,14 +124,16 @@ def test_suggest_prints_evidence_and_writes_a_recipe(layerswap, experts, tmp_pat
 
 def test_suggest_says_what_is_missing(layerswap, experts, measured):
     folder, _ = measured
-    pair = ("--task", "task", "--language", "language")
+    pair = ("--task-expert", "task", "--language-expert", "language")
     assert layerswap("suggest", *pair).err == (
         "error: give --base, or --atlas with a folder that layerswap delta wrote\n"
     )
     assert layerswap("suggest", "--atlas", folder, *pair, "--recipe", "r.yaml").err == (
         "error: --recipe needs the checkpoints: give --base in place of --atlas\n"
     )
-    wrong = layerswap("suggest", "--atlas", folder, "--task", "maths", "--language", "language")
+    wrong = layerswap(
+        "suggest", "--atlas", folder, "--task-expert", "maths", "--language-expert", "language"
+    )
     assert wrong.err == "error: no expert 'maths' in the atlas; it has task, language\n"
 
 

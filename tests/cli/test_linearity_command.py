@@ -33,7 +33,7 @@ def texts(tmp_path):
 
 
 def given(experts, base, texts, out, *arguments):
-    pair = ("--task", experts.task, "--language", experts.language)
+    pair = ("--task-expert", experts.task, "--language-expert", experts.language)
     return ("linearity", "--base", base, *pair, "--text", texts, "--out", out, *arguments)
 
 

@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 o
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -20,6 +21,8 @@ from layerswap.cli import (
     lab,
     linearity,
     merge,
+    options,
+    output,
     plan,
     quickstart,
     recipe,
@@ -32,34 +35,34 @@ from layerswap.cli import (
     train,
     verify,
 )
-from layerswap.errors import LayerswapError
+from layerswap.errors import LayerswapError, visible
 
 app = typer.Typer(
     name="layerswap",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("quickstart")(quickstart.quickstart)
-app.command("merge")(merge.merge)
-app.command("plan")(plan.plan)
-app.command("data")(data.data)
-app.command("train")(train.train)
-app.command("select")(select.select)
-app.command("freeze-or-revert")(freeze_or_revert.freeze_or_revert)
-app.command("sweep")(sweep.sweep)
-app.command("eval")(evaluate.evaluate)
-app.command("compare")(evaluate.compare)
-app.command("report")(report.report)
-app.command("composability")(composability.composability)
-app.command("verify")(verify.verify)
-app.command("fisher")(fisher.fisher)
-app.command("delta")(delta.delta)
-app.command("linearity")(linearity.linearity)
-app.command("revert")(revert.revert)
-app.command("suggest")(suggest.suggest)
+options.command(app, "quickstart")(quickstart.quickstart)
+options.command(app, "merge", json=True)(merge.merge)
+options.command(app, "plan", json=True)(plan.plan)
+options.command(app, "data")(data.data)
+options.command(app, "train")(train.train)
+options.command(app, "select")(select.select)
+options.command(app, "freeze-or-revert")(freeze_or_revert.freeze_or_revert)
+options.command(app, "sweep", json=True)(sweep.sweep)
+options.command(app, "eval", json=True)(evaluate.evaluate)
+options.command(app, "compare", json=True)(evaluate.compare)
+options.command(app, "report")(report.report)
+options.command(app, "composability")(composability.composability)
+options.command(app, "verify", json=True)(verify.verify)
+options.command(app, "fisher")(fisher.fisher)
+options.command(app, "delta", json=True)(delta.delta)
+options.command(app, "linearity")(linearity.linearity)
+options.command(app, "revert")(revert.revert)
+options.command(app, "suggest", json=True)(suggest.suggest)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(study.app, name="study")
 app.add_typer(lab.app, name="lab")
@@ -80,7 +83,7 @@ def _root(
         typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Recompose fine-tuned language models layer by layer: task in the middle, language outside."""
+    """Compose fine-tuned language models layer by layer: task in the middle, language outside."""
 
 
 def main() -> None:
@@ -88,6 +91,8 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except LayerswapError as error:
+        if output.settings.verbose:
+            traceback.print_exc()
         _fail(str(error))
     except Exception as error:
         # A wrong option or argument; Typer would draw a box of several lines around it.
@@ -101,5 +106,5 @@ def main() -> None:
 
 def _fail(message: str) -> None:
     for line in message.splitlines():
-        typer.echo(f"error: {line}", err=True)
+        typer.echo(f"error: {visible(line)}", err=True)
     sys.exit(2)

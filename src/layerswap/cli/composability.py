@@ -1,4 +1,4 @@
-"""`layerswap composability`: which signal of the experts predicts how good their merge is."""
+"""`layerswap composability`: rank the signals that predict the quality of a merge."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli import output
+
 
 def composability(
     table: Annotated[
-        Path, typer.Argument(metavar="MERGES.csv", help="One row per merge: csv or parquet.")
+        Path, typer.Argument(metavar="MERGES.csv", help="One row per merge: CSV or Parquet.")
     ],
     *,
-    merged: Annotated[str, typer.Option(help="The column with the merge's own score.")],
-    figure: Annotated[Path | None, typer.Option(help="Draw the correlations: an SVG file.")] = None,
+    merged: Annotated[str, typer.Option(help="Column with the scores of the merges.")],
+    figure: Annotated[
+        Path | None, typer.Option(help="SVG file to write, with the correlations drawn.")
+    ] = None,
 ) -> None:
-    """Rank correlations of experts' scores with the scores of their merges (paper 2, section 5).
+    """Correlate the scores of experts with the scores of their merges (paper 2, section 5).
 
-    Every other column with numbers is a signal: the task expert's English score, the language
-    expert's reading score, and so on.
+    Every other numeric column is a signal, such as the task expert's English score. Prints a
+    table of rank correlations.
 
     Example: layerswap composability merges.csv --merged mgsm_sw --figure signals.svg
     """
@@ -29,10 +33,10 @@ def composability(
 
     signals, quality = read_merges(table, merged)
     found = predictors(signals, quality)
-    typer.echo(predictor_table(found, len(quality)))
+    output.say(predictor_table(found, len(quality)))
     if figure is not None:
         rows = [(one.signal, one.spearman) for one in found]
         title = f"Spearman's correlation with {merged}"
         drawn = draw_intervals(rows, measure=title, unit="rho")
         figure.write_text(drawn.svg() + "\n", "utf-8")
-        typer.echo(f"wrote {figure}")
+        output.say(f"wrote {figure}")

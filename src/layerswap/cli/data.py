@@ -1,4 +1,4 @@
-"""`layerswap data`: build a data mix with its card, or list the ready recipes."""
+"""`layerswap data`: build a data mix with its card, and list the ready recipes."""
 
 from __future__ import annotations
 
@@ -7,36 +7,34 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli import options, output
+
 
 def data(
     mix: Annotated[
         str | None,
-        typer.Argument(metavar="[MIX.yaml]", help="Mix, or name of a ready recipe."),
+        typer.Argument(metavar="[MIX.yaml]", help="Mix, or the name of a ready recipe."),
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
     local: Annotated[
-        Path | None,
-        typer.Option(help="Folder of downloaded data sets, as OWNER/NAME or NAME."),
+        Path | None, typer.Option(help="Folder of downloaded data sets (OWNER/NAME or NAME).")
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Tokenizer that counts tokens for the card."),
+        str | None, typer.Option(help="Tokenizer that counts the tokens: a folder or a Hub id.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of rows to read from each source.")
+        int | None, typer.Option(min=1, help="Largest number of rows read per source, for a trial.")
     ] = None,
     list_recipes: Annotated[
         bool, typer.Option("--list", help="List the ready recipes and exit.")
     ] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the recipe and exit.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Overwrite a folder that this command wrote.")
-    ] = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Build a data mix: filtered and shuffled parquet files with a data card.
+    """Build a training set from sources and filters.
 
-    Writes OUT, a folder that `layerswap train` and the `datasets` library read.
+    Writes shuffled Parquet files and a data card into the folder OUT.
 
     Example: layerswap data swahili --out data/swahili --local downloads
     """
@@ -73,18 +71,18 @@ def _build(
     checked = parse_mix(text, where=mix)
     refuse_target(out.expanduser().absolute(), marker=CARD, overwrite=overwrite)
     if tokenizer is not None:
-        load_tokenizer(tokenizer)  # fail before the work
+        load_tokenizer(tokenizer)  # a wrong one fails before the work
     with named_progress() as progress:
         built = build_mix(
             checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress
         )
     card = data_card(built, tokenizer)
     written = save_mix(built, out, recipe=text, card=card, overwrite=overwrite)
-    typer.echo(mix_table(card))
-    typer.echo(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
+    output.say(mix_table(card))
+    output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
     wanted = checked.total
     if wanted is not None and len(built.examples) < wanted:
-        typer.echo(f"the sources hold {len(built.examples):,} of the {wanted:,} examples wanted")
+        output.say(f"the sources hold {len(built.examples):,} of the {wanted:,} examples wanted")
 
 
 def _list() -> None:
@@ -92,10 +90,10 @@ def _list() -> None:
 
     for name, text in ready_recipes().items():
         mix = parse_mix(text, where=name)
-        typer.echo(f"{name}: {mix.description}")
+        output.say(f"{name}: {mix.description}")
         for source_name, source in mix.sources.items():
             config = f" ({source.config})" if source.config else ""
-            typer.echo(
+            output.say(
                 f"    {source_name}: {source.id or source.path}{config}, "
                 f"{source.licence or 'licence not stated'}"
             )

@@ -1,34 +1,34 @@
-"""`layerswap delta`: what fine-tuning changed, measured and drawn."""
+"""`layerswap delta`: map the weights that fine-tuning changed."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from layerswap.cli import options
+from layerswap.cli import options, output
 
 
 def delta(
     *,
-    base: Annotated[str, typer.Option(help="What the experts were fine-tuned from.")],
-    expert: Annotated[
-        list[str], typer.Option(help="An expert: a folder or a Hub id; give it again for more.")
-    ],
-    out: Annotated[Path, typer.Option(help="The folder to create.")],
-    axis: Annotated[
-        str, typer.Option(metavar="input|output", help="What a row is. The papers': input.")
-    ] = "input",
+    base: options.Base,
+    expert: Annotated[list[str], typer.Option(help="Expert: a folder or a Hub id. Repeatable.")],
+    out: options.OutFolder,
+    axis: options.Axis = "input",
     threshold: Annotated[
         float | None,
-        typer.Option(min=0, help="Row MAV above which a row counts. Default: the top 15%."),
+        typer.Option(min=0, help="Smallest MAV of a row that counts. Default: the top 15%."),
     ] = None,
-    numbers: Annotated[bool, typer.Option("--numbers", help="Write numbers into the map.")] = False,
+    numbers: Annotated[
+        bool, typer.Option("--numbers", help="Write the percentages into the map.")
+    ] = False,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
-    """Map what fine-tuning changed: rows by layer and matrix, conflicts, what bfloat16 loses.
+    """Map the rows that fine-tuning changed, by layer and matrix.
+
+    Also measures conflicts between experts, and how much of a delta bfloat16 loses. Writes
+    tables, figures and an interactive page into the folder OUT.
 
     Example: layerswap delta --base llama --expert math-expert --expert swahili-expert --out map
     """
@@ -36,7 +36,7 @@ def delta(
     from layerswap.cli.progress import byte_progress
     from layerswap.deltas.atlas import measure, open_subjects
     from layerswap.errors import RecipeError
-    from layerswap.report.atlas_files import refuse_atlas, write_atlas
+    from layerswap.report.atlas_files import atlas_facts, refuse_atlas, write_atlas
 
     if axis not in ("input", "output"):
         raise RecipeError(f"--axis: {axis!r} is neither input nor output")
@@ -51,5 +51,5 @@ def delta(
             progress=progress,
         )
     written = write_atlas(atlas, out, threshold=threshold, numbers=numbers, overwrite=overwrite)
-    for line in written.lines:
-        typer.echo(line)
+    facts = {**atlas_facts(atlas, threshold), "folder": str(written.folder)}
+    output.finish("delta", facts, "\n".join(written.lines))

@@ -1,30 +1,14 @@
-"""`layerswap eval` and `layerswap compare`: models judged as the papers do, and side by side."""
+"""`layerswap eval` and `layerswap compare`: evaluate models, and compare their results."""
 
 from __future__ import annotations
 
-import enum
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from layerswap.cli.options import Device, ModelDtype
-
-
-class Engine(enum.Enum):
-    """What answers."""
-
-    sweep = "sweep"
-    hf = "hf"
-    vllm = "vllm"
-
-
-class Format(enum.Enum):
-    """How a comparison is printed."""
-
-    text = "text"
-    markdown = "markdown"
-    latex = "latex"
+from layerswap.cli import options, output
 
 
 def evaluate(
@@ -35,30 +19,35 @@ def evaluate(
     suite: Annotated[
         str,
         typer.Option(
-            help="layer-swapping, unreasonable, or one benchmark: mgsm, belebele, "
-            "flores, mbpp, mmlu."
+            help="Suite (layer-swapping, unreasonable) or benchmark (mgsm, belebele, flores, "
+            "mbpp, mmlu)."
         ),
     ],
     language: Annotated[
-        list[str], typer.Option(help="Any code or name (sw, swh_Latn, Swahili); may be repeated.")
+        list[str],
+        typer.Option(help="Language code or name (sw, swh_Latn, Swahili). Repeatable."),
     ],
-    out: Annotated[Path, typer.Option(help="The folder for results; an earlier one goes on.")],
+    out: Annotated[Path, typer.Option(help="Folder of results; answers in it are reused.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with published benchmark files [LAYERSWAP_DATA].")
+        Path | None, typer.Option(help="Folder of published benchmark files [LAYERSWAP_DATA].")
     ] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Exemplars in a prompt.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most documents of a task.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Found if not given.")] = None,
-    device: Device = None,
-    dtype: ModelDtype = None,
-    engine: Annotated[Engine, typer.Option(help="What answers.")] = Engine.sweep,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Run programs that a model wrote, in a sandbox.")
-    ] = False,
+    shots: Annotated[int | None, typer.Option(min=0, help="Examples per prompt.")] = None,
+    limit: options.Limit = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Batch size. Default: the largest that fits.")
+    ] = None,
+    device: options.Device = None,
+    dtype: options.ModelDtype = None,
+    engine: Annotated[
+        Literal["sweep", "hf", "vllm"],
+        typer.Option(help="Engine: layerswap's own, transformers one by one, or vLLM."),
+    ] = "sweep",
+    allow_code: options.AllowCode = False,
 ) -> None:
-    """Judge models on the papers' benchmarks in any language, online or from local files.
+    """Evaluate models on the papers' benchmarks, in any language they have.
 
-    Recipes are judged without being written; models of the same experts are swept together.
+    A recipe is evaluated in memory, without being written. Models made of the same experts are
+    evaluated together. Writes scores and answers into the folder OUT.
 
     Example: layerswap eval merged --suite layer-swapping --language sw --out results
     """
@@ -72,10 +61,8 @@ def evaluate(
     from layerswap.evaluation.suites.task_folder import TaskFolder
     from layerswap.versions import need_extras
 
-    def log(line: str) -> None:
-        typer.echo(line, err=True)
-
     need_extras("judging", "eval")
+    options.refuse_checkpoint("--language", language, takes="a language code or name")
     open_device(pick_device(device))
     check_dtype(dtype)
     plans = open_models(models)
@@ -83,41 +70,51 @@ def evaluate(
     tasks = TaskFolder(folder / files.TASKS)
     asked = write_suite(
         suite, language, tasks, data=DataFolder.given(data), shots=shots, allow_code=allow_code,
-        skip=log,
+        skip=output.log,
     )  # fmt: skip
-    settings = Settings(limit, batch_size, pick_device(device), dtype, engine.value, allow_code)
-    with step_progress("judging models", len(plans)) as progress:
+    settings = Settings(limit, batch_size, pick_device(device), dtype, engine, allow_code)
+    with step_progress("evaluating models", len(plans)) as progress:
         results = run_suite(
             plans, asked, tasks.root, settings=settings,
-            store=AnswerStore(folder / files.ANSWERS), log=log, progress=progress,
+            store=AnswerStore(folder / files.ANSWERS), log=output.log, progress=progress,
         )  # fmt: skip
     files.write_results(folder, results, asked)
-    for name, result in results.items():
-        for one in asked:
-            score = files.headline(result, one)
-            typer.echo(f"{name}: {one.benchmark} {one.name}: {one.metric[0]} {score:.4g}")
-    typer.echo(f"wrote {folder}")
+    scores: list[dict[str, Any]] = [
+        {"model": name, "benchmark": one.benchmark, "task": one.name, "metric": one.metric[0],
+         "score": files.headline(result, one)}
+        for name, result in results.items() for one in asked
+    ]  # fmt: skip
+    lines = [
+        f"{one['model']}: {one['benchmark']} {one['task']}: {one['metric']} {one['score']:.4g}"
+        for one in scores
+    ]
+    facts = {"scores": scores, "folder": str(folder)}
+    output.finish("eval", facts, "\n".join([*lines, f"wrote {folder}"]))
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders that `layerswap eval` wrote.")],
     *,
     model: Annotated[
-        list[str] | None, typer.Option(help="Which models, the reference first; may be repeated.")
+        list[str] | None, typer.Option(help="Model to show, the reference first. Repeatable.")
     ] = None,
-    to: Annotated[Format, typer.Option(help="How to print it.")] = Format.text,
+    to: Annotated[
+        Literal["text", "markdown", "latex"], typer.Option(help="Format of the table.")
+    ] = "text",
 ) -> None:
-    """Models side by side, with intervals and marks where they differ beyond chance.
+    """Compare models side by side, with intervals and marks for significant differences.
+
+    Prints a table; nothing is written.
 
     Example: layerswap compare results/base results/swap --to latex
     """
     from layerswap.evaluation.compare import compare_runs
-    from layerswap.report import tables as side_by_side
+    from layerswap.report.tables import side_by_side
 
-    table = compare_runs(runs, models=model)
-    written = {
-        Format.text: side_by_side.as_text,
-        Format.markdown: side_by_side.as_markdown,
-        Format.latex: side_by_side.as_latex,
-    }
-    typer.echo(written[to](table))
+    found = compare_runs(runs, models=model)
+    table = side_by_side(found)
+    text = {"text": table.text, "latex": table.latex}.get(to)
+    output.finish(
+        "compare", asdict(found),
+        text() if text else f"{table.markdown()}\n\n{table.caption}",
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`layerswap fisher`: estimate the diagonal Fisher of an expert, for Fisher-weighted averaging."""
+"""`layerswap fisher`: estimate the diagonal Fisher information of an expert."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli.options import Device
+from layerswap.cli import options, output
 
 
 def fisher(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or a Hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint or Hub id.")],
     *,
     data: Annotated[
         Path,
-        typer.Option(help=".jsonl with text, or prompt and completion; or .txt, a line each."),
+        typer.Option(help="Texts: .jsonl with text, or prompt and completion; or .txt by line."),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to create.")],
+    out: options.OutFolder,
     labels: Annotated[
         str,
         typer.Option(
             metavar="model|data",
-            help="Tokens drawn from the model's predictions (the Fisher), or those of the data "
-            "(the empirical Fisher).",
+            help="Source of the labels: the model's predictions, or the data (empirical Fisher).",
         ),
     ] = "model",
-    examples: Annotated[int, typer.Option(min=1, help="How many examples to draw.")] = 256,
-    max_length: Annotated[int, typer.Option(min=2, help="Longest example, in tokens.")] = 1024,
-    seed: Annotated[int, typer.Option(help="Of the examples and the labels.")] = 0,
-    device: Device = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
-    ] = False,
+    examples: Annotated[int, typer.Option(min=1, help="Number of examples drawn.")] = 256,
+    max_length: Annotated[
+        int, typer.Option(min=2, help="Largest length of an example, in tokens.")
+    ] = 1024,
+    seed: Annotated[int, typer.Option(help="Seed of the examples and the labels.")] = 0,
+    device: options.Device = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Estimate how much each weight of an expert matters to what it was trained for.
+    """Estimate the importance of each weight of an expert, for Fisher-weighted averaging.
 
-    The folder goes into a recipe as `fisher` of the expert, for `merge: {method: fisher}`.
-    Trains nothing; needs the model in memory twice, in float32.
+    Trains nothing; holds the model twice in memory, in float32. Writes the folder OUT, which a
+    recipe names as `fisher` of the expert.
 
     Example: layerswap fisher math-expert --data gsm8k.jsonl --out math-fisher
     """
@@ -56,4 +55,4 @@ def fisher(
         overwrite=overwrite,
         progress=step_progress,
     )
-    typer.echo(f"wrote {folder}")
+    output.say(f"wrote {folder}")

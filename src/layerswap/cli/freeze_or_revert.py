@@ -1,35 +1,36 @@
-"""`layerswap freeze-or-revert`: the second paper's table 2 for an expert."""
+"""`layerswap freeze-or-revert`: compare partial training with reverting afterwards."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from layerswap.cli.options import Device, ModelDtype
-from layerswap.cli.select import Role
+from layerswap.cli import options, output
 
 
 def freeze_or_revert(
-    spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="Expert without `train`.")],
+    spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="Expert, trained in full.")],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the trainings; existing ones are resumed.")],
-    part: Annotated[Role, typer.Option(help="Part of a partition that the expert keeps.")],
-    task: Annotated[list[str], typer.Option(help="lm-eval task to score; repeatable.")],
-    partitions: Annotated[str, typer.Option(help="Partitions, separated by commas.")] = "A,B,C,Z",
-    include: Annotated[
-        list[Path] | None, typer.Option(help="Folder with additional task YAMLs.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of documents of a task.")
-    ] = None,
-    device: Device = None,
-    dtype: ModelDtype = None,
+    out: Annotated[Path, typer.Option(help="Folder of the trainings; finished ones are kept.")],
+    part: Annotated[
+        Literal["task", "language"], typer.Option(help="Part of a partition that the expert keeps.")
+    ],
+    task: Annotated[
+        list[str], typer.Option("--task", help="Benchmark: an lm-eval task. Repeatable.")
+    ],
+    partitions: Annotated[
+        str, typer.Option(help="Partitions to compare, separated by commas.")
+    ] = "A,B,C,Z",
+    include: options.Include = None,
+    limit: options.Limit = None,
+    device: options.Device = None,
+    dtype: options.ModelDtype = None,
 ) -> None:
-    """Compare training a part alone with training all and reverting the rest.
+    """Compare training a part alone with training all and reverting the rest, per partition.
 
-    Trains the expert whole and once for each partition, and prints the scores of both ways.
+    Reproduces table 2 of the second paper for an expert. Prints the scores as a table.
 
     Example: layerswap freeze-or-revert math.yaml --out runs --part task --task mgsm_direct_en
     """
@@ -40,6 +41,7 @@ def freeze_or_revert(
     from layerswap.training.expert.select import scorer
     from layerswap.training.expert.spec import read_expert
 
+    options.refuse_checkpoint("--task", task, takes="an lm-eval task")
     open_device(pick_device(device))
     check_dtype(dtype)
     check_task_names(task, include or ())
@@ -47,10 +49,10 @@ def freeze_or_revert(
     rows = both_ways(
         read_expert(spec),
         out,
-        part=part.value,
+        part=part,
         score=scorer(task, include=include or (), limit=limit, device=device, dtype=dtype),
         partitions=[name.strip() for name in partitions.split(",")],
         folder=spec.parent,
-        log=lambda line: typer.echo(line, err=True),
+        log=output.log,
     )
-    typer.echo(places_table(rows))
+    output.say(places_table(rows))

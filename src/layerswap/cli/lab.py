@@ -2,117 +2,118 @@
 
 from __future__ import annotations
 
-import enum
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from layerswap.cli import options, output
 from layerswap.cli.study import Where
 
-
-class Split(enum.Enum):
-    """The splits that are not for training."""
-
-    development = "development"
-    test = "test"
-
-
-app = typer.Typer(no_args_is_help=True, help="The small multilingual world that ships inside.")
+app = typer.Typer(
+    no_args_is_help=True, help="Work with the lab, the small multilingual world inside the package."
+)
+Split = Annotated[
+    Literal["development", "test"], typer.Option(help="Split that the questions come from.")
+]
 
 
-@app.command()
+@options.command(app)
 def build(
-    out: Annotated[Path, typer.Option(help="Folder for the models; finished ones are kept.")],
-    seed: Annotated[int, typer.Option(help="Seed of the training and of the data order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of the models; finished ones are kept.")],
+    seed: Annotated[int, typer.Option(help="Seed of training and data order.")] = 0,
 ) -> None:
-    """Train the lab's base and experts from scratch (under half an hour on two cores)."""
+    """Train the lab's base and experts from scratch, in under half an hour on two cores.
+
+    Writes the models into the folder OUT.
+
+    Example: layerswap lab build --out lab
+    """
     from layerswap.cli.progress import named_progress
     from layerswap.lab.build import build as build_lab
 
     with named_progress() as progress:
         build_lab(out, seed=seed, progress=progress)
-    typer.echo(f"wrote {out}")
+    output.say(f"wrote {out}")
 
 
-@app.command()
+@options.command(app, json=True)
 def score(
     models: Annotated[
         list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
     ],
     language: Annotated[
-        str | None, typer.Option(help="Target language; the farthest if not given.")
+        str | None, typer.Option(help="Target language of the lab. Default: the farthest.")
     ] = None,
-    n: Annotated[int, typer.Option(min=1, help="Questions per measure.")] = 1000,
-    split: Annotated[Split, typer.Option(help="Which questions.")] = Split.test,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    n: Annotated[int, typer.Option(min=1, help="Number of questions per measure.")] = 1000,
+    split: Split = "test",
 ) -> None:
-    """Score checkpoints on the lab: task and comprehension, in target and source language."""
-    import json
-    from dataclasses import asdict
+    """Score checkpoints on the lab: problems and reading, in target and source language.
 
+    Prints a table; nothing is written.
+
+    Example: layerswap lab score merged --n 200
+    """
     from layerswap.cli.progress import step_progress
     from layerswap.cli.tables import score_table
     from layerswap.lab.quickstart import score_folders
 
-    scores = score_folders(
-        models, language=language, split=split.value, n=n, progress=step_progress
-    )
-    if as_json:
-        plain = {
-            name: {measure: asdict(interval) for measure, interval in measures.items()}
-            for name, measures in scores.items()
-        }
-        typer.echo(json.dumps(plain, indent=2))
-    else:
-        typer.echo(score_table(scores))
+    scores = score_folders(models, language=language, split=split, n=n, progress=step_progress)
+    plain = {
+        name: {measure: asdict(interval) for measure, interval in measures.items()}
+        for name, measures in scores.items()
+    }
+    output.finish("lab score", {"models": plain}, score_table(scores))
 
 
-@app.command()
+@options.command(app)
 def export(
-    out: Annotated[Path, typer.Option(help="Folder for the tasks.")],
-    n: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 1000,
-    split: Annotated[Split, typer.Option(help="Which questions.")] = Split.test,
+    out: Annotated[Path, typer.Option(help="Folder of the tasks.")],
+    n: Annotated[int, typer.Option(min=1, help="Number of questions per task.")] = 1000,
+    split: Split = "test",
     seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Write the lab's questions as lm-eval tasks.
+    """Write the lab's questions as lm-eval tasks into the folder OUT.
 
     Example: layerswap lab export --out tasks
     """
     from layerswap.lab.lm_eval_tasks import export_tasks
 
-    for name in export_tasks(out, split=split.value, n=n, seed=seed, overwrite=overwrite):
-        typer.echo(name)
-    typer.echo(f"wrote {out}; give it to a sweep as `include`, or to lm_eval as --include_path")
+    for name in export_tasks(out, split=split, n=n, seed=seed, overwrite=overwrite):
+        output.say(name)
+    output.say(f"wrote {out}; give it to a sweep as `include`, or to lm_eval as --include_path")
 
 
-@app.command()
+@options.command(app)
 def models(
-    out: Annotated[Path, typer.Option(help="Folder for the models.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the models.")],
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Copy the shipped models: base, task experts, language experts.
+    """Copy the shipped base, task experts and language experts into the folder OUT.
 
     Example: layerswap lab models --out lab
     """
     from layerswap.lab.assets import copy_models
 
-    typer.echo(", ".join(copy_models(out, overwrite=overwrite)))
-    typer.echo(f"wrote {out}")
+    output.say(", ".join(copy_models(out, overwrite=overwrite)))
+    output.say(f"wrote {out}")
 
 
-@app.command()
+@options.command(app)
 def study(
-    out: Annotated[Path, typer.Option(help="The folder of the study; an earlier run goes on.")],
-    runs: Annotated[int, typer.Option(min=1, help="Trainings of each kind of expert.")] = 1,
-    n: Annotated[int, typer.Option(min=4, help="Questions to judge by, a language.")] = 500,
+    out: Annotated[Path, typer.Option(help="Folder of the study; finished steps are kept.")],
+    runs: Annotated[int, typer.Option(min=1, help="Number of trainings per kind of expert.")] = 1,
+    n: Annotated[int, typer.Option(min=4, help="Number of questions per language.")] = 500,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of each training; the lab's own if not given.")
+        int | None, typer.Option(min=1, help="Steps per training. Default: the lab's own.")
     ] = None,
     on: Where = None,
 ) -> None:
-    """The papers' experiment on the lab: trainings, pairs, compositions, baselines, tables.
+    """Run the papers' experiment on the lab: training, pairs, compositions, baselines, tables.
+
+    Writes the study and its report into the folder OUT.
 
     Example: layerswap lab study --out lab-study
     """

@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from layerswap.cli import options
+from layerswap.cli import options, output
+
+if TYPE_CHECKING:
+    from layerswap.compose import Recipe
 
 
+@options.takes_recipe
 def merge(
-    recipe: options.RecipeFile = None,
+    recipe: Recipe,
     *,
-    out: Annotated[Path, typer.Option(help="The folder to create.")],
-    task: options.Task = None,
-    language: options.Language = None,
-    base: options.Base = None,
-    bottom: options.Bottom = None,
-    top: options.Top = None,
-    bottom_transition: options.BottomTransition = None,
-    top_transition: options.TopTransition = None,
-    outside: options.OutsideLayers = None,
-    weights: options.Weights = None,
-    tokenizer: options.Tokenizer = None,
-    bake: options.Bake = None,
-    rank: options.Rank = None,
-    dtype: options.Dtype = None,
-    max_shard_size: options.MaxShardSize = None,
+    out: options.OutFolder,
     allow_pickle: options.AllowPickle = False,
     overwrite: options.Overwrite = False,
     allow_non_finite: Annotated[
-        bool, typer.Option("--allow-non-finite", help="Let NaN and infinity through arithmetic.")
+        bool, typer.Option("--allow-non-finite", help="Accept NaN and infinity in the arithmetic.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the same merge was killed.")
+        bool, typer.Option("--resume", help="Resume the same merge after it was killed.")
     ] = False,
     push: Annotated[
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload the output to the Hub.")
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="With --push: let everybody see it.")
+        bool, typer.Option("--public", help="Make the upload of --push public.")
     ] = False,
     threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
 
-    Example: layerswap merge --task math-expert --language swahili-expert --out merged
+    Give a recipe, or --task-expert and --language-expert. Writes the folder OUT.
+
+    Example: layerswap merge --task-expert math-expert --language-expert swahili-expert --out merged
     """
     from rich.filesize import decimal
 
@@ -57,24 +49,17 @@ def merge(
     from layerswap.merge.metadata import RECORD
     from layerswap.merge.push import check_hub_id, push_folder
 
-    flags = {
-        "task": task, "language": language, "base": base, "bottom": bottom, "top": top,
-        "bottom_transition": bottom_transition, "top_transition": top_transition,
-        "outside": outside, "weights": weights, "dtype": dtype, "max_shard_size": max_shard_size,
-        "tokenizer": tokenizer, "bake": bake, "rank": rank,
-    }  # fmt: skip
     if push is not None:
         check_hub_id(push)
     elif public:
         raise RecipeError("--public says who sees what --push uploads; give --push as well")
-    checked = options.build_recipe(recipe, flags)
     # Before the sources are opened: opening may download them.
     refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
-    plan = make_plan(checked, allow_pickle=allow_pickle)
+    plan = make_plan(recipe, allow_pickle=allow_pickle)
     plan.check_target(out, overwrite=overwrite)
-    typer.echo(str(plan))
+    output.say(plan)
     for note in plan.notes:
-        typer.echo(f"note: {note}")
+        output.say(f"note: {note}")
     with byte_progress("merging", plan.nbytes) as progress:
         written = plan.save(
             out,
@@ -84,6 +69,9 @@ def merge(
             allow_non_finite=allow_non_finite,
             resume=resume,
         )
-    typer.echo(f"wrote {written} ({decimal(plan.nbytes)})")
+    output.say(f"wrote {written} ({decimal(plan.nbytes)})")
+    facts = {**plan.to_dict(), "folder": str(written)}
     if push is not None:
-        typer.echo(f"uploaded to {push_folder(written, push, private=not public)}")
+        facts["uploaded"] = push_folder(written, push, private=not public)
+        output.say(f"uploaded to {facts['uploaded']}")
+    output.finish("merge", facts)

@@ -1,110 +1,236 @@
-"""The options that several commands share, and the recipe that those of a merge add up to."""
+"""Options that several commands share, and the recipe that those of a merge describe."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from layerswap.cli import output
 from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
 
-RecipeFile = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[RECIPE.yaml]",
-        help="A recipe or a mergekit configuration; or give --task and --language.",
+COMPOSITION, OUTPUT_PANEL = "Composition", "Output"
+
+Base = Annotated[
+    str, typer.Option(metavar="MODEL", help="Checkpoint that the experts were fine-tuned from.")
+]
+TaskExpert = Annotated[
+    str,
+    typer.Option(
+        "--task-expert",
+        metavar="MODEL",
+        help="Task expert: a folder or a Hub id (owner/name@revision).",
     ),
 ]
+LanguageExpert = Annotated[
+    str,
+    typer.Option(
+        "--language-expert",
+        metavar="MODEL",
+        help="Language expert: a folder or a Hub id (owner/name@revision).",
+    ),
+]
+OutFolder = Annotated[Path, typer.Option(help="Folder to create.")]
+Language = Annotated[
+    str | None, typer.Option(help="Language code or name (sw, swh_Latn, Swahili).")
+]
+Tasks = Annotated[
+    list[str] | None, typer.Option("--task", help="Benchmark: an lm-eval task. Repeatable.")
+]
+Include = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder with YAML files of more lm-eval tasks. Repeatable."),
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Largest number of documents per task, drawn at random.")
+]
 Device = Annotated[
-    str | None, typer.Option(help="Where models run: cpu, cuda, mps; a GPU if there is one.")
+    str | None, typer.Option(help="Device of the models: cpu, cuda or mps. Default: a GPU if any.")
 ]
 ModelDtype = Annotated[
     str | None,
-    typer.Option(metavar="float32|bfloat16|float16", help="Of the models; as stored if not given."),
+    typer.Option(
+        metavar="float32|bfloat16|float16", help="Dtype of the models. Default: as stored."
+    ),
 ]
-Task = Annotated[
-    str | None, typer.Option(help="Task expert: a folder or a Hub id (name[@revision]).")
+Axis = Annotated[
+    str, typer.Option(metavar="input|output", help="Features that count as rows (papers: input).")
 ]
-Language = Annotated[str | None, typer.Option(help="Language expert: a folder or a Hub id.")]
-Base = Annotated[
-    str | None,
-    typer.Option(help="What both were fine-tuned from; checked, and needed for magnitude weights."),
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Overwrite an output that layerswap wrote.")
 ]
-Bottom = Annotated[
+Threads = Annotated[
     int | None,
-    typer.Option(min=0, help="Layers from the language expert at the input (paper: 5 of 32)."),
+    typer.Option(min=1, metavar="N", help="Number of threads. Default: the usable processors."),
 ]
-Top = Annotated[
-    int | None,
-    typer.Option(min=0, help="Layers from the language expert at the output (paper: 2 of 32)."),
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Read pickled weights (.bin), tensors only.")
 ]
-BottomTransition = Annotated[
-    int | None, typer.Option(min=0, help="Blended layers above the bottom zone.")
+AllowCode = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Run programs that a model writes, in a sandbox."),
 ]
-TopTransition = Annotated[
-    int | None, typer.Option(min=0, help="Blended layers below the top zone.")
-]
-OutsideLayers = Annotated[
-    str | None,
-    typer.Option(
-        "--outside",
-        metavar="blend|language|task",
-        help="What embeddings, final norm and head take. Default: blend.",
-    ),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="uniform|magnitude|W_TASK,W_LANG", help="Weights of a blend. Default: uniform."
-    ),
-]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(
-        metavar="task|language|union",
-        help="Whose tokenizer the output has, where they differ; rows are aligned by token.",
-    ),
-]
-Bake = Annotated[
-    bool | None,
-    typer.Option("--bake", help="Write full weights even where both experts are adapters."),
-]
-Rank = Annotated[
-    int | None, typer.Option(min=1, help="Largest rank of a merged adapter. Default: exact.")
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print the logs of libraries, and tracebacks.")
 ]
 Dtype = Annotated[
     str | None,
     typer.Option(
-        metavar="float32|bfloat16|float16", help="Dtype of the output; as stored if not given."
+        metavar="float32|bfloat16|float16", help="Dtype of the output. Default: as stored.",
+        rich_help_panel=OUTPUT_PANEL,
     ),
-]
+]  # fmt: skip
 MaxShardSize = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Largest size of an output file. Default: 5GB.")
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a folder that layerswap wrote.")
-]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="Workers. Default: the usable processors.")
-]
-AllowPickle = Annotated[
-    bool,
-    typer.Option("--allow-pickle", help="Read pickled weights (.bin), as tensors only."),
-]
-
-OUTPUT = ("tokenizer", "bake", "rank", "dtype", "max_shard_size")
-"""Options that may stand beside a recipe file."""
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Largest size of one file, such as 500MB. Default: 5GB.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]  # fmt: skip
 
 
-def build_recipe(path: Path | None, flags: dict[str, Any]) -> Recipe:
-    """The recipe in a file, or the one that the flags of `merge` and `plan` describe.
+def _composed(kind: Any, *names: str, **settings: Any) -> Any:
+    """An optional option of the composition's panel."""
+    return Annotated[kind | None, typer.Option(*names, rich_help_panel=COMPOSITION, **settings)]
 
-    With a file, only what is said of the output (`tokenizer`, `bake`, `rank`, `dtype` and
-    `max_shard_size`) may be given beside it, and overrides it.
+
+def _written(kind: Any, *names: str, **settings: Any) -> Any:
+    """An optional option of the output's panel."""
+    return Annotated[kind | None, typer.Option(*names, rich_help_panel=OUTPUT_PANEL, **settings)]
+
+
+RECIPE: dict[str, Any] = {
+    "task_expert": _composed(
+        str, "--task-expert", "--task", metavar="MODEL",
+        help="Task expert: a folder or a Hub id (owner/name@revision).",
+    ),
+    "language_expert": _composed(
+        str, "--language-expert", "--language", metavar="MODEL",
+        help="Language expert: a folder or a Hub id (owner/name@revision).",
+    ),
+    "base": _composed(
+        str, metavar="MODEL", help="Checkpoint that both experts were fine-tuned from. Magnitude weights need it."
+    ),
+    "bottom": _composed(
+        int, min=0, metavar="N", help="Layers from the language expert at the input (paper: 5 of 32)."
+    ),
+    "top": _composed(
+        int, min=0, metavar="N", help="Layers from the language expert at the output (paper: 2 of 32)."
+    ),
+    "bottom_transition": _composed(int, min=0, metavar="N", help="Blended layers above the bottom zone."),
+    "top_transition": _composed(int, min=0, metavar="N", help="Blended layers below the top zone."),
+    "outside": _composed(
+        str, metavar="blend|language|task",
+        help="Source of embeddings, final norm and head. Default: blend.",
+    ),
+    "weights": _composed(
+        str, metavar="uniform|magnitude|W_TASK,W_LANG",
+        help="Weights of task and language expert in a blend. Default: uniform.",
+    ),
+    "tokenizer": _written(
+        str, metavar="task|language|union",
+        help="Tokenizer of the output where the experts' differ; rows are aligned by token.",
+    ),
+    "bake": _written(bool, "--bake", help="Write full weights from adapters too."),
+    "rank": _written(int, min=1, metavar="N", help="Largest rank of a merged adapter. Default: exact."),
+    "dtype": Dtype,
+    "max_shard_size": MaxShardSize,
+}  # fmt: skip
+"""The options that describe a merge, in the order of the help."""
+BESIDE_A_FILE = ("tokenizer", "bake", "rank", "dtype", "max_shard_size")
+"""Those that may stand beside a recipe file, and override it."""
+RecipeFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RECIPE.yaml]", help="Recipe or mergekit configuration."),
+]
+
+
+def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `RECIPE`; it receives the checked recipe as `recipe`."""
+
+    def run(recipe: Path | None, given: dict[str, Any]) -> None:
+        flags = {name: given.pop(name) for name in RECIPE}
+        command(recipe=build_recipe(recipe, flags), **given)
+
+    added = {"recipe": (RecipeFile, None), **{name: (kind, None) for name, kind in RECIPE.items()}}
+    return extended(command, added, lambda given: run(given.pop("recipe"), given))
+
+
+def command(
+    app: typer.Typer, name: str | None = None, *, json: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a function as a command of `app` with the options of its output.
+
+    Args:
+        app: the group of commands.
+        name: of the command; the function's when None.
+        json: give it --json; it ends with `output.finish`.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        def run(given: dict[str, Any]) -> None:
+            asked = {key: given.pop(key, False) for key in ("quiet", "verbose", "as_json")}
+            output.choose(**asked)
+            function(**given)
+
+        added: dict[str, tuple[Any, Any]] = {"as_json": (Json, False)} if json else {}
+        added |= {"quiet": (Quiet, False), "verbose": (Verbose, False)}
+        app.command(name)(extended(function, added, run, last=True))
+        return function
+
+    return register
+
+
+def extended(
+    command: Callable[..., None],
+    added: Mapping[str, tuple[Any, Any]],
+    run: Callable[[dict[str, Any]], None],
+    *,
+    last: bool = False,
+) -> Callable[..., None]:
+    """A command with more options, as Typer reads them from the signature.
+
+    Args:
+        command: the command; its name, help and other options stay.
+        added: annotation and default by name.
+        run: called with every value by name.
+        last: put them after the command's own options, not between those that are required and
+            the others.
+    """
+    hints = get_type_hints(command, localns={"Recipe": object}, include_extras=True)
+    only = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        p.replace(kind=only, annotation=hints[p.name])
+        for p in inspect.signature(command).parameters.values()
+        if p.name not in added
+    ]
+    more = [inspect.Parameter(name, only, default=default, annotation=kind)
+            for name, (kind, default) in added.items()]  # fmt: skip
+
+    @wraps(command)
+    def wrapped(**given: Any) -> None:
+        run(given)
+
+    needed = [p for p in own if p.default is p.empty]
+    others = [p for p in own if p not in needed]
+    parameters = [*needed, *others, *more] if last else [*needed, *more, *others]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def build_recipe(path: Path | None, flags: Mapping[str, Any]) -> Recipe:
+    """The recipe in a file, or the one that the options of `merge` and `plan` describe.
 
     Raises:
         RecipeError: both or neither are given, or the recipe is wrong.
@@ -112,17 +238,19 @@ def build_recipe(path: Path | None, flags: dict[str, Any]) -> Recipe:
     from layerswap.compose.recipe import check_recipe, read_recipe
 
     given = {name: value for name, value in flags.items() if value is not None}
-    output: dict[str, Any] = {name: given.pop(name) for name in OUTPUT if name in given}
+    output: dict[str, Any] = {name: given.pop(name) for name in BESIDE_A_FILE if name in given}
     if path is not None:
         if given:
             flag = next(iter(given)).replace("_", "-")
             raise RecipeError(f"--{flag} cannot be given beside a recipe; write it into {path}")
         recipe = read_recipe(path).model_dump(exclude_unset=True)
         return check_recipe({**recipe, **output}, where=str(path))
-    if not {"task", "language"} <= set(given):
-        raise RecipeError("give a recipe file, or both --task and --language")
+    if not {"task_expert", "language_expert"} <= set(given):
+        raise RecipeError("give a recipe file, or both --task-expert and --language-expert")
+    for name in ("task_expert", "language_expert"):
+        expect_checkpoint(f"--{name.replace('_', '-')}", given[name])
     data: dict[str, Any] = {
-        "experts": {name: given.pop(name) for name in ("task", "language")},
+        "experts": {name: given.pop(f"{name}_expert") for name in ("task", "language")},
         "weights": _read_weights(given.pop("weights", "uniform")),
         **({"base": given.pop("base")} if "base" in given else {}),
         "swap": given,
@@ -141,6 +269,47 @@ def _read_weights(text: str) -> str | dict[str, float]:
             f"--weights: {text!r} is not uniform, magnitude or two numbers like 0.6,0.4"
         ) from None
     return {"task": task, "language": language}
+
+
+BENCHMARKS = re.compile(
+    r"(mgsm|belebele|flores|mbpp|mmlu|gsm8k|layer-swapping|unreasonable)\b|\w+_\w+"
+)
+LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
+
+
+def expect_checkpoint(option: str, value: str) -> None:
+    """Name the mix-up where a checkpoint's option is given a benchmark or a language.
+
+    Raises:
+        RecipeError: `value` is no folder, and reads as a benchmark or a language.
+    """
+    if "/" in value or Path(value).exists():
+        return
+    kind = "language" if "language" in option else "task"
+    if kind == "task" and BENCHMARKS.match(value):
+        raise RecipeError(
+            f"{option}: {value!r} is no folder and reads like a benchmark; give the task expert's "
+            "checkpoint. Benchmarks go to `eval --suite` or `select --task`"
+        )
+    if kind == "language" and LANGUAGES.fullmatch(value):
+        raise RecipeError(
+            f"{option}: {value!r} is no folder and reads like a language; give the language "
+            "expert's checkpoint. Languages go to `eval --language` or `select --language`"
+        )
+
+
+def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:
+    """Name the mix-up where an option for a benchmark or a language is given a checkpoint.
+
+    Raises:
+        RecipeError: a value is a path or a checkpoint folder.
+    """
+    for value in [values] if isinstance(values, str) else values or ():
+        if "/" in value or (Path(value) / "config.json").is_file():
+            raise RecipeError(
+                f"{option}: {value!r} is a checkpoint, not {takes}. Checkpoints go to "
+                "--task-expert and --language-expert of merge, plan, suggest and linearity"
+            )
 
 
 def read_pairs(option: str, texts: list[str]) -> dict[str, str]:

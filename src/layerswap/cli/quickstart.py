@@ -1,4 +1,4 @@
-"""`layerswap quickstart`: the whole road on the lab, in two minutes."""
+"""`layerswap quickstart`: compose, evaluate and report on the lab, in two minutes."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli import output
+
 
 def quickstart(
-    out: Annotated[
-        Path, typer.Option(help="The folder; what is done in it is not done again.")
-    ] = Path("layerswap-quickstart"),
+    out: Annotated[Path, typer.Option(help="Folder of the run; finished steps are kept.")] = Path(
+        "layerswap-quickstart"
+    ),
     language: Annotated[
-        str | None, typer.Option(help="Target language of the lab; the farthest if not given.")
+        str | None, typer.Option(help="Target language of the lab. Default: the farthest.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew in the folder of an earlier one.")
+        bool, typer.Option("--overwrite", help="Start anew in the folder of an earlier run.")
     ] = False,
 ) -> None:
     """Compose, search, write, score and report on the small world that ships with layerswap.
 
-    Takes under two minutes on two processor cores. Writes results.json, report.html and the
-    best merged checkpoint. It is a small study: cut short, it goes on where it was.
+    Takes under two minutes on two processor cores, and resumes where it was interrupted. Writes
+    report.html, results.json and the best merged checkpoint into the folder OUT.
+
+    Example: layerswap quickstart --out first-steps
     """
     from layerswap.cli.progress import step_progress
     from layerswap.cli.tables import score_table
     from layerswap.lab.quickstart import run
 
     folder, outcome = run(
-        out, language=language, overwrite=overwrite, log=typer.echo, progress=step_progress
+        out, language=language, overwrite=overwrite, log=output.say, progress=step_progress
     )
-    typer.echo(score_table(outcome.intervals()))
+    output.say(score_table(outcome.intervals()))
     for name in ("report.html", "results.json", "merged"):
-        typer.echo(f"wrote {folder / name}")
+        output.say(f"wrote {folder / name}")

@@ -7,17 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
+from layerswap.cli import options, output
+
 app = typer.Typer(help="Check a recipe, or write it for mergekit.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(help="A recipe, or a mergekit configuration.")]
+File = Annotated[Path, typer.Argument(help="Recipe or mergekit configuration.")]
 Layers = Annotated[
-    int | None, typer.Option(min=1, help="Number of layers of the experts; nothing is opened.")
+    int | None, typer.Option(min=1, help="Number of layers, so that no expert is opened.")
 ]
 
 
-@app.command()
+@options.command(app)
 def check(file: File, *, layers: Layers = None) -> None:
-    """Check a recipe without opening its experts; with --layers, also draw what it composes.
+    """Check a recipe without opening its experts, and draw it if --layers is given.
 
     Example: layerswap recipe check recipe.yaml --layers 32
     """
@@ -25,27 +27,27 @@ def check(file: File, *, layers: Layers = None) -> None:
 
     recipe = read_recipe(file)
     composition = None if layers is None else recipe.resolve(layers)
-    typer.echo(f"{file}: {recipe}")
+    output.say(f"{file}: {recipe}")
     if composition is not None:
-        typer.echo(str(composition))
+        output.say(composition)
 
 
-@app.command()
+@options.command(app)
 def export(
     file: File,
     *,
     form: Annotated[
-        Literal["mergekit"], typer.Option("--format", help="What to write it for.")
+        Literal["mergekit"], typer.Option("--format", help="Format to write.")
     ] = "mergekit",
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; standard output if not given.")
+        Path | None, typer.Option(help="File to write. Default: standard output.")
     ] = None,
     layers: Layers = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+        bool, typer.Option("--overwrite", help="Overwrite the file if it exists.")
     ] = False,
 ) -> None:
-    """Write a mergekit configuration that gives the same result, where mergekit can express it.
+    """Write a recipe as a mergekit configuration with the same result, where mergekit can.
 
     Example: layerswap recipe export recipe.yaml --format mergekit --out mergekit.yml
     """
@@ -58,4 +60,4 @@ def export(
         typer.echo(text, nl=False)
         return
     write_text(out, text, overwrite=overwrite)
-    typer.echo(f"wrote {out}")
+    output.say(f"wrote {out}")

@@ -1,4 +1,4 @@
-"""`layerswap report`: the page of a study."""
+"""`layerswap report`: write the page of a study."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli import output
+
 
 def report(
-    folder: Annotated[
-        str, typer.Argument(metavar="DIR", help="The folder of a study, or its URL.")
-    ],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
 ) -> None:
-    """Write report.html, tables (Markdown, LaTeX) and figures (SVG, PDF) of a study.
+    """Write the report of a study: report.html, tables (Markdown, LaTeX) and figures.
 
-    Works on a study that is not finished too, with what is done.
+    Covers the finished steps of an unfinished study. Writes into the study's folder.
 
     Example: layerswap report study
     """
     from layerswap.study.report import write_study_report
     from layerswap.study.storage import place
 
-    typer.echo(f"wrote {write_study_report(*place(folder))}")
+    output.say(f"wrote {write_study_report(*place(folder))}")

@@ -1,4 +1,4 @@
-"""`layerswap revert`: put a part of what fine-tuning changed back to the base."""
+"""`layerswap revert`: revert a part of an expert to the base."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ from typing import Annotated, Any
 
 import typer
 
-from layerswap.cli import options
+from layerswap.cli import options, output
 
 
 def revert(
     *,
-    base: Annotated[str, typer.Option(help="What the expert was fine-tuned from.")],
-    expert: Annotated[str, typer.Option(help="The expert: a folder or a Hub id.")],
-    out: Annotated[Path, typer.Option(help="The folder to create.")],
+    base: options.Base,
+    expert: Annotated[str, typer.Option(help="Expert: a folder or a Hub id.")],
+    out: options.OutFolder,
     keep: Annotated[
-        float | None, typer.Option(help="Keep this share of rows, those that changed most (0..1).")
+        float | None, typer.Option(help="Share of rows to keep, the most changed first (0 to 1).")
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Keep rows whose mean absolute change is at least this.")
+        float | None, typer.Option(help="Smallest mean absolute change of a row to keep.")
     ] = None,
-    axis: Annotated[str, typer.Option(metavar="input|output", help="What a row is.")] = "input",
+    axis: options.Axis = "input",
     scope: Annotated[
-        str,
-        typer.Option(metavar="tensor|model", help="Rank the rows of each tensor, or of the model."),
+        str, typer.Option(metavar="tensor|model", help="Set of rows that are ranked together.")
     ] = "tensor",
     layers: Annotated[
-        str | None, typer.Option(help="Put these layers back: 0-3,30, outside or all.")
+        str | None, typer.Option(help="Layers to revert: 0-3,30, outside or all.")
     ] = None,
     roles: Annotated[
-        str | None, typer.Option(help="Only these roles of them: attention,mlp.")
+        str | None, typer.Option(help="Roles to revert in these layers: attention,mlp.")
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(metavar="A|B|C|Z", help="Keep one part of a partition.")
+        str | None, typer.Option(metavar="A|B|C|Z", help="Partition of which one part is kept.")
     ] = None,
     part: Annotated[
-        str | None, typer.Option(metavar="task|language", help="The part that the expert keeps.")
+        str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
     ] = None,
     dtype: options.Dtype = None,
     max_shard_size: options.MaxShardSize = None,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
-    """Write an expert of which a part is the base's again, by magnitude or by place.
+    """Revert a part of an expert to the base, by magnitude or by place.
+
+    Choose one way: --keep or --threshold; --layers or --roles; or --partition. Writes the expert
+    into the folder OUT.
 
     Example: layerswap revert --base llama --expert math-expert --keep 0.2 --out sparse
     """
@@ -51,7 +53,7 @@ def revert(
 
     from layerswap.checkpoint import refuse_target
     from layerswap.cli.progress import byte_progress
-    from layerswap.merge.api import revert as put_back
+    from layerswap.merge.api import revert as revert_expert
     from layerswap.merge.metadata import RECORD
 
     refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
@@ -62,9 +64,9 @@ def revert(
         "partition": partition, "part": part, "dtype": dtype,
         "max_shard_size": max_shard_size or "5GB",
     }  # fmt: skip
-    plan = put_back(base, expert, **settings)
+    plan = revert_expert(base, expert, **settings)
     plan.check_target(out, overwrite=overwrite)
-    typer.echo(str(plan))
+    output.say(plan)
     with byte_progress("writing", plan.nbytes) as progress:
         written = plan.save(out, overwrite=overwrite, threads=threads, progress=progress)
-    typer.echo(f"wrote {written} ({decimal(plan.nbytes)})")
+    output.say(f"wrote {written} ({decimal(plan.nbytes)})")

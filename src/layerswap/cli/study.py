@@ -6,36 +6,38 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from layerswap.cli import options, output
+
 if TYPE_CHECKING:
     from layerswap.study.steps import Graph
 
-app = typer.Typer(no_args_is_help=True, help="A whole experiment from one file, never done twice.")
+app = typer.Typer(no_args_is_help=True, help="Run a whole experiment from one file.")
 StudyFile = Annotated[
-    str, typer.Argument(metavar="STUDY.yaml", help="A file, or the name of a ready study.")
+    str, typer.Argument(metavar="STUDY.yaml", help="Study file, or the name of a ready study.")
 ]
 
 Where = Annotated[
     str | None,
-    typer.Option("--on", help="`ray`, or the address of a Ray cluster; here if not given."),
+    typer.Option("--on", help="Executor: `ray`, or the address of a Ray cluster. Default: here."),
 ]
 
 
-@app.command()
+@options.command(app)
 def run(
     study: StudyFile,
     *,
     out: Annotated[
         str,
-        typer.Option(
-            help="The folder of the study, or the URL of one (fsspec); an earlier run goes on."
-        ),
+        typer.Option(help="Folder or fsspec URL of the study; finished steps are kept."),
     ],
     on: Where = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say which steps there are, and their cost.")
+        bool, typer.Option("--dry-run", help="Print the steps and their estimated cost, and exit.")
     ] = False,
 ) -> None:
-    """Train, select, compose, judge and compare; what is done is not done again.
+    """Train, select, compose, evaluate and compare; resume where an earlier run stopped.
+
+    Writes every step, the tables and the report into the folder OUT.
 
     Example: layerswap study run study.yaml --out study
     """
@@ -51,7 +53,7 @@ def run(
             from layerswap.study.preflight import check_plan
 
             check_plan(graph)
-        typer.echo(plan_table(graph))
+        output.say(plan_table(graph))
     else:
         run_file(graph, out, on=on)
 
@@ -80,25 +82,23 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
         executor = OnRay(None if on == "ray" else on)
     summary = run_graph(
         graph, root, step_functions(), executor=executor, storage=storage,
-        log=lambda line: typer.echo(line, err=True),
+        log=output.log,
     )  # fmt: skip
-    typer.echo(status_table(status(StudyJournal(root, graph, storage))))
+    output.say(status_table(status(StudyJournal(root, graph, storage))))
     if summary.failed:
         raise StudyError(
-            f"{len(summary.failed)} steps failed and {len(summary.blocked)} need them; the others "
-            "are done. Run it again to try them again; a step whose folder in "
-            f"{root / STEPS} is deleted begins anew, with what follows it"
+            f"{len(summary.failed)} steps failed and {len(summary.blocked)} depend on them; the "
+            "others are done. Run the command again to retry; to restart a step and those after "
+            f"it, delete its folder in {root / STEPS}"
         )
-    typer.echo(f"see {write_study_report(root, storage)}")
+    output.say(f"see {write_study_report(root, storage)}")
 
 
-@app.command()
+@options.command(app, json=True)
 def status(
-    folder: Annotated[
-        str, typer.Argument(metavar="DIR", help="The folder of a study, or its URL.")
-    ],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
 ) -> None:
-    """Show what is done, what failed and why, and what is left.
+    """Show the state of every step of a study, and why steps failed.
 
     Example: layerswap study status study
     """
@@ -107,4 +107,5 @@ def status(
     from layerswap.study.runner import status as states
     from layerswap.study.storage import place
 
-    typer.echo(status_table(states(read_journal(*place(folder)))))
+    rows = states(read_journal(*place(folder)))
+    output.finish("study status", {"steps": list(map(dict, rows))}, status_table(rows))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from layerswap.cli import options
+from layerswap.cli import options, output
 
 if TYPE_CHECKING:
     from layerswap.deltas import Suggestion
@@ -17,28 +16,33 @@ if TYPE_CHECKING:
 def suggest(
     *,
     base: Annotated[
-        str | None, typer.Option(help="What both experts were fine-tuned from.")
+        str | None, typer.Option(help="Checkpoint that both experts were fine-tuned from.")
     ] = None,
-    task: Annotated[
-        str, typer.Option(help="Task expert: a folder or a Hub id; its name with --atlas.")
+    task_expert: Annotated[
+        str, typer.Option(help="Task expert: a folder or a Hub id, or its name with --atlas.")
     ],
-    language: Annotated[str, typer.Option(help="Language expert: likewise.")],
+    language_expert: Annotated[
+        str, typer.Option(help="Language expert: a folder or a Hub id, or its name with --atlas.")
+    ],
     atlas: Annotated[
         Path | None,
-        typer.Option(help="A folder that `layerswap delta` wrote, in place of --base."),
+        typer.Option(help="Folder that `layerswap delta` wrote; replaces --base."),
     ] = None,
-    first: Annotated[int, typer.Option(min=1, help="How many compositions to list.")] = 10,
+    first: Annotated[int, typer.Option(min=1, help="Number of compositions to list.")] = 10,
     recipe: Annotated[
-        Path | None, typer.Option(help="Also write the proposal as a recipe.")
+        Path | None, typer.Option(help="Recipe file to write with the proposal.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     threads: options.Threads = None,
 ) -> None:
-    """Propose bottom, top and transitions from what each expert changed; evaluates nothing.
+    """Propose bottom, top and transition layers from what fine-tuning changed.
 
-    Example: layerswap suggest --base llama --task math-expert --language swahili-expert
+    Evaluates nothing. Prints the evidence of each layer and the best compositions.
+
+    Example: layerswap suggest --base b --task-expert math-expert --language-expert swahili-expert
     """
     from layerswap.cli.tables import evidence_table
+    from layerswap.deltas.atlas import Atlas
+    from layerswap.deltas.suggestion import suggest as propose
     from layerswap.deltas.suggestion import write_proposal
     from layerswap.errors import RecipeError
 
@@ -46,21 +50,21 @@ def suggest(
         raise RecipeError("give --base, or --atlas with a folder that layerswap delta wrote")
     if recipe is not None and base is None:
         raise RecipeError("--recipe needs the checkpoints: give --base in place of --atlas")
-    found = _measured(base, task, language, threads) if base else _from_atlas(atlas, task, language)
+    if base is not None:
+        found = _measured(base, task_expert, language_expert, threads)
+    else:
+        assert atlas is not None
+        found = propose(Atlas.load(atlas), task_expert, language_expert)
     if recipe is not None and base is not None:
-        write_proposal(recipe, found.zones, base=base, task=task, language=language)
-    if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2))
-        return
-    typer.echo(evidence_table(found.evidence))
-    typer.echo(f"proposal: {found.zones}")
+        write_proposal(recipe, found.zones, base=base, task=task_expert, language=language_expert)
+    lines = [evidence_table(found.evidence), f"proposal: {found.zones}"]
     if not (found.zones.bottom or found.zones.top):
-        typer.echo(
-            "no outer layer was changed more by the language expert than by the task expert, in "
-            "shares; the deltas alone speak for the task expert"
+        lines.append(
+            "the language expert changed no outer layer by a larger share than the task expert; "
+            "the deltas alone speak for the task expert"
         )
-    for zones, score in found.ranked[:first]:
-        typer.echo(f"  {zones}  (score {score:+.4f})")
+    lines += [f"  {zones}  (score {score:+.4f})" for zones, score in found.ranked[:first]]
+    output.finish("suggest", found.to_dict(), "\n".join(lines))
 
 
 def _measured(base: str, task: str, language: str, threads: int | None) -> Suggestion:
@@ -71,11 +75,3 @@ def _measured(base: str, task: str, language: str, threads: int | None) -> Sugge
     subjects = open_subjects(base, {"task": task, "language": language})
     with byte_progress("reading", subjects.nbytes) as progress:
         return propose(measure(subjects, threads=threads, progress=progress), "task", "language")
-
-
-def _from_atlas(folder: Path | None, task: str, language: str) -> Suggestion:
-    from layerswap.deltas.atlas import Atlas
-    from layerswap.deltas.suggestion import suggest as propose
-
-    assert folder is not None
-    return propose(Atlas.load(folder), task, language)

@@ -1,24 +1,29 @@
-"""`layerswap sweep`: try many compositions for the price of a few, and choose one."""
+"""`layerswap sweep`: evaluate many compositions together, and choose one."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from layerswap.cli import options, output
+
+if TYPE_CHECKING:
+    from layerswap.search.grid import GridResult
+    from layerswap.search.tpe import SearchResult
+
 
 def sweep(
-    spec: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What to try, and on what.")],
+    spec: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="Recipe, grid and tasks.")],
     *,
-    out: Annotated[Path, typer.Option(help="The folder for results; an earlier one is continued.")],
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Let tasks run code that a model wrote.")
-    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder of results; answers in it are reused.")],
+    allow_code: options.AllowCode = False,
 ) -> None:
-    """Try a grid of compositions or search beyond one; choose on a split, report on another.
+    """Evaluate a grid of compositions, or search beyond one, and choose the best.
 
-    What was answered is kept in OUT: a second run computes only what is new.
+    Chooses on the development split and reports on the test split. Writes scores, the best
+    recipe and a report into the folder OUT. A second run computes only what is new.
 
     Example: layerswap sweep sweep.yaml --out results
     """
@@ -34,21 +39,24 @@ def sweep(
     checked, recipe = read_sweep(spec)
     need_extras("a sweep", "eval")
     folder = files.prepare_folder(out)
-    with step_progress("judging compositions", 0) as progress:
+    with step_progress("evaluating compositions", 0) as progress:
         settings: dict[str, Any] = {
             "store": AnswerStore(folder / files.ANSWERS),
             "allow_code": allow_code,
-            "log": lambda line: typer.echo(line, err=True),
+            "log": output.log,
             "progress": progress,
         }
+        found: GridResult | SearchResult
         if checked.search is None:
-            board = run_sweep(checked, recipe, **settings)
-            files.write_board(board, folder)
-            best = f"best of {len(board.grid)}: {board.best}"
+            found = run_sweep(checked, recipe, **settings)
+            best = f"best of {len(found.grid)}: {found.best}"
         else:
             found = run_search(checked, recipe, study=folder / files.STUDY, **settings)
-            files.write_found(found, folder)
             best = f"best of {len(found.trials)}: number {found.best.number}"
-    typer.echo(board_table(board if checked.search is None else found))
-    typer.echo(f"{best}; see {folder / files.PAGE}")
-    typer.echo(f"write it: layerswap merge {folder / files.RECIPE} --out merged")
+        facts = files.write_result(found, folder)
+    lines = [
+        board_table(found),
+        f"{best}; see {folder / files.PAGE}",
+        f"write it: layerswap merge {folder / files.RECIPE} --out merged",
+    ]
+    output.finish("sweep", {**facts, "folder": str(folder)}, "\n".join(lines))

@@ -1,4 +1,4 @@
-"""`layerswap train`: an expert from a base and data."""
+"""`layerswap train`: train an expert from a base and data."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from typing import Annotated
 
 import typer
 
+from layerswap.cli import options, output
+
 
 def train(
     spec: Annotated[
         Path | None,
-        typer.Argument(metavar="EXPERT.yaml", help="Specification: base, data, regime."),
+        typer.Argument(metavar="EXPERT.yaml", help="Base, data and settings."),
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the newest checkpoint in OUT.")
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Overwrite a folder that this command wrote.")
-    ] = False,
+    overwrite: options.Overwrite = False,
     launch_config: Annotated[
         str | None,
-        typer.Option(help="Print a configuration of accelerate (ddp, fsdp2, zero3) and exit."),
+        typer.Option(help="Print an accelerate configuration (ddp, fsdp2, zero3) and exit."),
     ] = None,
 ) -> None:
-    """Train an expert: full or partial SFT, LoRA, or two data sets in turns.
+    """Train an expert: full or partial fine-tuning, LoRA, or two data sets in turns.
 
-    Writes the expert, its card and the record of the training to OUT.
-
-    On several devices: accelerate launch -m layerswap train EXPERT.yaml --out OUT
+    Writes the expert and its checkpoints into the folder OUT. On several devices, run
+    accelerate launch -m layerswap train EXPERT.yaml --out OUT.
 
     Example: layerswap train swahili.yaml --out experts/swahili
     """
@@ -45,11 +44,5 @@ def train(
         raise RecipeError("give EXPERT.yaml, and --out, the folder to create")
     from layerswap.training.expert import trainer
 
-    written = trainer.train(
-        spec,
-        out,
-        resume=resume,
-        overwrite=overwrite,
-        log=lambda line: typer.echo(line, err=True),
-    )
-    typer.echo(f"wrote {written}")
+    written = trainer.train(spec, out, resume=resume, overwrite=overwrite, log=output.log)
+    output.say(f"wrote {written}")

@@ -1,41 +1,39 @@
-"""`layerswap verify`: compare an output with what its record says it was made from."""
+"""`layerswap verify`: compare an output with its record and its sources."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from layerswap.cli import options
+from layerswap.cli import options, output
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that merge wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that merge wrote.")],
     *,
     full: Annotated[
-        bool, typer.Option("--full", help="Compute every tensor again, not a sample.")
+        bool, typer.Option("--full", help="Recompute every tensor in place of a sample.")
     ] = False,
     sample: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of each computed tensor to compute again.")
+        float, typer.Option(metavar="SHARE", help="Share of each computed tensor to recompute.")
     ] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     source: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="Where a source is now; may be given many times."),
+        typer.Option(metavar="NAME=PATH", help="Present folder of a source. Repeatable."),
     ] = None,
     record: Annotated[
-        bool,
-        typer.Option("--record", help="If all is well, keep the SHA-256 of every file."),
+        bool, typer.Option("--record", help="Record the SHA-256 of every file if all is well.")
     ] = False,
     allow_pickle: options.AllowPickle = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Workers. Default: the usable processors.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    threads: options.Threads = None,
 ) -> None:
-    """Check a merged checkpoint against its sources; exit code 0 says that all is well.
+    """Verify a merged checkpoint against its sources.
+
+    Compares copied tensors bit for bit and recomputes a sample of the others. Exits with code 0
+    if all is well, and 2 if not.
 
     Example: layerswap verify merged --full
     """
@@ -54,7 +52,6 @@ def verify(
         threads=threads,
         progress=byte_progress,
     )
-    facts = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
-    typer.echo(facts if as_json else str(report))
+    output.finish("verify", report.to_dict(), report)
     if not report.passed:
         raise MergeError("\n".join(report.problems))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.deltas.atlas import ATLAS, Atlas
@@ -60,6 +61,29 @@ def write_atlas(
         draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
         (folder / "map.html").write_text(delta_page(atlas, at), "utf-8")
     return Written(target, tuple(_lines(atlas, target)))
+
+
+def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
+    """The size of each expert's delta and the conflict of each pair, as plain data."""
+    experts = {
+        expert: {
+            "largest_relative_norm": max(change.relative_norm for change in atlas.of(expert)),
+            "lost_to_bfloat16_share": atlas.lost(expert),
+        }
+        for expert in atlas.experts
+    }
+    totals = {pair: sum(by.values(), start=Sums()) for pair, by in atlas.sums.items()}
+    return {
+        "base": atlas.base,
+        "axis": atlas.axis,
+        "threshold_mav": atlas.threshold() if threshold is None else threshold,
+        "experts": experts,
+        "pairs": [
+            {"first": first, "second": second, "cosine": total.cosine,
+             "opposite_signs_share": total.disagreement}
+            for (first, second), total in totals.items()
+        ],
+    }  # fmt: skip
 
 
 def _lines(atlas: Atlas, folder: Path) -> list[str]:

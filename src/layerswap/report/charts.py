@@ -10,7 +10,6 @@ from layerswap.evaluation.statistics import Friedman, Interval
 from layerswap.report.drawing import (
     ACCENT,
     INK,
-    LINE,
     MUTED,
     Canvas,
     Drawing,
@@ -20,7 +19,7 @@ from layerswap.report.drawing import (
     shade,
     wrapped,
 )
-from layerswap.report.tables import number, score
+from layerswap.report.tables import MINUS, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,31 +84,36 @@ def draw_heat_map(
 
     for cell, value in sorted(values.items()):
         x, y = corner(cell)
-        said = score(value, unit)
+        words = score(value, unit)
         colour = shade((value - low) / (high - low) if high > low else 0.5)
         canvas.box(x, y, WIDE - SPACE, HIGH - SPACE, radius=4, facecolor=colour,
-                   tip=f"{row_label} {cell[0]}, {column_label} {cell[1]}: {said}")  # fmt: skip
-        canvas.text(x + (WIDE - SPACE) / 2, y + (HIGH - SPACE) / 2 + 4.5, said, ha="center",
+                   tip=f"{row_label} {cell[0]}, {column_label} {cell[1]}: {words}")  # fmt: skip
+        canvas.text(x + (WIDE - SPACE) / 2, y + (HIGH - SPACE) / 2 + 4.5, words, ha="center",
                     color=readable_on(colour), fontsize=13)  # fmt: skip
     wanted = {"best": best, "default": default}
     marks = {kind: cell for kind, cell in wanted.items() if cell is not None and cell in values}
     for kind, cell in marks.items():
         x, y = corner(cell)
         grow = 4.5 if best == default and kind == "default" else 1.5
-        _outline(canvas, kind, x - grow, y - grow, WIDE - SPACE + 2 * grow, HIGH - SPACE + 2 * grow)
+        size = (WIDE - SPACE + 2 * grow, HIGH - SPACE + 2 * grow)
+        _outline(canvas, kind, (x - grow, y - grow), size)
     _key(canvas, end + 16, (score(low, unit), f"{score(high, unit)} {unit}".rstrip()), marks)
     said = [f"{len(values)} combinations, from {score(min(values.values()), unit)} to "
             f"{score(max(values.values()), unit)} {unit}".rstrip()]  # fmt: skip
     for kind, cell in marks.items():
-        value = f"{score(values[cell], unit)} {unit}".rstrip()
-        said.append(f"{MARKS[kind]}: {row_label} {cell[0]}, {column_label} {cell[1]}, {value}")
+        words = f"{score(values[cell], unit)} {unit}".rstrip()
+        said.append(f"{MARKS[kind]}: {row_label} {cell[0]}, {column_label} {cell[1]}, {words}")
     return Drawing(canvas.figure, f"Score by {row_label} and {column_label}", "; ".join(said))
 
 
-def _outline(canvas: Canvas, kind: str, x: float, y: float, width: float, height: float) -> None:
+def _outline(
+    canvas: Canvas, kind: str, corner: tuple[float, float], size: tuple[float, float]
+) -> None:
     dashed = kind == "default"
-    canvas.box(x, y, width, height, radius=min(5.0, height / 4), facecolor="none", edgecolor=INK,
-               linewidth=1.5 if dashed else 2.5, linestyle=(0, (3, 2)) if dashed else "-")  # fmt: skip
+    canvas.box(
+        *corner, *size, radius=min(5.0, size[1] / 4), facecolor="none", edgecolor=INK,
+        linewidth=1.5 if dashed else 2.5, linestyle=(0, (3, 2)) if dashed else "-",
+    )  # fmt: skip
 
 
 def _key(canvas: Canvas, y: float, ends: tuple[str, str], marks: Mapping[str, GridCell]) -> None:
@@ -122,7 +126,7 @@ def _key(canvas: Canvas, y: float, ends: tuple[str, str], marks: Mapping[str, Gr
     canvas.text(x + 114, y + 9, ends[1], **quiet)
     x, y = LEFT + 2.0, y + 24
     for kind in marks:
-        _outline(canvas, kind, x, y, 16, 10)
+        _outline(canvas, kind, (x, y), (16, 10))
         canvas.text(x + 23, y + 9, MARKS[kind], **quiet)
         x += 41 + 6.2 * len(MARKS[kind])
 
@@ -168,7 +172,7 @@ def draw_intervals(
     axes.set_axisbelow(True)
     scale = 100 if unit == "%" else 1
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: number(at, 6)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}".replace("-", MINUS)))
     y = 0.0
     for (name, interval), words, row_height in zip(rows, lines, heights, strict=True):
         bold, middle = name == highlight, y + row_height / 2

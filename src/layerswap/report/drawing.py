@@ -52,7 +52,7 @@ SCALE = (
 )
 """Stops of the one colour scale, low to high, (light, dark); see `even_scale`."""
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "layerswap", "pdf.fonttype": 42,
     "text.parse_math": False, "axes.unicode_minus": True, "font.size": 13,
     "text.color": INK, "axes.labelcolor": MUTED, "axes.titlecolor": INK, "axes.edgecolor": LINE,
@@ -65,7 +65,7 @@ SETTINGS = {
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """matplotlib's settings of every figure; decorates the functions that draw."""
+    """Settings of matplotlib for every figure; decorates the functions that draw."""
     import matplotlib
 
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
@@ -167,7 +167,7 @@ class Canvas:
         **style: Any,
     ) -> None:  # fmt: skip
         """A rectangle with round corners; a browser shows `tip` beside the pointer."""
-        self.axes.add_patch(_rounded(x, y, width, height, radius, tip, **style))
+        self.axes.add_patch(_rounded((x, y), (width, height), radius, tip, **style))
 
     def stripes(
         self, x: float, y: float, width: float, height: float, shares: Mapping[str, float], *,
@@ -179,7 +179,7 @@ class Canvas:
 
         period, start = 11.0 * len(shares), 0.0
         self.box(x, y, width, height, radius=radius, tip=tip, facecolor=next(iter(shares)))
-        edge = _rounded(x, y, width, height, radius, "")
+        edge = _rounded((x, y), (width, height), radius, "")
         for colour, share in shares.items():
             corners: list[tuple[float, float]] = []
             left = x - height - (x - height) % period + start
@@ -206,12 +206,12 @@ class Canvas:
 
 
 def _rounded(
-    x: float, y: float, width: float, height: float, radius: float, tip: str, **style: Any
+    corner: tuple[float, float], size: tuple[float, float], radius: float, tip: str, **style: Any
 ) -> Any:
     from matplotlib.patches import FancyBboxPatch
 
-    shape = f"round,pad=0,rounding_size={min(radius, height / 2)}" if radius else "square,pad=0"
-    box = FancyBboxPatch((x, y), width, height, boxstyle=shape,
+    shape = f"round,pad=0,rounding_size={min(radius, size[1] / 2)}" if radius else "square,pad=0"
+    box = FancyBboxPatch(corner, *size, boxstyle=shape,
                          **{"edgecolor": "none", "clip_on": False, **style})  # fmt: skip
     if tip:
         box.set_gid(f"tip:{visible(tip)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from layerswap.compose.presets import Zones
 from layerswap.evaluation.statistics import Interval
-from layerswap.report.heat_map import even_scale
+from layerswap.report.drawing import even_scale
 from layerswap.report.page import Panel
 
 LONGEST = 1200

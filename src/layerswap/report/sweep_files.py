@@ -40,14 +40,18 @@ def prepare_folder(out: Path) -> Path:
     return folder
 
 
-def write_board(board: GridResult, folder: Path) -> None:
-    """Write `scores.parquet`, `board.json`, `best.yaml` and `report.html` into a folder."""
-    _write(board, folder, board.best_recipe(), summary(board), tell(board))
+def write_result(found: GridResult | SearchResult, folder: Path) -> dict[str, Any]:
+    """Write `scores.parquet`, `board.json`, `best.yaml` and `report.html` into a folder.
 
-
-def write_found(found: SearchResult, folder: Path) -> None:
-    """The same of a search; its `board.json` lists every trial."""
-    _write(found, folder, found.best_recipe(), summary_of_search(found), tell_search(found))
+    Returns:
+        The content of `board.json`; for a search it lists every trial.
+    """
+    if isinstance(found, GridResult):
+        facts, page = summary(found), tell(found)
+    else:
+        facts, page = summary_of_search(found), tell_search(found)
+    _write(found, folder, found.best_recipe(), facts, page)
+    return facts
 
 
 def _write(

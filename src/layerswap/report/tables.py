@@ -29,31 +29,21 @@ NUMBERS = re.compile(rf"[-+{MINUS}{DASH}\d.,%()\[\] *]*")
 MISSING = DASH
 
 
-def number(value: float, digits: int = 3) -> str:
-    """A number with a true minus sign and at most so many significant digits.
-
-    Raises:
-        ValueError: the value is not finite.
-    """
-    if not math.isfinite(value):
-        raise ValueError(f"a report cannot show {value}")
-    shown = f"{value:.{digits}g}"
-    return ("0" if float(shown) == 0 else shown).replace("-", MINUS)
-
-
 def score(value: float, unit: str = "%") -> str:
-    """A score: a fraction as a percentage with one decimal, or three digits of another unit.
+    """A number to read, with a true minus sign.
 
-    Example: `score(0.4567)` is `"45.7"`; `score(1.2345, "nats")` is `"1.23"`.
+    A fraction is shown as a percentage with one decimal; of another unit, a number has three
+    decimals below 10 and one above.
+
+    Example: `score(0.4567)` is `"45.7"`; `score(1.2345, "nats")` is `"1.234"`.
 
     Raises:
         ValueError: the value is not finite.
     """
-    if unit != "%":
-        return number(value)
     if not math.isfinite(value):
         raise ValueError(f"a report cannot show {value}")
-    shown = f"{100 * value:.1f}"
+    scaled = 100 * value if unit == "%" else value
+    shown = f"{scaled:.{3 if unit != '%' and abs(scaled) < 10 else 1}f}"
     return (shown.lstrip("-") if float(shown) == 0 else shown).replace("-", MINUS)
 
 
@@ -86,7 +76,7 @@ class Table:
         caption: one sentence about the whole.
         highlight: index of the row to bring out, if any.
         unit: of intervals and floats; `%` shows fractions of 1 as percentages.
-        bold: cells to bring out, as (row, column).
+        bold: cells whose first number is brought out, as (row, column).
     """
 
     columns: Sequence[str]
@@ -126,10 +116,8 @@ class Table:
             drawn.add_column(Text(_plain(column)), justify="right" if right else "left",
                              no_wrap=right, overflow="fold")  # fmt: skip
         for i, cells in enumerate(self.rows):
-            drawn.add_row(*(
-                Text(_plain(cell_words(cell, self.unit)), style="bold" if self._bold(i, k) else "")
-                for k, cell in enumerate(cells)
-            ))  # fmt: skip
+            style = "bold" if i == self.highlight else ""
+            drawn.add_row(*(Text(_plain(cell_words(c, self.unit)), style=style) for c in cells))
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
         text = StringIO()
         Console(file=text, width=width).print(drawn)
@@ -167,13 +155,15 @@ class Table:
         """The heading and every row, in the words of a format."""
         lines = [line.format(between.join(map(escape, self.columns)))]
         for i, cells in enumerate(self.rows):
-            words = [escape(cell_words(cell, self.unit)) for cell in cells]
-            shown = [bold.format(w) if self._bold(i, k) and w else w for k, w in enumerate(words)]
+            shown = []
+            for k, cell in enumerate(cells):
+                words, mark = escape(cell_words(cell, self.unit)), ""
+                if (i, k) in self.bold and (found := re.match(r"[-\d.]+", words)):
+                    words, mark = found[0], words[found.end() :]
+                strong = words and (mark or i == self.highlight or (i, k) in self.bold)
+                shown.append(bold.format(words) + mark if strong else words)
             lines.append(line.format(between.join(shown)))
         return lines
-
-    def _bold(self, row: int, column: int) -> bool:
-        return row == self.highlight or (row, column) in self.bold
 
 
 def cell_words(cell: Any, unit: str) -> str:

@@ -1,0 +1,79 @@
+"""Prints results on standard output and the rest on standard error, as the options ask."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from layerswap.errors import visible
+
+SCHEMA = 1
+"""Version of the JSON that commands print; see docs/reference/json.md."""
+
+
+@dataclass
+class Settings:
+    """The output options of the command that runs.
+
+    Attributes:
+        quiet: print errors and warnings only.
+        verbose: print what libraries log, and the traceback of an error.
+        json: print one JSON document on standard output, and nothing else there.
+    """
+
+    quiet: bool = False
+    verbose: bool = False
+    json: bool = False
+
+
+settings = Settings()
+
+
+def say(text: object) -> None:
+    """Print a result for people; nothing with --quiet or --json."""
+    if not settings.quiet and not settings.json:
+        _echo(str(text))
+
+
+def log(text: object) -> None:
+    """Print a line of progress or a note on standard error; nothing with --quiet."""
+    if not settings.quiet:
+        _echo(str(text), err=True)
+
+
+def warn(text: object) -> None:
+    """Print a warning on standard error, with --quiet too."""
+    _echo(f"warning: {text}", err=True)
+
+
+def finish(command: str, facts: Mapping[str, Any], text: object = "") -> None:
+    """Print the result of a command: as JSON with --json, else as text, if it has any.
+
+    Args:
+        command: its name, such as `study status`.
+        facts: plain data; each command's keys are those of docs/reference/json.md.
+        text: the same for people.
+    """
+    if settings.json:
+        from layerswap.versions import __version__
+
+        head = {"command": command, "schema": SCHEMA, "layerswap_version": __version__}
+        typer.echo(json.dumps({**head, **facts}, indent=2, ensure_ascii=False))
+    elif text:
+        say(text)
+
+
+def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
+    """Set the output options before a command runs."""
+    settings.quiet, settings.verbose, settings.json = quiet, verbose, as_json
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+
+
+def _echo(text: str, *, err: bool = False) -> None:
+    typer.echo("\n".join(map(visible, text.split("\n"))), err=err)
