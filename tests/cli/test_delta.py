@@ -109,7 +109,8 @@ def test_suggest_gives_the_same_from_checkpoints_and_from_an_atlas(layerswap, ex
 
 def test_suggest_prints_evidence_and_writes_a_recipe(layerswap, experts, tmp_path):
     result = layerswap(
-        "suggest", "--base", experts.base, "--task-expert", experts.task, "--language-expert", experts.language,
+        "suggest", "--base", experts.base, "--task-expert", experts.task,
+        "--language-expert", experts.language,
         "--recipe", tmp_path / "recipe.yaml", "--first", 3,
     )  # fmt: skip
     assert result.code == 0, result.err

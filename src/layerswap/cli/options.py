@@ -69,7 +69,7 @@ Overwrite = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Number of threads. Default: the usable processors."),
+    typer.Option(min=1, help="Number of threads. Default: the usable processors."),
 ]
 AllowPickle = Annotated[
     bool, typer.Option("--allow-pickle", help="Read pickled weights (.bin), tensors only.")
@@ -101,6 +101,7 @@ MaxShardSize = Annotated[
 
 def _composed(kind: Any, *names: str, **settings: Any) -> Any:
     """An optional option of the composition's panel."""
+    settings.setdefault("metavar", "N" if kind is int else None)
     return Annotated[kind | None, typer.Option(*names, rich_help_panel=COMPOSITION, **settings)]
 
 
@@ -119,16 +120,17 @@ RECIPE: dict[str, Any] = {
         help="Language expert: a folder or a Hub id (owner/name@revision).",
     ),
     "base": _composed(
-        str, metavar="MODEL", help="Checkpoint that both experts were fine-tuned from. Magnitude weights need it."
+        str, metavar="MODEL",
+        help="Checkpoint that both experts were fine-tuned from. Magnitude weights need it.",
     ),
     "bottom": _composed(
-        int, min=0, metavar="N", help="Layers from the language expert at the input (paper: 5 of 32)."
+        int, min=0, help="Layers from the language expert at the input (paper: 5 of 32)."
     ),
     "top": _composed(
-        int, min=0, metavar="N", help="Layers from the language expert at the output (paper: 2 of 32)."
+        int, min=0, help="Layers from the language expert at the output (paper: 2 of 32)."
     ),
-    "bottom_transition": _composed(int, min=0, metavar="N", help="Blended layers above the bottom zone."),
-    "top_transition": _composed(int, min=0, metavar="N", help="Blended layers below the top zone."),
+    "bottom_transition": _composed(int, min=0, help="Blended layers above the bottom zone."),
+    "top_transition": _composed(int, min=0, help="Blended layers below the top zone."),
     "outside": _composed(
         str, metavar="blend|language|task",
         help="Source of embeddings, final norm and head. Default: blend.",
@@ -142,7 +144,7 @@ RECIPE: dict[str, Any] = {
         help="Tokenizer of the output where the experts' differ; rows are aligned by token.",
     ),
     "bake": _written(bool, "--bake", help="Write full weights from adapters too."),
-    "rank": _written(int, min=1, metavar="N", help="Largest rank of a merged adapter. Default: exact."),
+    "rank": _written(int, min=1, help="Largest rank of a merged adapter. Default: exact."),
     "dtype": Dtype,
     "max_shard_size": MaxShardSize,
 }  # fmt: skip
