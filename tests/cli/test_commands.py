@@ -281,7 +281,6 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
     for command, package, extra in (
         (("data", "swahili", *out), "py3langid", "train"),
         (("lab", "study", *out), "py3langid", "train"),
-        (("lab", "ask", "full", *out), "py3langid", "train"),
         (("study", "run", "unreasonable", *out), "py3langid", "train"),
         (("eval", tmp_path, "--suite", "mgsm", "--language", "sw", *out), "lm_eval", "eval"),
     ):
