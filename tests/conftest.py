@@ -2,6 +2,16 @@
 
 import os
 
+import pytest
+
 # As many workers as processors run beside each other: threads of their own would only get in the
 # way, and make the tests several times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks: read only."""
+    from lm_eval_world import make_harness_world
+
+    return make_harness_world(tmp_path_factory.mktemp("world"))

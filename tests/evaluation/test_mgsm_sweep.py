@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from test_harness import world  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
@@ -75,7 +74,7 @@ def same(found, expected):
             assert mine[key] == other[key], key
 
 
-def test_a_slice_of_mgsm_is_judged_as_lm_eval_judges_the_checkpoint(world, tasks, tmp_path):  # noqa: F811
+def test_a_slice_of_mgsm_is_judged_as_lm_eval_judges_the_checkpoint(world, tasks, tmp_path):
     plan = ls.swap(task=world["task"], language=world["language"])
     plans = plan.grid(bottom=[0, 1, 2], top=[0, 1])
     tokenizer = AutoTokenizer.from_pretrained(world["task"])
@@ -88,7 +87,7 @@ def test_a_slice_of_mgsm_is_judged_as_lm_eval_judges_the_checkpoint(world, tasks
         same(found[index], with_lm_eval(model, tokenizer, tasks))
 
 
-def test_compositions_of_adapters_are_judged_as_peft_runs_them(world, tasks, tmp_path):  # noqa: F811
+def test_compositions_of_adapters_are_judged_as_peft_runs_them(world, tasks, tmp_path):
     base = world["task"]
     for seed, (name, rank) in enumerate({"math": 4, "swahili": 6}.items()):
         torch.manual_seed(seed)

@@ -45,6 +45,23 @@ def save_expert(
     return folder
 
 
+def save_adapter(folder: Path, base: Path, seed: int, **settings: Any) -> Path:
+    """An adapter of `base` with random weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base)
+    torch.manual_seed(seed)
+    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.copy_(parameter + torch.randn(parameter.shape) * 0.1)
+    adapted.save_pretrained(folder)
+    return folder
+
+
 def save_tokenizer(folder: Path, words: str = "a b c d e f") -> Path:
     """A tokenizer that knows these words, in this order, beside the weights."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -200,3 +217,26 @@ def metadata_of(file: Path) -> dict[str, str]:
     """The metadata of a safetensors file."""
     with safe_open(file, "pt") as handle:
         return handle.metadata()
+
+
+def keep_largest(x, share):
+    """The `share` of entries with the largest magnitude, at least one, by sorting."""
+    return keep_first(x, max(1, int(share * len(x))))
+
+
+def keep_first(x, count):
+    order = np.argsort(-np.abs(x), kind="stable")
+    kept = np.zeros_like(x)
+    kept[order[:count]] = x[order[:count]]
+    return kept
+
+
+def elect_and_average(parts, weights, disjoint="mean"):
+    total = sum(w * x for w, x in zip(weights, parts, strict=True))
+    result = np.zeros_like(total)
+    for i, gamma in enumerate(np.sign(total)):
+        chosen = [(w, x[i]) for w, x in zip(weights, parts, strict=True) if x[i] * gamma > 0]
+        if chosen:
+            share = sum(w for w, _ in chosen) if disjoint == "mean" else 1.0
+            result[i] = sum(w * v for w, v in chosen) / share
+    return result

@@ -10,13 +10,14 @@ import torch
 from merging import (
     check_equal,
     layer_of,
+    save_adapter,
     save_expert,
     save_tokenizer,
     takes,
     tensors_of,
     tiny_llama,
 )
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -41,19 +42,6 @@ SETTINGS = {
         "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"],
     },
 }  # fmt: skip
-
-
-def save_adapter(folder: Path, base: Path, seed: int, **settings) -> Path:
-    model = AutoModelForCausalLM.from_pretrained(base)
-    torch.manual_seed(seed)
-    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
-    adapted = get_peft_model(model, config)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name or "modules_to_save" in name:
-                parameter.copy_(parameter + torch.randn(parameter.shape) * 0.1)
-    adapted.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

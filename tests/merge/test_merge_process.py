@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from merging import weight_bytes
+from processes import run
 
 import layerswap as ls
-
-PATH = [str(Path(__file__).parents[1] / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
-
-
-def run(code: str, *args: object, **env: str) -> str:
-    """The output of a Python program, in a fresh process."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(PATH), **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
 
 SEEDED = """
 import sys, layerswap as ls
@@ -100,6 +80,7 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 import torch, layerswap as ls
 from merging import weight_bytes
+from processes import run
 torch.set_num_threads(1)
 task, language, root = sys.argv[1:4]
 root = Path(root)

@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from merging import elect_and_average, keep_first, keep_largest
 
 from layerswap.compose.blend import METHODS as SPECS
 from layerswap.deltas.measure import Rows
@@ -86,29 +87,6 @@ def close(result, reference):
 
 def arrays(parts):
     return [part.double().numpy() for part in parts]
-
-
-def keep_largest(x, share):
-    """The `share` of entries with the largest magnitude, at least one, by sorting."""
-    return keep_first(x, max(1, int(share * len(x))))
-
-
-def keep_first(x, count):
-    order = np.argsort(-np.abs(x), kind="stable")
-    kept = np.zeros_like(x)
-    kept[order[:count]] = x[order[:count]]
-    return kept
-
-
-def elect_and_average(parts, weights, disjoint="mean"):
-    total = sum(w * x for w, x in zip(weights, parts, strict=True))
-    result = np.zeros_like(total)
-    for i, gamma in enumerate(np.sign(total)):
-        chosen = [(w, x[i]) for w, x in zip(weights, parts, strict=True) if x[i] * gamma > 0]
-        if chosen:
-            share = sum(w for w, _ in chosen) if disjoint == "mean" else 1.0
-            result[i] = sum(w * v for w, v in chosen) / share
-    return result
 
 
 def test_task_arithmetic():

@@ -7,9 +7,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from merging import change_tensors, copied, save_fisher, weight_bytes
+from merging import (
+    change_tensors,
+    copied,
+    elect_and_average,
+    keep_largest,
+    save_fisher,
+    weight_bytes,
+)
 from safetensors.torch import load_file
-from test_methods import elect_and_average, keep_largest
 
 import layerswap as ls
 from layerswap.compose import Composition

@@ -9,14 +9,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from merging import change_config, change_tensors, copied, tensors_of, weight_bytes
+from processes import run
 from safetensors.torch import save_file
-from test_merge_process import run
 
 import layerswap as ls
 from layerswap.errors import LayerswapError
@@ -178,20 +177,10 @@ def test_a_disk_that_fills_up_during_a_merge(experts, tmp_path):
         or subprocess.run([*inside, mount], check=False, capture_output=True).returncode
     ):
         pytest.skip("no mount namespaces here")
-    arguments = [str(experts["task"]), str(experts["language"]), str(disk)]
-    program = [sys.executable, "-c", ON_A_SMALL_DISK, *arguments]
-    path = [
-        str(Path(__file__).parents[1] / "helpers"),
-        *filter(None, [os.environ.get("PYTHONPATH")]),
-    ]
-    done = subprocess.run(
-        [*inside, f'{mount} && exec "$0" "$@"', *program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    arguments = experts["task"], experts["language"], disk
+    done = run(ON_A_SMALL_DISK, *arguments, inside=[*inside, f'{mount} && exec "$0" "$@"'])
     full = f"{disk}/out: cannot be written (No space left on device); nothing was kept"
-    *said, refused, left, kept = json.loads(done.stdout)
+    *said, refused, left, kept = json.loads(done)
     assert said == [
         full, ["film"],
         "done", ["out"],

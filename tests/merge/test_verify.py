@@ -13,12 +13,13 @@ import torch
 from merging import (
     change_tensors,
     copied,
+    save_adapter,
     save_expert,
     save_tokenizer,
     tensors_of,
     tiny_llama,
 )
-from test_merge_process import run
+from processes import run
 
 import layerswap as ls
 from layerswap.checkpoint import read_header
@@ -469,8 +470,6 @@ def test_a_mergekit_configuration(experts, tmp_path):
 
 @pytest.fixture(scope="module")
 def adapters(experts, tmp_path_factory):
-    from test_adapters import save_adapter
-
     settings = {"lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]}
     root = tmp_path_factory.mktemp("adapters")
     pair = zip(("task", "language"), (2, 3), strict=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from test_harness import world  # noqa: F401
+from lm_eval_world import write_sweep
 from typer.testing import CliRunner
 
 import layerswap as ls
@@ -22,25 +20,8 @@ from layerswap.search.grid import GridResult, run_sweep
 from layerswap.search.spec import read_sweep
 
 
-def write(world, path: Path, **changes) -> Path:  # noqa: F811
-    data = {
-        "recipe": {
-            "experts": {"task": str(world["task"]), "language": str(world["language"])},
-            "swap": {},
-        },
-        "grid": {"bottom": "0-2", "top": [0, 1]},
-        "tasks": ["maembe_choose", "maembe_generate"],
-        "include": [str(world["tasks"])],
-        "choose_by": {"task": "maembe_choose", "metric": "acc_norm"},
-        "development": 0.6,
-        **changes,
-    }
-    path.write_text(yaml.safe_dump(data))
-    return path
-
-
-def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):  # noqa: F811
-    spec, recipe = read_sweep(write(world, tmp_path / "sweep.yaml"))
+def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
+    spec, recipe = read_sweep(write_sweep(world, tmp_path / "sweep.yaml"))
     board = run_sweep(spec, recipe)
     assert len(board.grid) == 6
     for task in ("maembe_choose", "maembe_generate"):
@@ -64,8 +45,8 @@ def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
     assert {len(scores) for scores in board.test.values()} == {2}
 
 
-def test_the_folder_holds_all_of_it_and_a_second_run_changes_nothing(world, tmp_path):  # noqa: F811
-    path, out = write(world, tmp_path / "sweep.yaml"), tmp_path / "out"
+def test_the_folder_holds_all_of_it_and_a_second_run_changes_nothing(world, tmp_path):
+    path, out = write_sweep(world, tmp_path / "sweep.yaml"), tmp_path / "out"
     for _ in range(2):
         done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
         assert done.exit_code == 0, done.output
@@ -114,15 +95,15 @@ def test_sensitivity_is_the_difference_of_means():
         ({"include": ["nowhere"]}, "include: "),
     ],
 )
-def test_mistakes_in_the_file(world, tmp_path, changes, message):  # noqa: F811
+def test_mistakes_in_the_file(world, tmp_path, changes, message):
     with pytest.raises(RecipeError) as caught:
-        read_sweep(write(world, tmp_path / "sweep.yaml", **changes))
+        read_sweep(write_sweep(world, tmp_path / "sweep.yaml", **changes))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_of_something_else_is_left_alone(world, tmp_path):  # noqa: F811
-    path = write(world, tmp_path / "sweep.yaml")
+def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
+    path = write_sweep(world, tmp_path / "sweep.yaml")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
@@ -142,10 +123,10 @@ def texts(tmp_path):
     return tmp_path
 
 
-def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):  # noqa: F811
-    whole = run_sweep(*read_sweep(write(world, tmp_path / "a.yaml")))
+def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):
+    whole = run_sweep(*read_sweep(write_sweep(world, tmp_path / "a.yaml")))
     said: list[str] = []
-    path = write(world, tmp_path / "b.yaml", halving={"first": 2, "error": 0.1})
+    path = write_sweep(world, tmp_path / "b.yaml", halving={"first": 2, "error": 0.1})
     board = run_sweep(*read_sweep(path), log=said.append)
     assert board.race is not None
     assert board.race.rounds == (2, 3)
@@ -157,10 +138,10 @@ def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):  # 
 @pytest.mark.parametrize(
     "by", ["agreement", "consensus", "confidence", "self_consistency", "fluency", "closeness"]
 )
-def test_a_choice_without_labels_and_without_tasks(world, texts, by):  # noqa: F811
+def test_a_choice_without_labels_and_without_tasks(world, texts, by):
     signals = {"by": by, "prompts": "sw.txt", "parallel": "en.txt", "text": "plain.txt",
                "answer": "[0-9a-z]", "max_new_tokens": 4}  # fmt: skip
-    path = write(world, texts / "sweep.yaml", tasks=[], without_labels=signals, choose_by={})
+    path = write_sweep(world, texts / "sweep.yaml", tasks=[], without_labels=signals, choose_by={})
     out = texts / "out"
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
     assert done.exit_code == 0, done.output
@@ -174,7 +155,7 @@ def test_a_choice_without_labels_and_without_tasks(world, texts, by):  # noqa: F
     assert (out / "report.html").is_file()
 
 
-def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):  # noqa: F811
+def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):
     chosen = {}
     for name, files in {
         "a": {"prompts": "sw.txt", "parallel": "en.txt"},
@@ -182,7 +163,7 @@ def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):  # 
         "c": {"text": "plain.txt"},
     }.items():
         signals = {**files, "max_new_tokens": 3}
-        path = write(world, texts / f"{name}.yaml", without_labels=signals)
+        path = write_sweep(world, texts / f"{name}.yaml", without_labels=signals)
         board = run_sweep(*read_sweep(path))
         chosen[name] = board.chosen_by
         assert board.measure == ("maembe_choose", "acc_norm", "none")
@@ -194,24 +175,24 @@ def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):  # 
     }
 
 
-def test_ranks_of_tasks_and_signals_together(world, texts):  # noqa: F811
+def test_ranks_of_tasks_and_signals_together(world, texts):
     signals = {"by": ["tasks", "fluency"], "text": "plain.txt"}
-    path = write(world, texts / "sweep.yaml", without_labels=signals)
+    path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
     board = run_sweep(*read_sweep(path))
     assert board.chosen_by == "mean rank of tasks, fluency (no labels)"
     assert all(0 < value <= 1 for value in board.grid.values())
 
 
-def test_files_that_are_not_parallel(world, texts):  # noqa: F811
+def test_files_that_are_not_parallel(world, texts):
     signals = {"by": "agreement", "prompts": "sw.txt", "parallel": "plain.txt"}
-    path = write(world, texts / "sweep.yaml", without_labels=signals)
+    path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
     with pytest.raises(EvaluationError, match=r"plain.txt has 3 prompts and .*sw.txt 6"):
         run_sweep(*read_sweep(path))
 
 
-def test_memory_is_told_before_the_work(world, tmp_path):  # noqa: F811
+def test_memory_is_told_before_the_work(world, tmp_path):
     said: list[str] = []
-    run_sweep(*read_sweep(write(world, tmp_path / "sweep.yaml")), log=said.append)
+    run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")), log=said.append)
     assert said[0].startswith("6 compositions: ")
     assert any(line.startswith("scoring 16 at a time with 6 compositions: about") for line in said)
     assert any(line.startswith("generating 42 at a time with 6 compositions:") for line in said)

@@ -6,8 +6,7 @@ import json
 
 import pytest
 import yaml
-from test_grid import write
-from test_harness import world  # noqa: F401
+from lm_eval_world import write_sweep
 from typer.testing import CliRunner
 
 import layerswap as ls
@@ -25,7 +24,7 @@ LAYERS = 4
 
 
 @pytest.fixture
-def start(world):  # noqa: F811
+def start(world):
     return ls.swap(task=world["task"], language=world["language"], bottom=1, top=1)
 
 
@@ -111,10 +110,10 @@ def test_a_search_that_was_killed_goes_on(start, tmp_path):
     assert [t.choices for t in trials[:8]] == [t.choices for t in first]
 
 
-def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):  # noqa: F811
+def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):
     search = {"take": ["task", "language", 0.5], "outside": ["blend", "language"], "trials": 12,
               "batch": 6}  # fmt: skip
-    path = write(world, tmp_path / "sweep.yaml", grid=None, search=search)
+    path = write_sweep(world, tmp_path / "sweep.yaml", grid=None, search=search)
     out = tmp_path / "out"
     for _ in range(2):
         done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
@@ -130,10 +129,10 @@ def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):  # noqa
     assert "best of 12" in done.output
 
 
-def test_any_expert_of_the_recipe_can_be_taken_another_method_too(world, tmp_path):  # noqa: F811
+def test_any_expert_of_the_recipe_can_be_taken_another_method_too(world, tmp_path):
     experts = {"task": str(world["task"]), "language": str(world["language"]),
                "both": {"merge": {"method": "slerp", "experts": ["task", "language"]}}}  # fmt: skip
-    path = write(
+    path = write_sweep(
         world,
         tmp_path / "sweep.yaml",
         recipe={"experts": experts, "swap": {}},
@@ -147,8 +146,8 @@ def test_any_expert_of_the_recipe_can_be_taken_another_method_too(world, tmp_pat
     assert yaml.safe_dump(found.best_recipe())
 
 
-def test_an_expert_that_the_recipe_does_not_have(world, tmp_path):  # noqa: F811
-    path = write(
+def test_an_expert_that_the_recipe_does_not_have(world, tmp_path):
+    path = write_sweep(
         world, tmp_path / "sweep.yaml", grid=None, search={"take": ["task", "nobody"], "trials": 2}
     )
     with pytest.raises(
@@ -157,9 +156,9 @@ def test_an_expert_that_the_recipe_does_not_have(world, tmp_path):  # noqa: F811
         run_search(*read_sweep(path))
 
 
-def test_scores_of_trials_are_those_of_the_compositions(world, tmp_path):  # noqa: F811
+def test_scores_of_trials_are_those_of_the_compositions(world, tmp_path):
     search = {"take": ["task", "language"], "trials": 6, "batch": 3}
-    path = write(world, tmp_path / "sweep.yaml", grid=None, search=search)
+    path = write_sweep(world, tmp_path / "sweep.yaml", grid=None, search=search)
     spec, recipe = read_sweep(path)
     found = run_search(spec, recipe)
     start = ls.make_plan(recipe)
