@@ -15,3 +15,11 @@ def world(tmp_path_factory):
     from lm_eval_world import make_harness_world
 
     return make_harness_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A half of the tests for each worker, which build most fixtures once; the idle one steals."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None

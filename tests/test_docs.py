@@ -63,6 +63,7 @@ def check(command, folder):
         assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
 
 
+@pytest.mark.slow
 def test_every_command_of_the_tutorial_works(tmp_path):
     pytest.importorskip("trl")
     write_yaml("docs/tutorial.md", tmp_path)
@@ -75,6 +76,7 @@ def test_every_command_of_the_tutorial_works(tmp_path):
         assert (tmp_path / made).is_file(), made
 
 
+@pytest.mark.slow
 def test_every_command_of_the_readme_works(tmp_path):
     lab = shipped()
     for name, folder in (("base", lab.base), ("math-expert", lab.task_experts[0]),
@@ -102,6 +104,7 @@ def test_every_command_of_the_readme_works(tmp_path):
             check(command, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
     built = subprocess.run(

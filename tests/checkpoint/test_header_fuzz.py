@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import safetensors
+from effort import examples
 from handmade import entry, framed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from layerswap.checkpoint.header import DTYPE_BITS, header_bytes, read_header
 from layerswap.errors import CheckpointError
 
 FUZZ = settings(
-    max_examples=int(os.environ.get("LAYERSWAP_FUZZ_EXAMPLES", "500")),
+    max_examples=int(os.environ.get("LAYERSWAP_FUZZ_EXAMPLES", examples(500))),
     deadline=20_000,  # milliseconds: far from the noise, near enough to catch a hang
     suppress_health_check=list(HealthCheck),
     derandomize="LAYERSWAP_FUZZ_EXAMPLES" not in os.environ,

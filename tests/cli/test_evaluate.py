@@ -63,6 +63,7 @@ def results(out, model):
     return json.loads((out / model / "results.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["mgsm", "flores"])
 def test_checkpoints_adapters_and_recipes_are_judged_as_lm_eval_judges_them(
     layerswap, models, tmp_path, suite
@@ -107,6 +108,7 @@ def test_a_second_run_and_a_larger_limit_compute_only_what_is_new(layerswap, mod
     assert results(tmp_path / "out", "task")["n-samples"]["mgsm_sw_0shot"]["effective"] == 5
 
 
+@pytest.mark.slow
 def test_programs_are_run_only_with_leave(layerswap, models, tmp_path):
     common = ["eval", models / "task", "--suite", "mbpp", "--language", "en", "--data", DATA]
     refused = layerswap(*common, "--limit", 2, "--out", tmp_path / "no")

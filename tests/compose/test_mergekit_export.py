@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -312,7 +313,7 @@ def operated(draw):
     }, layers
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(st.one_of(blended(), operated()))
 def test_the_way_back_leads_to_the_same_composition(case):
     data, layers = case
@@ -324,7 +325,7 @@ def test_the_way_back_leads_to_the_same_composition(case):
         assert back[place] == expected[place], place
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(st.one_of(merges(), st.just({"method": "model_stock", "experts": list(EXPERTS)})))
 def test_a_method_everywhere_comes_back(merge):
     recipe = check_recipe({"experts": SOURCES, "base": "/m/base", "merge": merge}, where="drawn")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from effort import mostly_slow
 from lm_eval.models.utils_hf import stop_sequences_criteria
-from tiny_models import FAMILIES, GATED, MORE, grid_of, save_expert, swap_of
+from tiny_models import EVERY, GATED, grid_of, save_expert, swap_of
 
 import layerswap as ls
 from layerswap.engine.sampling import Sampling
@@ -55,7 +56,7 @@ def tokens_of(generations):
 # --- greedy -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+@pytest.mark.parametrize("family", EVERY)
 def test_tokens_are_those_of_each_composition_alone(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))
     found = Sweep(plans).generate(PROMPTS, max_new_tokens=12, eos=[])
@@ -101,7 +102,7 @@ def test_the_eos_of_the_generation_configuration_is_the_default(llama):
     assert found == sweep.generate(PROMPTS, max_new_tokens=30, eos=[2])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3"], "llama"))
 def test_stop_strings_end_rows_as_in_lm_eval(family, letters, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::3]
     sweep = Sweep(plans)

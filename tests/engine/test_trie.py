@@ -7,8 +7,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from effort import mostly_slow
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tiny_models import FAMILIES, MORE, grid_of, same_bits, swap_of
+from tiny_models import EVERY, grid_of, same_bits, swap_of
 
 import layerswap as ls
 from layerswap.compose import zone_grid
@@ -50,7 +51,7 @@ def batches():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+@pytest.mark.parametrize("family", EVERY)
 def test_logits_are_those_of_each_composition_loaded_and_run_alone(family, dtype, tmp_path):
     plans, kept = grid_of(swap_of(tmp_path, family, dtype))[::2], list(batches())
     with warnings.catch_warnings():
@@ -238,7 +239,9 @@ def by_hand(model, requests):
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "bloom", "cohere2"])
+@pytest.mark.parametrize(
+    "family", mostly_slow(["llama", "gemma3", "gpt2", "bloom", "cohere2"], "llama", "bloom")
+)
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_scores_are_those_of_each_request_alone(family, batch_size, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::2]

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from tiny_models import FAMILIES, MORE, config_of, grid_of, same_bits, save_expert, swap_of
+from tiny_models import EVERY, config_of, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
@@ -24,7 +24,7 @@ def check_same_model(found, expected):
         assert same_bits(state[name], tensor), name
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+@pytest.mark.parametrize("family", EVERY)
 def test_every_composition_is_the_loaded_one(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::3]
     virtual = VirtualModel(plans)

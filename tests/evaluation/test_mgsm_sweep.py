@@ -87,6 +87,7 @@ def test_a_slice_of_mgsm_is_judged_as_lm_eval_judges_the_checkpoint(world, tasks
         same(found[index], with_lm_eval(model, tokenizer, tasks))
 
 
+@pytest.mark.slow
 def test_compositions_of_adapters_are_judged_as_peft_runs_them(world, tasks, tmp_path):
     base = world["task"]
     for seed, (name, rank) in enumerate({"math": 4, "swahili": 6}.items()):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from effort import mostly_slow
 
 import layerswap as ls
 
@@ -42,6 +43,8 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_bigcode": ("GPTBigCodeConfig", {**OLD, "n_embd": 32, "n_positions": 128}),
     "granite": ("GraniteConfig", {**GATED, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
 }  # fmt: skip
+EVERY = mostly_slow([*FAMILIES, *MORE], "llama", "gemma3", "gpt2", "mixtral")
+"""Families to test: most of them are slow."""
 
 
 def config_of(family: str, **changes: Any) -> Any:

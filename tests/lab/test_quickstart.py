@@ -136,6 +136,7 @@ def test_unknown_language(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_scores_of_folders_and_of_a_whole_lab():
     lab = quickstart.shipped()
     scores = quickstart.score_folders(

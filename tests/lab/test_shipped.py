@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from effort import mostly_slow
 
 from layerswap.lab.assets import shipped
 from layerswap.lab.build import RECORDED_EXAMPLES
@@ -39,7 +40,9 @@ def test_the_shipped_models_were_made_with_the_defaults_of_the_code():
     assert LAB.record["trainings"] == json.loads(json.dumps(asdict(Trainings())))
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", mostly_slow(FOLDERS, LAB.base, LAB.task_experts[0]), ids=lambda folder: folder.name
+)
 def test_a_model_reaches_the_scores_in_the_record(folder):
     model, tokenizer = load(folder)
     n = 100

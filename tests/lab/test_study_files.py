@@ -11,6 +11,7 @@ from layerswap.study.spec import read_study
 from layerswap.study.step_functions import step_functions
 
 
+@pytest.mark.slow
 def test_the_labs_study_runs_from_its_own_files(tmp_path):
     path = write_study(tmp_path, runs=1, n=8, steps=2)
     graph = plan_study(read_study(path), path.parent)

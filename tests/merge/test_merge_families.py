@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from effort import mostly_slow
 from merging import change_config, check_equal, save_expert, save_tokenizer, swapped, tiny_llama
 
 import layerswap as ls
@@ -77,7 +78,7 @@ def loaded(folder, **kwargs):
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "llama", "gemma3", "gpt2", "mixtral"))
 def test_disk_memory_and_a_merge_by_hand_give_the_same_logits(family, tmp_path):
     pair = {}
     for seed, name in enumerate(("task", "language")):

@@ -19,6 +19,7 @@ ls.soup({"b": task, "a": language, "c": third}, weights={"a": .2, "b": .3, "c": 
 """
 
 
+@pytest.mark.slow
 def test_the_hash_seed_decides_nothing(experts, tmp_path):
     sources = [experts[name] for name in ("task", "language", "third")]
     for seed in ("1", "2"):
@@ -63,6 +64,7 @@ print(json.dumps(grown))
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
     small, large = json.loads(run(HEAVY, tmp_path))
     try:
@@ -125,6 +127,7 @@ print(json.dumps({"seen": seen, "left": left, "last": whole.index(weight_bytes(o
 """
 
 
+@pytest.mark.slow
 def test_a_merge_killed_at_any_moment_leaves_the_old_or_the_new(experts, tmp_path):
     found = json.loads(run(KILLED, experts["task"], experts["language"], tmp_path))
     seen = found["seen"]
@@ -166,6 +169,7 @@ def cached(cache, name, commit, source, ref):
     return repo / "refs" / ref
 
 
+@pytest.mark.slow
 def test_experts_from_the_hub_are_pinned(experts, tmp_path):
     from huggingface_hub import ModelCard
 

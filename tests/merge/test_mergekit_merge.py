@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import yaml
+from effort import mostly_slow
 from merging import save_expert, tensors_of, tiny_llama
 
 from layerswap.compose.recipe import check_recipe, parse_recipe
@@ -61,7 +62,7 @@ def arrays(folder):
 @pytest.mark.parametrize(
     "method", ["task_arithmetic", "ties", "dare_ties", "breadcrumbs", "breadcrumbs_ties"]
 )
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("alike", mostly_slow([True, False], False))
 def test_deltas(method, normalize, alike, experts, tmp_path):
     densities = (0.5, 0.5) if alike else (0.3, 0.83)
     densities = (1, 1) if method == "dare_ties" else densities  # the masks are ours alone

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from effort import mostly_slow
 from hub_server import Hub, running_hub
 
 from layerswap.errors import MergeError
@@ -29,7 +30,7 @@ def push(hub: Hub, experts, out, *more: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize("public", mostly_slow([False, True], False))
 def test_a_merge_is_uploaded_private_unless_asked(experts, tmp_path, public):
     with running_hub() as hub:
         done = push(hub, experts, tmp_path / "out", *(["--public"] if public else []))
@@ -42,6 +43,7 @@ def test_a_merge_is_uploaded_private_unless_asked(experts, tmp_path, public):
     assert hub.files == stored
 
 
+@pytest.mark.slow
 def test_a_refused_upload_leaves_the_folder_whole(experts, tmp_path):
     with running_hub() as hub:
         hub.refuse = True

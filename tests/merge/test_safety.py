@@ -114,6 +114,7 @@ def test_of_two_merges_to_one_target_one_wins_whole(experts, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_of_two_merges_that_overwrite_the_last_wins_whole(experts, tmp_path):
     rounds = json.loads(run(RACE, experts["task"], experts["language"], tmp_path, 1))
     for case in rounds:

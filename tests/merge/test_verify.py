@@ -118,6 +118,7 @@ def test_one_bit_of_a_computed_tensor(out):
     assert findings(out, full=True) == [expected]
 
 
+@pytest.mark.slow
 def test_a_sample_finds_one_bit_as_often_as_it_says(out, monkeypatch):
     monkeypatch.setattr(compare, "BLOCK_BYTES", 100)
     flip(out, HEAD, at=2000)
@@ -573,6 +574,7 @@ print(json.dumps(grown))
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
     try:
         small, large = json.loads(run(HEAVY, tmp_path))

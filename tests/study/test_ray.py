@@ -58,6 +58,7 @@ def outputs(root):
     return {step.name: (journal.folder(step.name) / "out").read_text() for step in graph()}
 
 
+@pytest.mark.slow
 def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_path):
     import threading
 
@@ -90,6 +91,7 @@ def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_pa
     assert not again.failed
 
 
+@pytest.mark.slow
 def test_a_failure_on_ray_stops_only_what_needs_it(cluster, tmp_path):
     from layerswap.study.ray_executor import OnRay
 

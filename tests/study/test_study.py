@@ -73,6 +73,7 @@ def spec(folder, **changes):
     return plan_study(read_study(path), folder)
 
 
+@pytest.mark.slow
 def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_path):
     graph = spec(folder)
     lines = []
@@ -423,6 +424,7 @@ def test_resources_are_the_studys_own(folder):
         spec(folder, resources={"train": {"gpu": 2}})
 
 
+@pytest.mark.slow
 def test_one_run_gives_its_best_checkpoint_and_no_more_than_it_has(folder, tmp_path):
     hot = {"hyperparameters": {"learning_rate": 0.1, "per_device_train_batch_size": 16,
                                "max_steps": 8, "warmup_steps": 8}, "save_every": 16}  # fmt: skip
@@ -444,6 +446,7 @@ def test_one_run_gives_its_best_checkpoint_and_no_more_than_it_has(folder, tmp_p
     assert "50 are to be kept, but there are" in summary.failed[0].why
 
 
+@pytest.mark.slow
 def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path):
     graph = spec(folder, resources={"train": {"processes": 2}})
     step = graph["train/nela/0"]

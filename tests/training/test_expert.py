@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 import yaml
+from effort import mostly_slow
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.errors import LayerswapError
@@ -65,7 +66,7 @@ def test_full_sft_leaves_an_ordinary_checkpoint_with_float32_weights(tmp_path, b
     assert "128 rows, 32 to validate on" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["A", "B", "C", "Z"])
+@pytest.mark.parametrize("name", mostly_slow("ABCZ", "A"))
 @pytest.mark.parametrize("part", ["task", "language"])
 def test_partial_sft_changes_its_part_of_the_partition_and_nothing_else(
     tmp_path, base, rows, name, part
@@ -172,7 +173,7 @@ def test_joint_sft_reads_all_rows_of_both_sets(tmp_path, base, rows):
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", mostly_slow([1, 2], 2))
 def test_in_simultaneous_sft_each_step_moves_the_part_whose_turn_it_is(
     tmp_path, base, rows, kind, every, monkeypatch
 ):
@@ -236,7 +237,7 @@ def test_simultaneous_sft_takes_each_batch_from_one_set(rows):
         TurnSampler((10, 23), step=6, every=2, seed=1)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("decay", mostly_slow([0.0, 0.1], 0.1))
 def test_sparse_sft_changes_the_share_that_changed_most(tmp_path, base, rows, decay):
     out = trained(
         tmp_path, base, data=files(rows, "task"), sparse={"keep": 0.05},
@@ -280,6 +281,7 @@ def test_raw_text_is_packed(tmp_path, base):
     assert record["steps"] == 1  # 64 short lines in about a dozen blocks of 64 tokens
 
 
+@pytest.mark.slow
 def test_float32_weights_keep_the_papers_rates_and_bfloat16_weights_lose_them(tmp_path, base, rows):
     kept = {}
     for dtype in ("float32", "bfloat16"):
@@ -296,6 +298,7 @@ def test_float32_weights_keep_the_papers_rates_and_bfloat16_weights_lose_them(tm
     assert kept["bfloat16"] < 0.01
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_as_if_never_killed(tmp_path, base, rows):
     spec = tmp_path / "expert.yaml"
     spec.write_text(yaml.safe_dump({
@@ -343,6 +346,7 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path, base, rows):
     assert [p.name for p in with_state] == ["checkpoint-636"]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows):
     def run(name, processes, batch, accumulate):
         spec = tmp_path / f"{name}.yaml"
