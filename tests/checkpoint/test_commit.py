@@ -420,7 +420,7 @@ def inside(folder):
     return {folder, *folder.rglob("*")}
 
 
-def test_everything_is_flushed_before_the_rename_and_the_parent_after_it(target, record):
+def test_all_is_flushed_before_the_rename_and_the_parent_after(target, record):
     with committed(target) as folder:
         write_output(folder, 1)
         written = inside(folder)
@@ -505,7 +505,7 @@ def test_the_partial_folder_of_a_live_process_is_left_alone(target):
     assert names(target.parent) == sorted(["out", alive.name, elsewhere.name, unknown.name])
 
 
-def test_an_old_output_set_aside_is_kept_while_it_is_the_only_one(target):
+def test_an_old_output_set_aside_is_kept_while_it_is_the_only(target):
     aside = target.with_name("out.replaced-abcd")
     aside.mkdir()
     commit_version(target, 1)

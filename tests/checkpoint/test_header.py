@@ -294,7 +294,7 @@ def library_dtypes():
     return set(re.findall("`([A-Z0-9_]+)`", str(caught.value)))
 
 
-def test_every_dtype_of_the_installed_library_is_known_with_its_size():
+def test_every_dtype_of_the_library_is_known_with_its_size():
     dtypes = library_dtypes()
     assert {"F32", "BF16", "F8_E4M3"} <= dtypes
     assert dtypes <= set(DTYPE_BITS)

@@ -500,7 +500,7 @@ def test_names_that_transformers_no_longer_writes(names):
     assert place_tensors(names) == names
 
 
-def test_every_word_of_the_tables_is_in_a_name_that_a_test_checks():
+def test_every_word_of_the_tables_is_in_a_checked_name():
     names = [key for name in FAMILIES for key in (*_build(name).memory, *_build(name).disk)]
     names += [key for listed in ON_DISK.values() for key in listed]
     seen = {word for key in names for word in key.split(".")}
@@ -558,7 +558,7 @@ def test_one_strange_word_anywhere_makes_a_name_unknown(family):
             assert place(strange) is None, strange
 
 
-def test_the_message_shows_the_first_names_and_a_pattern_that_works():
+def test_the_message_shows_names_and_a_pattern_that_works():
     strange = [f"model.layers.{layer}.mixer.A_log" for layer in range(9)]
     with pytest.raises(CheckpointError) as caught:
         place_tensors([*_llama(*range(9)), *strange])

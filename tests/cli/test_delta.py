@@ -86,7 +86,7 @@ def test_delta_warns_in_one_line_where_bfloat16_has_taken_much(layerswap, expert
     ]
 
 
-def test_suggest_gives_the_same_from_checkpoints_and_from_an_atlas(layerswap, experts, measured):
+def test_suggest_gives_the_same_from_checkpoints_and_atlas(layerswap, experts, measured):
     folder, _ = measured
     pair = ("--task-expert", experts.task, "--language-expert", experts.language)
     first = layerswap("suggest", "--base", experts.base, *pair, "--json")

@@ -65,9 +65,7 @@ def results(out, model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", ["mgsm", "flores"])
-def test_checkpoints_adapters_and_recipes_are_judged_as_lm_eval_judges_them(
-    layerswap, models, tmp_path, suite
-):
+def test_all_kinds_of_models_score_as_in_lm_eval(layerswap, models, tmp_path, suite):
     asked = [models / "task", models / "adapter", models / "swap.yaml"]
     common = [
         "--suite",
@@ -95,7 +93,7 @@ def test_checkpoints_adapters_and_recipes_are_judged_as_lm_eval_judges_them(
     assert "adapter" in shown.out
 
 
-def test_a_second_run_and_a_larger_limit_compute_only_what_is_new(layerswap, models, tmp_path):
+def test_a_larger_limit_computes_only_what_is_new(layerswap, models, tmp_path):
     def run(limit):
         done = layerswap(
             "eval", models / "task", "--suite", "mgsm", "--language", "Swahili", "--shots", 0,

@@ -207,7 +207,7 @@ def test_models_are_one_slice_of_all_layers():
     assert resolved(text, layers=1)[Place(0, "mlp")] == Blend.of({"a": 1, "b": 1})
 
 
-def test_settings_of_a_source_come_before_those_of_its_slice_module_and_file():
+def test_settings_of_a_source_win_over_slice_module_and_file():
     text = """
 merge_method: linear
 parameters: {weight: 1}
@@ -229,7 +229,7 @@ modules:
     assert found[Place(1, "norm")] == half
 
 
-def test_after_the_layers_the_last_slice_has_as_many_sources_as_the_first():
+def test_the_last_slice_has_as_many_sources_as_the_first():
     text = """
 merge_method: linear
 parameters: {weight: 1}
@@ -248,7 +248,7 @@ slices:
     )
 
 
-def test_a_base_that_is_merged_is_an_expert_and_gives_the_configuration():
+def test_a_merged_base_is_an_expert_and_gives_the_config():
     text = "merge_method: linear\nbase_model: x/base\nparameters: {weight: 1}\nmodels: [{model: b}]"
     recipe = parse_recipe(text)
     assert recipe.base is None

@@ -110,7 +110,7 @@ dtype: float32
     )
 
 
-def test_the_stored_dtype_is_asked_for_where_mergekit_would_compute_in_it():
+def test_the_stored_dtype_is_asked_for_where_mergekit_computes():
     text = HEADER + "soup: {experts: [task, language]}"
     assert exported(text).splitlines()[0] == (
         "# mergekit computes in the stored dtype: set dtype: float32, and out_dtype"

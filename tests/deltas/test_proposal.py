@@ -23,7 +23,7 @@ def profile(expert: str, columns: slice = slice(None)) -> list[float]:
     return [sum(row) / len(row) for row in rows]
 
 
-def test_the_published_maps_lead_into_the_papers_effective_ranges():
+def test_the_published_maps_lead_into_the_papers_ranges():
     found = suggest_from(profile("math_1"), profile("swh_1"))
     zones = found.zones
     assert 3 <= zones.bottom <= 5
@@ -115,7 +115,7 @@ def test_zones_that_are_there_are_found(layers, bottom, top):
     assert abs(found.top - top) <= 1
 
 
-def test_a_layer_that_the_task_expert_left_alone_is_had_for_nothing():
+def test_a_layer_that_the_task_left_alone_costs_nothing():
     task, language = [0, 0, 1, 1, 1, 1, 1, 0], [0.22, 0.2, 0, 0, 0, 0, 0, 0.58]
     assert suggest_from(task, language).zones == Zones(0, 1)
     assert suggest_from(task, language, untouched={0, 1, 7}).zones == Zones(2, 1)

@@ -52,7 +52,7 @@ def batches():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", EVERY)
-def test_logits_are_those_of_each_composition_loaded_and_run_alone(family, dtype, tmp_path):
+def test_logits_are_those_of_each_composition_alone(family, dtype, tmp_path):
     plans, kept = grid_of(swap_of(tmp_path, family, dtype))[::2], list(batches())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -165,7 +165,7 @@ def distinct_beginnings(paths):
     return len({tuple(path[: n + 1]) for path in paths for n in range(1, len(path) - 1)})
 
 
-def test_counts_are_those_of_distinct_beginnings_and_states_those_held():
+def test_counts_are_of_distinct_beginnings_and_held_states():
     for _ in range(50):
         paths = RNG.integers(0, 2, (RNG.integers(1, 12), RNG.integers(3, 8))).tolist()
         roots = build_trie(paths)

@@ -93,7 +93,7 @@ def test_it_is_not_the_square_of_the_mean(expert, data, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_fisher_is_the_expectation_over_the_models_own_predictions(expert, tmp_path):
+def test_the_fisher_is_the_expectation_over_predictions(expert, tmp_path):
     """One token to predict, so that the expectation over 50 tokens can be taken exactly."""
     path = tmp_path / "one.jsonl"
     row = {"prompt": "a b", "completion": "c"}

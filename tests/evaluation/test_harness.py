@@ -47,7 +47,7 @@ def comparable(results: dict) -> dict:
     }
 
 
-def test_every_composition_scores_what_lm_eval_gives_its_checkpoint(world, tmp_path):
+def test_every_composition_scores_as_its_checkpoint_in_lm_eval(world, tmp_path):
     sweep = sweep_of(world)
     found = judge(world, sweep)
     assert len({json.dumps(comparable(one), default=float) for one in found}) > 1

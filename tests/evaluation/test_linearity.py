@@ -167,7 +167,7 @@ def test_departure_is_that_of_the_four_models(trio):
         assert value == pytest.approx(departure(*(one[i] for one in computed)), rel=1e-3)
 
 
-def test_departure_of_a_layer_alone_is_that_of_four_models_that_differ_in_it(trio):
+def test_departure_of_a_layer_is_that_of_four_models(trio):
     found = additivity(*trio, TEXTS, batch_size=2)
     changed, base = four(trio), weights(trio[0])
     model = AutoModelForCausalLM.from_pretrained(trio[0])

@@ -74,7 +74,7 @@ def same(found, expected):
             assert mine[key] == other[key], key
 
 
-def test_a_slice_of_mgsm_is_judged_as_lm_eval_judges_the_checkpoint(world, tasks, tmp_path):
+def test_a_slice_of_mgsm_scores_as_in_lm_eval(world, tasks, tmp_path):
     plan = ls.swap(task=world["task"], language=world["language"])
     plans = plan.grid(bottom=[0, 1, 2], top=[0, 1])
     tokenizer = AutoTokenizer.from_pretrained(world["task"])

@@ -32,7 +32,7 @@ def test_certainty_has_no_width():
     assert mean_interval(np.ones(7, dtype=bool)).low == 1.0
 
 
-def test_a_paired_difference_is_narrower_than_two_separate_intervals():
+def test_a_paired_difference_is_narrower_than_two_intervals():
     a = RNG.random(400) < 0.5
     b = a.copy()
     b[:10] = ~b[:10]

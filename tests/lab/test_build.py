@@ -60,7 +60,7 @@ def test_what_is_finished_is_not_trained_again(tiny):
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
 
 
-def test_a_model_that_was_cut_short_is_made_again_and_comes_out_the_same(tiny):
+def test_a_model_that_was_cut_short_is_made_again_the_same(tiny):
     out, _ = tiny
     weights = out / "task-1" / "model.safetensors"
     first = weights.read_bytes()

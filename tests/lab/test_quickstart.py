@@ -79,7 +79,7 @@ def test_report_and_drawing_show_the_composition(finished):
         assert entry.versions["torch"] in page
 
 
-def test_what_is_done_is_only_shown_again_and_what_is_missing_is_done(finished, smaller):
+def test_done_steps_are_shown_again_and_missing_ones_done(finished, smaller):
     folder, outcome, _ = finished
     (report,) = folder.glob("steps/report-*/report.html")
     (grid,) = folder.glob("steps/grid-*/grid.json")

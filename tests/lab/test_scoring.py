@@ -45,7 +45,7 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
         assert shown == text or len(shown.split()) >= 4
 
 
-def test_the_measures_are_neither_all_right_nor_all_wrong_so_the_comparison_means_something(
+def test_the_measures_are_neither_all_right_nor_all_wrong(
     expert,
 ):
     scores = score_model(*expert, "furo", "development", 100, world=LAB.world)

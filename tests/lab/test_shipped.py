@@ -29,7 +29,7 @@ def test_all_of_it_stays_under_twenty_megabytes():
     assert sum(f.stat().st_size for f in files) < 20_000_000
 
 
-def test_the_shipped_models_were_made_with_the_defaults_of_the_code():
+def test_shipped_models_were_made_with_the_codes_defaults():
     import json
     from dataclasses import asdict
 
@@ -66,7 +66,7 @@ def test_looking_at_the_lab_imports_nothing_heavy():
 
 
 @pytest.mark.slow
-def test_experts_rebuilt_from_the_shipped_base_reach_the_recorded_scores(tmp_path):
+def test_rebuilt_experts_reach_the_recorded_scores(tmp_path):
     import json
     import shutil
 

@@ -26,7 +26,7 @@ def streams():
     }
 
 
-def test_the_tested_kind_of_problem_is_in_no_training_data_but_the_task_experts(streams):
+def test_only_the_task_expert_trains_on_the_tested_problems(streams):
     for name, stream in streams.items():
         if name != "task":
             assert not [e for e in stream if e.is_task]
@@ -35,7 +35,7 @@ def test_the_tested_kind_of_problem_is_in_no_training_data_but_the_task_experts(
         assert not scarce_words & set(example.prompt.replace("?", "").replace(".", "").split())
 
 
-def test_easier_problems_in_a_scarce_language_are_few_and_in_its_common_words_alone(streams):
+def test_easier_problems_of_a_scarce_language_are_few_and_common(streams):
     problems = [e for e in streams["base"] if e.skill == "problem"]
     for name in SCARCE:
         asked = [e for e in problems if e.language == name]
@@ -46,7 +46,7 @@ def test_easier_problems_in_a_scarce_language_are_few_and_in_its_common_words_al
             assert not rare & said
 
 
-def test_the_task_expert_sees_the_task_in_the_source_language_and_nothing_else(streams):
+def test_the_task_expert_sees_only_the_task_in_the_source(streams):
     assert {e.language for e in streams["task"]} == {WORLD.source.name}
     assert all(e.is_task for e in streams["task"])
 
@@ -70,7 +70,7 @@ def test_no_tested_problem_is_in_any_training_stream(streams):
     assert {split_of(meaning) for meaning in trained} == {"train"}
 
 
-def test_the_base_sees_a_scarce_language_mostly_in_its_common_words(streams):
+def test_the_base_sees_a_scarce_language_in_common_words(streams):
     for name in SCARCE:
         seen = [e for e in streams["base"] if name in (e.language, e.answer_language)]
         common = set(WORLD.language(name).vocabulary(common_only=True).nouns)
@@ -90,7 +90,7 @@ def test_the_base_sees_the_mix_that_its_recipe_asks_for(streams):
         assert len(found) / N == pytest.approx(getattr(mix, name), abs=0.015)
 
 
-def test_a_stream_is_the_same_for_equal_seeds_and_differs_between_seeds():
+def test_a_stream_is_decided_by_its_seed():
     first, again, other = (take(base_stream(WORLD, seed=s), 100) for s in (1, 1, 2))
     assert first == again
     assert first != other

@@ -49,7 +49,7 @@ def test_a_damaged_record_is_one_line(tmp_path, text):
         write_study(tmp_path, runs=1, n=8, steps=2)
 
 
-def test_another_number_of_questions_is_asked_when_it_is_asked_for(tmp_path):
+def test_another_number_of_questions_can_be_asked(tmp_path):
     asked = tmp_path / "inputs" / "tasks" / "lab_problem_nela.jsonl"
     for n, lines in ((8, 10), (16, 20)):
         write_study(tmp_path, runs=1, n=n, steps=2)

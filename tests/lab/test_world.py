@@ -66,7 +66,7 @@ def test_only_the_near_language_shares_words_with_another():
         assert len(set(source.values()) & set(words.values())) == len(same)
 
 
-def test_the_common_words_of_a_scarce_language_are_a_part_of_its_words():
+def test_common_words_of_a_scarce_language_are_among_its_words():
     for language in WORLD.scarce:
         common, every = (language.vocabulary(common_only=c) for c in (True, False))
         assert set(common.gains) < set(every.gains)

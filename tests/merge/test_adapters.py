@@ -140,7 +140,7 @@ def test_an_adapter_with_a_full_expert(base, adapters, tmp_path):
         assert torch.allclose(tensor.double(), want, rtol=0, atol=1e-6), name
 
 
-def test_places_that_no_adapter_changes_keep_the_bytes_of_the_base(base, adapters, tmp_path):
+def test_places_that_no_adapter_changes_keep_the_bases_bytes(base, adapters, tmp_path):
     recipe = {
         "experts": {"one": str(adapters["partial"])},
         "soup": {"experts": ["one"]},
@@ -222,7 +222,7 @@ def test_conv1d_layers(tmp_path):
         assert torch.allclose(tensor.double(), want[name], rtol=0, atol=1e-6), name
 
 
-def test_magnitude_weights_of_adapters_are_those_of_their_dense_deltas(base, adapters):
+def test_magnitude_weights_of_adapters_are_of_dense_deltas(base, adapters):
     names = ("plain", "rslora")
     recipe = {
         "experts": {name: str(adapters[name]) for name in names},

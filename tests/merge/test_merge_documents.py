@@ -71,7 +71,7 @@ def test_the_record_alone_makes_the_same_weights(out, tmp_path):
     assert record_of(again) == record_of(out)
 
 
-def test_the_record_of_another_composition_makes_the_same_weights(experts, tmp_path):
+def test_the_record_of_a_composition_makes_the_same_weights(experts, tmp_path):
     plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
     other = plan.with_composition(ls.partition("Z", 4, task="task", language="language"))
     out = other.save(tmp_path / "out")

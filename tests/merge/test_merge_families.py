@@ -114,7 +114,7 @@ def test_the_tokenizer_comes_along(experts, tmp_path):
     assert tokenizer("c a f").input_ids == [3, 1, 6]
 
 
-def test_a_mixed_bfloat16_model_has_one_dtype_on_disk_and_in_memory(tmp_path):
+def test_a_mixed_bfloat16_model_has_one_dtype_everywhere(tmp_path):
     pair = [
         save_expert(tmp_path / f"e{seed}", tiny_llama(), seed, dtype=torch.bfloat16)
         for seed in range(2)

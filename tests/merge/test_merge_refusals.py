@@ -192,7 +192,7 @@ def bpe(folder, **model):
     path.write_text(json.dumps(content))
 
 
-def test_other_merges_are_refused_but_not_another_way_to_write_them(pair):
+def test_other_merges_are_refused_but_not_other_spellings(pair):
     bpe(pair[0], merges=[["a", "b"], ["b", "a"]])
     bpe(pair[1], merges=["a b", "b a"])
     assert ls.swap(task=pair[0], language=pair[1]).nbytes > 0

@@ -47,7 +47,7 @@ def check_tensors(found, expected):
         {"bottom": 0, "top": 0, "t_b": 0, "t_u": 3},
     ],
 )
-def test_every_tensor_of_a_swap_is_exactly_what_the_algorithm_says(experts, tmp_path, zones):
+def test_every_tensor_of_a_swap_is_what_the_algorithm_says(experts, tmp_path, zones):
     names = {"t_b": "bottom_transition", "t_u": "top_transition"}
     plan = ls.swap(
         task=experts["task"],
@@ -135,7 +135,7 @@ def test_dtype_converts_every_tensor_and_the_config(experts, tmp_path, dtype):
     assert json.loads((out / "config.json").read_text())["dtype"] == dtype
 
 
-def test_another_experts_integers_do_not_matter_where_one_is_taken_verbatim(pair, tmp_path):
+def test_integers_of_an_expert_that_is_not_taken_do_not_matter(pair, tmp_path):
     task, language = pair
     change_tensors(language, {NORM: torch.ones(24, dtype=torch.int8)})
     out = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "out")

@@ -111,7 +111,7 @@ def test_ties_can_add_what_agrees_instead_of_averaging_it():
     close(merged("ties", parts, weights, density=0.3, disjoint="sum"), reference)
 
 
-def test_breadcrumbs_drop_fewer_outliers_where_density_leaves_no_room():
+def test_breadcrumbs_drop_fewer_outliers_without_room():
     parts = deltas(1)
     kept = int(0.9 * SIZE)
     reference = arrays(parts)[0] - keep_first(arrays(parts)[0], SIZE - kept)

@@ -74,7 +74,7 @@ def close(folder, expected):
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=2e-7, err_msg=name)
 
 
-def test_ties_ranks_the_entries_of_the_whole_model_as_the_paper_does(experts, tmp_path):
+def test_ties_ranks_the_whole_model_as_the_paper_does(experts, tmp_path):
     names = ("task", "language")
     base, taus = deltas(experts, names)
     order = sorted(base)

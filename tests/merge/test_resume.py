@@ -49,7 +49,7 @@ def kill_after(plan: ls.Plan, out: Path, files: int) -> Path:
     return left
 
 
-def test_a_killed_merge_is_resumed_without_redoing_finished_files(experts, tmp_path):
+def test_a_killed_merge_resumes_without_redoing_files(experts, tmp_path):
     plan, out = plan_of(experts), tmp_path / "out"
     whole = weight_bytes(plan.save(tmp_path / "whole"))
     left = kill_after(plan, out, 3)

@@ -344,7 +344,7 @@ def test_a_private_folder_is_private_while_it_is_replaced(pair, tmp_path):
     assert modes == {0o700}
 
 
-def test_a_source_that_shares_its_inode_with_an_old_output_keeps_its_bytes(pair, tmp_path):
+def test_a_source_that_shares_an_inode_keeps_its_bytes(pair, tmp_path):
     out = plan_of(pair, max_shard_size="5GB").save(tmp_path / "out")
     linked = copied(pair[0], tmp_path / "linked")
     (linked / "model.safetensors").unlink()

@@ -45,7 +45,7 @@ def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
     assert {len(scores) for scores in board.test.values()} == {2}
 
 
-def test_the_folder_holds_all_of_it_and_a_second_run_changes_nothing(world, tmp_path):
+def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
     path, out = write_sweep(world, tmp_path / "sweep.yaml"), tmp_path / "out"
     for _ in range(2):
         done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])

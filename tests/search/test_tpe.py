@@ -129,7 +129,7 @@ def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):
     assert "best of 12" in done.output
 
 
-def test_any_expert_of_the_recipe_can_be_taken_another_method_too(world, tmp_path):
+def test_any_expert_of_the_recipe_can_be_taken(world, tmp_path):
     experts = {"task": str(world["task"]), "language": str(world["language"]),
                "both": {"merge": {"method": "slerp", "experts": ["task", "language"]}}}  # fmt: skip
     path = write_sweep(

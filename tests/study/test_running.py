@@ -75,7 +75,7 @@ def test_a_key_holds_all_that_matters_and_nothing_else():
     assert changed == {"a", "b", "c"}
 
 
-def test_a_failure_stops_only_what_needs_it_and_is_tried_again_next_time(tmp_path, works):
+def test_a_failure_stops_only_what_needs_it_until_next_time(tmp_path, works):
     done, kinds = works
     broken = {**kinds, "train": lambda context: 1 / 0}
     summary = run_graph(chain(), tmp_path, broken)
@@ -173,7 +173,7 @@ def test_another_folder_is_left_alone(tmp_path, works):
 
 
 @pytest.mark.parametrize("url", ["memory://{}", "file://{}"])
-def test_a_study_in_a_storage_goes_on_from_a_machine_that_has_nothing(tmp_path, works, url):
+def test_a_study_in_a_storage_resumes_on_another_machine(tmp_path, works, url):
     done, kinds = works
     storage = Storage(url.format(tmp_path / "bucket"))
     run_graph(chain(), tmp_path / "one", kinds, storage=storage)

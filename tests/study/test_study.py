@@ -74,7 +74,7 @@ def spec(folder, **changes):
 
 
 @pytest.mark.slow
-def test_a_study_goes_from_data_to_tables_and_is_never_done_twice(folder, tmp_path):
+def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     graph = spec(folder)
     lines = []
     summary = run_graph(graph, tmp_path / "out", step_functions(), log=lines.append)
@@ -239,7 +239,7 @@ def test_this_machine_is_asked_for_benchmarks_and_devices(folder, tmp_path, monk
 
 
 @pytest.mark.parametrize("metric", [["exact_matc", "whole"], ["exact_match", "hole"]])
-def test_a_metric_that_a_task_does_not_have_is_named_before_training(folder, metric):
+def test_a_metric_that_a_task_lacks_is_named_before_training(folder, metric):
     graph = spec(folder, judge={**LAB, "metric": metric})
     with pytest.raises(
         EvaluationError, match=r"judge.metric: lab_problem_nela has no .*exact_match"
@@ -247,7 +247,7 @@ def test_a_metric_that_a_task_does_not_have_is_named_before_training(folder, met
         check_here(list(graph), device=True)
 
 
-def test_data_of_a_task_that_are_not_there_are_named_before_training(folder, tmp_path):
+def test_missing_data_of_a_task_are_named_before_training(folder, tmp_path):
     shutil.copytree(folder / "tasks", tmp_path / "tasks")
     path = tmp_path / "tasks" / "lab_problem_nela.yaml"
     path.write_text(path.read_text().replace("lab_problem_nela.jsonl", "nowhere.jsonl"))
@@ -342,7 +342,7 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     assert [step.name for step in graph][-1] == "tables"
 
 
-def test_compositions_of_a_pair_are_counted_by_the_layers_that_they_run():
+def test_compositions_are_counted_by_the_layers_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,
                 "ties": [0.2], "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
@@ -425,7 +425,7 @@ def test_resources_are_the_studys_own(folder):
 
 
 @pytest.mark.slow
-def test_one_run_gives_its_best_checkpoint_and_no_more_than_it_has(folder, tmp_path):
+def test_one_run_gives_its_best_checkpoint_and_no_more(folder, tmp_path):
     hot = {"hyperparameters": {"learning_rate": 0.1, "per_device_train_batch_size": 16,
                                "max_steps": 8, "warmup_steps": 8}, "save_every": 16}  # fmt: skip
     files = {part: f"nela-{part}.jsonl" for part in ("train", "validation")}

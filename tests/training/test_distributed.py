@@ -28,7 +28,7 @@ def test_another_name_is_refused():
         launch_configuration("fsdp")
 
 
-def test_what_needs_whole_parameters_is_refused_where_they_are_cut(monkeypatch):
+def test_what_needs_whole_parameters_is_refused_if_cut(monkeypatch):
     turns = {"task": "a", "language": "b"}
     both = check_expert({"base": "b", "simultaneous": turns, "train": {"partition": "A"}})
     sparse = check_expert({"base": "b", "data": "d", "sparse": {"keep": 0.1}})

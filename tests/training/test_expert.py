@@ -43,7 +43,7 @@ def changed(folder, base):
     return {name for name in before if not torch.equal(after[name], before[name].float())}
 
 
-def test_full_sft_leaves_an_ordinary_checkpoint_with_float32_weights(tmp_path, base, rows):
+def test_full_sft_leaves_an_ordinary_float32_checkpoint(tmp_path, base, rows):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = trained(tmp_path, base, data=files(rows, "task", validation=True), save_every=64)
@@ -68,9 +68,7 @@ def test_full_sft_leaves_an_ordinary_checkpoint_with_float32_weights(tmp_path, b
 
 @pytest.mark.parametrize("name", mostly_slow("ABCZ", "A"))
 @pytest.mark.parametrize("part", ["task", "language"])
-def test_partial_sft_changes_its_part_of_the_partition_and_nothing_else(
-    tmp_path, base, rows, name, part
-):
+def test_partial_sft_changes_its_part_and_nothing_else(tmp_path, base, rows, name, part):
     from layerswap.compose import partition
 
     out = trained(tmp_path, base, data=files(rows, "task"), train={"partition": name, "part": part})
@@ -129,9 +127,7 @@ def test_places_can_learn_at_rates_of_their_own(tmp_path, base, rows, lora):
 
 
 @pytest.mark.parametrize("rslora", [True, False])
-def test_an_adapter_loads_through_peft_and_lies_on_attention_and_mlp_alone(
-    tmp_path, base, rows, rslora
-):
+def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows, rslora):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -174,7 +170,7 @@ def test_joint_sft_reads_all_rows_of_both_sets(tmp_path, base, rows):
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
 @pytest.mark.parametrize("every", mostly_slow([1, 2], 2))
-def test_in_simultaneous_sft_each_step_moves_the_part_whose_turn_it_is(
+def test_simultaneous_sft_moves_the_part_whose_turn_it_is(
     tmp_path, base, rows, kind, every, monkeypatch
 ):
     from layerswap.training.expert import sft
@@ -282,7 +278,7 @@ def test_raw_text_is_packed(tmp_path, base):
 
 
 @pytest.mark.slow
-def test_float32_weights_keep_the_papers_rates_and_bfloat16_weights_lose_them(tmp_path, base, rows):
+def test_float32_keeps_the_papers_rates_and_bfloat16_loses_them(tmp_path, base, rows):
     kept = {}
     for dtype in ("float32", "bfloat16"):
         out = trained(

@@ -48,7 +48,7 @@ def test_the_second_papers_batches(tmp_path):
     assert both.lr_scheduler_type == "constant_with_warmup"
 
 
-def test_what_is_said_wins_over_the_preset_and_numbers_may_be_texts(tmp_path):
+def test_values_win_over_the_preset_and_may_be_texts(tmp_path):
     made, _ = config(tmp_path, preset="math-1", hyperparameters={"learning_rate": "3e-5"})
     assert made.learning_rate == 3e-5
     assert made.max_length == 2048

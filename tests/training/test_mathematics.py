@@ -21,7 +21,7 @@ def share_found(examples):
     return sum(found) / len(found)
 
 
-def test_english_problems_with_and_without_their_solution_are_found():
+def test_english_problems_are_found_with_and_without_solution():
     rows = read_jsonl("gsm8k.jsonl")
     assert share_found([(row["question"], row["answer"]) for row in rows]) == 1
     assert share_found([(row["question"],) for row in rows]) >= 0.95
@@ -63,12 +63,12 @@ def test_generic_examples_are_left_alone(name, examples):
     assert share_found(examples) <= 0.07, name
 
 
-def test_a_question_of_fact_that_asks_for_a_number_is_not_mathematics():
+def test_a_question_of_fact_for_a_number_is_not_mathematics():
     assert math_probability("Je, Tanzania ina mikoa mingapi?", "31") < THRESHOLD
     assert math_probability("When did the second world war end?", "1945") < THRESHOLD
 
 
-def test_solutions_in_other_languages_are_found_by_their_equations():
+def test_solutions_in_other_languages_are_found_by_equations():
     problem = "Maria tem 12 caixas com 8 livros. Ela vende 20 livros. Quantos livros restam?"
     assert math_probability(problem, "12 * 8 = 96 livros. 96 - 20 = 76 livros.") > 0.9
 

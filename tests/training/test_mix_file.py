@@ -151,7 +151,7 @@ def test_the_ready_recipes_are_the_papers_mixes():
 
 
 @pytest.mark.parametrize("name", ["swahili", "bengali", "telugu", "japanese"])
-def test_the_language_recipes_keep_mathematics_and_evaluation_items_out(name):
+def test_language_recipes_keep_mathematics_and_test_items_out(name):
     mix = read_mix(name)
     assert mix.filters.math is not None
     assert mix.filters.language is not None

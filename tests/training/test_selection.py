@@ -85,7 +85,7 @@ def test_the_signals_of_the_second_paper():
         signal_tasks("language", "la")
 
 
-def test_freeze_against_revert_judges_both_ways_of_each_partition(tmp_path, base, rows, tasks):
+def test_freeze_against_revert_evaluates_both_ways(tmp_path, base, rows, tasks):
     import torch
 
     from layerswap.checkpoint import open_checkpoint

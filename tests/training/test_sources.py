@@ -128,7 +128,7 @@ def test_a_local_file_that_cannot_be_read_is_named(tmp_path, origin, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line_with_what_to_do(tmp_path):
+def test_an_unreachable_hub_is_one_line_with_what_to_do(tmp_path):
     with pytest.raises(DataError) as caught:
         rows_of(tmp_path, id="owner/name")
     assert re.fullmatch(
