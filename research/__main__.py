@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs
 
 @app.command()
 def questions() -> None:
-    """The papers' open questions that `lab ask` takes, and the settings that each compares."""
+    """The papers' open questions that `ask` takes, and the settings that each compares."""
     from research.questions import questions as known
 
     for name, question in known().items():

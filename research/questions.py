@@ -1,6 +1,6 @@
 """The papers' open questions, asked of the lab: one thing is changed, and all is measured.
 
-    layerswap lab ask divergence --out questions
+    python -m research ask divergence --out questions
 
 A question is a few settings of the lab. Of each, experts are trained from the shipped base (or from
 one that is trained for the setting), and every composition of a grid answers the same problems. The
@@ -74,7 +74,7 @@ class Question:
 
 
 def questions() -> dict[str, Question]:
-    """Every question, by the name that `layerswap lab ask` takes."""
+    """Every question, by the name that `python -m research ask` takes."""
     usual, plain = Trainings(), Setting("as shipped")
     mix, full = usual.base_mix, Setting("full SFT", _parts(usual, None))
     return {

@@ -1,4 +1,4 @@
-"""Every shell block of the README and the tutorial is run, as a reader would, top to bottom."""
+"""Shell blocks: each is a command that there is; the README's and the tutorial's are also run."""
 
 import os
 import re
@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer import Exit
+from typer.main import get_command
 
+from layerswap.cli import app
 from layerswap.lab.assets import shipped
 from layerswap.lab.lm_eval_tasks import export_tasks
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/*.md")))]
 NEEDS_HUB = ("layerswap data ", "layerswap eval ")
 """Commands that fetch data sets; without a net they are one clear line."""
 
@@ -26,7 +30,7 @@ def commands(file):
     """The lines of the shell blocks; of an installation, what is done after it."""
     found = []
     for kind, text in blocks(file):
-        for line in text.splitlines() if kind == "bash" else ():
+        for line in text.replace("\\\n", " ").splitlines() if kind == "bash" else ():
             command = line.partition("  #")[0].strip()
             if "pip install" in command:
                 command = command.rpartition("&&")[2].strip() if "&&" in command else ""
@@ -61,6 +65,26 @@ def check(command, folder):
         assert "Traceback" not in ended.stderr
     else:
         assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+
+
+def test_every_command_on_the_pages_is_one_that_there_is():
+    """Its name, its options and the number of its arguments."""
+    every = [command for file in PAGES for command in commands(file)]
+    asked = [c for c in every if c.startswith("layerswap ") and "..." not in c]
+    assert len(asked) > 60
+    for command in asked:
+        words = shlex.split(re.split(r" [>|] ", command)[0], comments=True)[1:]
+        try:
+            context = get_command(app).make_context("layerswap", words)
+            while hasattr(context.command, "resolve_command"):
+                name, inner, words = context.command.resolve_command(
+                    context, [*context._protected_args, *context.args]
+                )
+                context = inner.make_context(name, words, parent=context)
+        except Exit:  # an option such as --version has answered
+            pass
+        except Exception as error:
+            pytest.fail(f"{command}: {error}")
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ def test_looking_at_the_lab_imports_nothing_heavy():
 
 
 @pytest.mark.slow
+@pytest.mark.retrain
 def test_rebuilt_experts_reach_the_recorded_scores(tmp_path):
     import json
     import shutil
