@@ -92,7 +92,7 @@ def test_language_looks_at_the_completion_unless_told_otherwise():
     )
 
 
-def test_language_says_nothing_of_short_texts_and_of_unknown_languages():
+def test_language_says_nothing_of_short_or_unknown_texts():
     look = by_language(LanguageFilter())
     assert look(pair("Swali?", "12", "sw")) is None
     assert look(pair("Question?", read_lines("flores.eng_Latn")[0])) is None
@@ -119,7 +119,7 @@ def shingles(text, size=5, unit="words"):
     return {tuple(parts[i : i + size]) for i in range(len(parts) - size + 1)}
 
 
-def test_near_duplicates_agree_with_the_jaccard_similarity_itself():
+def test_near_duplicates_agree_with_jaccard_similarity():
     look = near_duplicates(NearDuplicates(threshold=0.7), seed=0)
     question = " ".join(row["question"] for row in read_jsonl("gsm8k.jsonl")[:8])
     words = question.split()
@@ -145,7 +145,7 @@ def test_near_duplicates_work_without_spaces_between_words():
     assert look(raw("?!")) is None
 
 
-def test_the_pipeline_counts_by_filter_and_source_and_keeps_a_few_examples():
+def test_the_pipeline_counts_by_filter_and_keeps_examples():
     pipeline = build_filters(Filters(length=Length(min_prompt=3)), None, 0)
     for source, times in (("a", 4), ("b", 2)):
         for i in range(times):
