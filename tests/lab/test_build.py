@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.lab import train as room
 from layerswap.lab.assets import open_lab
 from layerswap.lab.build import build, read_record, score, settings_of
 from layerswap.lab.scoring import load
@@ -25,7 +24,7 @@ TINY = replace(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setattr(room, "RECORDED_EXAMPLES", 8)
+    patch.setattr("layerswap.lab.build.RECORDED_EXAMPLES", 8)
     out = tmp_path_factory.mktemp("lab")
     seen = []
     build(out, seed=3, trainings=TINY, runs=1, progress=lambda *what: seen.append(what))
