@@ -14,7 +14,7 @@ from layerswap.report.drawing import (
     Canvas,
     Drawing,
     even_scale,
-    readable_on,
+    ink_on,
     settings,
     shade,
     wrapped,
@@ -89,7 +89,7 @@ def draw_heat_map(
         canvas.box(x, y, WIDE - SPACE, HIGH - SPACE, radius=4, facecolor=colour,
                    tip=f"{row_label} {cell[0]}, {column_label} {cell[1]}: {words}")  # fmt: skip
         canvas.text(x + (WIDE - SPACE) / 2, y + (HIGH - SPACE) / 2 + 4.5, words, ha="center",
-                    color=readable_on(colour), fontsize=13)  # fmt: skip
+                    color=ink_on(colour), fontsize=13)  # fmt: skip
     wanted = {"best": best, "default": default}
     marks = {kind: cell for kind, cell in wanted.items() if cell is not None and cell in values}
     for kind, cell in marks.items():

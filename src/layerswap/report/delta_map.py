@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerswap.deltas.atlas import Atlas
-from layerswap.report.drawing import Drawing, even_scale, readable_on, settings, shade
+from layerswap.report.drawing import Drawing, even_scale, ink_on, settings, shade
 from layerswap.report.page import Panel, render_map_page
 from layerswap.report.tables import score
 
@@ -122,7 +122,7 @@ def _draw(axes: Axes, one: Map, numbers: bool) -> None:
                                  edgecolor=colour, linewidth=0.3))  # fmt: skip
         if numbers:
             axes.text(x, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
-                      color=readable_on(colour))  # fmt: skip
+                      color=ink_on(colour))  # fmt: skip
     axes.set(xlim=(-0.5, len(one.columns) - 0.5), ylim=(-0.5, one.layers - 0.5), title=one.title)
     axes.set_xticks(range(len(one.columns)), one.labels, rotation=45, ha="right",
                     rotation_mode="anchor")  # fmt: skip

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, LINE, ACCENT, WHITE = "#1f2430", "#5d6675", "#c9cfd8", "#1f6f9f", "#ffffff"
-DARK = {INK: "#e9ebef", MUTED: "#a3acba", LINE: "#454d5a", ACCENT: "#6db8e0", WHITE: INK}
-"""What dark mode shows instead of a colour; white is the ink on a dark cell of a heat map."""
+DARK = {INK: "#e9ebef", MUTED: "#a3acba", LINE: "#454d5a", ACCENT: "#6db8e0"}
+"""The colour that dark mode shows in place of another."""
+CELL_INKS = {
+    (INK, INK): "#1f2431",
+    (INK, WHITE): "#1f2432",
+    (WHITE, INK): "#fffffe",
+    (WHITE, WHITE): "#fffffd",
+}
+"""Ink on a cell of the scale in light and in dark mode: its colour, a shade apart from others."""
 EXPERTS = {
     "#e8a33d": "#e5a548",
     "#2c6a9b": "#4f93c9",
@@ -132,7 +139,8 @@ class Drawing:
 
 def _style(body: str, mark: str) -> str:
     """The rules of one SVG: the canvas of a file by itself, and the colours of dark mode."""
-    pairs = {**DARK, **EXPERTS, **dict(zip(even_scale(), even_scale(dark=True), strict=True))}
+    scale = dict(zip(even_scale(), even_scale(dark=True), strict=True))
+    pairs = {**DARK, **EXPERTS, **scale, **{ink: dark for (_, dark), ink in CELL_INKS.items()}}
     rules = "".join(
         f'.{mark} [style*="{kind}: {light}"]{{{kind}:{dark}!important}}'
         for light, dark in pairs.items()
@@ -258,9 +266,13 @@ def shade(share: float) -> str:
     return scale[round(share * (len(scale) - 1))]
 
 
-def readable_on(colour: str) -> str:
-    """Dark or light ink, whichever stands out more from `colour`."""
-    return max((INK, WHITE), key=lambda ink: contrast(ink, colour))
+def ink_on(colour: str) -> str:
+    """The ink that stands out most from a colour of the light scale, and from its dark one."""
+    dark = even_scale(dark=True)[even_scale().index(colour)]
+    light_ink, dark_ink = (
+        max((INK, WHITE), key=lambda ink: contrast(ink, cell)) for cell in (colour, dark)
+    )
+    return CELL_INKS[light_ink, dark_ink]
 
 
 def contrast(one: str, other: str) -> float:
