@@ -27,7 +27,7 @@ def evaluate(
         list[str],
         typer.Option(help="Language code or name (sw, swh_Latn, Swahili). Repeatable."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of results; answers in it are reused.")],
+    out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
     data: Annotated[
         Path | None, typer.Option(help="Folder of published benchmark files [LAYERSWAP_DATA].")
     ] = None,

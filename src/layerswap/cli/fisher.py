@@ -15,7 +15,7 @@ def fisher(
     *,
     data: Annotated[
         Path,
-        typer.Option(help="Texts: .jsonl with text, or prompt and completion; or .txt by line."),
+        typer.Option(help="Texts: .jsonl with text, or prompt and completion, or .txt by line."),
     ],
     out: options.OutFolder,
     labels: Annotated[

@@ -13,7 +13,7 @@ from layerswap.cli import options, output
 def freeze_or_revert(
     spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="Expert, trained in full.")],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the trainings; finished ones are kept.")],
+    out: Annotated[Path, typer.Option(help="Folder of the trainings. Finished ones are kept.")],
     part: Annotated[
         Literal["task", "language"], typer.Option(help="Part of a partition that the expert keeps.")
     ],

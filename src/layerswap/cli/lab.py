@@ -21,7 +21,7 @@ Split = Annotated[
 
 @options.command(app)
 def build(
-    out: Annotated[Path, typer.Option(help="Folder of the models; finished ones are kept.")],
+    out: Annotated[Path, typer.Option(help="Folder of the models. Finished ones are kept.")],
     seed: Annotated[int, typer.Option(help="Seed of training and data order.")] = 0,
 ) -> None:
     """Train the lab's base and experts from scratch, in under half an hour on two cores.
@@ -103,7 +103,7 @@ def models(
 
 @options.command(app)
 def study(
-    out: Annotated[Path, typer.Option(help="Folder of the study; finished steps are kept.")],
+    out: Annotated[Path, typer.Option(help="Folder of the study. Finished steps are kept.")],
     runs: Annotated[int, typer.Option(min=1, help="Number of trainings per kind of expert.")] = 1,
     n: Annotated[int, typer.Option(min=4, help="Number of questions per language.")] = 500,
     steps: Annotated[

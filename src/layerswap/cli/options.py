@@ -79,7 +79,7 @@ AllowCode = Annotated[
     typer.Option("--allow-code", help="Run programs that a model writes, in a sandbox."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print the logs of libraries, and tracebacks.")
 ]
@@ -141,7 +141,7 @@ RECIPE: dict[str, Any] = {
     ),
     "tokenizer": _written(
         str, metavar="task|language|union",
-        help="Tokenizer of the output where the experts' differ; rows are aligned by token.",
+        help="Tokenizer of the output where the experts' differ. Rows are aligned by token.",
     ),
     "bake": _written(bool, "--bake", help="Write full weights from adapters too."),
     "rank": _written(int, min=1, help="Largest rank of a merged adapter. Default: exact."),

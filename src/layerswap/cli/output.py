@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ class Settings:
     """The output options of the command that runs.
 
     Attributes:
-        quiet: print errors and warnings only.
+        quiet: print errors only.
         verbose: print what libraries log, and the traceback of an error.
         json: print one JSON document on standard output, and nothing else there.
     """
@@ -46,11 +47,6 @@ def log(text: object) -> None:
         _echo(str(text), err=True)
 
 
-def warn(text: object) -> None:
-    """Print a warning on standard error, with --quiet too."""
-    _echo(f"warning: {text}", err=True)
-
-
 def finish(command: str, facts: Mapping[str, Any], text: object = "") -> None:
     """Print the result of a command: as JSON with --json, else as text, if it has any.
 
@@ -71,6 +67,9 @@ def finish(command: str, facts: Mapping[str, Any], text: object = "") -> None:
 def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
     """Set the output options before a command runs."""
     settings.quiet, settings.verbose, settings.json = quiet, verbose, as_json
+    if not verbose:
+        # The bars of lm-eval, datasets and their like: the commands show their own progress.
+        os.environ.setdefault("TQDM_DISABLE", "1")
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 

@@ -1,70 +1,143 @@
-"""Progress bars, on standard error so that output can be piped."""
+"""Shows progress on standard error: bars on a terminal, and a line now and then elsewhere."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from layerswap.cli import output
+
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
+
+EVERY = 15.0
+"""Seconds between two lines of one job where standard error is no terminal."""
+
+
+@dataclass
+class Job:
+    """Work of which a part is done.
+
+    Attributes:
+        label: its name.
+        total: units of work; 0 while it is not known.
+        unit: `bytes`, or nothing for steps.
+        done: units that are done.
+        started: when it began, in seconds.
+        shown: when its last line was printed, in seconds.
+    """
+
+    label: str
+    total: int
+    unit: str = ""
+    done: int = 0
+    started: float = field(default_factory=lambda: time.monotonic())
+    shown: float = field(default_factory=lambda: time.monotonic())
+
+    def advance(self, count: int, *, now: float | None = None) -> str | None:
+        """Count units as done; the line to print, if it is time for one."""
+        now = time.monotonic() if now is None else now
+        self.done += count
+        finished = bool(self.total) and self.done >= self.total and count > 0
+        if now - self.shown < EVERY and not (finished and now - self.started >= EVERY):
+            return None
+        self.shown = now
+        rate = self.done / max(now - self.started, 1e-9)
+        left = f", {(self.total - self.done) / rate:,.0f} s left" if rate and self.total else ""
+        of = f" of {self._amount(self.total)}" if self.total else ""
+        return f"{self.label}: {self._amount(self.done)}{of}, {self._amount(rate)}/s{left}"
+
+    def _amount(self, count: float) -> str:
+        if self.unit == "bytes":
+            return f"{count / 1e9:,.2f} GB"
+        return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.2g}"
 
 
 @contextmanager
 def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar in bytes with the rate; yields the function to call with bytes just done."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        job = bar.add_task(label, total=total)
-        yield lambda count: bar.update(job, advance=count)
+    """A job in bytes with its rate; yields the function to call with bytes just done."""
+    with _shown() as start:
+        yield start(Job(label, total, "bytes"))
 
 
 @contextmanager
 def step_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar in steps; yields the function to call with the number of steps just done."""
-    with _step_bars() as bars:
-        job = bars.add_task(label, total=total)
-        yield lambda count: bars.update(job, advance=count)
+    """A job in steps; yields the function to call with the number of steps just done."""
+    with _shown() as start:
+        yield start(Job(label, total))
 
 
 @contextmanager
 def named_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar per name; yields a function of a name, the steps done and the steps in all."""
-    with _step_bars() as bars:
-        jobs: dict[str, TaskID] = {}
+    """One job per name; yields a function of a name, the steps done and the steps in all."""
+    with _shown() as start:
+        jobs: dict[str, tuple[Job, Callable[[int], None]]] = {}
 
         def report(name: str, done: int, total: int) -> None:
             if name not in jobs:
-                jobs[name] = bars.add_task(name, total=total)
-            bars.update(jobs[name], completed=done, total=total)
+                job = Job(name, total)
+                jobs[name] = (job, start(job))
+            job, advance = jobs[name]
+            job.total = total
+            advance(done - job.done)
 
         yield report
 
 
-def _step_bars() -> Progress:
+@contextmanager
+def _shown() -> Iterator[Callable[[Job], Callable[[int], None]]]:
+    """Yields a function that shows a job and returns what advances it."""
+    if output.settings.quiet or not sys.stderr.isatty():
+
+        def start(job: Job) -> Callable[[int], None]:
+            def advance(count: int) -> None:
+                if line := job.advance(count):
+                    output.log(line)
+
+            return advance
+
+        yield start
+        return
+    with _bars() as bars:
+
+        def begin(job: Job) -> Callable[[int], None]:
+            bar = bars.add_task(job.label, total=job.total or None, job=job)
+
+            def advance(count: int) -> None:
+                job.done += count
+                bars.update(bar, completed=job.done, total=job.total or None)
+
+            return advance
+
+        yield begin
+
+
+def _bars() -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    class Amount(ProgressColumn):
+        """Units done, units in all, and units per second."""
+
+        def render(self, task: Task) -> Text:
+            job: Job = task.fields["job"]
+            of = f" of {job._amount(job.total)}" if job.total else ""
+            rate = f", {job._amount(task.speed)}/s" if task.speed else ""
+            return Text(f"{job._amount(job.done)}{of}{rate}")
+
+    return Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), Amount(),
+        TimeRemainingColumn(), console=Console(stderr=True),
     )  # fmt: skip
-    return Progress(*columns, console=Console(stderr=True))

@@ -11,7 +11,7 @@ from layerswap.cli import output
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of the run; finished steps are kept.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the run. Finished steps are kept.")] = Path(
         "layerswap-quickstart"
     ),
     language: Annotated[

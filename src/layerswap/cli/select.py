@@ -31,9 +31,8 @@ def select(
 ) -> None:
     """Score every checkpoint of several runs and keep the best.
 
-    Ranks by validation loss, by --task, or by the signals that --role names: those that predicted
-    a good merge in the second paper (Belebele and Global-MMLU for language experts, English MGSM
-    for task experts). Prints a table.
+    Ranks by validation loss, by --task, or by the published signals of --role. Those are Belebele
+    and Global-MMLU for language experts, and English MGSM for task experts. Prints a table.
 
     Example: layerswap select runs/* --role language --language sw --keep 3
     """

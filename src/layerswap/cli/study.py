@@ -28,7 +28,7 @@ def run(
     *,
     out: Annotated[
         str,
-        typer.Option(help="Folder or fsspec URL of the study; finished steps are kept."),
+        typer.Option(help="Folder or fsspec URL of the study. Finished steps are kept."),
     ],
     on: Where = None,
     dry_run: Annotated[

@@ -26,7 +26,7 @@ def suggest(
     ],
     atlas: Annotated[
         Path | None,
-        typer.Option(help="Folder that `layerswap delta` wrote; replaces --base."),
+        typer.Option(help="Folder that `layerswap delta` wrote. Replaces --base."),
     ] = None,
     first: Annotated[int, typer.Option(min=1, help="Number of compositions to list.")] = 10,
     recipe: Annotated[

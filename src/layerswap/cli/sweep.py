@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def sweep(
     spec: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="Recipe, grid and tasks.")],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of results; answers in it are reused.")],
+    out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
     allow_code: options.AllowCode = False,
 ) -> None:
     """Evaluate a grid of compositions, or search beyond one, and choose the best.

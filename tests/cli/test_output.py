@@ -1,0 +1,138 @@
+"""The options of every command's output, and words that mean one thing each."""
+
+import json
+
+import pytest
+
+import layerswap as ls
+from layerswap.checkpoint import open_checkpoint
+from layerswap.versions import __version__
+
+
+def pair(experts, prefix=""):
+    return (f"--task{prefix}", experts.task, f"--language{prefix}", experts.language)
+
+
+@pytest.mark.parametrize("command", ["plan", "merge"])
+def test_the_short_names_of_experts_are_aliases(layerswap, experts, command, tmp_path):
+    out = () if command == "plan" else ("--out",)
+    shown = [
+        layerswap(command, *pair(experts, prefix), *out, *(tmp_path / f"o{prefix}" for _ in out))
+        for prefix in ("", "-expert")
+    ]
+    assert [one.code for one in shown] == [0, 0], shown[0].err
+    assert shown[0].out.splitlines()[:10] == shown[1].out.splitlines()[:10]
+
+
+def test_json_is_one_document_and_nothing_else(layerswap, experts, tmp_path):
+    merged = layerswap("merge", *pair(experts), "--out", tmp_path / "m", "--json")
+    assert merged.code == 0, merged.err
+    facts = json.loads(merged.out)
+    head = {"command": "merge", "schema": 1, "layerswap_version": __version__}
+    assert facts.items() >= {**head, "folder": str(tmp_path / "m")}.items()
+    verified = json.loads(layerswap("verify", tmp_path / "m", "--json").out)
+    assert (verified["command"], verified["passed"]) == ("verify", True)
+    mapped = layerswap("delta", "--base", experts.base, "--expert", experts.task, "--expert",
+                       experts.language, "--out", tmp_path / "map", "--json")  # fmt: skip
+    facts = json.loads(mapped.out)
+    assert set(facts["experts"]) == {"task", "language"}
+    assert facts["pairs"][0]["cosine"] == pytest.approx(0, abs=0.2)
+
+
+def test_quiet_prints_nothing_but_writes(layerswap, experts, tmp_path):
+    done = layerswap("merge", *pair(experts), "--out", tmp_path / "m", "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert open_checkpoint(tmp_path / "m").tensors
+    wrong = layerswap("merge", *pair(experts), "--out", tmp_path / "m", "-q")
+    assert wrong.err.startswith("error: ")
+
+
+def test_verbose_shows_the_traceback_of_an_error(layerswap, tmp_path):
+    short, long = (layerswap("plan", tmp_path / "no.yaml", *more) for more in ((), ("-v",)))
+    assert "Traceback" not in short.err
+    assert "Traceback" in long.err
+    assert long.err.splitlines()[-1] == short.err.strip()
+
+
+def test_names_cannot_forge_a_line_or_a_colour(layerswap, experts, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f'experts: {{"math [v2]\\e[31m": {experts.task}, swahili: {experts.language}}}\n'
+        'swap: {task: "math [v2]\\e[31m", language: swahili}\n'
+    )
+    result = layerswap("plan", recipe)
+    assert "\x1b" not in result.out + result.err
+    assert "math [v2]\\x1b[31m" in result.out + result.err
+
+
+MIXED = {
+    "--language": (("eval", "m", "--suite", "mgsm", "--language", "{task}", "--out", "o"),
+                   "a language code or name"),
+    "--task": (("select", "runs", "--task", "{task}"), "an lm-eval task"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", MIXED)
+def test_a_checkpoint_in_place_of_a_name_is_named(layerswap, experts, option):
+    arguments, takes = MIXED[option]
+    result = layerswap(*(one.format(task=experts.task) for one in arguments))
+    assert result.code == 2
+    assert f"{option}: {experts.task!r} is a checkpoint, not {takes}" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
+    from layerswap.cli import output, progress
+
+    output.choose(quiet=False, verbose=False, as_json=False)
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.step_progress("evaluating [v2]", 24) as advance:
+        for _ in range(24):
+            advance(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("evaluating [v2]: 3 of 24, ")
+    assert lines[0].endswith(" s left")
+    assert lines[-1].startswith("evaluating [v2]: 24 of 24, ")
+    assert len(lines) == 9
+    output.choose(quiet=True, verbose=False, as_json=False)
+    with progress.byte_progress("merging", 10) as advance:
+        advance(10)
+    assert capsys.readouterr().err == ""
+    output.choose(quiet=False, verbose=False, as_json=False)
+
+
+def test_shell_completion_can_be_installed(layerswap):
+    assert "--install-completion" in layerswap("--help").out
+
+
+def test_every_help_stands_alone():
+    """An example, no semicolon, and no sentence of more than 25 words."""
+    import typer
+
+    from layerswap.cli import app
+
+    def walk(command, name=()):
+        for key, one in getattr(command, "commands", {}).items():
+            yield from walk(one, (*name, key))
+        if not hasattr(command, "commands"):
+            yield " ".join(name), command
+
+    for name, command in walk(typer.main.get_command(app)):
+        assert "Example: layerswap " + name in " ".join(command.help.split()), name
+        prose = command.help.partition("Example:")[0]
+        for sentence in prose.replace("\n", " ").split(". "):
+            assert len(sentence.split()) <= 25, (name, sentence)
+        for option in command.params:
+            if text := getattr(option, "help", None):
+                assert len(text.split()) <= 16, (name, text)
+                assert text.endswith((".", "]")), (name, text)
+                assert ";" not in text, (name, text)
+
+
+def test_the_public_name_of_an_error_shows_control_characters():
+    from layerswap.errors import visible
+
+    assert visible("a\nb\x1b\u202e\u2028\ud800") == "a\\nb\\x1b\\u202e\\u2028\\ud800"
+    assert visible("नमस्\u200dते, مثال, 例, e\u0301") == "नमस्\u200dते, مثال, 例, e\u0301"
+    assert ls.__version__ == __version__

@@ -1,0 +1,89 @@
+"""Tables in every format: numbers alike, and names that cannot start markup."""
+
+import re
+
+import pytest
+
+from layerswap.evaluation.statistics import Interval
+from layerswap.report import Report, Section, Table, render
+from layerswap.report.tables import difference_words, score, write_tables
+
+NASTY = 'math [v2] | a_b & 50% $x$ <b> \\cmd{} ~^# `c` "q" [l](javascript:x)\n\x1b[31m'
+
+
+def table(*names):
+    interval = Interval(0.4567, 0.4, -0.01, 50)
+    rows = [[name, interval, difference_words(interval), 1234] for name in names]
+    return Table(["model", "score", "change", "n"], rows)
+
+
+def test_one_number_format():
+    assert [score(v) for v in (0.4567, 1.0, -0.0001, -0.25)] == ["45.7", "100.0", "0.0", "−25.0"]
+    assert [score(v, "nats") for v in (1.2346, 0.05, 12.345, -3.0)] == [
+        "1.235", "0.050", "12.3", "−3.000",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="cannot show nan"):
+        score(float("nan"))
+    assert difference_words(Interval(0.1, 0.02, 0.2, 9)) == "+10.0 [+2.0, +20.0] *"
+    assert difference_words(Interval(-0.1, -0.2, 0.0, 9)) == "−10.0 [−20.0, +0.0]"
+
+
+def test_a_terminal_shows_a_name_as_it_is():
+    """Rich reads [v2] as a style, and a terminal the rest as colours and new lines."""
+    shown = table("expert [v2]", "expert [v3]", NASTY).text()
+    assert "expert [v2]" in shown
+    assert "expert [v3]" in shown
+    assert "\x1b" not in shown
+    assert r"\x1b" in shown
+    assert "45.7 [40.0, -1.0]" in shown  # a minus sign that can be copied
+    assert "1,234" in shown
+
+
+def test_markdown_escapes_everything_that_starts_markup():
+    lines = table(NASTY).markdown().splitlines()
+    assert len(lines) == 3
+    assert lines[1] == "|---|---:|---:|---:|"
+    assert re.sub(r"\\.", "", lines[2]).count("|") == 5
+    for mark in ("\\[v2\\]", "\\|", "a\\_b", "\\<b\\>", "\\`c\\`", "\\$x\\$", "\\&", "\\~"):
+        assert mark in lines[2]
+    assert "](" not in re.sub(r"\\.", "", lines[2])
+    assert "45.7 [40.0, -1.0]" in lines[2]
+
+
+def test_latex_escapes_every_special_character():
+    found = table(NASTY).latex("tab:x")
+    row = next(line for line in found.splitlines() if line.startswith("math"))
+    left = re.sub(r"\\[a-z]+\{\}|\\[&%$#_{}]|\{\[\}|\{\]\}", "", row.removesuffix(r" \\"))
+    first = left.split(" & ")[0]
+    assert not set('\\{}$&#^_~%<>|`"[]') & set(first.replace("n", ""))
+    assert r"\begin{tabular}{lrrr}" in found
+    assert "$-$1.0" in found
+    assert found.count(r"\label{tab:x}") == 1
+    # A bracket after the end of a row would be read as its height.
+    assert r"{[}v2{]} &" in table("[v2]").latex()
+
+
+def test_bold_is_for_the_best_number_or_the_highlighted_row(tmp_path):
+    one = Table(["m", "s"], [["a", 0.5], ["b", 0.25]], "Both.", highlight=1, bold={(0, 1)})
+    assert "| a | **50.0** |" in one.markdown()
+    assert "| **b** | **25.0** |" in one.markdown()
+    assert r"a & \textbf{50.0} \\" in one.latex()
+    assert one.latex().endswith("% Both.")
+    write_tables(tmp_path / "t", {"First & last": one}, title="A_title")
+    assert (tmp_path / "t.md").read_text().startswith("# A\\_title\n\n## First \\& last\n")
+    assert r"\caption{Both.}" in (tmp_path / "t.tex").read_text()
+
+
+def test_a_page_shows_control_characters_escaped():
+    page = render(Report("t\x00", "l", [Section("s", table=table(NASTY))]))
+    assert "\x1b" not in page
+    assert "\x00" not in page
+    assert "\\n\\x1b[31m" in page
+    assert "&lt;b&gt;" in page
+
+
+def test_a_table_refuses_rows_of_another_width():
+    with pytest.raises(ValueError, match="2 columns, but a row has 1 cells"):
+        Table(["a", "b"], [["x"]])
+    with pytest.raises(ValueError, match="cannot be highlighted"):
+        Table(["a"], [["x"]], highlight=1)
