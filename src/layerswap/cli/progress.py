@@ -14,6 +14,11 @@ from layerswap.cli import output
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+
+def _now() -> float:
+    return time.monotonic()
+
+
 EVERY = 15.0
 """Seconds between two lines of one job where standard error is no terminal."""
 
@@ -35,12 +40,12 @@ class Job:
     total: int
     unit: str = ""
     done: int = 0
-    started: float = field(default_factory=lambda: time.monotonic())
-    shown: float = field(default_factory=lambda: time.monotonic())
+    started: float = field(default_factory=_now)
+    shown: float = field(default_factory=_now)
 
-    def advance(self, count: int, *, now: float | None = None) -> str | None:
+    def advance(self, count: int) -> str | None:
         """Count units as done; the line to print, if it is time for one."""
-        now = time.monotonic() if now is None else now
+        now = _now()
         self.done += count
         finished = bool(self.total) and self.done >= self.total and count > 0
         if now - self.shown < EVERY and not (finished and now - self.started >= EVERY):
