@@ -94,7 +94,7 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     assert lines[0].startswith("evaluating [v2]: 3 of 24, ")
     assert lines[0].endswith(" s left")
     assert lines[-1].startswith("evaluating [v2]: 24 of 24, ")
-    assert len(lines) == 9
+    assert len(lines) == 8
     output.choose(quiet=True, verbose=False, as_json=False)
     with progress.byte_progress("merging", 10) as advance:
         advance(10)
