@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from layerswap.evaluation import _sandbox_child as confined
 from layerswap.evaluation import sandbox
 from layerswap.evaluation.sandbox import Limits, run_program
 
-QUICK = Limits(seconds=3, memory_bytes=512 << 20)
+QUICK = Limits(seconds=8, memory_bytes=512 << 20)
 
 
 @pytest.mark.parametrize(
@@ -77,15 +76,173 @@ HOSTILE = {
     "link out": "import os\nos.symlink('/etc/passwd', 'p')\nopen('p').read()",
     "mount": "import ctypes\nassert ctypes.CDLL(None).mount(b'a', b'/', b'tmpfs', 0, None) == 0",
     "proc": "open('/proc/self/mem', 'rb').read(1)",
+    "signal by a pipe's owner": "import fcntl, os\nfcntl.fcntl(2, fcntl.F_SETOWN, os.getppid())",
+    "signal of a pipe": "import fcntl\nfcntl.fcntl(2, 10, 9)",
+    "priority of others": "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid() or 1, 19)",
+    "affinity of others": "import os\nos.sched_setaffinity(os.getppid(), {0})",
+    "scheduler of others": "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))",
+    "message queues": "import ctypes\nassert ctypes.CDLL(None).msgget(4711, 0o1666) >= 0",
+    "semaphores": "import ctypes\nassert ctypes.CDLL(None).semget(4711, 1, 0o1666) >= 0",
+    "kernel log": "import ctypes\nassert ctypes.CDLL(None).klogctl(10, None, 0) >= 0",
+    "stat of a path": "import os\nos.stat('/etc/passwd')",
+    "stat of the caller's folders": "import os\nos.stat('/var')",
+    "many files": "for i in range(330): open(str(i), 'wb').write(b'0' * (1 << 20))",
+    "many empty files": "for i in range(5000): open(str(i), 'w')",
+    "nested folders": "import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')",
+    "its folder removed": "import os\nos.chdir('/')\nos.rmdir('/work')",
+    "own exit code": "raise SystemExit(97)",
+    "symbolic link": "import os\nos.symlink('/dev/zero', 'err')",
+    "hard link": "import os\nos.link('/dev/null', 'err')",
+    "named pipe": "import os\nos.mkfifo('out')",
+    "memfd": "import os\nos.memfd_create('x')",
+    "own session": "import os\nos.setsid()",
+    "ptrace": "import ctypes\nassert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
+    "new namespaces": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "outlive the keeper": "import ctypes\nassert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0",
+    "io_uring": "import ctypes\nassert ctypes.CDLL(None).syscall(425, 1, None) != -1",
+    "bpf": "import ctypes\nassert ctypes.CDLL(None).syscall(321, 0, None, 0) != -1",
+    "keys": "import ctypes\nassert ctypes.CDLL(None).syscall(250, 0, 0) != -1",
+    "watch files": "import ctypes\nassert ctypes.CDLL(None).inotify_init() >= 0",
+    "list the root": "import os\nos.listdir('/')",
+    "terminal input": "import fcntl\nfcntl.ioctl(2, 0x5412, b'x')",
     "environ": "import os\nassert any('TOKEN' in k or 'KEY' in k for k in os.environ)",
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_programs_fail(name):
-    started = time.monotonic()
     assert run_program(HOSTILE[name], QUICK).outcome == "failed"
-    assert time.monotonic() - started < 30
+
+
+TESTS = ["assert f(2) == 4", "assert f('ab') == ['b', 'a']"]
+FORGERS = {
+    "its own answers": """
+import sys
+frame = sys._getframe()
+while frame:
+    channel = frame.f_locals.get("channel")
+    if channel:
+        channel.send({"names": {"f": {"t": "reference", "v": 0}}})
+        while True:
+            channel.receive()
+            channel.send({"value": True})
+    frame = frame.f_back
+""",
+    "every descriptor": """
+import os
+for fd in range(64):
+    try: os.write(fd, b'{"passed": true, "said": ""}')
+    except OSError: pass
+os._exit(0)
+""",
+    "the walls' message": """
+import os
+for fd in range(64):
+    try: os.write(fd, b'walls are up' * 2)
+    except OSError: pass
+os._exit(0)
+""",
+    "equal to everything": """
+class Equal:
+    def __eq__(self, other): return True
+    def __iter__(self): return iter([self])
+def f(x): return Equal()
+""",
+    "a number equal to everything": """
+class Equal(int):
+    def __eq__(self, other): return True
+    __hash__ = int.__hash__
+def f(x): return Equal(5)
+""",
+    "a name of the tests": "f = lambda x: None\nAssertionError = Exception\nlist = f",
+    "builtins": """
+import builtins
+builtins.AssertionError = builtins.Exception
+def f(x): raise SystemExit(0)
+""",
+    "an answer without end": "def f(x):\n    return 'x' * (1 << 24)",
+    "an answer that goes deep": """
+def f(x):
+    for _ in range(900): x = [x]
+    return x
+""",
+    "itself": "def f(x):\n    y = []\n    y.append(y)\n    return y",
+    "no message": """
+import os
+def f(x):
+    for fd in range(3, 64):
+        try: os.write(fd, b'}{\\n')
+        except OSError: pass
+""",
+    "leave at the first call": "import os\ndef f(x): os._exit(0)",
+    "a module": "import os as f",
+}
+
+
+@pytest.mark.parametrize("name", FORGERS)
+def test_no_program_can_give_its_own_verdict(name):
+    ran = run_program(FORGERS[name], QUICK, tests=TESTS)
+    assert ran.outcome in ("failed", "timeout"), ran.said
+
+
+SOLUTION = "def f(x):\n    return x * x if isinstance(x, int) else list(reversed(x))"
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        (SOLUTION, TESTS),
+        (
+            "class Pair:\n    def __init__(self, a): self.a = a\n"
+            "def best(ps): return max(p.a for p in ps)",
+            ["assert best([Pair(1), Pair(3)]) == 3", "p = Pair(4)\np.a = 9\nassert best([p]) == 9"],
+        ),
+        (
+            "import math\ndef f(x): return x / 3",
+            ["assert math.isclose(f(1), 0.3333, abs_tol=1e-3)"],
+        ),
+        (
+            "from collections import Counter\ndef f(x): return Counter(x)",
+            ["assert f('aab') == {'a': 2, 'b': 1}", "assert set(f('ab')) == {'a', 'b'}"],
+        ),
+        ("def f(n):\n    yield from range(n)", ["assert list(f(3)) == [0, 1, 2]"]),
+        (
+            "def f(x): return x",
+            [
+                "assert f((1, {2}, {'a': 2.5, 3: b'x'}, None, 2j)) == "
+                "(1, {2}, {'a': 2.5, 3: b'x'}, None, 2j)",
+                "assert f(float('inf')) == float('inf')",
+            ],
+        ),
+        ("import re\ndef f(x): return re.search('b', x)", ["assert f('abc')", "assert not f('x')"]),
+    ],
+)
+def test_tests_run_against_what_the_program_answers(program, tests):
+    ran = run_program(program, QUICK, tests=tests)
+    assert ran.outcome == "passed", ran.said
+
+
+def test_a_failing_test_says_why():
+    ran = run_program("def f(x): return x / 0", QUICK, tests=TESTS)
+    assert ran.outcome == "failed"
+    assert "ZeroDivisionError: division by zero" in ran.said
+
+
+def test_what_a_program_writes_is_bounded():
+    flood = "import sys\nwhile True: sys.stderr.write('x' * 65536)"
+    ran = run_program(flood, Limits(seconds=1))
+    assert ran.outcome == "timeout"
+    assert len(ran.said) <= sandbox.READ_BYTES
+
+
+def test_without_namespaces_the_other_walls_hold(monkeypatch, tmp_path):
+    copy = tmp_path / "child.py"
+    text = Path(confined.__file__).read_text()
+    copy.write_text(text.replace("if libc.unshare(_NAMESPACES):", "if True:"))
+    monkeypatch.setattr(confined, "__file__", str(copy))
+    assert run_program(SOLUTION, QUICK, tests=TESTS).outcome == "passed"
+    for name in ("fork", "kill the parent", "many files", "priority of others", "read secrets"):
+        assert run_program(HOSTILE[name], QUICK).outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +263,7 @@ def test_nothing_is_written_outside(tmp_path):
     program = f"open({str(target)!r}, 'w').write('x')"
     ran = run_program(program, QUICK)
     assert ran.outcome == "failed"
-    assert "PermissionError" in ran.said
+    assert "FileNotFoundError" in ran.said  # in its root there is no such folder
     assert not target.exists()
     victim = tmp_path / "victim"
     victim.write_text("whole")
@@ -148,7 +305,7 @@ def test_nothing_is_left_behind(monkeypatch, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert "confined.py" not in children.stdout
+    assert "_sandbox_child.py" not in children.stdout
 
 
 def test_where_there_are_no_walls_nothing_is_run(monkeypatch, tmp_path):
@@ -156,7 +313,7 @@ def test_where_there_are_no_walls_nothing_is_run(monkeypatch, tmp_path):
     text = Path(confined.__file__).read_text()
     copy.write_text(text.replace('"x86_64"', '"z80"').replace('"aarch64"', '"6502"'))
     monkeypatch.setattr(confined, "__file__", str(copy))
-    with pytest.raises(EvaluationError, match="cannot be walled off on this system: no list"):
+    with pytest.raises(EvaluationError, match="cannot be isolated on this system: no list"):
         run_program("open('ran', 'w')", QUICK)
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     with pytest.raises(EvaluationError, match="on Linux only"):
@@ -168,10 +325,9 @@ def test_the_numbers_of_the_calls_are_the_kernels():
     if sys.platform != "linux" or not header.exists():
         pytest.skip("no kernel headers here")
     numbers = dict(line.split()[1:3] for line in header.read_text().splitlines() if "__NR_" in line)
-    checked = 0
-    for group in confined.WALLS.values():
-        for name, (number, _) in group.items():
-            if number is not None and f"__NR_{name}" in numbers:
-                assert int(numbers[f"__NR_{name}"]) == number
-                checked += 1
-    assert checked > 60
+    named = {**confined.CALLS, **{name: both for name, (both, _) in confined.FILTERED.items()}}
+    checked = {
+        name for name, (number, _) in named.items()
+        if number is not None and int(numbers[f"__NR_{name}"]) == number
+    }  # fmt: skip
+    assert checked == {name for name, (number, _) in named.items() if number is not None}

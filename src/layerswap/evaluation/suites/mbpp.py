@@ -78,8 +78,9 @@ def results(doc: dict[str, Any], written: list[str]) -> dict[str, float]:
     """
     from layerswap.evaluation.sandbox import run_program
 
-    parts = [program_of(written[0]), doc.get("test_setup_code") or "", *doc["test_list"]]
-    return {"pass_at_1": float(run_program("\n".join(parts)).outcome == "passed")}
+    source = "\n".join([program_of(written[0]), doc.get("test_setup_code") or ""])
+    ran = run_program(source, tests=doc["test_list"])
+    return {"pass_at_1": float(ran.outcome == "passed")}
 
 
 def program_of(written: str) -> str:
