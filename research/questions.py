@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from layerswap.checkpoint import fingerprint
 from layerswap.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import BaseMix
 from layerswap.lab.tasks import ProblemKind
 from layerswap.lab.train import ModelShape, Training, Trainings
 from layerswap.lab.world import VERB_LAST, LanguageSettings, WorldSettings
-from layerswap.merge.metadata import fingerprint
 from layerswap.study.runner import Context, Work
 from layerswap.study.steps import Graph, Step
 

@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from plain_checkpoints import write_family
 
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
@@ -27,6 +28,30 @@ HEAVY = (
     "torch", "transformers", "accelerate", "numpy", "huggingface_hub", "jinja2", "matplotlib",
     "pyarrow", "pandas", "scipy", "lm_eval", "trl", "peft", "datasets", "optuna", "langcodes",
 )  # fmt: skip
+
+WALK = """
+import sys, threading
+from layerswap.cli import main
+
+ran = set()
+
+def profile(frame, event, _):
+    name = str(frame.f_globals.get("__name__"))
+    code, caller = frame.f_code, frame.f_back and frame.f_back.f_code.co_name
+    # Functions of the files, which the flag tells from class bodies; not what builds tables.
+    if event == "call" and code.co_flags & 1 and "layerswap" in code.co_filename:
+        if not code.co_name.startswith("<") and caller != "<module>":
+            ran.add(name)
+
+sys.argv = {arguments}
+threading.setprofile(profile)
+sys.setprofile(profile)
+try:
+    main()
+finally:
+    sys.setprofile(None)
+    print(*sorted(ran), sep="\\n")
+"""
 
 
 def run_python(code: str) -> str:
@@ -90,6 +115,18 @@ def test_no_imports_in_a_circle():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_a_merge_passes_through_few_modules(tmp_path):
+    """From the command line to the bytes: the modules of which a function runs."""
+    root = write_family(tmp_path)
+    out = tmp_path / "out"
+    arguments = [f"--out={out}", *(f"--{name}={root[name]}" for name in ("task", "language"))]
+    walked = run_python(WALK.format(arguments=["layerswap", "merge", *arguments])).split("\n")
+    walked = [line for line in walked if line.startswith("layerswap.")]
+    assert (out / "model.safetensors").is_file()
+    assert "layerswap.merge.writer" in walked
+    assert len(walked) <= 25, walked
 
 
 def test_every_module_is_within_reach():

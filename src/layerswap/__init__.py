@@ -18,13 +18,13 @@ from layerswap.versions import __version__
 
 if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint  # noqa: F401
-    from layerswap.compose import Blend, Composition, Recipe, Zones, partition, read_recipe  # noqa: F401
+    from layerswap.compose import Blend, Composition, Recipe, Zones, parse_recipe, read_recipe  # noqa: F401
     from layerswap.deltas import Atlas, suggest  # noqa: F401
     from layerswap.deltas import measure_delta as delta  # noqa: F401
     from layerswap.engine import Sampling, Sweep  # noqa: F401
     from layerswap.errors import LayerswapError  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
-    from layerswap.merge import Plan, make_plan, revert, soup, swap, verify  # noqa: F401
+    from layerswap.merge import Plan, make_plan, partition, revert, soup, swap, verify  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
 
 _HOME = {
@@ -43,7 +43,8 @@ _HOME = {
     "estimate_fisher": "evaluation.fisher",
     "make_plan": "merge",
     "open_checkpoint": "checkpoint",
-    "partition": "compose",
+    "parse_recipe": "compose",
+    "partition": "merge",
     "read_recipe": "compose",
     "revert": "merge",
     "soup": "merge",

@@ -14,8 +14,8 @@ from handmade import EMBEDDING, NORM, QUERY, write_config, write_weights
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from layerswap.checkpoint.folder import open_checkpoint
-from layerswap.checkpoint.hub import ALLOWED_FILES, fetch_checkpoint
+from layerswap.checkpoint.folder import fetch_checkpoint, open_checkpoint
+from layerswap.checkpoint.hub import ALLOWED_FILES
 from layerswap.errors import CheckpointError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -169,7 +169,7 @@ def test_an_id_that_the_hub_does_not_allow(cache, source):
 def test_a_process_that_is_offline_answers_at_once(tmp_path):
     fill_cache(tmp_path)
     script = (
-        "from layerswap.checkpoint.hub import fetch_checkpoint as fetch\n"
+        "from layerswap.checkpoint.folder import fetch_checkpoint as fetch\n"
         "from layerswap.errors import CheckpointError\n"
         "import json, time, huggingface_hub\n"
         "start = time.monotonic()\n"

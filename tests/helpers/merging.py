@@ -76,7 +76,7 @@ def save_tokenizer(folder: Path, words: str = "a b c d e f") -> Path:
 
 def save_fisher(folder: Path, expert: Path, seed: int = 0) -> Path:
     """A made-up diagonal Fisher of an expert of one file: uneven, and 0 in places."""
-    from layerswap.merge.metadata import fingerprint
+    from layerswap.checkpoint import fingerprint
 
     generator = torch.Generator().manual_seed(seed)
     fisher = {}

@@ -10,8 +10,8 @@ import pytest
 from effort import mostly_slow
 from hub_server import Hub, running_hub
 
+from layerswap.checkpoint.hub import check_hub_id
 from layerswap.errors import MergeError
-from layerswap.merge.push import check_hub_id
 
 
 def push(hub: Hub, experts, out, *more: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ def plan_of(experts, bottom: int = 1) -> ls.Plan:
         task=experts["task"], language=experts["language"], bottom=bottom, top=1,
         max_shard_size="20KB",
     )  # fmt: skip
-    assert len(plan.shards()) >= SHARDS
+    assert len(plan.shards) >= SHARDS
     return plan
 
 
@@ -89,7 +89,7 @@ def test_another_merge_does_not_take_over_the_files(experts, tmp_path):
 def test_a_finished_file_that_is_not_whole_is_written_again(experts, tmp_path, spoil):
     plan, out = plan_of(experts), tmp_path / "out"
     left = kill_after(plan, out, 2)
-    file = left / f"model-00001-of-{len(plan.shards()):05d}.safetensors"
+    file = left / f"model-00001-of-{len(plan.shards):05d}.safetensors"
     if spoil == "shorter":
         os.truncate(file, file.stat().st_size - 1)
     elif spoil == "gone":

@@ -17,6 +17,7 @@ from merging import (
 )
 
 import layerswap as ls
+from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError
 
@@ -133,7 +134,7 @@ def test_a_part_of_a_partition_is_kept(pair, tmp_path, name, part):
     plan = ls.revert(*pair, partition=name, part=part)
     places = plan.experts["expert"].places
     sides = {"task": "base", "language": "base", part: "expert"}
-    whose = ls.partition(name, 4, task=sides["task"], language=sides["language"])
+    whose = partition(name, 4, task=sides["task"], language=sides["language"])
     for tensor, found in tensors_of(plan.save(tmp_path / "out")).items():
         taken = whose[places[tensor]].experts[0]
         check_equal(found, (end if taken == "expert" else start)[tensor], tensor)

@@ -25,7 +25,6 @@ import layerswap as ls
 from layerswap.checkpoint import read_header
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import LayerswapError
-from layerswap.merge.verification import record as recorded
 from layerswap.merge.verification import tensors as compare
 from layerswap.merge.verification import verify as verification
 
@@ -422,7 +421,7 @@ def test_a_record_that_cannot_be_replaced_stays(out, monkeypatch):
     def fail(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recorded.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(LayerswapError, match=r"cannot be written \(No space left on device\)$"):
         ls.verify(out, record=True)
     assert (out / "layerswap.json").read_bytes() == before

@@ -3,17 +3,20 @@
 Nothing here imports torch: a checkpoint is opened by its JSON and its safetensors headers.
 """
 
-from layerswap.checkpoint.adapter import Adapter, LowRank, is_adapter, read_adapter
+from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
 from layerswap.checkpoint.commit import atomic_folder, refuse_target
 from layerswap.checkpoint.expert import adapt, open_expert
 from layerswap.checkpoint.folder import (
     Checkpoint,
+    is_adapter,
     open_checkpoint,
     open_configuration,
     text_config,
 )
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, read_header
+from layerswap.checkpoint.hub import check_hub_id, push_folder
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
+from layerswap.checkpoint.preconditions import fingerprint, sha256_of
 from layerswap.checkpoint.strict_json import parse_json, read_json_object
 
 __all__ = [
@@ -27,6 +30,8 @@ __all__ = [
     "TensorInfo",
     "adapt",
     "atomic_folder",
+    "check_hub_id",
+    "fingerprint",
     "header_bytes",
     "is_adapter",
     "open_checkpoint",
@@ -34,9 +39,11 @@ __all__ = [
     "open_expert",
     "parse_json",
     "place_tensors",
+    "push_folder",
     "read_adapter",
     "read_header",
     "read_json_object",
     "refuse_target",
+    "sha256_of",
     "text_config",
 ]

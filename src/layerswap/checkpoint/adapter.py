@@ -111,11 +111,6 @@ class Adapter:
         return revision if isinstance(revision, str) and revision != "main" else None
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and not a full checkpoint."""
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
 def read_adapter(folder: Path) -> Adapter:
     """The adapter in a folder.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from layerswap._types import PathLike
 from layerswap.checkpoint.strict_json import read_json_object
 from layerswap.errors import CheckpointError, MergeError
 
@@ -163,17 +164,22 @@ def _keep_mode(target: Path, folder: Path) -> None:
         folder.chmod(stat.S_IMODE(target.stat().st_mode) | stat.S_IRWXU)
 
 
-def refuse_target(target: Path, *, marker: str, overwrite: bool) -> None:
+def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
     """Check that `target` may be written, before any work is done for it.
+
+    Returns:
+        Its absolute path.
 
     Raises:
         MergeError: it exists (and `overwrite` is off, or it does not hold `marker`), or its
             parent folder is missing or not writable.
     """
+    folder = Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111
     try:
-        _refuse(target, marker=marker, overwrite=overwrite)
+        _refuse(folder, marker=marker, overwrite=overwrite)
     except OSError as error:
-        raise MergeError(f"{target}: cannot be written ({error.strerror})") from None
+        raise MergeError(f"{folder}: cannot be written ({error.strerror})") from None
+    return folder
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -188,6 +194,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
             stream.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

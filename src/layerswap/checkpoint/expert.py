@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from layerswap.checkpoint.adapter import Adapter, is_adapter, match_tensors, read_adapter
-from layerswap.checkpoint.folder import Checkpoint, open_checkpoint, text_config
-from layerswap.checkpoint.hub import fetch_checkpoint
+from layerswap.checkpoint.adapter import Adapter, match_tensors, read_adapter
+from layerswap.checkpoint.folder import (
+    Checkpoint,
+    fetch_checkpoint,
+    is_adapter,
+    open_checkpoint,
+    text_config,
+)
 from layerswap.checkpoint.places import Pattern, Place, place
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.errors import CheckpointError

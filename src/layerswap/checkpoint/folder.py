@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.adapter import Adapter, LowRank, is_adapter
+from layerswap._types import PathLike
+from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
 from layerswap.checkpoint.header import TensorInfo, read_header
-from layerswap.checkpoint.hub import fetch_checkpoint
+from layerswap.checkpoint.hub import HUB_ID, download
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
 from layerswap.checkpoint.read import open_file, read_elements, read_tensor
@@ -42,8 +44,11 @@ class Checkpoint:
         adapter: the adapter, where the checkpoint is one over its base.
         low_rank: what the adapter adds, by tensor.
 
-    Example: `open_checkpoint("expert").places["model.layers.3.mlp.up_proj.weight"]` gives
-    `Place(layer=3, role="mlp")`.
+    Example:
+        >>> import layerswap as ls
+        >>> expert = ls.open_checkpoint("math-expert")
+        >>> expert.tensors["model.norm.weight"].shape
+        (64,)
     """
 
     source: str
@@ -68,6 +73,30 @@ class Checkpoint:
             lows = self.adapter.modules.values()
             tensors = [*(low.a for low in lows), *self.adapter.saved.values()]
         return sorted({tensor.file for tensor in tensors})
+
+    @property
+    def all_files(self) -> list[Path]:
+        """Every weight file behind the checkpoint, those of an adapter's base too."""
+        return sorted({*self.files, *(tensor.file for tensor in self.tensors.values())})
+
+    @cached_property
+    def vocabulary_tensors(self) -> tuple[str, ...]:
+        """Names of the tensors with one row per token: the embedding, the head and its bias."""
+        size = text_config(self.config).get("vocab_size")
+        return tuple(
+            name
+            for name, place in self.places.items()
+            if place.role in ("embedding", "head")
+            and name in self.tensors
+            and self.tensors[name].shape[:1] == (size,)
+            and not any(word in name for word in ("position", "wpe"))
+        )
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the embedding; 0 where the checkpoint was opened without tensors."""
+        names = self.vocabulary_tensors
+        return self.tensors[names[0]].shape[0] if names else 0
 
     def transposes(self, name: str) -> bool:
         """Whether a matrix is stored [in, out], as transformers' Conv1D does.
@@ -118,7 +147,7 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: str,
+    source: PathLike,
     *,
     revision: str | None = None,
     patterns: Sequence[Pattern] = (),
@@ -139,7 +168,14 @@ def open_checkpoint(
     Raises:
         CheckpointError: it cannot be found, is incomplete, ambiguous or damaged, or has tensors
             that no layout places.
+
+    Example:
+        >>> import layerswap as ls
+        >>> opened = ls.open_checkpoint("math-expert")
+        >>> opened.layers, opened.places["model.layers.1.mlp.up_proj.weight"]
+        (3, Place(layer=1, role='mlp'))
     """
+    source = os.fspath(source)
     folder, commit = fetch_checkpoint(source, revision)
     if allow_pickle and commit and not any(folder.glob("*.safetensors")):
         folder, commit = fetch_checkpoint(source, commit, pickled=True)
@@ -168,6 +204,47 @@ def open_configuration(source: str, *, revision: str | None = None) -> Checkpoin
     folder, commit = fetch_checkpoint(source, revision, weights=False)
     name = source.partition("@")[0] if commit else source
     return Checkpoint(name, commit, folder, _read_config(folder), {}, {})
+
+
+def is_adapter(folder: Path) -> bool:
+    """True if a folder holds an adapter and not a full checkpoint."""
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def fetch_checkpoint(
+    source: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
+) -> tuple[Path, str | None]:
+    """The local folder that holds `source`, downloaded first when it is a Hub id.
+
+    Args:
+        source: a local folder, or a Hub id `owner/name`, optionally `owner/name@revision`.
+        revision: branch, tag or commit on the Hub; overrides the one in `source`.
+        weights: whether to download the weights too.
+        pickled: whether to download pickled weights too.
+
+    Returns:
+        The folder, and the full commit hash that the Hub gave (None for a local folder).
+
+    Raises:
+        CheckpointError: neither a folder nor a Hub id, or the Hub cannot be reached or refuses.
+    """
+    try:
+        folder = Path(source).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except RuntimeError:
+        raise CheckpointError(f"{source}: no such user, so no such folder") from None
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot be read ({error.strerror})") from None
+    if is_folder:
+        if revision is not None:
+            raise CheckpointError(f"{source}: a local folder has no revision; leave it out")
+        return folder, None
+    if exists:
+        raise CheckpointError(f"{source}: a file; give the folder that holds the checkpoint")
+    name, _, inline = source.partition("@")
+    if not HUB_ID.fullmatch(name):
+        raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
+    return download(name, revision or inline or None, weights=weights, pickled=pickled)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

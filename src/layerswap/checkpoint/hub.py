@@ -1,56 +1,33 @@
-"""From what the user typed to a local folder: a path, or a Hugging Face Hub id."""
+"""Checkpoints on the Hugging Face Hub: downloads what a user names, and uploads an output."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from layerswap.errors import CheckpointError
+from layerswap.errors import CheckpointError, MergeError
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 """What is downloaded: weights, configuration and tokenizer. Never pickle, never code."""
 
 
-def fetch_checkpoint(
-    source: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
-) -> tuple[Path, str | None]:
-    """The local folder that holds `source`, downloaded first when it is a Hub id.
+def download(
+    name: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
+) -> tuple[Path, str]:
+    """The folder in the local cache that holds a repository of the Hub, and its full commit hash.
 
     Args:
-        source: a local folder, or a Hub id `owner/name`, optionally `owner/name@revision`.
-        revision: branch, tag or commit on the Hub; overrides the one in `source`.
+        name: `owner/name`.
+        revision: branch, tag or commit.
         weights: whether to download the weights too.
         pickled: whether to download pickled weights too.
 
-    Returns:
-        The folder, and the full commit hash that the Hub gave (None for a local folder).
-
     Raises:
-        CheckpointError: neither a folder nor a Hub id, or the Hub cannot be reached or refuses.
+        CheckpointError: the Hub cannot be reached or refuses.
     """
-    try:
-        folder = Path(source).expanduser()
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except RuntimeError:
-        raise CheckpointError(f"{source}: no such user, so no such folder") from None
-    except OSError as error:
-        raise CheckpointError(f"{source}: cannot be read ({error.strerror})") from None
-    if is_folder:
-        if revision is not None:
-            raise CheckpointError(f"{source}: a local folder has no revision; leave it out")
-        return folder, None
-    if exists:
-        raise CheckpointError(f"{source}: a file; give the folder that holds the checkpoint")
-    name, _, inline = source.partition("@")
-    if not HUB_ID.fullmatch(name):
-        raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
     allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
     allowed += ["*.bin"] if pickled else []
-    return _download(name, revision or inline or None, allowed)
-
-
-def _download(name: str, revision: str | None, allowed: list[str]) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -78,3 +55,45 @@ def _download(name: str, revision: str | None, allowed: list[str]) -> tuple[Path
     else:
         return Path(folder), Path(folder).name
     raise CheckpointError(f"{name}: {why}")
+
+
+def check_hub_id(name: str) -> None:
+    """Refuse what cannot be a repository on the Hub, before any work is done for it.
+
+    Raises:
+        MergeError: it is not of the form `owner/name`.
+    """
+    if not HUB_ID.fullmatch(name):
+        raise MergeError(f"--push: {name!r} is not a Hub id like 'owner/name'")
+
+
+def push_folder(folder: Path, name: str, *, private: bool = True) -> str:
+    """Upload a merged folder, creating the repository where there is none.
+
+    Args:
+        folder: what `Plan.save` wrote.
+        name: `owner/name` on the Hub.
+        private: whether only its owner sees a repository that is created.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        MergeError: the Hub cannot be reached, or refuses; the folder stays as it is.
+    """
+    from huggingface_hub import HfApi
+
+    check_hub_id(name)
+    api = HfApi(library_name="layerswap")
+    try:
+        api.create_repo(name, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Merge with layerswap"
+        )
+    except Exception as error:  # the transports share no class of error
+        why = " ".join(str(error).split())[:300]
+        raise MergeError(
+            f"{name}: the upload failed ({type(error).__name__}: {why}); {folder} is whole, upload "
+            f"it with `hf upload {name} {folder}`"
+        ) from None
+    return str(commit.commit_url)

@@ -33,7 +33,11 @@ class Place(NamedTuple):
     routers are `mlp`. `embedding` is all that turns a token into the first layer's input: position
     embeddings, BLOOM's norm after them, OPT's `project_in`; OPT's `project_out` is `head`.
 
-    Example: `Place(3, "attention")` for `model.layers.3.self_attn.q_proj.weight`.
+    Example:
+        >>> import layerswap as ls
+        >>> names = ls.open_checkpoint("math-expert").places
+        >>> names["model.layers.2.self_attn.q_proj.weight"] == ls.Place(2, "attention")
+        True
     """
 
     layer: int | None

@@ -1,16 +1,63 @@
-"""What must hold around a merge: a safe place for the output, and sources that stay as they are."""
+"""Checks around a merge: sources that stay as they are, and a safe place for the output."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from layerswap.checkpoint import Checkpoint
+from layerswap._types import Advance
+from layerswap.checkpoint.folder import Checkpoint
+from layerswap.checkpoint.read import open_file, read_into
 from layerswap.errors import MergeError
 
 Stamp = tuple[int, int, int]
 """Size, time of the last change and inode of a file."""
+SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
+"""How many blocks of a file its fingerprint reads, and how long each is, in bytes."""
+HASHED_BYTES = 1 << 24
+"""Bytes that `sha256_of` reads at a time."""
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 over a file's length and 64 blocks of 64 KiB spread evenly over it.
+
+    The first block holds the header. It reads 4 MiB whatever the file's size, and distinguishes
+    any two fine-tuned checkpoints; it is no proof against an edit of single bytes.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_file(path) as handle:
+        size = os.fstat(handle).st_size
+        digest.update(size.to_bytes(8, "little"))
+        last = max(0, size - SAMPLE_BYTES)
+        for start in sorted({last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
+            block = memoryview(bytearray(min(SAMPLE_BYTES, size - start)))
+            read_into(handle, start, block, path)
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
+    """SHA-256 of a whole file, in hexadecimal; `progress` gets the number of bytes just read.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(HASHED_BYTES))
+    with open_file(path) as handle:
+        size = os.fstat(handle).st_size
+        for start in range(0, size, HASHED_BYTES):
+            part = buffer[: min(HASHED_BYTES, size - start)]
+            read_into(handle, start, part, path)
+            digest.update(part)
+            progress(len(part))
+    return digest.hexdigest()
 
 
 def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:
@@ -19,8 +66,7 @@ def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:
     Raises:
         MergeError: a file has vanished.
     """
-    files = {file for c in checkpoints for file in (*c.files, *_files(c))}
-    return {file: _stamp(file) for file in files}
+    return {file: _stamp(file) for checkpoint in checkpoints for file in checkpoint.all_files}
 
 
 def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
@@ -43,7 +89,7 @@ def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
     real = target.expanduser().resolve()
     for name, checkpoint in sources.items():
         # A file may be a link out of its folder: replacing what it points to would lose it too.
-        files = {file.resolve().parent for file in (*checkpoint.files, *_files(checkpoint))}
+        files = {file.resolve().parent for file in checkpoint.all_files}
         for folder in (checkpoint.folder.resolve(), *sorted(files)):
             if real == folder or folder in real.parents or real in folder.parents:
                 raise MergeError(f"{target}: would write into the checkpoint of {name}")
@@ -58,11 +104,6 @@ def check_space(folder: Path, need: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < need:
         raise MergeError(f"{folder}: needs {_size(need)}, only {_size(free)} are free")
-
-
-def _files(checkpoint: Checkpoint) -> set[Path]:
-    """Every weight file behind a checkpoint, those of an adapter's base too."""
-    return {tensor.file for tensor in checkpoint.tensors.values()}
 
 
 def _size(count: int) -> str:

@@ -134,3 +134,13 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
             if buffers[0] != buffers[1]:
                 return False
     return True
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """True if no element is NaN or infinite."""
+    import torch
+
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) and torch.isfinite(high))

@@ -69,7 +69,7 @@ def _build(
     need_extras("a data mix", "train")
     text = mix_text(mix)
     checked = parse_mix(text, where=mix)
-    refuse_target(out.expanduser().absolute(), marker=CARD, overwrite=overwrite)
+    refuse_target(out, marker=CARD, overwrite=overwrite)
     if tokenizer is not None:
         load_tokenizer(tokenizer)  # a wrong one fails before the work
     with named_progress() as progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,20 +42,19 @@ def merge(
     from rich.filesize import decimal
 
     from layerswap.checkpoint import refuse_target
+    from layerswap.checkpoint.hub import check_hub_id, push_folder
     from layerswap.cli.progress import byte_progress
     from layerswap.errors import RecipeError
-    from layerswap.merge import make_plan
     from layerswap.merge.metadata import RECORD
-    from layerswap.merge.push import check_hub_id, push_folder
+    from layerswap.merge.planner import make_plan
 
     if push is not None:
         check_hub_id(push)
     elif public:
         raise RecipeError("--public says who sees what --push uploads; give --push as well")
     # Before the sources are opened: opening may download them.
-    refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
+    refuse_target(out, marker=RECORD, overwrite=overwrite)
     plan = make_plan(recipe, allow_pickle=allow_pickle)
-    plan.check_target(out, overwrite=overwrite)
     output.say(plan)
     for note in plan.notes:
         output.say(f"note: {note}")

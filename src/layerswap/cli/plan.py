@@ -24,7 +24,7 @@ def plan(
     """
     from rich.filesize import decimal
 
-    from layerswap.merge import make_plan
+    from layerswap.merge.planner import make_plan
 
     made = make_plan(recipe, allow_pickle=allow_pickle)
     facts = made.to_dict()

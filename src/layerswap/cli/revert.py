@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,7 +55,7 @@ def revert(
     from layerswap.merge.api import revert as revert_expert
     from layerswap.merge.metadata import RECORD
 
-    refuse_target(Path(out).expanduser().absolute(), marker=RECORD, overwrite=overwrite)
+    refuse_target(out, marker=RECORD, overwrite=overwrite)
     settings: dict[str, Any] = {
         "keep": keep, "threshold": threshold, "axis": axis, "scope": scope,
         "layers": layers.split(",") if layers else None,
@@ -65,7 +64,6 @@ def revert(
         "max_shard_size": max_shard_size or "5GB",
     }  # fmt: skip
     plan = revert_expert(base, expert, **settings)
-    plan.check_target(out, overwrite=overwrite)
     output.say(plan)
     with byte_progress("writing", plan.nbytes) as progress:
         written = plan.save(out, overwrite=overwrite, threads=threads, progress=progress)

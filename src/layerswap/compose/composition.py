@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -88,8 +89,16 @@ class Composition:
         return draw(self)
 
     def _repr_html_(self) -> str:
-        """The drawn stack, for notebooks."""
-        return f"<pre>{escape(draw(self))}</pre>"
+        """A small table for notebooks: runs of layers with one blend, output on top."""
+        cells = []
+        for note, rows in groupby(stack_rows(self), key=_note):
+            labels = [row.label for row in rows]
+            label = labels[0] if len(labels) == 1 else f"{labels[0]} … {labels[-1]}"
+            cells.append(f"<tr><td>{escape(label)}</td><td>{escape(note[:90])}</td></tr>")
+        if len(cells) > MOST_HTML_ROWS:
+            left = f"<tr><td colspan=2>and {len(cells) - MOST_HTML_ROWS} more rows</td></tr>"
+            cells = [*cells[:MOST_HTML_ROWS], left]
+        return f"<table><tr><th>layer</th><th>takes</th></tr>{''.join(cells)}</table>"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form: `{"layers": L, "places": [{"layer", "role", "weights"}, ...]}`."""
@@ -155,6 +164,8 @@ def summed(parts: Iterable[tuple[Blend, float]]) -> dict[Blend, float]:
 EXPERT_GLYPHS = "░█▚▞▤▥▦▩"
 BLEND_GLYPH = "▒"
 WIDTH = 10
+MOST_HTML_ROWS = 20
+"""Rows that a notebook shows of a composition."""
 
 
 @dataclass(frozen=True)

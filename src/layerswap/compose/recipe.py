@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from layerswap._types import PathLike
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition, summed
@@ -189,14 +190,23 @@ class Recipe(Strict):
         return magnitude
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: PathLike) -> Recipe:
     """The recipe in a YAML file, which may be a mergekit configuration.
 
     Raises:
         RecipeError: the file cannot be read, or the recipe is wrong; all mistakes at once, each
             on a line with its key path.
+
+    Example:
+        >>> import layerswap as ls
+        >>> print(ls.read_recipe("recipe.yaml").resolve(3))
+        head, final norm ▒▒▒▒▒▒▒▒▒▒ 0.5 language + 0.5 task
+                       2 ██████████ language
+                       1 ░░░░░░░░░░ task
+                       0 ██████████ language
+               embedding ▒▒▒▒▒▒▒▒▒▒ 0.5 language + 0.5 task
     """
-    text = read_text(path)
+    text = read_text(Path(path))
     return parse_recipe(text, where=str(path))
 
 

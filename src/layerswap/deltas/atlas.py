@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,13 @@ class Atlas:
         sums: what conflicts are computed from, by pair of experts and tensor.
 
     Example:
-        atlas = measure_delta("base", "math-expert", "swahili-expert")
-        atlas.fraction("math-expert", "model.layers.3.mlp.up_proj.weight", 1e-5)
+        >>> import layerswap as ls
+        >>> atlas = ls.delta("base", "math-expert")
+        >>> atlas.fraction("math-expert", "model.layers.1.mlp.up_proj.weight", 1e-5)
+        1.0
+        >>> atlas.save("atlas")
+        >>> ls.Atlas.load("atlas").experts
+        ('math-expert',)
     """
 
     base: str
@@ -200,23 +206,42 @@ class Atlas:
         top, common = common_rows(one, other, share)
         return common / top
 
-    def save(self, folder: Path) -> None:
-        """Write the tables, in Parquet, and `atlas.json`.
+    def _repr_html_(self) -> str:
+        """A small table for notebooks: what each expert changed, over all its tensors."""
+        lines = []
+        for name in self.experts[:12]:
+            changes, total = self.of(name), sum(c.elements for c in self.of(name)) or 1
+            norm = math.hypot(*(change.norm for change in changes))
+            mean = sum(change.mean * change.elements for change in changes) / total
+            same = sum(change.unchanged * change.elements for change in changes) / total
+            lines.append(
+                f"<tr><td>{escape(name[-60:])}</td><td>{norm:.4g}</td><td>{mean:.3g}</td>"
+                f"<td>{same:.1%}</td><td>{self.lost(name):.1%}</td></tr>"
+            )
+        head = ["expert", "norm of the delta", "mean |delta|", "unchanged", "lost to bfloat16"]
+        cells = "".join(f"<th>{title}</th>" for title in head)
+        return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
+
+    def save(self, folder: PathLike) -> None:
+        """Write the tables, in Parquet, and `atlas.json` into a folder, created where missing.
 
         `rows.parquet`, `tensors.parquet`, and for two and more experts `conflict.parquet` (by
         place) and `conflict_by_tensor.parquet`.
         """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         write_tables(self, folder)
         head = {"base": self.base, "experts": list(self.experts), "axis": self.axis}
         (folder / ATLAS).write_text(json.dumps(head, indent=2) + "\n", "utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> Atlas:
+    def load(cls, folder: PathLike) -> Atlas:
         """The atlas that `save` wrote; no checkpoint is read.
 
         Raises:
             CheckpointError: the folder holds none, or a damaged one.
         """
+        folder = Path(folder)
         if not (folder / ATLAS).is_file():
             raise CheckpointError(f"{folder}: no {ATLAS}; layerswap delta did not write it")
         head = read_json_object(folder / ATLAS)
@@ -241,8 +266,8 @@ def measure_delta(
 
     Args:
         base: a folder or a Hub id.
-        experts: folders or Hub ids of full checkpoints or adapters; or one mapping that names
-            them. Without names, an expert is called by the last part of its source.
+        experts: folders or Hub ids of full checkpoints or adapters, or mappings that name them.
+            Without a name, an expert is called by the last part of its source.
         axis: `input` (the papers' rows) or `output`.
         patterns: places of tensors that no built-in layout knows.
         threads: tensors measured at a time; the number of usable processors when None.
@@ -250,6 +275,12 @@ def measure_delta(
 
     Raises:
         CheckpointError: a checkpoint cannot be opened, does not fit the base, or holds NaN.
+
+    Example:
+        >>> import layerswap as ls
+        >>> atlas = ls.delta("base", {"math": "math-expert", "swahili": "swahili-expert"})
+        >>> atlas.layers, len(atlas.conflict("math", "swahili"))
+        (3, 12)
     """
     subjects = open_subjects(base, *experts, patterns=patterns)
     return measure(subjects, axis=axis, threads=threads, progress=progress)
@@ -363,13 +394,14 @@ def rows_threshold(atlas: Atlas, experts: Sequence[str], share: float) -> float:
 
 
 def _names(experts: Sequence[PathLike | Mapping[str, PathLike]]) -> dict[str, str]:
-    if len(experts) == 1 and isinstance(experts[0], Mapping):
-        return {name: os.fspath(source) for name, source in experts[0].items()}
-    sources = [os.fspath(e) for e in experts if not isinstance(e, Mapping)]
-    if not sources:
+    if not experts:
         raise CheckpointError("give an expert to compare with the base")
     named: dict[str, str] = {}
-    for source in sources:
+    for expert in experts:
+        if isinstance(expert, Mapping):
+            named |= {name: os.fspath(source) for name, source in expert.items()}
+            continue
+        source = os.fspath(expert)
         name = Path(source.partition("@")[0]).name or source
         named[name if name not in named else source] = source
     return named

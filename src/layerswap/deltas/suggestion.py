@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from layerswap._types import PathLike
 from layerswap.compose import Zones, zone_grid
 from layerswap.deltas.atlas import Atlas, rows_threshold
 from layerswap.deltas.measure import Sums
@@ -82,7 +83,7 @@ class Suggestion:
 
 
 def suggest(
-    atlas: Atlas, task: str, language: str, *, candidates: Iterable[Zones] | None = None
+    atlas: Atlas | PathLike, task: str, language: str, *, candidates: Iterable[Zones] | None = None
 ) -> Suggestion:
     """Propose zones from an atlas of both experts.
 
@@ -90,14 +91,23 @@ def suggest(
     which scale all changes alike, do not matter.
 
     Args:
-        atlas: what both experts changed; one that was loaded does, no checkpoint is read.
+        atlas: what both experts changed, or the folder of a saved atlas; no checkpoint is read.
         task: the task expert's name in the atlas.
         language: the language expert's.
         candidates: compositions to rank; all that leave the task expert a layer when None.
 
     Raises:
         RecipeError: the atlas has no expert of that name.
+
+    Example:
+        >>> import layerswap as ls
+        >>> atlas = ls.delta("base", "math-expert", "swahili-expert")
+        >>> proposal = ls.suggest(atlas, "math-expert", "swahili-expert")
+        >>> proposal.zones
+        Zones(bottom=0, top=0, bottom_transition=0, top_transition=0)
     """
+    if not isinstance(atlas, Atlas):
+        atlas = Atlas.load(atlas)
     for name in (task, language):
         if name not in atlas.experts:
             known = ", ".join(atlas.experts)

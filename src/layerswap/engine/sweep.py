@@ -37,7 +37,7 @@ from layerswap.engine.trie import LayerCounts, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.weight_pool import free_bytes
 from layerswap.errors import EvaluationError
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 
 if TYPE_CHECKING:
     import numpy as np

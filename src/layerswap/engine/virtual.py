@@ -10,7 +10,7 @@ from layerswap.engine.parameter_map import Group, ParameterMap, convert, paramet
 from layerswap.engine.weight_pool import Measurements, WeightPool, WeightSource, moved
 from layerswap.errors import EvaluationError
 from layerswap.merge.load import build_model
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from layerswap.compose.blend import Operation
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.lazy_tensors import MergedTensor, Term, Thresholds
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 from layerswap.merge.writer import compute_tensor, measure_model
 
 if TYPE_CHECKING:

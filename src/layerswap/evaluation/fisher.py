@@ -16,6 +16,7 @@ from layerswap.checkpoint import (
     Checkpoint,
     TensorInfo,
     atomic_folder,
+    fingerprint,
     open_checkpoint,
     read_header,
     refuse_target,
@@ -26,7 +27,6 @@ from layerswap.errors import CheckpointError, MergeError, RecipeError
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
 from layerswap.merge.fisher import FISHER_RECORD, FISHER_WEIGHTS
 from layerswap.merge.load import without_progress_bars
-from layerswap.merge.metadata import fingerprint
 from layerswap.versions import __version__
 
 if TYPE_CHECKING:

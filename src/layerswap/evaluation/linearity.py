@@ -25,8 +25,7 @@ from layerswap.evaluation.examples import (
     read_examples,
     tokenize,
 )
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import Plan, make_plan
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from typing import Any
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.errors import EvaluationError
 from layerswap.merge.metadata import record
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 
 Answer = list[Any]
 """A log-probability and whether it was the greedy answer; or the tokens that were written."""

@@ -16,8 +16,7 @@ from layerswap.evaluation.harness import evaluate, load_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge.metadata import COPIED, tokenizer_folder
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import Plan, make_plan
 
 Engine = Literal["sweep", "hf", "vllm"]
 Result = dict[str, Any]

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from layerswap._types import Log
-from layerswap.checkpoint import refuse_target
+from layerswap.checkpoint import fingerprint, refuse_target
 from layerswap.checkpoint.commit import write_json
 from layerswap.compose import Zones, default_zones
 from layerswap.deltas.atlas import Atlas, measure_delta
@@ -34,7 +34,6 @@ from layerswap.lab.results import (
 from layerswap.lab.scoring import MEASURES, LabMeasure, correct, load, questions, score_model
 from layerswap.lab.tasks import LabSplit
 from layerswap.merge import Plan, swap
-from layerswap.merge.metadata import fingerprint
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
 from layerswap.study.runner import Context, Work, run_graph
 from layerswap.study.steps import Graph, Step

@@ -1,10 +1,20 @@
-"""Materialising a composition: checks, arithmetic, streaming writer, model card."""
+"""Merges: plans over opened checkpoints, arithmetic, a streaming writer and verification."""
 
-from layerswap.merge.api import revert, soup, swap
+from layerswap.merge.api import partition, revert, soup, swap
 from layerswap.merge.metadata import RECORD
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import AdapterPlan, Plan, make_plan
 from layerswap.merge.verification.report import Verification
 from layerswap.merge.verification.verify import verify
 
-__all__ = ["RECORD", "Plan", "Verification", "make_plan", "revert", "soup", "swap", "verify"]
+__all__ = [
+    "RECORD",
+    "AdapterPlan",
+    "Plan",
+    "Verification",
+    "make_plan",
+    "partition",
+    "revert",
+    "soup",
+    "swap",
+    "verify",
+]

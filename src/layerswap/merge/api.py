@@ -1,4 +1,4 @@
-"""The two plans most people want, without writing a recipe."""
+"""Plans without a recipe file: layer swaps, soups, partitions and reverts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.measure import Axis
 from layerswap.errors import RecipeError
 from layerswap.merge.layout import FLOAT_NAMES
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import Plan, make_plan
+
+Weighting = str | Mapping[str, float]
+"""Weights of a blend: `uniform`, `magnitude`, or a weight per expert."""
 
 
 def swap(
@@ -29,7 +31,7 @@ def swap(
     bottom_transition: int = 0,
     top_transition: int = 0,
     outside: Outside = "blend",
-    weights: str | Mapping[str, float] = "uniform",
+    weights: Weighting = "uniform",
     tokenizer: str | None = None,
     bake: bool = False,
     rank: int | None = None,
@@ -47,9 +49,8 @@ def swap(
         bottom_transition: blended layers above the bottom zone.
         top_transition: blended layers below the top zone.
         outside: what embeddings, final norm and head take.
-        weights: of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
-        tokenizer: whose tokenizer the output has where they differ: an expert's name, or
-            `union`.
+        weights: weights of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
+        tokenizer: the expert whose tokenizer the output has where they differ, or `union`.
         bake: write full weights even where all experts are adapters.
         rank: largest rank of a merged adapter; exact when None.
         dtype: `float32`, `bfloat16` or `float16`; as stored when None.
@@ -59,7 +60,17 @@ def swap(
         LayerswapError: the experts cannot be opened or do not fit together, or the zones do not
             fit them.
 
-    Example: `swap(task="math-expert", language="swahili-expert", bottom=5, top=2)`
+    Example:
+        >>> import layerswap as ls
+        >>> plan = ls.swap(task="math-expert", language="swahili-expert", bottom=1, top=1)
+        >>> print(plan)
+        head, final norm ▒▒▒▒▒▒▒▒▒▒ 0.5 language + 0.5 task
+                       2 ██████████ language
+                       1 ░░░░░░░░░░ task
+                       0 ██████████ language
+               embedding ▒▒▒▒▒▒▒▒▒▒ 0.5 language + 0.5 task
+        >>> plan.save("merged", overwrite=True).name
+        'merged'
     """
     method = {
         "bottom": bottom,
@@ -68,25 +79,25 @@ def swap(
         "top_transition": top_transition,
         "outside": outside,
     }
-    data = {
-        "experts": {"task": os.fspath(task), "language": os.fspath(language)},
-        "base": None if base is None else os.fspath(base),
-        "swap": {key: value for key, value in method.items() if value is not None},
-        "weights": weights if isinstance(weights, str) else dict(weights),
-        "tokenizer": tokenizer,
-        "bake": bake,
-        "rank": rank,
-        "dtype": dtype,
-        "max_shard_size": max_shard_size,
-    }
-    return make_plan(check_recipe(data, where="swap"))
+    return _plan(
+        "swap",
+        {"task": task, "language": language},
+        base,
+        swap={key: value for key, value in method.items() if value is not None},
+        weights=weights if isinstance(weights, str) else dict(weights),
+        tokenizer=tokenizer,
+        bake=bake,
+        rank=rank,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+    )
 
 
 def soup(
     experts: Sequence[PathLike] | Mapping[str, PathLike],
     *,
     base: PathLike | None = None,
-    weights: str | Mapping[str, float] = "uniform",
+    weights: Weighting = "uniform",
     tokenizer: str | None = None,
     bake: bool = False,
     rank: int | None = None,
@@ -99,30 +110,90 @@ def soup(
         experts: the experts, or the experts by name; without names they are `expert_1` and on.
         base: the checkpoint they were fine-tuned from; magnitude weights need it.
         weights: `uniform`, `magnitude`, or a weight per name.
-        tokenizer: whose tokenizer the output has where they differ: an expert's name, or
-            `union`.
-        bake: write full weights even where all experts are adapters.
-        rank: largest rank of a merged adapter; exact when None.
-        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
-        max_shard_size: largest size of an output file.
+        tokenizer: as in `swap`.
+        bake: as in `swap`.
+        rank: as in `swap`.
+        dtype: as in `swap`.
+        max_shard_size: as in `swap`.
 
     Raises:
         LayerswapError: the experts cannot be opened or do not fit together.
+
+    Example:
+        >>> import layerswap as ls
+        >>> plan = ls.soup(["math-expert", "swahili-expert"])
+        >>> plan.composition.experts
+        ('expert_1', 'expert_2')
     """
+    if isinstance(experts, str | os.PathLike):
+        raise RecipeError("a soup needs a list of experts, or a mapping from names to experts")
     if not isinstance(experts, Mapping):
         experts = {f"expert_{i}": source for i, source in enumerate(experts, start=1)}
-    data = {
-        "experts": {name: os.fspath(source) for name, source in experts.items()},
-        "base": None if base is None else os.fspath(base),
-        "soup": {"experts": list(experts)},
-        "weights": weights if isinstance(weights, str) else dict(weights),
-        "tokenizer": tokenizer,
-        "bake": bake,
-        "rank": rank,
-        "dtype": dtype,
-        "max_shard_size": max_shard_size,
-    }
-    return make_plan(check_recipe(data, where="soup"))
+    return _plan(
+        "soup",
+        experts,
+        base,
+        soup={"experts": list(experts)},
+        weights=weights if isinstance(weights, str) else dict(weights),
+        tokenizer=tokenizer,
+        bake=bake,
+        rank=rank,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+    )
+
+
+def partition(
+    name: Literal["A", "B", "C", "Z"],
+    *,
+    task: PathLike,
+    language: PathLike,
+    base: PathLike | None = None,
+    outside: Literal["language", "task"] | None = None,
+    tokenizer: str | None = None,
+    bake: bool = False,
+    rank: int | None = None,
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+) -> Plan:
+    """Plan a merge along a partition of the second paper (section 3.3).
+
+    Args:
+        name: `A`, `B`, `C` or `Z`; see `compose.presets.partition`.
+        task: the task expert.
+        language: the language expert.
+        base: the checkpoint both were fine-tuned from.
+        outside: the expert that the places outside the layers take; the partition's when None.
+        tokenizer: as in `swap`.
+        bake: as in `swap`.
+        rank: as in `swap`.
+        dtype: as in `swap`.
+        max_shard_size: as in `swap`.
+
+    Raises:
+        LayerswapError: the experts cannot be opened or do not fit together, or there is no such
+            partition.
+
+    Example:
+        >>> import layerswap as ls
+        >>> print(ls.partition("B", task="math-expert", language="swahili-expert"))
+        head, final norm ░░░░░░░░░░ task
+                       2 ██████████ language
+                       1 ░░░░░░░░░░ task
+                       0 ██████████ language
+               embedding ░░░░░░░░░░ task
+    """
+    return _plan(
+        "partition",
+        {"task": task, "language": language},
+        base,
+        partition={"name": name, "outside": outside},
+        tokenizer=tokenizer,
+        bake=bake,
+        rank=rank,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+    )
 
 
 def revert(
@@ -133,8 +204,8 @@ def revert(
     threshold: float | None = None,
     axis: Axis = "input",
     scope: Literal["tensor", "model"] = "tensor",
-    layers: Sequence[str | int] | None = None,
-    roles: Sequence[str] | None = None,
+    layers: str | int | Sequence[str | int] | None = None,
+    roles: str | Sequence[str] | None = None,
     partition: str | None = None,
     part: Literal["task", "language"] | None = None,
     dtype: str | None = None,
@@ -152,7 +223,7 @@ def revert(
         keep: the share of rows to keep, those with the largest MAV.
         threshold: the MAV from which a row is kept.
         axis: what a row is; the papers' is an input feature.
-        scope: whether `keep` ranks the rows of each tensor, or of the whole model together.
+        scope: `tensor` if `keep` ranks the rows of each tensor, `model` if those of all together.
         layers: layers to put back, as numbers and ranges such as `3-7`, `outside` or `all`.
         roles: only these roles of those layers; all layers when `layers` is None.
         partition: a partition of the second paper, `A`, `B`, `C` or `Z`.
@@ -161,49 +232,59 @@ def revert(
         max_shard_size: largest size of an output file.
 
     Raises:
-        LayerswapError: the checkpoints cannot be opened or do not fit together, or it is not
-            said, or said twice, what to put back.
+        LayerswapError: the checkpoints cannot be opened or do not fit together, or the part to
+            put back is not given, or given twice.
+
+    Example:
+        >>> import layerswap as ls
+        >>> print(ls.revert("base", "math-expert", layers="0-1"))
+        head, final norm ██████████ expert
+                       2 ██████████
+                       1 ░░░░░░░░░░ base
+                       0 ░░░░░░░░░░
+               embedding ██████████ expert
     """
-    data: dict[str, Any] = {
-        "base": os.fspath(base),
-        "experts": {"expert": os.fspath(expert)},
-        "bake": True,
-        "dtype": dtype,
-        "max_shard_size": max_shard_size,
-    }
-    by_size = keep is not None or threshold is not None
+    by_size = {"keep": keep, "threshold": threshold}
+    by_size = {name: value for name, value in by_size.items() if value is not None}
     by_place = layers is not None or roles is not None
-    if [by_size, by_place, partition is not None].count(True) != 1:
+    if [bool(by_size), by_place, partition is not None].count(True) != 1:
         raise RecipeError(
             "say what to put back, in one way: keep or threshold; layers or roles; or partition"
         )
     if part is not None and partition is None:
         raise RecipeError("a part is one of a partition; say which partition")
+    method: dict[str, Any]
     if by_size:
-        data["merge"] = _by_size(keep, threshold, axis, scope)
+        settings = {"axis": axis, "scope": scope, **by_size}
+        method = {"merge": {"method": "revert", "experts": ["expert"], **settings}}
     elif by_place:
-        data["soup"] = {"experts": ["expert"]}
-        data["places"] = [
-            {"layers": where, "take": "base", **({"roles": list(roles)} if roles else {})}
-            for where in layers or ("all",)
-        ]
+        only = {"roles": _listed(roles)} if roles else {}
+        places = [{"layers": at, "take": "base", **only} for at in _listed(layers) or ("all",)]
+        method = {"soup": {"experts": ["expert"]}, "places": places}
     else:
         if part not in ("task", "language"):
             raise RecipeError("say which part of the partition the expert keeps: task or language")
         sides = {"task": "base", "language": "base", part: "expert"}
-        data["partition"] = {"name": partition, **sides}
-    return make_plan(check_recipe(data, where="revert"))
+        method = {"partition": {"name": partition, **sides}}
+    output = {"bake": True, "dtype": dtype, "max_shard_size": max_shard_size}
+    return _plan("revert", {"expert": expert}, base, **method, **output)
 
 
-def _by_size(keep: float | None, threshold: float | None, axis: Axis, scope: str) -> dict[str, Any]:
-    given = {"keep": keep, "threshold": threshold}
-    return {
-        "method": "revert",
-        "experts": ["expert"],
-        "axis": axis,
-        "scope": scope,
-        **{name: value for name, value in given.items() if value is not None},
+def _plan(
+    where: str, experts: Mapping[str, PathLike], base: PathLike | None, **settings: Any
+) -> Plan:
+    data = {
+        "experts": {name: os.fspath(source) for name, source in experts.items()},
+        "base": None if base is None else os.fspath(base),
+        **settings,
     }
+    return make_plan(check_recipe(data, where=where))
+
+
+def _listed(value: str | int | Sequence[str | int] | None) -> list[str | int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str | int) else list(value)
 
 
 def export_mergekit(recipe: Recipe, *, layers: int | None = None) -> Exported:

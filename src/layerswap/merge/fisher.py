@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, TensorInfo, read_header, read_json_object
-from layerswap.checkpoint.hub import fetch_checkpoint
+from layerswap.checkpoint import (
+    Checkpoint,
+    TensorInfo,
+    fingerprint,
+    read_header,
+    read_json_object,
+)
+from layerswap.checkpoint.folder import fetch_checkpoint
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.compose import Recipe
 from layerswap.errors import LayerswapError, MergeError
-from layerswap.merge.metadata import fingerprint
 
 FISHER_WEIGHTS = "fisher.safetensors"
 FISHER_RECORD = "fisher.json"
@@ -38,11 +43,6 @@ class Fisher:
         if info is None:
             return ()
         return ((info, 1 / self.norm if normalised else 1.0),)
-
-
-def stored_fishers(fishers: Mapping[str, Fisher]) -> dict[str, Checkpoint]:
-    """What is stored of Fishers by expert, by the name to use in messages and records."""
-    return {f"fisher of {name}": fisher.stored for name, fisher in fishers.items()}
 
 
 def open_fishers(

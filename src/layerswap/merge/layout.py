@@ -26,7 +26,7 @@ from layerswap.merge.lazy_tensors import (
     expert_tensors,
     leaves,
 )
-from layerswap.merge.vocabulary import Alignment, vocabulary_tensors
+from layerswap.merge.vocabulary import Alignment
 
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The dtypes a recipe can ask for, as safetensors names them."""
@@ -158,7 +158,7 @@ def aligned_rows(
     deltas: Gathereds = {}
     for name, checkpoint in checkpoints.items() if alignment else ():
         member = BASE if checkpoint is base else name
-        for tensor in vocabulary_tensors(checkpoint):
+        for tensor in checkpoint.vocabulary_tensors:
             info = checkpoint.tensors[tensor]
             if alignment is None or alignment.is_identity(name, info.shape[0]):
                 continue

@@ -1,4 +1,4 @@
-"""What an expert gives for one tensor: stored bytes, an adapter over them, or aligned rows."""
+"""Tensors read and merged chunk by chunk: stored, adapted, aligned, or made by a method."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.checkpoint import LowRank, TensorInfo
-from layerswap.checkpoint.read import read_elements
+from layerswap.checkpoint.read import is_finite, read_elements
 from layerswap.compose.blend import Operation
 from layerswap.deltas.measure import Axis, Rows
 from layerswap.errors import MergeError
-from layerswap.merge import kernels
 from layerswap.merge.methods import METHODS, Chunk, kept_rows, model_floor
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
@@ -198,6 +197,27 @@ class _Facts:
     kept: torch.Tensor | None = None
 
 
+def blend(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """The weighted sum of tensors (paper 1, Algorithm 1, line 8, with weights summing to 1).
+
+    Args:
+        parts: tensors of one shape, of any floating dtypes.
+        weights: one weight per part.
+
+    Returns:
+        A new tensor, accumulated in float32 (float64 if a part is float64); the caller rounds
+        it once into the output dtype.
+    """
+    import torch
+
+    wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
+    total = parts[0].to(wide, copy=True).mul_(weights[0])
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        # Two steps, because `alpha` fuses them where the processor can: other bits elsewhere.
+        total.add_(part.to(wide, copy=True).mul_(weight))
+    return total
+
+
 class Reader:
     """Reads terms chunk by chunk, measuring a derived tensor when it first meets it.
 
@@ -220,7 +240,7 @@ class Reader:
     def total(self, terms: Terms, start: int, stop: int) -> torch.Tensor:
         """Elements [start, stop) of a weighted sum, float32 (float64 if a term is)."""
         parts = [self.term(term, start, stop) for term, _ in terms]
-        return kernels.blend(parts, [weight for _, weight in terms])
+        return blend(parts, [weight for _, weight in terms])
 
     def term(self, term: Term, start: int, stop: int) -> torch.Tensor:
         """Elements [start, stop) of a term: as the expert has them, or as its method makes them."""
@@ -258,7 +278,7 @@ class Reader:
 
     def _is_finite(self, info: TensorInfo, start: int, stop: int) -> bool:
         return all(
-            kernels.is_finite(
+            is_finite(
                 read_elements(
                     self._handles[info.file], info, first, min(first + CHUNK_ELEMENTS, stop)
                 )
@@ -285,7 +305,7 @@ class Reader:
             base = self.total(term.base, start, stop)
             parts = [part.sub_(base) for part in parts]
         # Masks would drop a NaN silently, so it is looked for before any method sees it.
-        if not self._allow_non_finite and not all(map(kernels.is_finite, parts)):
+        if not self._allow_non_finite and not all(map(is_finite, parts)):
             raise MergeError(self._non_finite(term, start, stop))
         return parts
 
@@ -327,7 +347,7 @@ class Reader:
             stop = min(start + step, term.elements)
             delta = self._parts(term, start, stop)[0].sub_(self.total(term.base, start, stop))
             rows.add(sums, start, delta.abs_())
-        if not self._allow_non_finite and not kernels.is_finite(sums):
+        if not self._allow_non_finite and not is_finite(sums):
             raise MergeError(self._non_finite(term, 0, term.elements))
         return sums / rows.length
 

@@ -1,4 +1,4 @@
-"""A plan as a model in memory."""
+"""Loads a plan as a model in memory."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from layerswap.checkpoint.preconditions import check_unchanged
 from layerswap.errors import MergeError
+from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import write_configuration
+from layerswap.merge.plan import MergePlan
 from layerswap.merge.writer import compute_tensor, measure_model
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from layerswap.merge.plan import Plan
 
-
-def load_model(plan: Plan) -> PreTrainedModel:
+def load_model(plan: MergePlan) -> PreTrainedModel:
     """The merged model on the CPU, in evaluation mode, bit-equal to what `plan.save` writes.
 
     Raises:
         MergeError: transformers has no class for the architecture, or its model lacks or adds
-            tensors.
+            tensors; or a source changed since the plan was made.
     """
+    check_unchanged(plan.stamps)
+    if isinstance(plan, AdapterMergePlan):
+        return _load_adapter(plan)
     thresholds = measure_model(plan.tensors)
     return build_model(plan, {t.name: compute_tensor(t, thresholds) for t in plan.tensors})
 
 
 def build_model(
-    plan: Plan, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    plan: MergePlan, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
     """A plan's model around tensors that are already there, which it shares where it can.
 
@@ -70,6 +74,25 @@ def build_model(
     if generation is not None:
         model.generation_config = generation
     return model.eval()  # type: ignore[no-any-return]
+
+
+def _load_adapter(plan: AdapterMergePlan) -> PreTrainedModel:
+    """The base with the merged adapter on it, as a PEFT model."""
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise MergeError('loading an adapter needs PEFT: pip install "layerswap[train]"') from None
+    from transformers import AutoModelForCausalLM
+
+    assert plan.base is not None, "adapters are opened with their base"
+    with tempfile.TemporaryDirectory() as folder, without_progress_bars():
+        write_adapter(Path(folder), plan, allow_non_finite=False)
+        where = plan.base.source if plan.base.revision else str(plan.base.folder)
+        model = AutoModelForCausalLM.from_pretrained(
+            where, revision=plan.base.revision, dtype="auto"
+        )
+        adapted = PeftModel.from_pretrained(model, folder).eval()
+    return cast("PreTrainedModel", adapted)
 
 
 @contextmanager

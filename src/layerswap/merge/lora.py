@@ -1,33 +1,26 @@
-"""Composing adapters: exact blends of low-rank deltas, and back to a smaller rank."""
+"""Composes adapters: exact blends of low-rank deltas, cut to a smaller rank on request."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Advance
-from layerswap.checkpoint import LowRank, Place, TensorInfo, atomic_folder
+from layerswap.checkpoint import LowRank, Place, TensorInfo
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY
-from layerswap.checkpoint.preconditions import check_unchanged
-from layerswap.checkpoint.read import open_file, read_elements, read_tensor
+from layerswap.checkpoint.read import is_finite, open_file, read_elements, read_tensor
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge.kernels import blend as blend_tensors
-from layerswap.merge.kernels import is_finite
-from layerswap.merge.metadata import RECORD, write_adapter_documents
-from layerswap.merge.plan import Plan
+from layerswap.merge.lazy_tensors import blend as blend_tensors
+from layerswap.merge.metadata import write_adapter_documents
+from layerswap.merge.plan import MergePlan
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
-
 
 Parts = Sequence[tuple[LowRank, float]]
 """Adapters' deltas at one module, with the weight of each."""
@@ -101,8 +94,8 @@ def _matrix(low: LowRank, side: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class AdapterPlan(Plan):
-    """A plan over adapters only; `save` writes an adapter, and `load` gives a PEFT model.
+class AdapterMergePlan(MergePlan):
+    """A plan over adapters only, whose output is an adapter.
 
     Places at which no adapter adds anything stay at the base.
     """
@@ -119,7 +112,7 @@ class AdapterPlan(Plan):
     @property
     def nbytes(self) -> int:
         """Bytes of the weights that the merge will write."""
-        size = 4 if self._dtype == "float32" else 2
+        size = 4 if self.dtype == "float32" else 2
         count = sum(self._rank(parts) * sum(parts[0][0].shape) for _, parts in self.modules())
         return size * (count + sum(parts[0][0].elements for _, parts in self.saved()))
 
@@ -157,9 +150,7 @@ class AdapterPlan(Plan):
         """What `layerswap plan --json` prints."""
         modules = list(self.modules())
         return {
-            "composition": self.composition.to_dict(),
-            "experts": {name: c.identity for name, c in self.used.items()},
-            "model_type": self.reference.config.get("model_type"),
+            **self._summary(),
             "adapter": True,
             "ranks": sorted({self._rank(parts) for _, parts in modules}),
             "tensors": 2 * len(modules) + len(list(self.saved())),
@@ -169,53 +160,9 @@ class AdapterPlan(Plan):
             "shards": 1,
         }
 
-    def save(
-        self,
-        out: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        threads: int | None = None,
-        progress: Advance | None = None,
-        allow_non_finite: bool = False,
-        resume: bool = False,
-    ) -> Path:
-        """Write the merged adapter; see `Plan.save`. It is small: no threads, nothing to resume."""
-        target = self.check_target(out, overwrite=overwrite)
-        with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
-            self._write(folder, allow_non_finite=allow_non_finite)
-            check_unchanged(self.stamps)
-        if progress is not None:
-            progress(self.nbytes)
-        return target
-
-    def load(self) -> PreTrainedModel:
-        """The base with the merged adapter on it, as a PEFT model on the CPU.
-
-        Raises:
-            MergeError: PEFT is not installed.
-        """
-        try:
-            from peft import PeftModel
-        except ImportError:
-            raise MergeError(
-                'loading an adapter needs PEFT: pip install "layerswap[train]"'
-            ) from None
-        from transformers import AutoModelForCausalLM
-
-        from layerswap.merge.load import without_progress_bars
-
-        assert self.base is not None, "adapters are opened with their base"
-        with tempfile.TemporaryDirectory() as folder, without_progress_bars():
-            self._write(Path(folder), allow_non_finite=False)
-            where = self.base.source if self.base.revision else str(self.base.folder)
-            model = AutoModelForCausalLM.from_pretrained(
-                where, revision=self.base.revision, dtype="auto"
-            )
-            adapted = PeftModel.from_pretrained(model, folder).eval()
-        return cast("PreTrainedModel", adapted)
-
     @property
-    def _dtype(self) -> str:
+    def dtype(self) -> str:
+        """Dtype of the adapter's matrices."""
         # Folding a scaling into B rounds; float32 keeps that rounding far below the training's.
         return self.recipe.dtype or "float32"
 
@@ -229,55 +176,62 @@ class AdapterPlan(Plan):
         total = sum(low.rank for low, _ in parts)
         return total if self.recipe.rank is None else min(total, self.recipe.rank)
 
-    def _write(self, folder: Path, *, allow_non_finite: bool) -> None:
-        import torch
-        from safetensors.torch import save_file
 
-        dtype = getattr(torch, self._dtype)
-        tensors: dict[str, torch.Tensor] = {}
-        ranks: dict[str, int] = {}
-        lost: dict[str, float] = {}
-        for path, parts in self.modules():
-            factors = concatenate(parts)
-            if self.recipe.rank is not None:
-                factors = truncate(factors, self.recipe.rank)
-            ranks[path], lost[path] = factors.a.shape[0], factors.lost
-            for side, matrix in (("A", factors.a), ("B", factors.b)):
-                tensors[key_of(parts[0][0], side)] = matrix.to(dtype).contiguous()
-        whole = dict(self.saved())
-        for name, inputs in whole.items():
-            value = blend_tensors([read_tensor(i) for i, _ in inputs], [w for _, w in inputs])
-            tensors[f"base_model.model.{name}"] = value.to(dtype)
-        for name, tensor in tensors.items():
-            if not allow_non_finite and not is_finite(tensor):
-                raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
-        save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
-        config = json.dumps(self._config(ranks, list(whole)), indent=2, ensure_ascii=False)
-        (folder / ADAPTER_CONFIG).write_text(config + "\n", "utf-8")
-        write_adapter_documents(folder, self, max(lost.values(), default=0.0))
+def write_adapter(folder: Path, plan: AdapterMergePlan, *, allow_non_finite: bool) -> None:
+    """Write the weights, the configuration and the documents of a merged adapter.
 
-    def _config(self, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
-        """`adapter_config.json`: scaling 1 everywhere, so that alpha is the rank."""
-        assert self.reference.adapter is not None
-        assert self.base is not None
-        # Readers that know no patterns (vLLM) take r as the largest rank, and alpha / r as 1.
-        most = max(ranks.values(), default=1)
-        usual = Counter(ranks.values())
-        patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}
-        return {
-            **self.reference.adapter.config,
-            "base_model_name_or_path": self.base.source,
-            "revision": self.base.revision,
-            "r": most,
-            "lora_alpha": most,
-            "use_rslora": False,
-            "rank_pattern": patterns,
-            "alpha_pattern": dict(patterns),
-            "target_modules": list(ranks),
-            "modules_to_save": [name.removesuffix(".weight") for name in whole] or None,
-            "layers_to_transform": None,
-            "layers_pattern": None,
-            "exclude_modules": None,
-            "init_lora_weights": True,
-            "inference_mode": True,
-        }
+    Raises:
+        MergeError: a tensor holds NaN or infinity.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    dtype = getattr(torch, plan.dtype)
+    tensors: dict[str, torch.Tensor] = {}
+    ranks: dict[str, int] = {}
+    lost: dict[str, float] = {}
+    for path, parts in plan.modules():
+        factors = concatenate(parts)
+        if plan.recipe.rank is not None:
+            factors = truncate(factors, plan.recipe.rank)
+        ranks[path], lost[path] = factors.a.shape[0], factors.lost
+        for side, matrix in (("A", factors.a), ("B", factors.b)):
+            tensors[key_of(parts[0][0], side)] = matrix.to(dtype).contiguous()
+    whole = dict(plan.saved())
+    for name, inputs in whole.items():
+        value = blend_tensors([read_tensor(i) for i, _ in inputs], [w for _, w in inputs])
+        tensors[f"base_model.model.{name}"] = value.to(dtype)
+    for name, tensor in tensors.items():
+        if not allow_non_finite and not is_finite(tensor):
+            raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
+    save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+    config = json.dumps(_config(plan, ranks, list(whole)), indent=2, ensure_ascii=False)
+    (folder / ADAPTER_CONFIG).write_text(config + "\n", "utf-8")
+    write_adapter_documents(folder, plan, max(lost.values(), default=0.0))
+
+
+def _config(plan: AdapterMergePlan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
+    """`adapter_config.json`: scaling 1 everywhere, so that alpha is the rank."""
+    assert plan.reference.adapter is not None
+    assert plan.base is not None
+    # Readers that know no patterns (vLLM) take r as the largest rank, and alpha / r as 1.
+    most = max(ranks.values(), default=1)
+    usual = Counter(ranks.values())
+    patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}
+    return {
+        **plan.reference.adapter.config,
+        "base_model_name_or_path": plan.base.source,
+        "revision": plan.base.revision,
+        "r": most,
+        "lora_alpha": most,
+        "use_rslora": False,
+        "rank_pattern": patterns,
+        "alpha_pattern": dict(patterns),
+        "target_modules": list(ranks),
+        "modules_to_save": [name.removesuffix(".weight") for name in whole] or None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "exclude_modules": None,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }

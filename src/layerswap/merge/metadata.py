@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint import Checkpoint, fingerprint
 from layerswap.checkpoint.folder import CONFIG
-from layerswap.checkpoint.read import open_file, read_into
 from layerswap.compose import draw
+from layerswap.merge.plan import MergePlan
 from layerswap.merge.vocabulary import add_tokens
 from layerswap.versions import __version__
-
-if TYPE_CHECKING:
-    from layerswap.merge.plan import Plan
 
 RECORD = "layerswap.json"
 """The record in every output folder: how it was made, and from what."""
@@ -33,18 +28,22 @@ COPIED = (
 )  # fmt: skip
 """Files taken over, each group whole from the first expert that has one of it, else from the
 base: halves of two tokenizers make none. Code (`*.py`) is never among them."""
-SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
-"""How many blocks of a weight file its fingerprint reads, and how long each is, in bytes."""
 
 
-def write_documents(folder: Path, plan: Plan) -> None:
-    """Write configuration, tokenizer, generation configuration, card and record."""
+def write_documents(folder: Path, plan: MergePlan, content: Mapping[str, Any]) -> None:
+    """Write configuration, tokenizer, generation configuration, card and record.
+
+    Args:
+        folder: the output.
+        plan: what was merged.
+        content: what `record` gave.
+    """
     write_configuration(folder, plan)
     (folder / "README.md").write_text(model_card(plan), "utf-8")
-    _write_json(folder / RECORD, plan.record)
+    _write_json(folder / RECORD, content)
 
 
-def write_configuration(folder: Path, plan: Plan) -> None:
+def write_configuration(folder: Path, plan: MergePlan) -> None:
     """Write `config.json`, and copy tokenizer and generation configuration."""
     _write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
@@ -53,7 +52,7 @@ def write_configuration(folder: Path, plan: Plan) -> None:
         add_tokens(folder, plan.alignment, plan.experts)
 
 
-def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
+def write_adapter_documents(folder: Path, plan: MergePlan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter.
 
     Args:
@@ -63,10 +62,10 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """
     _copy_first(folder, plan, COPIED[1])
     (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
-    _write_json(folder / RECORD, {**plan.record, "largest_share_lost_to_rank": lost})
+    _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
 
 
-def record(plan: Plan) -> dict[str, Any]:
+def record(plan: MergePlan) -> dict[str, Any]:
     """The content of `layerswap.json`: enough to make the same merge again.
 
     Holds the recipe with the Hub revisions it resolved to, its composition, every source with
@@ -81,28 +80,7 @@ def record(plan: Plan) -> dict[str, Any]:
     }
 
 
-def fingerprint(path: Path) -> str:
-    """SHA-256 over a file's length and 64 blocks of 64 KiB spread evenly over it.
-
-    The first block holds the header. It costs 4 MiB of reading whatever the file's size, and
-    tells any two fine-tuned checkpoints apart; it is not proof against an edit of single bytes.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    digest = hashlib.sha256()
-    with open_file(path) as handle:
-        size = os.fstat(handle).st_size
-        digest.update(size.to_bytes(8, "little"))
-        last = max(0, size - SAMPLE_BYTES)
-        for start in sorted({last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
-            block = memoryview(bytearray(min(SAMPLE_BYTES, size - start)))
-            read_into(handle, start, block, path)
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def model_card(plan: Plan, *, library: str = "transformers") -> str:
+def model_card(plan: MergePlan, *, library: str = "transformers") -> str:
     """The model card: metadata that the Hub reads, the drawing and the recipe."""
     import yaml
     from huggingface_hub import ModelCardData
@@ -127,26 +105,26 @@ def model_card(plan: Plan, *, library: str = "transformers") -> str:
     )
 
 
-def tokenizer_folder(plan: Plan) -> Path:
+def tokenizer_folder(plan: MergePlan) -> Path:
     """Where a plan's tokenizer is: an adapter without one of its own has its base's."""
     files = _first(plan, COPIED[1])
     return files[0].parent if files else plan.tokenizer_owner.folder
 
 
-def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
+def _copy_first(folder: Path, plan: MergePlan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
     for file in _first(plan, names):
         shutil.copyfile(file, folder / file.name)
 
 
-def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
+def _first(plan: MergePlan, names: Sequence[str]) -> list[Path]:
     """Those of these files that the first source with one of them has."""
     sources = [plan.tokenizer_owner, *plan.sources.values()]
     found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
     return next((files for files in found if files), [])
 
 
-def _config(plan: Plan) -> dict[str, Any]:
+def _config(plan: MergePlan) -> dict[str, Any]:
     config = dict(plan.reference.config)
     # Merged weights never run code from a repository.
     config.pop("auto_map", None)
@@ -180,7 +158,7 @@ def _set_known(config: dict[str, Any], keys: Sequence[str], value: object) -> No
         config["text_config"] = {**text, **{key: value for key in keys if key in text}}
 
 
-def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
+def _recipe(plan: MergePlan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
     """The recipe as plain data, sources named by `name_of` and Hub revisions pinned."""
     data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
     opened = [(data["experts"][name], c) for name, c in plan.experts.items()]

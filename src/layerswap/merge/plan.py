@@ -1,24 +1,23 @@
-"""Plans: a composition bound to the checkpoints it draws from, ready to write or to load."""
+"""Plans as data: a composition bound to the checkpoints that it draws from."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
-from layerswap._types import Advance
-from layerswap.checkpoint import Checkpoint, refuse_target
-from layerswap.checkpoint.preconditions import Stamp, check_apart, check_space, check_unchanged
+from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint.preconditions import Stamp
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
 from layerswap.compose.schema import BASE, Override
 from layerswap.compose.validation import parse_size
 from layerswap.errors import RecipeError
-from layerswap.merge.compatibility import check_tied
-from layerswap.merge.fisher import Fisher, stored_fishers
+from layerswap.merge.compatibility import check_tied, tokenizer_notes
+from layerswap.merge.fisher import Fisher
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
@@ -26,18 +25,12 @@ from layerswap.merge.layout import (
     output_tensors,
     pack_shards,
 )
-from layerswap.merge.metadata import RECORD, record
-from layerswap.merge.tokenizer import tokenizer_notes
 from layerswap.merge.vocabulary import Alignment
-from layerswap.merge.writer import write_plan
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a merge will do, decided and checked; nothing has been written.
+class MergePlan:
+    """What a merge will do, decided and checked; it knows neither writer nor model.
 
     Attributes:
         recipe: what the user asked for.
@@ -49,11 +42,6 @@ class Plan:
         stamps: size, time and inode of every weight file when it was opened.
         alignment: how embeddings and heads come to one vocabulary, where they differ.
         fishers: the diagonal Fishers that the recipe names, by expert.
-
-    Example:
-        plan = swap(task="math-expert", language="swahili-expert", bottom=5, top=2)
-        print(plan)
-        plan.save("merged")
     """
 
     recipe: Recipe
@@ -84,10 +72,15 @@ class Plan:
         return next(iter(self.used.values()))
 
     @property
+    def opened(self) -> dict[str, Checkpoint]:
+        """Everything that was opened: the experts, the base and the Fishers."""
+        return {**with_base(self.experts, self.base), **fisher_sources(self.fishers)}
+
+    @property
     def sources(self) -> dict[str, Checkpoint]:
         """What the output depends on: the experts used, the base, and the Fishers used."""
         used = {n: f for n, f in self.fishers.items() if n in self.composition.fishers}
-        return {**with_base(self.used, self.base), **stored_fishers(used)}
+        return {**with_base(self.used, self.base), **fisher_sources(used)}
 
     @property
     def tokenizer_owner(self) -> Checkpoint:
@@ -112,8 +105,9 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of the weight files that the merge will write."""
-        return sum(shard.nbytes for shard in self.shards())
+        return sum(shard.nbytes for shard in self.shards)
 
+    @cached_property
     def shards(self) -> list[Shard]:
         """The output files."""
         return pack_shards(self.tensors, parse_size(self.recipe.max_shard_size), {"format": "pt"})
@@ -131,21 +125,31 @@ class Plan:
     def __str__(self) -> str:
         return draw(self.composition)
 
+    def _repr_html_(self) -> str:
+        names = (f"{escape(n)}: {escape(c.identity[-80:])}" for n, c in self.used.items())
+        sources = "<br>".join([*names][:8])
+        return f"{self.composition._repr_html_()}<p>{sources}<br>{self.nbytes / 1e6:,.1f} MB</p>"
+
     def to_dict(self) -> dict[str, Any]:
         """What `layerswap plan --json` prints."""
         verbatim = sum(tensor.nbytes for tensor in self.tensors if tensor.verbatim)
         return {
-            "composition": self.composition.to_dict(),
-            "experts": {name: c.identity for name, c in self.used.items()},
-            "model_type": self.reference.config.get("model_type"),
+            **self._summary(),
             "tensors": len(self.tensors),
             "output_bytes": self.nbytes,
             "weight_bytes": sum(tensor.nbytes for tensor in self.tensors),
             "copied_bytes": verbatim,
-            "shards": len(self.shards()),
+            "shards": len(self.shards),
         }
 
-    def with_composition(self, composition: Composition) -> Plan:
+    def _summary(self) -> dict[str, Any]:
+        return {
+            "composition": self.composition.to_dict(),
+            "experts": {name: c.identity for name, c in self.used.items()},
+            "model_type": self.reference.config.get("model_type"),
+        }
+
+    def with_composition(self, composition: Composition) -> Self:
         """The same experts composed in another way.
 
         Raises:
@@ -169,106 +173,47 @@ class Plan:
     def grid(
         self,
         *,
-        bottom: Iterable[int],
-        top: Iterable[int],
-        bottom_transition: Iterable[int] = (0,),
-        top_transition: Iterable[int] = (0,),
-    ) -> list[Plan]:
+        bottom: int | Iterable[int],
+        top: int | Iterable[int],
+        bottom_transition: int | Iterable[int] = 0,
+        top_transition: int | Iterable[int] = 0,
+    ) -> list[Self]:
         """One plan for every combination of zone sizes that fits.
+
+        Args:
+            bottom: one size of the bottom zone or several, in layers.
+            top: sizes of the top zone.
+            bottom_transition: sizes of the blended zone above the bottom zone.
+            top_transition: sizes of the blended zone below the top zone.
 
         Raises:
             RecipeError: the recipe is not a swap, or no combination fits.
+
+        Example:
+            >>> import layerswap as ls
+            >>> plan = ls.swap(task="math-expert", language="swahili-expert")
+            >>> len(plan.grid(bottom=range(3), top=[0, 1]))
+            6
         """
         if self.recipe.swap is None:
             raise RecipeError("only a swap has zones to make a grid of")
+        layers = self.composition.layers
         zones = zone_grid(
-            self.composition.layers,
-            bottom=bottom,
-            top=top,
-            bottom_transition=bottom_transition,
-            top_transition=top_transition,
+            layers,
+            bottom=_many(bottom),
+            top=_many(top),
+            bottom_transition=_many(bottom_transition),
+            top_transition=_many(top_transition),
         )
         plans = []
         for sizes in zones:
             method = self.recipe.swap.model_copy(update=vars(sizes))
             recipe = self.recipe.model_copy(update={"swap": method})
-            composition = recipe.resolve(self.composition.layers, self.magnitude)
+            composition = recipe.resolve(layers, self.magnitude)
             plans.append(replace(self, recipe=recipe, composition=composition))
         if not plans:
-            layers = self.composition.layers
             raise RecipeError(f"no combination of these zone sizes fits {layers} layers")
         return plans
-
-    def save(
-        self,
-        out: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        threads: int | None = None,
-        progress: Advance | None = None,
-        allow_non_finite: bool = False,
-        resume: bool = False,
-    ) -> Path:
-        """Write the merged checkpoint: a folder that transformers and vLLM load.
-
-        Verbatim tensors are copied bit for bit; blends are accumulated in float32 and rounded
-        once. The folder appears whole or not at all.
-
-        Args:
-            out: the folder to create.
-            overwrite: replace a folder that layerswap wrote.
-            threads: workers; the number of usable processors when None.
-            progress: called with the number of bytes just written, by any of the workers.
-            allow_non_finite: let NaN and infinity through arithmetic.
-            resume: go on where the same merge was killed, keeping the output files that it
-                finished.
-
-        Raises:
-            LayerswapError: the output exists, does not fit on the disk or cannot be written, or
-                a source holds NaN or infinity, or changed meanwhile.
-        """
-        target = self.check_target(out, overwrite=overwrite)
-        write_plan(
-            self,
-            target,
-            overwrite=overwrite,
-            threads=threads or len(os.sched_getaffinity(0)),
-            progress=progress or _silent,
-            allow_non_finite=allow_non_finite,
-            resume=resume,
-        )
-        return target
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """The content of `layerswap.json`."""
-        return record(self)
-
-    def check_target(self, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """The absolute folder that `save` would write, checked without writing anything.
-
-        Raises:
-            LayerswapError: it exists, lies in a source, does not fit on the disk or cannot be
-                written, or a source changed since the plan was made.
-        """
-        target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
-        refuse_target(target, marker=RECORD, overwrite=overwrite)
-        everything = {**with_base(self.experts, self.base), **stored_fishers(self.fishers)}
-        check_apart(target, everything)
-        check_space(target.parent, self.nbytes)
-        check_unchanged(self.stamps)
-        return target
-
-    def load(self) -> PreTrainedModel:
-        """The merged model in memory, without writing it: the same weights as `save` writes.
-
-        Returns:
-            A transformers model on the CPU, in evaluation mode.
-        """
-        from layerswap.merge.load import load_model
-
-        check_unchanged(self.stamps)
-        return load_model(self)
 
 
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
@@ -276,6 +221,15 @@ def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dic
     if base is None:
         return dict(experts)
     return {**experts, ("base" if "base" not in experts else "the base"): base}
+
+
+def fisher_sources(fishers: Mapping[str, Fisher]) -> dict[str, Checkpoint]:
+    """The stored tensors of Fishers, by the name that messages and records have for them."""
+    return {f"fisher of {name}": fisher.stored for name, fisher in fishers.items()}
+
+
+def _many(sizes: int | Iterable[int]) -> Iterable[int]:
+    return (sizes,) if isinstance(sizes, int) else sizes
 
 
 def _as_overrides(old: Composition, new: Composition) -> list[Override]:
@@ -289,7 +243,3 @@ def _as_overrides(old: Composition, new: Composition) -> list[Override]:
         for place, blend in new.blends.items()
         if old[place] != blend
     ]
-
-
-def _silent(count: int) -> None:
-    """Advance that nobody watches."""

@@ -1,11 +1,14 @@
-"""From a recipe's sources to checkpoints: full ones, and adapters over their base."""
+"""Plans that save and load: opens the sources of a recipe and checks them against each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import (
     Adapter,
     Checkpoint,
@@ -16,19 +19,98 @@ from layerswap.checkpoint import (
     read_adapter,
 )
 from layerswap.checkpoint.commit import PARTIAL
-from layerswap.checkpoint.folder import INDEX, SINGLE
-from layerswap.checkpoint.hub import fetch_checkpoint
+from layerswap.checkpoint.folder import INDEX, SINGLE, fetch_checkpoint
 from layerswap.checkpoint.preconditions import stamps_of
-from layerswap.compose import Recipe
+from layerswap.compose import Recipe, read_recipe
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import Expert, SwapMethod
 from layerswap.deltas.measure import magnitude_weights
 from layerswap.errors import LayerswapError, MergeError, RecipeError
-from layerswap.merge.compatibility import check_together
-from layerswap.merge.fisher import open_fishers, stored_fishers
-from layerswap.merge.lora import AdapterPlan
-from layerswap.merge.plan import Plan, with_base
-from layerswap.merge.vocabulary import align, vocabulary_tensors
+from layerswap.merge.compatibility import check_together, check_tokenizers
+from layerswap.merge.fisher import open_fishers
+from layerswap.merge.load import load_model
+from layerswap.merge.lora import AdapterMergePlan
+from layerswap.merge.metadata import record
+from layerswap.merge.plan import MergePlan, fisher_sources, with_base
+from layerswap.merge.vocabulary import align
+from layerswap.merge.writer import write_plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Plan(MergePlan):
+    """What a merge will do, decided and checked; nothing has been written.
+
+    `MergePlan` documents the attributes.
+
+    Example:
+        >>> import layerswap as ls
+        >>> plan = ls.swap(task="math-expert", language="swahili-expert", bottom=1, top=1)
+        >>> plan.nbytes == plan.to_dict()["output_bytes"]
+        True
+        >>> plan.save("merged", overwrite=True).name
+        'merged'
+    """
+
+    def save(
+        self,
+        out: PathLike,
+        *,
+        overwrite: bool = False,
+        threads: int | None = None,
+        progress: Advance | None = None,
+        allow_non_finite: bool = False,
+        resume: bool = False,
+    ) -> Path:
+        """Write the merged checkpoint: a folder that transformers and vLLM load.
+
+        Verbatim tensors are copied bit for bit; blends are accumulated in float32 and rounded
+        once. The folder appears whole or not at all. A plan over adapters writes an adapter.
+
+        Args:
+            out: the folder to create.
+            overwrite: overwrite a folder that layerswap wrote.
+            threads: workers; the number of usable processors when None.
+            progress: called with the number of bytes just written, by any of the workers.
+            allow_non_finite: let NaN and infinity through arithmetic.
+            resume: resume the same merge where it was killed, with the output files that it
+                finished.
+
+        Returns:
+            The absolute path of the folder.
+
+        Raises:
+            LayerswapError: the output exists, does not fit on the disk or cannot be written, or
+                a source holds NaN or infinity, or changed meanwhile.
+        """
+        return write_plan(
+            self,
+            out,
+            overwrite=overwrite,
+            threads=threads,
+            progress=progress,
+            allow_non_finite=allow_non_finite,
+            resume=resume,
+        )
+
+    def load(self) -> PreTrainedModel:
+        """The merged model in memory, without writing it: the same weights as `save` writes.
+
+        Returns:
+            A transformers model on the CPU, in evaluation mode; a PEFT model from a plan over
+            adapters.
+        """
+        return load_model(self)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The content of `layerswap.json`."""
+        return record(self)
+
+
+class AdapterPlan(Plan, AdapterMergePlan):
+    """A plan over adapters only: saves an adapter, and loads a PEFT model."""
 
 
 @dataclass(frozen=True)
@@ -137,19 +219,27 @@ def _refuse_unfinished(name: str, source: str, folder: Path) -> None:
         raise MergeError(f"{name}: {source} is an unfinished merge; merge it again")
 
 
-def make_plan(recipe: Recipe, *, allow_pickle: bool = False) -> Plan:
+def make_plan(recipe: Recipe | PathLike, *, allow_pickle: bool = False) -> Plan:
     """Open the sources of a recipe, check them against each other, and resolve it.
 
     Reads headers and JSON only, except that magnitude weights read every tensor.
 
     Args:
-        recipe: what to merge.
+        recipe: what to merge, or the path of a recipe file.
         allow_pickle: read pickled weights (`.bin`), as tensors only.
 
     Raises:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
             recipe does not fit them.
+
+    Example:
+        >>> import layerswap as ls
+        >>> recipe = ls.parse_recipe("{experts: {a: math-expert}, soup: {experts: [a]}}")
+        >>> ls.make_plan(recipe).composition.experts
+        ('a',)
     """
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(Path(recipe))
     opened = open_sources(recipe, recipe.experts_in_order, allow_pickle=allow_pickle)
     sources, base = opened.experts, opened.base
     if recipe.rank is not None and not opened.adapters_only:
@@ -160,15 +250,21 @@ def make_plan(recipe: Recipe, *, allow_pickle: bool = False) -> Plan:
         recipe = recipe.model_copy(update={"base": named})
     together = with_base(sources, base)
     stamps = stamps_of(together.values())
-    alignment = align(recipe, together, base)
+    alignment = None
+    if recipe.tokenizer is None and len({c.vocabulary_size for c in together.values()}) == 1:
+        check_tokenizers(together)
+    else:
+        alignment = align(recipe, together, base)
     drop = check_together(together, aligned=alignment is not None)
     first = next(iter(sources.values()))
-    rows = vocabulary_tensors(first) if alignment else ()
+    rows = first.vocabulary_tensors if alignment else ()
     magnitude = _measure(recipe, sources, base, drop.union(rows))
     tensors = {name: place for name, place in first.places.items() if name not in drop}
     composition = recipe.resolve(first.layers, magnitude, tensors)
-    fishers = open_fishers(recipe, sources, drop, aligned=alignment is not None)
-    stamps |= stamps_of(stored_fishers(fishers).values())
+    fishers = {}
+    if any(expert.fisher for expert in recipe.experts.values()):
+        fishers = open_fishers(recipe, sources, drop, aligned=alignment is not None)
+        stamps |= stamps_of(fisher_sources(fishers).values())
     kind = AdapterPlan if opened.adapters_only else Plan
     return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment, fishers)
 

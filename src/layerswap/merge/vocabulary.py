@@ -9,10 +9,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, read_json_object, text_config
+from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge.tokenizer import check_tokenizers, differences, read_vocabulary, vocabulary_of
+from layerswap.merge.compatibility import (
+    check_tokenizers,
+    differences,
+    read_vocabulary,
+    vocabulary_of,
+)
 
 UNION = "union"
 RowMap = tuple[tuple[str, int, int], ...]
@@ -60,7 +65,7 @@ def align(
         MergeError: the tokenizers differ and the recipe does not choose one, or there is no
             `tokenizer.json` to align rows by.
     """
-    sizes = {name: vocabulary_size(c) for name, c in checkpoints.items()}
+    sizes = {name: checkpoint.vocabulary_size for name, checkpoint in checkpoints.items()}
     if not all(sizes.values()):
         check_tokenizers(checkpoints)
         return None
@@ -81,25 +86,6 @@ def align(
         name: _rows([name, *bases, *experts], owner, (target, size), tokens) for name in checkpoints
     }
     return Alignment(owner, size, rows, deltas, added)
-
-
-def vocabulary_size(checkpoint: Checkpoint) -> int:
-    """Rows of the embedding; 0 where the checkpoint was opened without tensors."""
-    names = vocabulary_tensors(checkpoint)
-    return checkpoint.tensors[names[0]].shape[0] if names else 0
-
-
-def vocabulary_tensors(checkpoint: Checkpoint) -> list[str]:
-    """Names of the tensors with one row per token: the embedding, and the head with its bias."""
-    size = text_config(checkpoint.config).get("vocab_size")
-    return [
-        name
-        for name, place in checkpoint.places.items()
-        if place.role in ("embedding", "head")
-        and name in checkpoint.tensors
-        and checkpoint.tensors[name].shape[:1] == (size,)
-        and not any(word in name for word in ("position", "wpe"))
-    ]
 
 
 def _choice(recipe: Recipe) -> str | None:

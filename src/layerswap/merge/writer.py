@@ -15,24 +15,23 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Advance
-from layerswap.checkpoint import DTYPE_BITS, atomic_folder
+from layerswap._types import Advance, PathLike
+from layerswap.checkpoint import DTYPE_BITS, atomic_folder, refuse_target
 from layerswap.checkpoint.commit import Journal
-from layerswap.checkpoint.preconditions import check_unchanged
-from layerswap.checkpoint.read import open_file, read_into, read_tensor, torch_dtype
+from layerswap.checkpoint.preconditions import check_apart, check_space, check_unchanged
+from layerswap.checkpoint.read import is_finite, open_file, read_into, read_tensor, torch_dtype
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge import kernels
 from layerswap.merge.layout import OutputTensor, Shard, index_of
 from layerswap.merge.lazy_tensors import Reader, Thresholds, leaves, model_thresholds
-from layerswap.merge.metadata import RECORD, write_documents
+from layerswap.merge.lora import AdapterMergePlan, write_adapter
+from layerswap.merge.metadata import RECORD, record, write_documents
+from layerswap.merge.plan import MergePlan
 
 if TYPE_CHECKING:
     import torch
-
-    from layerswap.merge.plan import Plan
 
 
 CHUNK_BYTES = 1 << 19
@@ -210,7 +209,7 @@ def computed(
     dtype = torch_dtype(piece.tensor.dtype)
     for chunk in _chunks(piece, CHUNK_BYTES):
         result = reader.total(piece.tensor.inputs, chunk.start, chunk.stop).to(dtype)
-        if not allow_non_finite and not kernels.is_finite(result):
+        if not allow_non_finite and not is_finite(result):
             raise MergeError(_non_finite(chunk, reader))
         yield memoryview(result.view(torch.uint8).numpy().data), chunk.offset
 
@@ -288,20 +287,43 @@ def single_threaded_torch() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def check_target(plan: MergePlan, out: PathLike, *, overwrite: bool) -> Path:
+    """The absolute folder that `write_plan` would write, checked without writing anything.
+
+    Raises:
+        LayerswapError: it exists, lies in a source, does not fit on the disk or cannot be
+            written, or a source changed since the plan was made.
+    """
+    target = refuse_target(out, marker=RECORD, overwrite=overwrite)
+    check_apart(target, plan.opened)
+    check_space(target.parent, plan.nbytes)
+    check_unchanged(plan.stamps)
+    return target
+
+
 def write_plan(
-    plan: Plan,
-    target: Path,
+    plan: MergePlan,
+    out: PathLike,
     *,
-    overwrite: bool,
-    threads: int,
-    progress: Advance,
-    allow_non_finite: bool,
-    resume: bool,
-) -> None:
-    """Write the merged checkpoint to `target`; see `Plan.save`."""
-    shards = plan.shards()
+    overwrite: bool = False,
+    threads: int | None = None,
+    progress: Advance | None = None,
+    allow_non_finite: bool = False,
+    resume: bool = False,
+) -> Path:
+    """Write the merged checkpoint or adapter; see `Plan.save`."""
+    target = check_target(plan, out, overwrite=overwrite)
+    report = progress or (lambda count: None)
+    if isinstance(plan, AdapterMergePlan):  # small: no threads, and nothing to resume
+        with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
+            write_adapter(folder, plan, allow_non_finite=allow_non_finite)
+            check_unchanged(plan.stamps)
+        report(plan.nbytes)
+        return target
+    shards, content = plan.shards, record(plan)
+    workers = threads or len(os.sched_getaffinity(0))
     # One file is either finished or not: a journal would have nothing to say.
-    key = _key(plan, shards, allow_non_finite) if len(shards) > 1 else ""
+    key = _key(content, shards, allow_non_finite) if len(shards) > 1 else ""
     with (
         atomic_folder(
             target, marker=RECORD, overwrite=overwrite, resume=key if resume and key else None
@@ -310,14 +332,14 @@ def write_plan(
     ):
         left = [shard for shard in shards if shard.file not in journal.finished]
         if journal.finished:
-            progress(sum(shard.nbytes for shard in shards if shard not in left))
-        thresholds = measure_model(plan.tensors, threads) if left else {}
+            report(sum(shard.nbytes for shard in shards if shard not in left))
+        thresholds = measure_model(plan.tensors, workers) if left else {}
         for shard in left:
             write_shard(
                 folder / shard.file,
                 shard,
-                threads=threads,
-                progress=progress,
+                threads=workers,
+                progress=report,
                 thresholds=thresholds,
                 allow_non_finite=allow_non_finite,
             )
@@ -326,13 +348,14 @@ def write_plan(
         index = index_of(shards)
         if index:
             (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
-        write_documents(folder, plan)
+        write_documents(folder, plan, content)
         check_unchanged(plan.stamps)
+    return target
 
 
-def _key(plan: Plan, shards: Sequence[Shard], allow_non_finite: bool) -> str:
+def _key(content: Mapping[str, Any], shards: Sequence[Shard], allow_non_finite: bool) -> str:
     """A hash of all that decides the bytes of the output files."""
-    digest = hashlib.sha256(json.dumps([plan.record, allow_non_finite]).encode())
+    digest = hashlib.sha256(json.dumps([content, allow_non_finite]).encode())
     for shard in shards:
         digest.update(shard.header)
     return digest.hexdigest()

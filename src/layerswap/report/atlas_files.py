@@ -29,7 +29,7 @@ def refuse_atlas(out: Path, *, overwrite: bool) -> None:
     Raises:
         MergeError: it exists, or its parent is missing or not writable.
     """
-    refuse_target(out.expanduser().absolute(), marker=ATLAS, overwrite=overwrite)
+    refuse_target(out, marker=ATLAS, overwrite=overwrite)
 
 
 def write_atlas(

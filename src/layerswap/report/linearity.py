@@ -13,7 +13,7 @@ TABLE = "linearity.parquet"
 
 def refuse_linearity(out: Path, *, overwrite: bool) -> None:
     """Refuse a folder that cannot be written, before anything is measured."""
-    refuse_target(out.expanduser().absolute(), marker=TABLE, overwrite=overwrite)
+    refuse_target(out, marker=TABLE, overwrite=overwrite)
 
 
 def write_linearity(found: Linearity, out: Path, *, overwrite: bool = False) -> Path:

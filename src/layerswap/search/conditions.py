@@ -8,7 +8,7 @@ from typing import Any
 
 from layerswap.compose import Blend, Composition, Zones, default_zones
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 
 OWN_KEYS = ("swap", "places", "weights")
 """Keys of a recipe that say how a swap is composed, and nothing about its contenders."""

@@ -14,7 +14,7 @@ from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import evaluate, load_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 from layerswap.search.protocol import split_documents
 from layerswap.search.spec import SweepSpec
 

@@ -18,8 +18,7 @@ from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore, composition_key
 from layerswap.merge.metadata import tokenizer_folder
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import Plan, make_plan
 from layerswap.search.evaluator import (
     DEVELOPMENT,
     Evaluator,

@@ -13,8 +13,7 @@ from typing import Any
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.presets import Zones, zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import Plan, make_plan
 from layerswap.study.runner import Context
 
 EXPERT, SELECTION = "expert", "selection.json"

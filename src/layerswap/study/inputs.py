@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint import fingerprint
 from layerswap.errors import RecipeError
-from layerswap.merge.metadata import fingerprint
 from layerswap.study.spec import StudySpec, TrainingRun
 from layerswap.training.expert.spec import Data, Files
 

@@ -12,7 +12,7 @@ from layerswap.errors import StudyError
 from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.results import read_scores
 from layerswap.evaluation.suites.suites import WrittenTask
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 from layerswap.study.conditions import (
     ELSEWHERE,
     EXPERT,

@@ -10,9 +10,8 @@ from layerswap.checkpoint import read_header, read_json_object
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.errors import CheckpointError
 from layerswap.merge.layout import OutputTensor, Shard, index_of
-from layerswap.merge.lora import AdapterPlan
 from layerswap.merge.metadata import RECORD, model_card, write_configuration
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import AdapterPlan, Plan
 from layerswap.merge.verification.report import Verification
 from layerswap.merge.verification.tensors import TensorPair
 
@@ -28,7 +27,7 @@ def check_shards(plan: Plan, report: Verification) -> list[TensorPair]:
         The tensors that are there with the right dtype and shape.
     """
     pairs: list[TensorPair] = []
-    shards = plan.shards()
+    shards = plan.shards
     for shard in shards:
         pairs += _check_shard(shard, report)
     index = index_of(shards)
@@ -50,8 +49,8 @@ def check_files(plan: Plan, report: Verification, *, card: bool = True) -> None:
         report: where findings go.
         card: whether to compare the model card, which names sources by their folders.
     """
-    expected = {shard.file for shard in plan.shards()}
-    index = index_of(plan.shards())
+    expected = {shard.file for shard in plan.shards}
+    index = index_of(plan.shards)
     expected |= {RECORD, CARD, *([index[0]] if index else [])}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

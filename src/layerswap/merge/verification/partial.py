@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprint, open_checkpoint
 from layerswap.compose.blend import Blend
 from layerswap.errors import LayerswapError
 from layerswap.merge.layout import OutputTensor
-from layerswap.merge.metadata import fingerprint
 from layerswap.merge.verification.record import Recorded
 from layerswap.merge.verification.report import Verification
 from layerswap.merge.verification.tensors import TensorPair

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, read_json_object
-from layerswap.checkpoint.commit import PARTIAL
-from layerswap.checkpoint.read import open_file, read_into
+from layerswap.checkpoint import Checkpoint, read_json_object, sha256_of
+from layerswap.checkpoint.commit import PARTIAL, write_json
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.metadata import RECORD
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import Plan, make_plan
 from layerswap.merge.verification.report import Verification
 
 HASHES = "sha256"
 """The key of `layerswap.json` under which `layerswap verify --record` keeps hashes of files."""
 LOST = "largest_share_lost_to_rank"
 """A key of adapters' records that does not follow from the recipe alone."""
-CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -187,33 +180,7 @@ def record_hashes(recorded: Recorded, files: Sequence[Path]) -> None:
         MergeError: the folder cannot be written.
     """
     data = {**recorded.data, HASHES: {file.name: sha256_of(file) for file in sorted(files)}}
-    draft = recorded.path.with_name(f"{RECORD}{PARTIAL}{os.getpid()}")
     try:
-        with draft.open("w", encoding="utf-8") as stream:
-            stream.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        shutil.copymode(recorded.path, draft)
-        draft.replace(recorded.path)
+        write_json(recorded.path, data)
     except OSError as error:
         raise MergeError(f"{recorded.path}: cannot be written ({error.strerror})") from None
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def sha256_of(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
-    """SHA-256 of a whole file, in hexadecimal; `progress` is told of the bytes read.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    with open_file(path) as handle:
-        size = os.fstat(handle).st_size
-        for start in range(0, size, CHUNK_BYTES):
-            part = buffer[: min(CHUNK_BYTES, size - start)]
-            read_into(handle, start, part, path)
-            digest.update(part)
-            progress(len(part))
-    return digest.hexdigest()

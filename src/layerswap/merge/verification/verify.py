@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from layerswap._types import Advance
+from layerswap._types import Advance, PathLike
+from layerswap.checkpoint import sha256_of
 from layerswap.errors import LayerswapError, RecipeError
-from layerswap.merge.lora import AdapterPlan
-from layerswap.merge.plan import Plan
-from layerswap.merge.planner import make_plan
+from layerswap.merge.planner import AdapterPlan, Plan, make_plan
 from layerswap.merge.verification.files import check_files, check_saved, check_shards
 from layerswap.merge.verification.partial import remaining_pairs
 from layerswap.merge.verification.record import (
@@ -21,7 +20,6 @@ from layerswap.merge.verification.record import (
     plan_again,
     read_record,
     record_hashes,
-    sha256_of,
 )
 from layerswap.merge.verification.report import Verification
 from layerswap.merge.verification.tensors import (
@@ -48,12 +46,12 @@ class _Settings:
 
 
 def verify(
-    folder: str | os.PathLike[str],
+    folder: PathLike,
     *,
     full: bool = False,
     share: float = 0.1,
     seed: int = 0,
-    sources: Mapping[str, str | os.PathLike[str]] | None = None,
+    sources: Mapping[str, PathLike] | None = None,
     record: bool = False,
     allow_pickle: bool = False,
     threads: int | None = None,
@@ -88,7 +86,11 @@ def verify(
         LayerswapError: the folder has no record that can be read, or `sources` names none of its
             sources.
 
-    Example: `print(verify("merged", full=True))`
+    Example:
+        >>> import layerswap as ls
+        >>> plan = ls.soup(["math-expert", "swahili-expert"])
+        >>> ls.verify(plan.save("merged", overwrite=True), full=True).passed
+        True
     """
     if not 0 < share <= 1:
         raise RecipeError(f"the share of a sample is above 0 and at most 1, not {share:g}")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap.checkpoint import fingerprint
 from layerswap.errors import DataError, LayerswapError
-from layerswap.merge.metadata import fingerprint
 from layerswap.training.expert.spec import Data, Files
 from layerswap.training.mix.card import SPLITS, load_saved
 from layerswap.training.mix.schema import Origin, ready_recipes

@@ -18,7 +18,7 @@ from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.languages import match
 from layerswap.merge.api import soup
 from layerswap.merge.metadata import tokenizer_folder
-from layerswap.merge.plan import Plan
+from layerswap.merge.planner import Plan
 from layerswap.training.expert.save import (
     CHECKPOINTS,
     checkpoints,

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Log, PathLike
-from layerswap.checkpoint import Checkpoint, Place, open_checkpoint
+from layerswap.checkpoint import Checkpoint, Place, fingerprint, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
 from layerswap.checkpoint.preconditions import check_apart
 from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
 from layerswap.merge.load import without_progress_bars
-from layerswap.merge.metadata import fingerprint
 from layerswap.training.expert.distributed import check_distributed
 from layerswap.training.expert.hyperparameters import SCHEDULE, sft_config
 from layerswap.training.expert.rows import TrainingRows, equal_parts, load_rows
