@@ -22,16 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layerswap.engine.model_limits import left_padded
+from layerswap.engine.requests import pad_with_mask
 from layerswap.engine.sweep import Sweep
 from sweep_data import lab_plan, lab_prompts, make_plan
 
 
 def one_by_one(sweep: Sweep, prompts: list[list[int]], count: int, ends: list[int]) -> list:
-    ids, mask = left_padded(prompts, 0, sweep.virtual.device)
+    ids, mask = (part.to(sweep.device) for part in pad_with_mask(prompts, left=True))
     found = []
     for member in range(len(sweep)):
-        model = sweep.model(member)
+        model = sweep.switch(member)
         model.generation_config.eos_token_id = ends or None
         model.generation_config.pad_token_id = 0
         out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)

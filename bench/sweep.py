@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from layerswap.engine.requests import pad
 from layerswap.engine.sweep import Sweep
 from sweep_data import make_plan
 
@@ -41,14 +42,12 @@ def own_forward(sweep: Sweep, requests: list, batch_size: int) -> None:
     """What a loop over loaded models does: whole logits of padded batches."""
     ordered = sorted(requests, key=lambda r: len(r[0]) + len(r[1]), reverse=True)
     for member in range(len(sweep)):
-        model = sweep.model(member)
+        model = sweep.switch(member)
         for start in range(0, len(ordered), batch_size):
             rows = [[*a, *b][:-1] for a, b in ordered[start : start + batch_size]]
-            ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-            for index, row in enumerate(rows):
-                ids[index, : len(row)] = torch.tensor(row)
+            ids = pad(rows)
             with torch.inference_mode():
-                logits = model(ids.to(sweep.virtual.device), use_cache=False).logits
+                logits = model(ids.to(sweep.device), use_cache=False).logits
                 logits.float().log_softmax(-1).argmax(-1).cpu()
 
 

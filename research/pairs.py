@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from layerswap.checkpoint.loading import without_progress_bars
 from layerswap.compose import Composition, Outside, Zones, default_zones, zone_grid
 from layerswap.compose import soup as everywhere
 from layerswap.compose import swap as layers_of
@@ -18,7 +19,6 @@ from layerswap.lab.assets import shipped
 from layerswap.lab.tasks import SPLITS
 from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
-from layerswap.merge.load import without_progress_bars
 from layerswap.study.conditions import DEFAULT
 from layerswap.study.runner import Context
 from research.questions import trainings_of

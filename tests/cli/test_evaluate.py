@@ -141,7 +141,7 @@ def test_a_folder_that_is_no_run_is_left_alone(layerswap, models, tmp_path):
         "eval", models / "task", "--suite", "mgsm", "--language", "sw", "--out", tmp_path
     )
     assert done.code == 2
-    assert "is no run" in done.err
+    assert "not written by `layerswap eval`" in done.err
     assert layerswap("compare", tmp_path).code == 2
 
 
@@ -199,3 +199,76 @@ def test_the_signal_that_predicts_a_merge(layerswap, tmp_path):
     wrong = layerswap("composability", table, "--merged", "mgsm")
     assert wrong.code == 2
     assert "did you mean 'mgsm_sw'" in wrong.err
+
+
+OWN_TASK = """
+task: own_choose
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{rows}"}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["1", "2", "3"]
+doc_to_target: right
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder with a task of the user's own."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    rows = [{"question": f"Moja na {i}?", "right": i % 3} for i in range(8)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (folder / "own.yaml").write_text(OWN_TASK.format(rows=folder / "rows.jsonl"))
+    return folder
+
+
+def test_any_task_is_evaluated_and_compared(layerswap, models, own, tmp_path):
+    asked = ["eval", models / "task", models / "swap.yaml", "--tasks", "own_choose"]
+    common = ["--include", own, "--dtype", "float32"]
+    for engine in ("sweep", "hf"):
+        done = layerswap(*asked, *common, "--engine", engine, "--out", tmp_path / engine)
+        assert done.code == 0, done.err
+    mine, theirs = (results(tmp_path / e, "swap")["results"] for e in ("sweep", "hf"))
+    assert mine == theirs
+    shown = layerswap("compare", tmp_path / "sweep")
+    assert shown.code == 0, shown.err
+    assert "own choose" in shown.out
+
+
+def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
+    sweep = {
+        "recipe": yaml.safe_load((models / "swap.yaml").read_text()) | {"swap": {}},
+        "grid": {"bottom": [0, 1], "top": [1]}, "tasks": ["own_choose"], "include": [str(own)],
+    }  # fmt: skip
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    done = layerswap("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "swept")
+    assert done.code == 0, done.err
+    asked = ["eval", models / "adapter", "--tasks", "own_choose", "--include", own]
+    assert layerswap(*asked, "--out", tmp_path / "eval").code == 0
+    shown = layerswap("compare", tmp_path / "swept", tmp_path / "eval", "--to", "markdown")
+    assert shown.code == 0, shown.err
+    assert "adapter" in shown.out
+    assert "task expert" in shown.out
+    # Both on the documents of the sweep's test split.
+    assert len([line for line in shown.out.splitlines() if "own choose" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--tasks", "own_chose"], "no task 'own_chose' (did you mean 'own_choose'"),
+        (["--tasks", "own_choose", "--suite", "mgsm"], "give either --tasks or --suite"),
+        (["--tasks", "own_choose", "--language", "sw"], "--language and --data are for --suite"),
+        (["--tasks", "own_choose", "--apply-chat-template"], "has no chat template to apply"),
+        (["--tasks", "own_choose", "--gen-kwargs", "nonsense"], "gen_kwargs"),
+        (["--suite", "mgsm"], "--suite needs --language"),
+    ],
+)
+def test_mistakes_about_tasks_are_one_line(layerswap, models, own, tmp_path, changed, said):
+    done = layerswap("eval", models / "task", "--include", own, "--out", tmp_path / "out", *changed)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err

@@ -74,7 +74,7 @@ def test_refusals_are_one_line(layerswap, experts, base, texts, tmp_path):
     )  # fmt: skip
     none = layerswap(*given(experts, experts.base, texts, out))
     assert none.code == 2
-    assert none.err.startswith(f"error: {experts.base}: has no usable tokenizer (")
+    assert none.err.startswith(f"error: {experts.base}: its tokenizer cannot be loaded (")
     assert none.err.count("\n") == 1
     short = tmp_path / "short.txt"
     short.write_text("a\n")

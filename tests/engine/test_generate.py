@@ -7,12 +7,14 @@ import pytest
 import torch
 from effort import mostly_slow
 from lm_eval.models.utils_hf import stop_sequences_criteria
-from tiny_models import EVERY, GATED, grid_of, save_expert, swap_of
+from tiny_models import EVERY, GATED, config_of, grid_of, save_expert, swap_of
 
 import layerswap as ls
+from layerswap.compose.recipe import check_recipe
 from layerswap.engine.sampling import Sampling
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
+from layerswap.merge.planner import make_plan
 
 RNG = np.random.default_rng(5)
 PROMPTS = [RNG.integers(3, 60, n).tolist() for n in (9, 4, 12, 9)]
@@ -300,3 +302,89 @@ def test_a_model_that_decodes_otherwise_is_found_out(llama, monkeypatch):
     monkeypatch.setattr(LlamaDecoderLayer, "forward", contrary)
     with pytest.warns(UserWarning, match="a token's logit is .* below the largest"):
         Sweep(llama).generate(PROMPTS, max_new_tokens=4)
+
+
+# --- models that cannot be decoded together -----------------------------------------------------
+
+
+def test_a_state_in_the_modules_is_seen_in_the_model_itself(letters, tmp_path):
+    """RecurrentGemma keeps its state in modules: a few steps alone would not show it."""
+    from transformers import RecurrentGemmaConfig
+
+    config = RecurrentGemmaConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=96, num_hidden_layers=4, lru_width=32,
+        num_attention_heads=4, num_key_value_heads=1, attention_window_size=6,
+    )  # fmt: skip
+    pair = [str(save_expert(tmp_path / f"e{seed}", config, seed)) for seed in range(2)]
+    patterns = [
+        {"match": rf"model\.layers\.(?P<layer>\d+)\.{names}\..*", "role": role}
+        for names, role in (
+            ("temporal_block", "attention"), ("mlp_block", "mlp"),
+            ("(temporal_pre_norm|channel_pre_norm)", "norm"),
+        )
+    ] + [{"match": r"model\.final_norm\.weight", "role": "final_norm"}]  # fmt: skip
+    recipe = {
+        "experts": {"task": pair[0], "language": pair[1]}, "patterns": patterns,
+        "swap": {"bottom": 1, "top": 1},
+    }  # fmt: skip
+    plan = make_plan(check_recipe(recipe, where="test"))
+    plans = [plan, *plan.grid(bottom=[1, 2], top=[0])]
+    with pytest.warns(UserWarning, match="it keeps a recurrent state"):
+        found = Sweep(plans).generate(PROMPTS, max_new_tokens=10, eos=[])
+    for generations, one in zip(found, plans, strict=True):
+        assert tokens_of(generations) == alone(one, PROMPTS, max_new_tokens=10, do_sample=False)
+
+
+def test_alone_every_prompt_is_written_by_itself(llama, monkeypatch):
+    """Not every model writes the same beside other prompts, padded or not."""
+    sweep = Sweep(llama[:2])
+    sweep._together = False
+    shapes = []
+    generate = type(sweep.model).generate
+
+    def noted(self, ids, **settings):
+        shapes.append((tuple(ids.shape), bool(settings["attention_mask"].all())))
+        return generate(self, ids, **settings)
+
+    monkeypatch.setattr(type(sweep.model), "generate", noted)
+    sweep.generate(PROMPTS, max_new_tokens=2, eos=[])
+    assert sorted(shapes) == sorted([((1, len(p)), True) for p in PROMPTS] * 2)
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+
+
+def test_longer_texts_before_change_nothing(tmp_path):
+    """Dynamic NTK scaling keeps the tables of the longest text so far, as transformers has it."""
+    plans = grid_of(swap_of(tmp_path, rope_parameters=DYNAMIC, max_position_embeddings=16))[:3]
+    sweep = Sweep(plans)
+    short, long = (torch.tensor([RNG.integers(3, 60, n).tolist()]) for n in (20, 40))
+    before = dict(sweep.logits(short))
+    dict(sweep.logits(long))
+    for member, logits in sweep.logits(short):
+        assert torch.equal(logits, before[member])
+        assert torch.equal(logits, plans[member].load()(short).logits)
+
+
+def test_rotary_tables_that_depend_on_the_batch(tmp_path):
+    """Beyond its first length LongRoPE has other frequencies, for every row of a batch."""
+    longrope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 10,
+        "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+    }  # fmt: skip
+    plans = grid_of(swap_of(tmp_path, rope_parameters=longrope))[:3]
+    found = Sweep(plans).generate(PROMPTS, max_new_tokens=8, eos=[])
+    for generations, plan in zip(found, plans, strict=True):
+        assert tokens_of(generations) == alone(plan, PROMPTS, max_new_tokens=8, do_sample=False)
+
+
+def test_a_model_without_a_head_is_one_line(tmp_path):
+    from transformers import AutoModel
+
+    for seed in range(2):
+        torch.manual_seed(seed)
+        AutoModel.from_config(config_of("llama")).save_pretrained(tmp_path / f"e{seed}")
+    plan = ls.swap(task=tmp_path / "e0", language=tmp_path / "e1", bottom=1, top=1)
+    with pytest.raises(EvaluationError, match=r"^LlamaModel has no language-model head"):
+        next(Sweep([plan]).logits(torch.tensor([[5, 6]])))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from layerswap.engine.kv_cache import GroupCache
 from layerswap.engine.sampling import Sampling, draw_tokens
-from layerswap.engine.slots import Slots
+from layerswap.engine.slots import GroupCache, Slots
 from layerswap.engine.trie import build_trie
 
 
@@ -52,7 +51,7 @@ def test_rows_share_lanes_until_they_write_different_tokens(seed):
         if not len(lanes):
             break
         # Equal rows are computed once, so they write the same.
-        leaves = lanes.levels[-1].lane
+        leaves = lanes.levels[-1].position
         tokens = rng.choice([3, 3, 3, 4, 5], leaves.max() + 1)[leaves]
         running = rng.random(leaves.max() + 1)[leaves] > 0.08
         for change in lanes.keep(running):
@@ -72,7 +71,7 @@ def check(lanes, caches, paths, histories):
     rows = list(zip(lanes.member.tolist(), lanes.prompt.tolist(), strict=True))
     for number, (level, layout) in enumerate(zip(lanes.levels, layouts, strict=True)):
         known = {}
-        lane = level.lane
+        lane = level.position
         for row, (m, p) in enumerate(rows):
             truth = tuple(paths[m][: number + 1]), p, tuple(histories[m, p])
             assert known.setdefault(truth, lane[row]) == lane[row]
@@ -80,9 +79,9 @@ def check(lanes, caches, paths, histories):
             assert held == histories[m, p]
             assert level.keys[level.group[row]] == paths[m][number]
             # What a lane is computed from is this row's lane one level up, and at the first.
-            assert layout.first[lane[row]] == lanes.levels[0].lane[row]
+            assert layout.first[lane[row]] == lanes.levels[0].position[row]
             if number:
-                assert layout.parent[lane[row]] == lanes.levels[number - 1].lane[row]
+                assert layout.parent[lane[row]] == lanes.levels[number - 1].position[row]
             (bounds,) = [g for g in layout.groups if g[2] <= lane[row] < g[3]]
             assert bounds[1] == paths[m][number]
         assert len(set(known.values())) == len(known)

@@ -9,11 +9,13 @@ import pytest
 import torch
 from effort import mostly_slow
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tiny_models import EVERY, grid_of, same_bits, swap_of
+from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
+from layerswap.checkpoint import Place
 from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
+from layerswap.compose.recipe import check_recipe
 from layerswap.engine import scoring
 from layerswap.engine.scoring import make_batches, make_rows, rolling_requests
 from layerswap.engine.sweep import Sweep
@@ -22,6 +24,7 @@ from layerswap.errors import EvaluationError
 from layerswap.lab.assets import shipped
 from layerswap.lab.scoring import correct, load, questions
 from layerswap.lab.train import IGNORED, encode
+from layerswap.merge.planner import make_plan
 
 RNG = np.random.default_rng(3)
 
@@ -362,3 +365,47 @@ def test_perplexity(llama):
 def test_requests_that_cannot_be_answered(llama, requests, settings, message):
     with pytest.raises(EvaluationError, match=message):
         Sweep(llama).loglikelihood(requests, **settings)
+
+
+def test_a_transformer_that_layers_share_is_of_none_of_them(tmp_path):
+    """Zamba stores it in the first of them; a swap by layer must not tear it apart."""
+    from transformers import ZambaConfig
+
+    config = ZambaConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=4, attn_layer_period=2, attn_layer_offset=1,
+        n_mamba_heads=2, mamba_d_state=8, mamba_dt_rank=4, attention_hidden_size=64,
+        attention_head_dim=16, use_mamba_kernels=False,
+    )  # fmt: skip
+    pair = [str(save_expert(tmp_path / f"e{seed}", config, seed)) for seed in range(2)]
+    recipe = {
+        "experts": {"task": pair[0], "language": pair[1]},
+        "patterns": [{"match": r"model\.layers\.(?P<layer>\d+)\..*", "role": "other"}],
+        "swap": {"bottom": 2, "top": 1},
+    }
+    plan = make_plan(check_recipe(recipe, where="test"))
+    shared = {where for name, where in plan.reference.places.items() if "shared_transf" in name}
+    assert shared == {Place(None, "other")}
+    plans = [plan, *plan.grid(bottom=[1, 3], top=[0, 2])]
+    ids = some_ids()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whether it runs along the trie is for the check to say
+        found = dict(Sweep(plans).logits(ids))
+    for index, one in enumerate(plans):
+        with torch.no_grad():
+            assert same_bits(found[index], one.load()(ids).logits)
+
+
+def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):
+    monkeypatch.setattr("layerswap.engine.parameter_map._find_stack", lambda *args: None)
+    ids = some_ids()
+    sweep = Sweep(llama[:3])
+    with pytest.warns(UserWarning, match="they are not in one list"):
+        found = dict(sweep.logits(ids))
+    assert sweep.counts().ratio == 1
+    for index, plan in enumerate(llama[:3]):
+        with torch.no_grad():
+            assert same_bits(found[index], plan.load()(ids).logits)
+    with pytest.warns(UserWarning, match="every composition generates alone"):
+        texts = sweep.generate([[5, 6, 7]], max_new_tokens=3, eos=[])
+    assert [len(row) for row in texts] == [1, 1, 1]

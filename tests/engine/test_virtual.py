@@ -11,8 +11,7 @@ from tiny_models import EVERY, config_of, grid_of, same_bits, save_expert, swap_
 
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
-from layerswap.engine.virtual import VirtualModel
-from layerswap.engine.weight_pool import WeightPool
+from layerswap.engine.virtual import VirtualModel, WeightPool
 from layerswap.errors import EvaluationError
 
 
@@ -157,9 +156,9 @@ def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
     assert estimate.made == outside
     assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open + 1)
     for index in every:
-        sweep.model(index)
-    assert sweep.virtual.pool.kept_bytes == estimate.experts
-    assert sweep.virtual.pool.made_bytes == estimate.made
+        sweep.switch(index)
+    assert sweep.pool.kept_bytes == estimate.experts
+    assert sweep.pool.made_bytes == estimate.made
     assert str(estimate).startswith("about ")
     assert "(experts 279 KB, made 15 KB, " in str(estimate)
 

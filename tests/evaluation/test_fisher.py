@@ -119,11 +119,11 @@ def test_the_fisher_is_the_expectation_over_predictions(expert, tmp_path):
 
 def test_labels_are_drawn_as_the_model_predicts():
     logits = torch.log(torch.tensor([[0.1, 0.6, 0.0, 0.3]]).repeat(20_000, 1))
-    drawn = module._draw(logits, "key")
+    drawn = module.draw_labels(logits, "key")
     counts = torch.bincount(drawn, minlength=4) / len(drawn)
     np.testing.assert_allclose(counts, [0.1, 0.6, 0.0, 0.3], atol=0.02)
-    assert torch.equal(drawn, module._draw(logits, "key"))
-    assert not torch.equal(drawn, module._draw(logits, "other"))
+    assert torch.equal(drawn, module.draw_labels(logits, "key"))
+    assert not torch.equal(drawn, module.draw_labels(logits, "other"))
 
 
 def test_same_seed_same_bytes(expert, data, tmp_path):
@@ -325,7 +325,9 @@ def test_a_model_without_a_tokenizer(expert, data, tmp_path):
     bare = copied(expert, tmp_path / "bare")
     for file in bare.glob("tokenizer*"):
         file.unlink()
-    assert refusal(bare, data, tmp_path / "out").startswith(f"{bare}: cannot be loaded (")
+    assert refusal(bare, data, tmp_path / "out").startswith(
+        f"{bare}: its tokenizer cannot be loaded ("
+    )
 
 
 def test_a_checkpoint_that_changes_meanwhile(expert, data, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import evaluate
+from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.response_cache import AnswerStore
 
 NAMES = ["maembe_generate", "maembe_choose", "maembe_read"]
@@ -141,3 +142,97 @@ def test_a_task_that_is_not_known(world):
     with pytest.raises(EvaluationError, match=r"^tasks no_such_task: ") as caught:
         evaluate(sweep_of(world), None, ["no_such_task"])
     assert "\n" not in str(caught.value)
+
+
+# --- chat ---------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def chat_tokenizer(world):
+    tokenizer = AutoTokenizer.from_pretrained(world["task"])
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"apply_chat_template": True},
+        {"apply_chat_template": True, "system_instruction": "Jibu.", "fewshot_as_multiturn": False},
+        {"system_instruction": "Jibu."},
+        {"apply_chat_template": True, "gen_kwargs": "max_gen_toks=3"},
+    ],
+)
+def test_chats_are_those_of_lm_eval(world, settings, tmp_path):
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    sweep = sweep_of(world, bottoms=(1,), tops=(1,))
+    names = ["maembe_generate", "maembe_choose"]
+    [found] = evaluate(
+        sweep, chat_tokenizer(world), names, include=[world["tasks"]],
+        options=PromptOptions(**settings),
+    )  # fmt: skip
+    sweep.plans[0].save(tmp_path / "merged")
+    expected = lm_eval.simple_evaluate(
+        model=HFLM(
+            pretrained=str(tmp_path / "merged"), tokenizer=chat_tokenizer(world), batch_size=16,
+            device="cpu", dtype="float32",
+        ),
+        tasks=names, bootstrap_iters=0, log_samples=True,
+        task_manager=TaskManager(include_path=str(world["tasks"]), include_defaults=False),
+        **settings,
+    )  # fmt: skip
+    for name in names:
+        ours, theirs = comparable(found)[name], comparable(expected)[name]
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            if isinstance(value, float):
+                assert ours[key] == pytest.approx(value, rel=1e-4), (name, key)
+        for mine, other in zip(found["samples"][name], expected["samples"][name], strict=True):
+            assert mine["prompt_hash"] == other["prompt_hash"]
+            if name == "maembe_generate":
+                assert mine["resps"] == other["resps"]
+
+
+def test_a_template_that_is_not_applied_is_said(world):
+    lines = []
+    tokenizer = chat_tokenizer(world)
+    assert PromptOptions().tokenizer(tokenizer, lines.append) is tokenizer
+    assert len(lines) == 1
+    assert "--apply-chat-template" in lines[0]
+    PromptOptions(apply_chat_template=True).tokenizer(tokenizer, lines.append)
+    assert len(lines) == 1
+
+
+def test_templates_that_cannot_be_applied_are_one_line(world):
+    plain = AutoTokenizer.from_pretrained(world["task"])
+    with pytest.raises(EvaluationError, match=r"^the tokenizer has no chat template to apply$"):
+        PromptOptions(apply_chat_template=True).tokenizer(plain)
+    with pytest.raises(EvaluationError, match=r"^no chat template 'rag'; there are default$"):
+        PromptOptions(apply_chat_template="rag").tokenizer(chat_tokenizer(world))
+    raising = chat_tokenizer(world)
+    raising.chat_template = "{{ raise_exception('System role not supported') }}"
+    options = PromptOptions(apply_chat_template=True)
+    refused = r"^the chat template cannot be applied \(System role not supported\)$"
+    with pytest.raises(EvaluationError, match=refused):
+        options.prompt_ids(raising, "Habari?")
+    with pytest.raises(EvaluationError, match=refused):
+        evaluate(
+            sweep_of(world, bottoms=(1,), tops=(1,)), raising, ["maembe_generate"],
+            include=[world["tasks"]], options=options,
+        )  # fmt: skip
+
+
+def test_a_prompt_outside_of_a_task(world):
+    tokenizer = chat_tokenizer(world)
+    chat = PromptOptions(apply_chat_template=True, system_instruction="Jibu.")
+    text = tokenizer.decode(chat.prompt_ids(tokenizer, "Habari?"))
+    assert text == "<s>[system] Jibu.\n[user] Habari?\n[assistant]"
+    plain = PromptOptions(system_instruction="Jibu.").prompt_ids(tokenizer, "Habari?")
+    assert tokenizer.decode(plain) == "Jibu.\n\nHabari?"

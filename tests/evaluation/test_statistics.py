@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.evaluation.statistics import mean_interval, paired_difference
+from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
 
 RNG = np.random.default_rng(0)
 
@@ -28,8 +28,27 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     assert 0.83 < hits / 300 < 0.96
 
 
-def test_certainty_has_no_width():
-    assert mean_interval(np.ones(7, dtype=bool)).low == 1.0
+@pytest.mark.parametrize("count", [1, 12, 100])
+def test_the_ends_are_not_certain(count):
+    """Where all are right or all wrong, the interval is that of Clopper and Pearson."""
+    from scipy.stats import binomtest
+
+    for right in (0, count):
+        found = mean_interval(np.arange(count) < right)
+        exact = binomtest(right, count).proportion_ci(0.95, "exact")
+        assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+        assert found.mean == right / count
+
+
+def test_equal_answers_are_not_proof_of_equality():
+    same = np.arange(20) < 8
+    found = paired_difference(same, same)
+    assert found.mean == 0
+    assert found.high == -found.low == pytest.approx(1 - 0.025 ** (1 / 20))
+    assert paired_difference(np.full(5, 0.3), np.full(5, 0.3)) == Interval(0.0, 0.0, 0.0, 5)
+    assert found.in_words() == "no difference detected (n=20, ±16.8 points)"
+    assert Interval(0.12, 0.05, 0.2, 40).in_words() == "12.0 points higher"
+    assert Interval(-0.12, -0.2, -0.05, 40).in_words() == "12.0 points lower"
 
 
 def test_a_paired_difference_is_narrower_than_two_intervals():

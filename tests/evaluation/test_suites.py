@@ -11,10 +11,9 @@ import sacrebleu
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import load_tasks
 from layerswap.evaluation.suites import flores, mbpp, mgsm
-from layerswap.evaluation.suites.data_folder import DataFolder
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
 from layerswap.evaluation.suites.suites import BENCHMARKS, SUITES, write_suite
-from layerswap.evaluation.suites.task_folder import TaskFolder
 
 DATA = Path(__file__).parents[1] / "data"
 LANGUAGES = [*json.loads((DATA / "mgsm" / "exemplars.json").read_text())]

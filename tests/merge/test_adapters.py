@@ -222,6 +222,29 @@ def test_conv1d_layers(tmp_path):
         assert torch.allclose(tensor.double(), want[name], rtol=0, atol=1e-6), name
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_layers_of_the_base_decide_how_a_square_delta_is_stored(family, tmp_path):
+    """A `fan_in_fan_out` that does not fit them is corrected, as PEFT does with a warning."""
+    config = tiny_llama() if family == "llama" else GPT2Config(
+        n_layer=4, n_embd=16, n_head=2, n_positions=32, vocab_size=50
+    )  # fmt: skip
+    base = save_expert(tmp_path / "base", config, 0)
+    fits = family == "gpt2"
+    targets = ["c_proj"] if fits else ["q_proj", "o_proj"]
+    settings = {"r": 3, "lora_alpha": 6, "target_modules": targets}
+    one = save_adapter(tmp_path / "one", base, 1, fan_in_fan_out=fits, **settings)
+    two = save_adapter(tmp_path / "two", base, 2, fan_in_fan_out=fits, **settings)
+    want = expected(base, one, two)
+    for folder in (one, two):
+        known = json.loads((folder / "adapter_config.json").read_text())
+        known["fan_in_fan_out"] = not fits
+        (folder / "adapter_config.json").write_text(json.dumps(known))
+    recipe = {"experts": {"task": str(one), "language": str(two)}, "swap": ZONES, "bake": True}
+    ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "full")
+    for name, tensor in tensors_of(tmp_path / "full").items():
+        assert torch.allclose(tensor.double(), want[name], rtol=0, atol=1e-6), name
+
+
 def test_magnitude_weights_of_adapters_are_of_dense_deltas(base, adapters):
     names = ("plain", "rslora")
     recipe = {

@@ -10,7 +10,7 @@ from effort import mostly_slow
 from merging import change_config, check_equal, save_expert, save_tokenizer, swapped, tiny_llama
 
 import layerswap as ls
-from layerswap.errors import MergeError
+from layerswap.errors import CheckpointError
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 GATED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -149,14 +149,14 @@ def test_generation_settings_come_along(pair, tmp_path):
 def test_only_a_model_class_of_transformers_is_ever_loaded(pair, name):
     for folder in pair:
         change_config(folder, architectures=[name])
-    with pytest.raises(MergeError, match="transformers has no model class"):
+    with pytest.raises(CheckpointError, match="transformers has no model class"):
         ls.swap(task=pair[0], language=pair[1]).load()
 
 
 def test_an_unknown_model_type_is_one_line(pair):
     for folder in pair:
         change_config(folder, model_type="no-such-type")
-    with pytest.raises(MergeError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         ls.swap(task=pair[0], language=pair[1]).load()
-    assert str(caught.value).startswith("transformers cannot read the configuration (")
+    assert str(caught.value).startswith(f"{pair[0]}: its configuration cannot be loaded (")
     assert "\n" not in str(caught.value)

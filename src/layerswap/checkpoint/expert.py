@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from layerswap.checkpoint.adapter import Adapter, match_tensors, read_adapter
+from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
 from layerswap.checkpoint.folder import (
+    CONV1D_TYPES,
     Checkpoint,
     fetch_checkpoint,
     is_adapter,
@@ -48,16 +50,33 @@ def adapt(
         )
         low_rank = {weights[path]: low for path, low in adapter.modules.items()}
         tensors = {**base.tensors}
+        places = base.places or _module_places({*low_rank, *adapter.saved}, patterns)
+        low_rank = {
+            name: replace(low, transposed=_is_transposed(adapter, low, places[name], base))
+            for name, low in low_rank.items()
+        }
         for name, info in low_rank.items():
             _check_shape(name, info.shape, base)
         for name, saved in adapter.saved.items():
             _check_shape(name, saved.shape, base)
             tensors[name] = saved
-        places = base.places or _module_places({*low_rank, *adapter.saved}, patterns)
     except CheckpointError as error:
         raise error.within(source) from None
     return Checkpoint(
         source, revision, adapter.folder, base.config, tensors, places, adapter, low_rank
+    )
+
+
+def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:
+    """True if a weight is stored as [in, out].
+
+    The type of the base's layer decides, as in PEFT; a `fan_in_fan_out` that does not fit it
+    would transpose a square delta unnoticed.
+    """
+    if where.layer is not None:
+        return base.config.get("model_type") in CONV1D_TYPES
+    return low.transposed and (
+        where.role == "embedding" or not adapter.config.get("fan_in_fan_out")
     )
 
 

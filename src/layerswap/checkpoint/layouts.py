@@ -63,6 +63,9 @@ OWNERS: Mapping[str, frozenset[str]] = {
     ),
 }
 
+# Modules that several layers share (Zamba, Zamba2): stored in one layer, but not of that layer.
+SHARED = _words("shared_transf shared_transformer")
+
 # Below an owner: role -> the words that may follow, besides numbers (experts, per-head norms).
 _LEAVES = "weight bias"
 INSIDE: Mapping[str, frozenset[str]] = {

@@ -27,7 +27,8 @@ class Place(NamedTuple):
 
     `layer` counts from 0 at the input and is None outside the layers. `role` is one of `ROLES`:
     `attention`, `mlp` and `norm` only exist in a layer, `embedding`, `head` and `final_norm` only
-    outside, and `other` in both (a layer's scalar; a vision tower, a projector, a rotary table).
+    outside, and `other` in both (a layer's scalar; a vision tower, a projector, a rotary table, a
+    transformer that several layers share).
 
     Everything an attention module owns is `attention`, its norms and buffers too; experts and
     routers are `mlp`. `embedding` is all that turns a token into the first layer's input: position
@@ -170,6 +171,9 @@ def alias(name: str) -> Alias | None:
 
 
 def _by_pattern(name: str, patterns: Sequence[Pattern]) -> Place | None:
+    """The place by the first pattern that matches; what layers share is of none of them."""
+    if not layouts.SHARED.isdisjoint(name.split(".")):
+        return Place(None, "other")
     return next((where for pattern in patterns if (where := pattern.place(name))), None)
 
 

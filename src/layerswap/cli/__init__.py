@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from layerswap.cli import (
+    adapters,
     composability,
     data,
     delta,
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 options.command(app, "quickstart")(quickstart.quickstart)
 options.command(app, "merge", json=True)(merge.merge)
+options.command(app, "adapters", json=True)(adapters.adapters)
 options.command(app, "plan", json=True)(plan.plan)
 options.command(app, "data")(data.data)
 options.command(app, "train")(train.train)

@@ -59,10 +59,11 @@ def _build(
     overwrite: bool,
 ) -> None:  # fmt: skip
     from layerswap.checkpoint import refuse_target
+    from layerswap.checkpoint.loading import load_tokenizer
     from layerswap.cli.progress import named_progress
     from layerswap.cli.tables import mix_table
     from layerswap.training.mix.build import build_mix
-    from layerswap.training.mix.card import CARD, data_card, load_tokenizer, save_mix
+    from layerswap.training.mix.card import CARD, data_card, save_mix, separator_warning
     from layerswap.training.mix.schema import mix_text, parse_mix
     from layerswap.versions import need_extras
 
@@ -71,7 +72,9 @@ def _build(
     checked = parse_mix(text, where=mix)
     refuse_target(out, marker=CARD, overwrite=overwrite)
     if tokenizer is not None:
-        load_tokenizer(tokenizer)  # a wrong one fails before the work
+        load_tokenizer(
+            tokenizer, named=f"--tokenizer {tokenizer}"
+        )  # a wrong one fails before the work
     with named_progress() as progress:
         built = build_mix(
             checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress
@@ -79,6 +82,9 @@ def _build(
     card = data_card(built, tokenizer)
     written = save_mix(built, out, recipe=text, card=card, overwrite=overwrite)
     output.say(mix_table(card))
+    warning = separator_warning(card, checked.separator)
+    if warning:
+        output.log(f"warning: {warning}")
     output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
     wanted = checked.total
     if wanted is not None and len(built.examples) < wanted:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from layerswap.cli import options, output
+from layerswap.errors import RecipeError
 
 
 def evaluate(
@@ -16,22 +17,28 @@ def evaluate(
         list[str], typer.Argument(help="Folders, Hub ids, adapters, or recipes (.yaml).")
     ],
     *,
+    out: Annotated[Path, typer.Option(help="Folder of results; answers in it are reused.")],
+    task: options.Tasks = None,
+    include: options.Include = None,
     suite: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Suite (layer-swapping, unreasonable) or benchmark (mgsm, belebele, flores, "
-            "mbpp, mmlu)."
+            "mbpp, mmlu) in place of tasks."
         ),
-    ],
-    language: Annotated[
-        list[str],
-        typer.Option(help="Language code or name (sw, swh_Latn, Swahili). Repeatable."),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of published benchmark files [LAYERSWAP_DATA].")
     ] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Examples per prompt.")] = None,
+    language: Annotated[
+        list[str] | None,
+        typer.Option(help="Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
+    ] = None,
+    num_fewshot: options.NumFewshot = None,
+    apply_chat_template: options.ApplyChatTemplate = False,
+    system_instruction: options.SystemInstruction = None,
+    fewshot_as_multiturn: options.FewshotAsMultiturn = None,
+    gen_kwargs: options.GenKwargs = None,
     limit: options.Limit = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Batch size. Default: the largest that fits.")
@@ -44,40 +51,59 @@ def evaluate(
     ] = "sweep",
     allow_code: options.AllowCode = False,
 ) -> None:
-    """Evaluate models on the papers' benchmarks, in any language they have.
+    """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
 
     A recipe is evaluated in memory, without being written. Models made of the same experts are
     evaluated together. Writes scores and answers into the folder OUT.
 
-    Example: layerswap eval merged --suite layer-swapping --language sw --out results
+    Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
     """
     from layerswap.cli.progress import step_progress
     from layerswap.engine.devices import check_dtype, open_device, pick_device
     from layerswap.evaluation import results as files
+    from layerswap.evaluation.harness import check_task_names
     from layerswap.evaluation.response_cache import AnswerStore
-    from layerswap.evaluation.suite_run import Settings, open_models, run_suite
-    from layerswap.evaluation.suites.data_folder import DataFolder
+    from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
+    from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite
-    from layerswap.evaluation.suites.task_folder import TaskFolder
     from layerswap.versions import need_extras
 
-    need_extras("judging", "eval")
+    names = options.task_names(task)
+    if (suite is None) == (not names):
+        raise RecipeError("give either --tasks or --suite")
+    if suite is not None and not language:
+        raise RecipeError("--suite needs --language")
+    if names and (language or data):
+        raise RecipeError("--language and --data belong to --suite; tasks have their own")
+    need_extras("evaluating", "eval")
     options.refuse_checkpoint("--language", language, takes="a language code or name")
     open_device(pick_device(device))
     check_dtype(dtype)
+    folders = [path.absolute() for path in include or ()]
+    check_task_names(names, folders)
     plans = open_models(models)
     folder = files.open_folder(out)
-    tasks = TaskFolder(folder / files.TASKS)
-    asked = write_suite(
-        suite, language, tasks, data=DataFolder.given(data), shots=shots, allow_code=allow_code,
-        skip=output.log,
-    )  # fmt: skip
-    settings = Settings(limit, batch_size, pick_device(device), dtype, engine, allow_code)
-    with step_progress("evaluating models", len(plans)) as progress:
-        results = run_suite(
-            plans, asked, tasks.root, settings=settings,
-            store=AnswerStore(folder / files.ANSWERS), log=output.log, progress=progress,
+    written = TaskFolder(folder / files.TASKS)
+    asked = []
+    if suite is not None:
+        asked = write_suite(
+            suite, language or (), written, data=DataFolder.given(data), shots=num_fewshot,
+            allow_code=allow_code, skip=output.log,
         )  # fmt: skip
+    prompts = options.prompt_options(
+        apply_chat_template, system_instruction, fewshot_as_multiturn, gen_kwargs
+    )
+    settings = EvaluationSettings(
+        limit, batch_size, pick_device(device), dtype, engine, allow_code,
+        None if suite else num_fewshot, prompts,
+    )  # fmt: skip
+    with step_progress("evaluating models", len(plans)) as progress:
+        results = evaluate_models(
+            plans, names or [one.name for one in asked], folders or [written.root],
+            settings=settings, store=AnswerStore(folder / files.ANSWERS), log=output.log,
+            progress=progress,
+        )  # fmt: skip
+    asked = asked or files.tasks_of(results)
     files.write_results(folder, results, asked)
     scores: list[dict[str, Any]] = [
         {"model": name, "benchmark": one.benchmark, "task": one.name, "metric": one.metric[0],
@@ -93,7 +119,7 @@ def evaluate(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that `layerswap eval` wrote.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders that eval, sweep or study wrote.")],
     *,
     model: Annotated[
         list[str] | None, typer.Option(help="Model to show, the reference first. Repeatable.")

@@ -16,6 +16,7 @@ from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
+    from layerswap.evaluation.prompts import PromptOptions
 
 COMPOSITION, OUTPUT_PANEL = "Composition", "Output"
 
@@ -43,14 +44,44 @@ Language = Annotated[
     str | None, typer.Option(help="Language code or name (sw, swh_Latn, Swahili).")
 ]
 Tasks = Annotated[
-    list[str] | None, typer.Option("--task", help="Benchmark: an lm-eval task. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--tasks", "--task", metavar="NAME,...", help="lm-eval tasks or groups. Repeatable."
+    ),
 ]
 Include = Annotated[
     list[Path] | None,
     typer.Option(help="Folder with YAML files of more lm-eval tasks. Repeatable."),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Largest number of documents per task, drawn at random.")
+    int | None, typer.Option(min=1, help="Number of documents per task, the first ones.")
+]
+NumFewshot = Annotated[
+    int | None,
+    typer.Option(
+        "--num-fewshot", "--shots", min=0, help="Examples per prompt. Default: those of the task."
+    ),
+]
+ApplyChatTemplate = Annotated[
+    bool,
+    typer.Option("--apply-chat-template", help="Write prompts with the tokenizer's chat template."),
+]
+SystemInstruction = Annotated[
+    str | None, typer.Option(help="System message of the chat, or text before a plain prompt.")
+]
+FewshotAsMultiturn = Annotated[
+    bool | None,
+    typer.Option(
+        "--fewshot-as-multiturn/--fewshot-as-one-turn",
+        help="Examples as turns of the chat. Default: yes with --apply-chat-template.",
+    ),
+]
+GenKwargs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=VALUE,...",
+        help="Generation settings that replace those of the tasks, such as max_gen_toks=64.",
+    ),
 ]
 Device = Annotated[
     str | None, typer.Option(help="Device of the models: cpu, cuda or mps. Default: a GPU if any.")
@@ -168,6 +199,16 @@ def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
     return extended(command, added, lambda given: run(given.pop("recipe"), given))
 
 
+def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command with options of `RECIPE`, as parameters of the same names."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        added = {name: (RECIPE[name], None) for name in names}
+        return extended(command, added, lambda given: command(**given))
+
+    return decorate
+
+
 def command(
     app: typer.Typer, name: str | None = None, *, json: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -253,7 +294,7 @@ def build_recipe(path: Path | None, flags: Mapping[str, Any]) -> Recipe:
         expect_checkpoint(f"--{name.replace('_', '-')}", given[name])
     data: dict[str, Any] = {
         "experts": {name: given.pop(f"{name}_expert") for name in ("task", "language")},
-        "weights": _read_weights(given.pop("weights", "uniform")),
+        "weights": read_weights(given.pop("weights", "uniform")),
         **({"base": given.pop("base")} if "base" in given else {}),
         "swap": given,
         **output,
@@ -261,7 +302,12 @@ def build_recipe(path: Path | None, flags: Mapping[str, Any]) -> Recipe:
     return check_recipe(data, where="command line")
 
 
-def _read_weights(text: str) -> str | dict[str, float]:
+def read_weights(text: str) -> str | dict[str, float]:
+    """The value of `--weights`: a word, or the weights of both experts.
+
+    Raises:
+        RecipeError: neither.
+    """
     if "," not in text:
         return text
     try:
@@ -329,3 +375,43 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
             raise RecipeError(f"{option}: {name!r} is given twice")
         pairs[name] = value
     return pairs
+
+
+def task_names(given: list[str] | None) -> list[str]:
+    """Names of tasks, from values of an option that each may hold several with commas between."""
+    return [name.strip() for value in given or () for name in value.split(",") if name.strip()]
+
+
+def prompt_options(
+    apply_chat_template: bool,
+    system_instruction: str | None,
+    fewshot_as_multiturn: bool | None,
+    gen_kwargs: str | None,
+) -> PromptOptions:
+    """The options of prompts as the evaluation takes them."""
+    from layerswap.evaluation.prompts import PromptOptions
+
+    return PromptOptions(
+        apply_chat_template=apply_chat_template,
+        system_instruction=system_instruction,
+        fewshot_as_multiturn=fewshot_as_multiturn,
+        gen_kwargs=gen_kwargs,
+    )
+
+
+def named_folders(option: str, texts: list[str]) -> dict[str, str]:
+    """Folders or Hub ids by name: `NAME=FOLDER`, or the folder's own name.
+
+    Raises:
+        RecipeError: two have one name, or a name is no name of a folder.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, given, source = text.partition("=")
+        name, source = (name, source) if given else (text.rstrip("/").rpartition("/")[2], text)
+        if not name or not source or name.startswith(".") or "/" in name:
+            raise RecipeError(f"{option}: {text!r} is not FOLDER or NAME=FOLDER")
+        if name in found:
+            raise RecipeError(f"{option}: two are called {name!r}; write NAME=FOLDER")
+        found[name] = source
+    return found

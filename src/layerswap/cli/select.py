@@ -24,6 +24,11 @@ def select(
         typer.Option(help="Kind of expert, whose published signals replace --task."),
     ] = None,
     language: options.Language = None,
+    num_fewshot: options.NumFewshot = None,
+    apply_chat_template: options.ApplyChatTemplate = False,
+    system_instruction: options.SystemInstruction = None,
+    fewshot_as_multiturn: options.FewshotAsMultiturn = None,
+    gen_kwargs: options.GenKwargs = None,
     limit: options.Limit = None,
     device: options.Device = None,
     dtype: options.ModelDtype = None,
@@ -44,14 +49,18 @@ def select(
         raise RecipeError("give --task or --role, not both")
     options.refuse_checkpoint("--task", task, takes="an lm-eval task")
     options.refuse_checkpoint("--language", language, takes="a language code or name")
-    names = list(task or [])
+    names = options.task_names(task)
     if role is not None:
         names = selection.signal_tasks(role, language)
     score = None
     if names:
         score = selection.scorer(
-            names, include=include or (), limit=limit, device=device, dtype=dtype
-        )
+            names, include=include or (), limit=limit, num_fewshot=num_fewshot,
+            prompts=options.prompt_options(
+                apply_chat_template, system_instruction, fewshot_as_multiturn, gen_kwargs
+            ),
+            device=device, dtype=dtype,
+        )  # fmt: skip
     found = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
     output.say(selection_table(found))
     if out is not None:

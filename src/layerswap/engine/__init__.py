@@ -1,4 +1,4 @@
-"""Many compositions of the same experts in memory: scored and generated with together."""
+"""Scores and generates with many compositions of the same experts together."""
 
 from layerswap.engine.generation import Generation
 from layerswap.engine.sampling import Sampling

@@ -1,4 +1,4 @@
-"""Where models run, and in which dtype."""
+"""Checks devices and dtypes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pick_device(device: str | None) -> str:
-    """The device that was asked for; a GPU if there is one, or the CPU, when None."""
+    """The given device; when None, a GPU if there is one, else the CPU."""
     if device is not None:
         return device
     import torch
@@ -21,10 +21,10 @@ def pick_device(device: str | None) -> str:
 
 
 def open_device(device: str | torch.device) -> torch.device:
-    """A device with its index: `cuda` is `cuda:0`.
+    """The device with its index: `cuda` is `cuda:0`.
 
     Raises:
-        EvaluationError: torch knows no such device, or it is not there.
+        EvaluationError: torch does not know the device, or it is not available.
     """
     import torch
 
@@ -38,7 +38,7 @@ def open_device(device: str | torch.device) -> torch.device:
 
 
 def check_dtype(dtype: str | None) -> None:
-    """Refuse a dtype that models do not run in; None is that of their files.
+    """Refuse a dtype that models do not run in; None, the dtype of their files, is accepted.
 
     Raises:
         EvaluationError: it is not one of float32, bfloat16 and float16.

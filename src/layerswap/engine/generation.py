@@ -1,4 +1,4 @@
-"""When a generation is done."""
+"""Generates text with many compositions at once, or with one after the other."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from layerswap.engine.kv_cache import SlotCache
-from layerswap.engine.model_limits import left_padded
-from layerswap.engine.prefix_runner import CLOSE, NOT_SO_BUILT, Runner
+from layerswap.engine.prefix_runner import CLOSE, NOT_SO_BUILT, Call, Runner
+from layerswap.engine.requests import pad_with_mask
 from layerswap.engine.sampling import Sampling, draw_tokens
-from layerswap.engine.slots import CopyOp, RowSelector, SlotLayout, Slots, joined, merged, taken
-from layerswap.engine.split_model import Call
+from layerswap.engine.scoring import LOGIT_BYTES
+from layerswap.engine.slots import (
+    CopyOp,
+    RowSelector,
+    SlotCache,
+    SlotLayout,
+    Slots,
+    concatenate,
+    merge_entries,
+    select_rows,
+)
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
+    from transformers import PreTrainedModel
 
 
+CHECKED_MEMBERS, CHECKED_PROMPTS, CHECKED_TOKENS, CHECKED_STEPS = 3, 2, 32, 4
+"""How much the check of joint decoding generates: compositions, prompts, tokens of each, steps."""
 Reason = Literal["eos", "stop", "length"]
 """The model ended the text; it wrote a stop string; it wrote as much as it may."""
 
@@ -89,100 +100,17 @@ class StoppingCriteria:
         return [any(stop in texts[t] for stop in self.stop) for t in tails]
 
 
-def generate_alone(
-    runner: Runner,
-    members: Sequence[int],
-    prompts: Sequence[Sequence[int]],
-    streams: Sequence[int],
-    request: Request,
-) -> dict[tuple[int, int], Generation]:
-    """What `generating.Batch.generate` gives, by transformers' `generate`, at full price."""
-    import torch
-    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-
-    # Only greedy decoding is left to it: all else is in the processors and the criteria.
-    count = request.endings.max_new_tokens
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=count, do_sample=False, pad_token_id=0
-    )
-    criteria_class, drawing_class = _classes()
-    ids, mask = left_padded(prompts, 0, runner.virtual.device)
-    found: dict[tuple[int, int], Generation] = {}
-    for member in members:
-        model = runner.virtual.switch(member)
-        criteria = criteria_class(request, ids.shape[1])
-        processors = LogitsProcessorList(request.processors or [])
-        if request.sampling:
-            draws = request.sampling.draws(streams, count)
-            processors += request.sampling.processors()
-            processors.append(drawing_class(torch.from_numpy(draws), ids.shape[1]))
-        # What a configuration does not say, `generate` takes from the model's own.
-        own, model.generation_config = model.generation_config, config
-        try:
-            with torch.inference_mode():
-                model.generate(  # type: ignore[operator]
-                    ids,
-                    attention_mask=mask,
-                    logits_processor=processors,
-                    stopping_criteria=StoppingCriteriaList([criteria]),
-                )
-        finally:
-            model.generation_config = own
-        found |= {(member, row): done for row, done in criteria.done.items()}
-    return found
-
-
-@lru_cache
-def _classes() -> tuple[Any, Any]:
-    """Made on first use, because transformers is only imported where it is needed."""
-    import torch
-    from transformers import LogitsProcessor, StoppingCriteria
-
-    class Ends(StoppingCriteria):
-        """Ends rows as the engine does, and remembers them as they were then."""
-
-        def __init__(self, request: Request, width: int) -> None:
-            self._endings, self._width = request.endings, width
-            self.done: dict[int, Generation] = {}
-
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            written = input_ids[:, self._width :].tolist()
-            for row, reason in enumerate(self._endings.reasons(written)):
-                if reason is not None and row not in self.done:
-                    self.done[row] = Generation(tuple(written[row]), reason)
-            ended = [row in self.done for row in range(len(written))]
-            return torch.tensor(ended, device=input_ids.device)
-
-    class Draws(LogitsProcessor):
-        """Leaves the token that is drawn as the only one, so that greedy decoding takes it."""
-
-        def __init__(self, draws: torch.Tensor, width: int) -> None:
-            self._draws, self._width = draws, width
-
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            step = self._draws[:, input_ids.shape[1] - self._width].to(scores.device)
-            chosen = draw_tokens(scores.float(), step)[:, None]
-            return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
-
-    return Ends, Draws
-
-
-LOGIT_BYTES = 1 << 28
-"""Bytes of float32 logits that are held at a time."""
-CHECKED_MEMBERS, CHECKED_PROMPTS, CHECKED_TOKENS, CHECKED_STEPS = 3, 2, 32, 4
-
-
 @dataclass(frozen=True)
 class Request:
     """What a batch is generated with.
 
     Attributes:
-        endings: when a row is done.
+        stopping: when a row is done.
         sampling: how tokens are drawn; the most likely one is taken when None.
         processors: transformers' logits processors, applied first; or None.
     """
 
-    endings: StoppingCriteria
+    stopping: StoppingCriteria
     sampling: Sampling | None = None
     processors: Any = None
 
@@ -211,21 +139,22 @@ class Batch:
         self._runner, self._virtual, self._stack = runner, runner.virtual, runner.stack
         self._request = request
         self._prompts = [list(prompt) for prompt in prompts]
-        self._ids, mask = left_padded(prompts, 0, self._virtual.device)
+        ids, mask = pad_with_mask(prompts, left=True)
+        self._ids, mask = ids.to(self._virtual.device), mask.to(self._virtual.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts]).to(mask.device)
         # As transformers does: without padding there is no mask, which is faster.
         self._mask = None if bool(mask.all()) else mask
         self._roots = runner.trie(members)
-        self._lanes = Slots(self._roots, len(prompts))
-        slots = [level.counts for level in self._lanes.levels[1:-1]]
-        count = request.endings.max_new_tokens
+        self._slots = Slots(self._roots, len(prompts))
+        slots = [level.counts for level in self._slots.levels[1:-1]]
+        count = request.stopping.max_new_tokens
         self._cache = SlotCache(slots, self._ids.shape[1], count)
         self._for_model = self._cache.for_transformers()
         accepted = inspect.signature(self._virtual.model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._draws = request.sampling.draws(streams, count) if request.sampling else None
         self._processors = self._all_processors()
-        self._written: list[list[int]] = [[] for _ in range(len(self._lanes))]
+        self._written: list[list[int]] = [[] for _ in range(len(self._slots))]
         self._layouts: list[SlotLayout] | None = None
 
     def generate(self) -> dict[tuple[int, int], Generation]:
@@ -237,7 +166,7 @@ class Batch:
             chosen = self._read_prompts()
             while True:
                 self._note(chosen, found)
-                if not len(self._lanes):
+                if not len(self._slots):
                     return found
                 chosen = self._step()
 
@@ -250,50 +179,50 @@ class Batch:
             inputs["attention_mask"] = self._mask
         if self._takes_positions:
             inputs["position_ids"] = self._positions(self._ids.shape[1])
-        leaves = self._lanes.levels[-1]
+        leaves = self._slots.levels[-1]
         chosen = np.zeros(sum(leaves.counts), dtype=np.int64)
         prompts = np.arange(len(self._prompts))
 
         def point(node: Any) -> None:
-            self._cache.select(node.depth - 1, *self._lanes.begun[id(node)])
+            self._cache.select(node.depth - 1, *self._slots.begun[id(node)])
 
         for leaf, hidden in self._runner.states(self._roots, inputs, point):
-            group, slot = self._lanes.begun[id(leaf)]
+            group, slot = self._slots.begun[id(leaf)]
             start = int(leaves.starts[group]) + slot
             tokens = self._choose(hidden[:, -1], prompts, 0, self._ids)
             chosen[start : start + len(prompts)] = tokens
         self._cache.length = self._ids.shape[1]
-        return chosen[leaves.lane]
+        return chosen[leaves.position]
 
     def _note(
         self, chosen: npt.NDArray[np.int64], found: dict[tuple[int, int], Generation]
     ) -> None:
-        """Write down a token per row, part the lanes, and let go of the rows that are done."""
+        """Write down a token per row, part the slots, and let go of the rows that are done."""
         import numpy as np
 
         for tokens, token in zip(self._written, chosen.tolist(), strict=True):
             tokens.append(token)
-        reasons = self._request.endings.reasons(self._written)
+        reasons = self._request.stopping.reasons(self._written)
         running = np.array([reason is None for reason in reasons])
         for row in np.flatnonzero(~running).tolist():
-            where = int(self._lanes.member[row]), int(self._lanes.prompt[row])
+            where = int(self._slots.member[row]), int(self._slots.prompt[row])
             found[where] = Generation(tuple(self._written[row]), str(reasons[row]))
         if not running.all():
             self._layouts = None
             self._written = [t for t, keep in zip(self._written, running, strict=True) if keep]
             chosen = chosen[running]
-            for change in self._lanes.keep(running):
+            for change in self._slots.keep(running):
                 self._apply(change, closing=True)
         if running.any():
-            before = [list(level.counts) for level in self._lanes.levels]
-            for change in self._lanes.split(chosen):
+            before = [list(level.counts) for level in self._slots.levels]
+            for change in self._slots.split(chosen):
                 self._layouts = None
                 self._apply(change, count=before[change.level][change.group])
 
     def _apply(self, change: CopyOp, *, closing: bool = False, count: int = 0) -> None:
         import torch
 
-        if not 0 < change.level < len(self._lanes.levels) - 1:
+        if not 0 < change.level < len(self._slots.levels) - 1:
             return  # only layers have caches
         group = self._cache.groups[change.level - 1][change.group]
         slots = torch.from_numpy(change.slots).to(self._virtual.device)
@@ -307,7 +236,7 @@ class Batch:
         import numpy as np
 
         # Lanes seldom change once they have parted.
-        layouts = self._layouts = self._layouts or self._lanes.layout()
+        layouts = self._layouts = self._layouts or self._slots.layout()
         hidden, calls = self._enter(layouts[0])
         narrow = RowSelector(len(hidden))
         for layer, layout in enumerate(layouts[1:-1]):
@@ -315,10 +244,10 @@ class Batch:
             for group, key, start, stop in layout.groups:
                 self._virtual.use_layer(layer, key)  # type: ignore[arg-type]
                 self._cache.select(layer, group)
-                rows = taken(hidden, layout.parent[start:stop])
+                rows = select_rows(hidden, layout.parent[start:stop])
                 call = narrow(calls[layer], layout.first[start:stop])
                 parts.append(call(self._stack.layers[layer], rows))
-            hidden = joined(parts)
+            hidden = concatenate(parts)
         self._cache.length += 1
         chosen = np.zeros(len(layouts[-1].row), dtype=np.int64)
         step = self._cache.length - self._ids.shape[1]
@@ -326,17 +255,17 @@ class Batch:
             self._virtual.use_outside(key)  # type: ignore[arg-type]
             writers = layouts[-1].row[start:stop]
             read = self._read_so_far(writers) if self._processors else None
-            states = taken(hidden[:, -1], layouts[-1].parent[start:stop])
-            chosen[start:stop] = self._choose(states, self._lanes.prompt[writers], step, read)
-        return chosen[self._lanes.levels[-1].lane]
+            states = select_rows(hidden[:, -1], layouts[-1].parent[start:stop])
+            chosen[start:stop] = self._choose(states, self._slots.prompt[writers], step, read)
+        return chosen[self._slots.levels[-1].position]
 
     def _enter(self, layout: SlotLayout) -> tuple[torch.Tensor, Sequence[Call]]:
-        """Run what is before the layers on the last token of every lane."""
+        """Run what is before the layers on the last token of every slot."""
         import torch
 
         device = self._virtual.device
         tokens = torch.tensor([self._written[row][-1:] for row in layout.row]).to(device)
-        prompts = torch.from_numpy(self._lanes.prompt[layout.row]).to(device)
+        prompts = torch.from_numpy(self._slots.prompt[layout.row]).to(device)
         inputs: dict[str, Any] = {"input_ids": tokens}
         inputs |= {"past_key_values": self._for_model, "use_cache": True}
         new = self._cache.length - self._ids.shape[1] + 1
@@ -350,7 +279,7 @@ class Batch:
         for _, key, start, stop in layout.groups:
             self._virtual.use_before(key)  # type: ignore[arg-type]
             entries.append((start, stop, self._stack.before(**inputs)))
-        return merged(entries, len(tokens))
+        return merge_entries(entries, len(tokens))
 
     def _choose(
         self,
@@ -359,7 +288,7 @@ class Batch:
         step: int,
         read: torch.Tensor | None,
     ) -> npt.NDArray[np.int64]:
-        """The next token of lanes, from their last hidden states `[lanes, width]`."""
+        """The next token of slots, from their last hidden states `[slots, width]`."""
         import torch
 
         vocabulary = self._virtual.model.config.get_text_config().vocab_size
@@ -380,7 +309,7 @@ class Batch:
     def _read_so_far(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         import torch
 
-        prompts = self._ids[torch.from_numpy(self._lanes.prompt[rows]).to(self._ids.device)]
+        prompts = self._ids[torch.from_numpy(self._slots.prompt[rows]).to(self._ids.device)]
         written = torch.tensor([self._written[row] for row in rows]).to(prompts.device)
         return torch.cat([prompts, written], dim=1)
 
@@ -400,6 +329,20 @@ class Batch:
         return found
 
 
+def other_state(model: PreTrainedModel) -> str | None:
+    """Why decoding needs more than keys and values per layer; None if it does not."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    if getattr(model, "_is_stateful", False):
+        return "it keeps a recurrent state"
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return "it takes no cache of keys and values"
+    for layer in DynamicCache(config=model.config).layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            return f"its cache has a {type(layer).__name__}"
+    return None
+
+
 def why_not_together(
     runner: Runner, members: Sequence[int], prompts: Sequence[Sequence[int]]
 ) -> str | None:
@@ -410,8 +353,19 @@ def why_not_together(
     """
     import torch
 
+    obstacle = (
+        "its layers are not in one list"
+        if not runner.virtual.layers
+        else other_state(runner.virtual.model)
+    )
+    if obstacle is not None:
+        return obstacle
     chosen = sorted({members[0], members[len(members) // 2], members[-1]})[:CHECKED_MEMBERS]
-    short = [list(prompt[-CHECKED_TOKENS:]) for prompt in prompts[:CHECKED_PROMPTS]]
+    # Of unequal lengths, so that what padding does is checked too.
+    short = [
+        list(prompt[-max(1, CHECKED_TOKENS - 3 * index) :])
+        for index, prompt in enumerate(prompts[:CHECKED_PROMPTS])
+    ]
     request = Request(StoppingCriteria(CHECKED_STEPS))
     try:
         found = Batch(runner, chosen, short, range(len(short)), request).generate()
@@ -429,3 +383,84 @@ def why_not_together(
         if float(gaps.max()) > CLOSE[str(model.dtype)] * float(asked.abs().max()):
             return f"a token's logit is {float(gaps.max()):.2g} below the largest"
     return None
+
+
+def generate_alone(
+    runner: Runner,
+    members: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    streams: Sequence[int],
+    request: Request,
+) -> dict[tuple[int, int], Generation]:
+    """The same as `Batch.generate`, one composition after the other by transformers' `generate`."""
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+    # Only greedy decoding is left to it: all else is in the processors and the criteria.
+    count = request.stopping.max_new_tokens
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    criteria_class, drawing_class = _classes()
+    found: dict[tuple[int, int], Generation] = {}
+    for member in members:
+        model = runner.virtual.switch(member)
+        # What a configuration does not say, `generate` takes from the model's own.
+        own, model.generation_config = model.generation_config, config
+        try:
+            for row, prompt in enumerate(prompts):
+                # One at a time: not every model writes the same beside others, padded or not.
+                ids = torch.tensor([list(prompt)], device=runner.virtual.device)
+                criteria = criteria_class(request, len(prompt))
+                processors = LogitsProcessorList(request.processors or [])
+                if request.sampling:
+                    draws = request.sampling.draws([streams[row]], count)
+                    processors += request.sampling.processors()
+                    processors.append(drawing_class(torch.from_numpy(draws), len(prompt)))
+                runner.reset()
+                with torch.inference_mode():
+                    model.generate(  # type: ignore[operator]
+                        ids,
+                        attention_mask=torch.ones_like(ids),
+                        logits_processor=processors,
+                        stopping_criteria=StoppingCriteriaList([criteria]),
+                    )
+                found[member, row] = criteria.done[0]
+        finally:
+            model.generation_config = own
+    return found
+
+
+@lru_cache
+def _classes() -> tuple[Any, Any]:
+    """Made on first use, because transformers is only imported where it is needed."""
+    import torch
+    from transformers import LogitsProcessor, StoppingCriteria
+
+    class Ends(StoppingCriteria):
+        """Ends rows as the engine does, and remembers them as they were then."""
+
+        def __init__(self, request: Request, width: int) -> None:
+            self._stopping, self._width = request.stopping, width
+            self.done: dict[int, Generation] = {}
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            written = input_ids[:, self._width :].tolist()
+            for row, reason in enumerate(self._stopping.reasons(written)):
+                if reason is not None and row not in self.done:
+                    self.done[row] = Generation(tuple(written[row]), reason)
+            ended = [row in self.done for row in range(len(written))]
+            return torch.tensor(ended, device=input_ids.device)
+
+    class Draws(LogitsProcessor):
+        """Leaves the token that is drawn as the only one, so that greedy decoding takes it."""
+
+        def __init__(self, draws: torch.Tensor, width: int) -> None:
+            self._draws, self._width = draws, width
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            step = self._draws[:, input_ids.shape[1] - self._width].to(scores.device)
+            chosen = draw_tokens(scores.float(), step)[:, None]
+            return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
+
+    return Ends, Draws

@@ -1,4 +1,4 @@
-"""What a sweep will hold in memory, before it starts, and how large a batch fits."""
+"""Estimates the memory of a sweep, and the largest batch that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stored tensors become which parameters of a transformers model, and where its layers are.
+"""Maps stored tensors to the parameters of a transformers model, and finds its layers.
 
 transformers renames tensors while it loads them, ties some, and fuses others (the experts of a
 mixture). A parameter that shares its memory with a stored tensor is that tensor; what is left
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Place
-from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +26,8 @@ class Group:
     Attributes:
         sources: names of the stored tensors that they are made of.
         targets: their own names; tied parameters are together in one group.
-        converted: whether transformers makes them of the sources; otherwise every target is the
-            one source.
+        converted: True if transformers computes them from the sources; otherwise every target is
+            the one source.
     """
 
     sources: tuple[str, ...]
@@ -41,13 +40,14 @@ class ParameterMap:
     """The parts of a model that a composition can exchange.
 
     Attributes:
-        stack: name of the list of layers, such as `model.layers`.
+        stack: name of the list of layers, such as `model.layers`; None for a model that keeps
+            them otherwise, all of whose groups are `before` and `outside` then.
         layers: the groups of every layer.
         before: the groups outside the layers that act before them.
         outside: all groups outside the layers.
     """
 
-    stack: str
+    stack: str | None
     layers: tuple[tuple[Group, ...], ...]
     before: tuple[Group, ...]
     outside: tuple[Group, ...]
@@ -56,19 +56,20 @@ class ParameterMap:
 def parameter_map(
     model: PreTrainedModel, weights: Mapping[str, torch.Tensor], places: Mapping[str, Place]
 ) -> ParameterMap:
-    """Find out what of a freshly loaded model came from where.
+    """Map the parameters of a freshly loaded model to the stored tensors that they came from.
 
     Args:
-        model: still sharing memory with `weights`, as `merge.memory.build_model` leaves it.
+        model: still sharing memory with `weights`, as `merge.load.build_model` leaves it.
         weights: what it was loaded from.
         places: the place of every stored tensor.
 
-    Raises:
-        EvaluationError: its layers are not in one list, each tensor in the layer of its place.
     """
     direct, loose_sources, loose_targets = _match(model.state_dict(keep_vars=True), weights)
     layers = 1 + max(place.layer for place in places.values() if place.layer is not None)
     stack = _find_stack(model, direct, places, layers)
+    if stack is None:
+        loose = [Group(tuple(loose_sources), tuple(loose_targets), True)] * bool(loose_targets)
+        return ParameterMap(None, (), (*direct, *loose), (*direct, *loose))
     groups: dict[int | None, list[Group]] = {layer: [] for layer in (None, *range(layers))}
     for group in direct:
         groups[places[group.sources[0]].layer].append(group)
@@ -98,7 +99,7 @@ def convert(
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
 
-    from layerswap.merge.load import without_progress_bars
+    from layerswap.checkpoint.loading import without_progress_bars
 
     mapping: Any = get_model_conversion_mapping(model)
     plan = model._get_dtype_plan(model.dtype)
@@ -133,7 +134,7 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 def _find_stack(
     model: nn.Module, groups: Sequence[Group], places: Mapping[str, Place], layers: int
-) -> str:
+) -> str | None:
     from torch.nn import ModuleList
 
     inside = [
@@ -147,10 +148,7 @@ def _find_stack(
             prefix = f"{name}." if name else ""
             if all(target.startswith(f"{prefix}{layer}.") for target, layer in inside):
                 return str(name)
-    raise EvaluationError(
-        f"{type(model).__name__} does not keep its {layers} layers in one list; "
-        "evaluate its compositions one at a time"
-    )
+    return None
 
 
 def _layer_of(name: str, stack: str, layers: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Choosing the next token: the most likely one, or a draw that depends on nothing but its seed."""
+"""Draws tokens with random numbers that depend on seed, prompt and position alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loglikelihood requests: rows that the model reads, and what is asked of each."""
+"""Scores continuations: log-likelihood requests in rows, batches and windows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerswap.engine.prefix_runner import Leaf, Runner
+from layerswap.engine.requests import pad
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
@@ -179,13 +180,13 @@ class Scorer:
         import torch
 
         device = self._runner.virtual.device
-        ids = _right_padded(rows).to(device)
+        ids = pad([row.tokens for row in rows]).to(device)
         questions = _questions(rows, requests, ids.shape[1])
         answers: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}
         with torch.inference_mode():
-            for ending in self._runner.run({"input_ids": ids, "use_cache": False}, members):
-                answer = self._answer(ending, questions)
-                answers.update(dict.fromkeys(ending.members, answer))
+            for leaf in self._runner.run({"input_ids": ids, "use_cache": False}, members):
+                answer = self._answer(leaf, questions)
+                answers.update(dict.fromkeys(leaf.members, answer))
         parts = [answers[member][0] for member in members]
         return Scores(
             list(members),
@@ -198,9 +199,7 @@ class Scorer:
             ],
         )
 
-    def _answer(
-        self, ending: Leaf, questions: _Questions
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def _answer(self, leaf: Leaf, questions: _Questions) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Per request the log-probabilities of its tokens, and whether all are most likely."""
         import torch
 
@@ -213,7 +212,7 @@ class Scorer:
             stop = min(start + step, count)
             here = (questions.asked >= start) & (questions.asked < stop)
             device = self._runner.virtual.device
-            logits = ending.logits(questions.positions[start:stop].to(device))
+            logits = leaf.logits(questions.positions[start:stop].to(device))
             asked = (questions.asked[here] - start).to(device)
             tokens = questions.tokens[here].to(device)
             logprobs = torch.log_softmax(logits, dim=-1, dtype=self._dtype)
@@ -223,7 +222,7 @@ class Scorer:
         return list(torch.split(values, questions.lengths)), greedy
 
 
-def joined(parts: Iterable[Scores], members: Sequence[int], requests: int) -> Scores:
+def merge_batches(parts: Iterable[Scores], members: Sequence[int], requests: int) -> Scores:
     """The answers of several batches as one, requests in their first order."""
     import numpy as np
 
@@ -236,15 +235,6 @@ def joined(parts: Iterable[Scores], members: Sequence[int], requests: int) -> Sc
         for index, values in zip(part.requests, part.tokens, strict=True):
             tokens[index] = values
     return Scores(list(members), list(range(requests)), logprob, greedy, tokens)
-
-
-def _right_padded(rows: Sequence[TokenRow]) -> torch.Tensor:
-    import torch
-
-    ids = torch.zeros(len(rows), max(len(row.tokens) for row in rows), dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, : len(row.tokens)] = torch.tensor(row.tokens)
-    return ids
 
 
 def _questions(rows: Sequence[TokenRow], requests: Sequence[Question], width: int) -> _Questions:

@@ -1,13 +1,21 @@
-"""Rows of what a model computes for some lanes, for some others."""
+"""Slots of joint decoding, and their KV cache.
+
+A row is one composition that answers one prompt. At each level (before the layers, every layer,
+after them) the rows are in groups, one per choice of weights; a group has slots, and rows whose
+weights and tokens agreed up to there share one. `Slots` keeps the books, `SlotCache` the keys and
+values of every slot, and the functions between cut and join what the model computes for them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.split_model import Call, Entry
+from layerswap.engine.prefix_runner import Call, Entry
 from layerswap.engine.trie import Node, walk
+from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,99 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     Ints = npt.NDArray[np.int64]
-
-
-class RowSelector:
-    """Cuts what the model calls a layer with, for all first lanes, down to those of a group.
-
-    Masks, positions and the like have a row per first lane, or several rows per first lane (ALiBi
-    has one per head), or one for all. Results are kept for one step: most layers are called with
-    the same tensors, and neighbouring layers have the same groups.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._known: dict[tuple[bytes, int], Any] = {}
-
-    def __call__(self, call: Call, first: npt.NDArray[np.int64]) -> Call:
-        """The call for lanes that began in these first lanes."""
-        import numpy as np
-
-        if len(first) == self._rows and np.array_equal(first, np.arange(self._rows)):
-            return call
-        index = first.tobytes()
-        args = tuple(self._narrow(value, first, index) for value in call.args)
-        kwargs = {name: self._narrow(v, first, index) for name, v in call.kwargs.items()}
-        return Call(args, kwargs, call.keyword)
-
-    def _narrow(self, value: Any, first: npt.NDArray[np.int64], index: bytes) -> Any:
-        import torch
-
-        if isinstance(value, tuple | list):
-            return type(value)(self._narrow(part, first, index) for part in value)
-        if isinstance(value, dict):
-            return {name: self._narrow(part, first, index) for name, part in value.items()}
-        if not isinstance(value, torch.Tensor) or value.ndim == 0 or value.shape[0] % self._rows:
-            return value
-        if self._rows == 1 and value.shape[0] == 1:
-            return value  # one row for all, whether it is the lane's or everybody's
-        known = index, id(value)
-        if known not in self._known:
-            by_lane = value.reshape(self._rows, -1, *value.shape[1:])
-            taken = by_lane[torch.from_numpy(first).to(value.device)]
-            self._known[known] = taken.reshape(-1, *value.shape[1:])
-        return self._known[known]
-
-
-def merged(
-    entries: Sequence[tuple[int, int, Entry]], lanes: int
-) -> tuple[torch.Tensor, Sequence[Call]]:
-    """What enters the layers, where compositions differ before them.
-
-    Args:
-        entries: first lane, one past the last, and what enters the layers if all lanes had the
-            weights of these.
-        lanes: how many first lanes there are.
-    """
-    if len(entries) == 1:
-        return entries[0][2].hidden, entries[0][2].calls
-    bounds = [(start, stop) for start, stop, _ in entries]
-
-    def merge(values: Sequence[Any]) -> Any:
-        first = values[0]
-        if isinstance(first, tuple | list):
-            return type(first)(merge(parts) for parts in zip(*values, strict=True))
-        if isinstance(first, dict):
-            return {name: merge([value[name] for value in values]) for name in first}
-        if not hasattr(first, "ndim") or first.ndim == 0 or first.shape[0] % lanes:
-            return first
-        each = first.shape[0] // lanes  # several rows per lane, as ALiBi has
-        pairs = zip(values, bounds, strict=True)
-        return joined([value[a * each : b * each] for value, (a, b) in pairs])
-
-    parts = [entry for _, _, entry in entries]
-    calls = []
-    for same_layer in zip(*(part.calls for part in parts), strict=True):
-        kwargs = merge([dict(call.kwargs) for call in same_layer])
-        calls.append(Call(merge([c.args for c in same_layer]), kwargs, same_layer[0].keyword))
-    return merge([part.hidden for part in parts]), calls
-
-
-def taken(hidden: torch.Tensor, lanes: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Rows of a tensor; the tensor itself where that is all of them in order."""
-    import numpy as np
-    import torch
-
-    if len(lanes) == len(hidden) and np.array_equal(lanes, np.arange(len(lanes))):
-        return hidden
-    return hidden[torch.from_numpy(lanes).to(hidden.device)]
-
-
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors one after the other; a single one as it is."""
-    import torch
-
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    from transformers import Cache
 
 
 CROWDED = 0.75
@@ -116,13 +32,13 @@ CROWDED = 0.75
 
 @dataclass
 class Level:
-    """The lanes of one level.
+    """The slots of one level.
 
     Attributes:
         keys: the key of each group.
         group: per row, its group.
-        slot: per row, its lane's slot in the group.
-        counts: per group, how many slots it has, some of them out of use.
+        slot: per row, its slot in the group.
+        counts: per group, the number of its slots, some of them out of use.
     """
 
     keys: list[Hashable]
@@ -132,14 +48,14 @@ class Level:
 
     @property
     def starts(self) -> Ints:
-        """Per group, the number of its first lane."""
+        """Per group, the position of its first slot."""
         import numpy as np
 
         return np.cumsum([0, *self.counts[:-1]])
 
     @property
-    def lane(self) -> Ints:
-        """Per row, the number of its lane."""
+    def position(self) -> Ints:
+        """Per row, the position of its slot among those of all groups."""
         return self.starts[self.group] + self.slot
 
 
@@ -163,10 +79,10 @@ class SlotLayout:
     """How a level is computed from the one before it.
 
     Attributes:
-        groups: key, first lane and one past the last, of every group with lanes.
-        parent: per lane, the lane of the level before that it continues.
-        first: per lane, the lane of level 0 that it began in.
-        row: per lane, one of its rows.
+        groups: key, first slot and one past the last, of every group with slots.
+        parent: per slot, the slot of the level before that it continues.
+        first: per slot, the slot of level 0 that it began in.
+        row: per slot, one of its rows.
     """
 
     groups: list[tuple[int, Hashable, int, int]]
@@ -176,7 +92,7 @@ class SlotLayout:
 
 
 class Slots:
-    """The lanes of a batch: every composition of a trie answering every prompt.
+    """The slots of a batch: every composition of a trie answering every prompt.
 
     Args:
         roots: the trie.
@@ -185,7 +101,7 @@ class Slots:
     Attributes:
         member: per row, its composition.
         prompt: per row, its prompt.
-        levels: the lanes at every level.
+        levels: the slots at every level.
         begun: per node of the trie (by `id`), its group and the slot of its first prompt; those
             of the other prompts follow.
     """
@@ -219,7 +135,7 @@ class Slots:
         return len(self.member)
 
     def split(self, tokens: Ints) -> list[CopyOp]:
-        """Part the rows that shared a lane and now write different tokens.
+        """Separate the rows that shared a slot and now write different tokens.
 
         Args:
             tokens: per row, what it writes, from 0.
@@ -231,12 +147,12 @@ class Slots:
 
         changes = []
         for number, level in enumerate(self.levels):
-            lanes = level.lane
+            positions = level.position
             _, rows, inverse = np.unique(
-                lanes * (tokens.max() + 1) + tokens, return_index=True, return_inverse=True
+                positions * (tokens.max() + 1) + tokens, return_index=True, return_inverse=True
             )
-            # Sorted: of the rows of one lane, those with the smallest token keep its slot.
-            is_new = np.concatenate([[False], np.diff(lanes[rows]) == 0])
+            # Sorted: of the rows of one slot, those with the smallest token keep its slot.
+            is_new = np.concatenate([[False], np.diff(positions[rows]) == 0])
             if not is_new.any():
                 if number == 0:
                     return []  # levels only refine the first
@@ -252,7 +168,7 @@ class Slots:
         return changes
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> list[CopyOp]:
-        """Forget the other rows, and close the gaps where they leave many.
+        """Drop the other rows, and close the gaps in groups where many slots are free.
 
         Returns:
             Per group that is closed up, the old slots that stay, in order.
@@ -277,17 +193,233 @@ class Slots:
         import numpy as np
 
         found: list[SlotLayout] = []
-        lanes_before: Ints | None = None
+        before: Ints | None = None
         for level in self.levels:
-            lanes = level.lane
+            positions = level.position
             total = sum(level.counts)
-            # Lanes out of use go on with what any row has; nobody reads what they compute.
+            # A slot out of use takes any row's input; its output is never read.
             row = np.zeros(total, dtype=np.int64)
-            row[lanes] = np.arange(len(lanes))
-            parent = np.arange(total) if lanes_before is None else lanes_before[row]
+            row[positions] = np.arange(len(positions))
+            parent = np.arange(total) if before is None else before[row]
             first = np.arange(total) if not found else found[-1].first[parent]
             bounds = zip(level.keys, level.starts.tolist(), level.counts, strict=True)
             groups = [(g, k, s, s + n) for g, (k, s, n) in enumerate(bounds) if n]
             found.append(SlotLayout(groups, parent, first, row))
-            lanes_before = lanes
+            before = positions
         return found
+
+
+class RowSelector:
+    """Cuts what the model calls a layer with, for all first slots, down to those of a group.
+
+    Masks, positions and the like have a row per first slot, or several rows per first slot (ALiBi
+    has one per head), or one for all. Results are kept for one step: most layers are called with
+    the same tensors, and neighbouring layers have the same groups.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._known: dict[tuple[bytes, int], Any] = {}
+
+    def __call__(self, call: Call, first: npt.NDArray[np.int64]) -> Call:
+        """The call for slots that began in these first slots."""
+        import numpy as np
+
+        if len(first) == self._rows and np.array_equal(first, np.arange(self._rows)):
+            return call
+        index = first.tobytes()
+        args = tuple(self._narrow(value, first, index) for value in call.args)
+        kwargs = {name: self._narrow(v, first, index) for name, v in call.kwargs.items()}
+        return Call(args, kwargs, call.keyword)
+
+    def _narrow(self, value: Any, first: npt.NDArray[np.int64], index: bytes) -> Any:
+        import torch
+
+        if isinstance(value, tuple | list):
+            return type(value)(self._narrow(part, first, index) for part in value)
+        if isinstance(value, dict):
+            return {name: self._narrow(part, first, index) for name, part in value.items()}
+        if not isinstance(value, torch.Tensor) or value.ndim == 0 or value.shape[0] % self._rows:
+            return value
+        if self._rows == 1 and value.shape[0] == 1:
+            return value  # one row for all, whether it is the slot's or everybody's
+        known = index, id(value)
+        if known not in self._known:
+            by_slot = value.reshape(self._rows, -1, *value.shape[1:])
+            chosen = by_slot[torch.from_numpy(first).to(value.device)]
+            self._known[known] = chosen.reshape(-1, *value.shape[1:])
+        return self._known[known]
+
+
+def merge_entries(
+    entries: Sequence[tuple[int, int, Entry]], slots: int
+) -> tuple[torch.Tensor, Sequence[Call]]:
+    """What enters the layers, where compositions differ before them.
+
+    Args:
+        entries: first slot, one past the last, and what enters the layers if all slots had the
+            weights of these.
+        slots: how many first slots there are.
+    """
+    if len(entries) == 1:
+        return entries[0][2].hidden, entries[0][2].calls
+    bounds = [(start, stop) for start, stop, _ in entries]
+
+    def merge(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, tuple | list):
+            return type(first)(merge(parts) for parts in zip(*values, strict=True))
+        if isinstance(first, dict):
+            return {name: merge([value[name] for value in values]) for name in first}
+        if not hasattr(first, "ndim") or first.ndim == 0 or first.shape[0] % slots:
+            return first
+        each = first.shape[0] // slots  # several rows per slot, as ALiBi has
+        pairs = zip(values, bounds, strict=True)
+        return concatenate([value[a * each : b * each] for value, (a, b) in pairs])
+
+    parts = [entry for _, _, entry in entries]
+    calls = []
+    for same_layer in zip(*(part.calls for part in parts), strict=True):
+        kwargs = merge([dict(call.kwargs) for call in same_layer])
+        calls.append(Call(merge([c.args for c in same_layer]), kwargs, same_layer[0].keyword))
+    return merge([part.hidden for part in parts]), calls
+
+
+def select_rows(hidden: torch.Tensor, slots: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Rows of a tensor; the tensor itself where that is all of them in order."""
+    import numpy as np
+    import torch
+
+    if len(slots) == len(hidden) and np.array_equal(slots, np.arange(len(slots))):
+        return hidden
+    return hidden[torch.from_numpy(slots).to(hidden.device)]
+
+
+def concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors one after the other; a single one as it is."""
+    import torch
+
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+TOKENS_AHEAD = 64
+"""Tokens that room is made for at a time."""
+
+
+class GroupCache:
+    """Keys and values of one group of slots at one layer."""
+
+    def __init__(self, slots: int, tokens: int) -> None:
+        self._slots, self._tokens = slots, tokens
+        self._parts: list[torch.Tensor] = []
+
+    def write_prompt(self, start: int, parts: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Keys and values of prompts, `[prompts, heads, tokens, width]` each, from a slot on."""
+        if not self._parts:
+            self._parts = [
+                part.new_empty(self._slots, part.shape[1], self._tokens, part.shape[3])
+                for part in parts
+            ]
+        for room, part in zip(self._parts, parts, strict=True):
+            room[start : start + part.shape[0], :, : part.shape[2]] = part
+
+    def write_token(
+        self, position: int, parts: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append one token to every slot; returns all keys and values up to it."""
+        if position == self._tokens:
+            self._resize(self._slots, self._tokens + max(TOKENS_AHEAD, self._tokens // 4))
+        used = parts[0].shape[0]
+        for room, part in zip(self._parts, parts, strict=True):
+            room[:used, :, position] = part[:, :, 0]
+        keys, values = (room[:used, :, : position + 1] for room in self._parts)
+        return keys, values
+
+    def append(self, count: int, sources: torch.Tensor) -> None:
+        """Copy slots to the end of the `count` that are in use."""
+        needed = count + len(sources)
+        if needed > self._slots:
+            self._resize(max(needed, self._slots + self._slots // 2), self._tokens)
+        for room in self._parts:
+            room[count:needed] = room[sources]
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Keep only these slots, in this order."""
+        self._parts = [room[slots] for room in self._parts]
+        self._slots = len(slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, room to grow included."""
+        return sum(room.numel() * room.element_size() for room in self._parts)
+
+    def _resize(self, slots: int, tokens: int) -> None:
+        wider = []
+        for room in self._parts:
+            new = room.new_empty(slots, room.shape[1], tokens, room.shape[3])
+            new[: self._slots, :, : self._tokens] = room
+            wider.append(new)
+        self._parts, self._slots, self._tokens = wider, slots, tokens
+
+
+class SlotCache:
+    """The caches of all layers, and which group the layer that runs now belongs to.
+
+    Attributes:
+        length: tokens in the cache, padding included.
+        groups: per layer, the caches of its groups.
+    """
+
+    def __init__(self, slots: list[list[int]], width: int, max_new_tokens: int) -> None:
+        room = width + min(max_new_tokens, TOKENS_AHEAD)
+        self.length = 0
+        self.groups = [[GroupCache(count, room) for count in layer] for layer in slots]
+        self._layer = self._group = 0
+        self._slot: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values of all layers."""
+        return sum(group.nbytes for layer in self.groups for group in layer)
+
+    def select(self, layer: int, group: int, slot: int | None = None) -> None:
+        """Which group runs next; `slot` is where its prompts begin, None while decoding."""
+        self._layer, self._group, self._slot = layer, group, slot
+
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
+        """What a layer's attention calls: takes new keys and values, returns all of them."""
+        if layer != self._layer:
+            raise EvaluationError(f"layer {self._layer} uses the cache of layer {layer}")
+        group = self.groups[layer][self._group]
+        if self._slot is None:
+            return group.write_token(self.length, (keys, values))
+        group.write_prompt(self._slot, (keys, values))
+        return keys, values
+
+    def for_transformers(self) -> Cache:
+        """The same, as the cache object that a transformers model takes."""
+        from transformers import Cache
+
+        layer_class = _cache_layer_class()
+        return Cache(layers=[layer_class(self, index) for index in range(len(self.groups))])
+
+
+@lru_cache
+def _cache_layer_class() -> Any:
+    """The class is made on first use, because transformers is only imported where it is needed."""
+    from transformers.cache_utils import DynamicLayer
+
+    class SlotCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+        def __init__(self, cache: SlotCache, index: int) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self._cache, self._index = cache, index
+
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            return self._cache.update(self._index, key_states, value_states)
+
+        def get_seq_length(self) -> int:
+            return self._cache.length
+
+    return SlotCacheLayer

@@ -1,9 +1,10 @@
-"""Compositions of the same experts in memory: which they are, what they hold, what they cost."""
+"""Sweeps: many compositions of the same experts, scored and generated with together."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerswap.engine.generation import (
@@ -20,158 +21,40 @@ from layerswap.engine.memory import (
     estimate_scoring,
     largest_fitting,
 )
-from layerswap.engine.model_limits import check_prompts, check_tokens, eos_tokens, vocabulary
-from layerswap.engine.model_limits import max_length as max_length_of
 from layerswap.engine.prefix_runner import Runner
+from layerswap.engine.requests import (
+    check_prompts,
+    check_tokens,
+    eos_tokens,
+    rotary_bound,
+    vocabulary,
+)
+from layerswap.engine.requests import max_length as max_length_of
 from layerswap.engine.sampling import Sampling
 from layerswap.engine.scoring import (
     Question,
     Scorer,
     Scores,
-    joined,
     make_batches,
     make_rows,
+    merge_batches,
     rolling_requests,
 )
 from layerswap.engine.trie import LayerCounts, build_trie, count_layers
-from layerswap.engine.virtual import VirtualModel
-from layerswap.engine.weight_pool import free_bytes
+from layerswap.engine.virtual import VirtualModel, free_bytes
 from layerswap.errors import EvaluationError
-from layerswap.merge.planner import Plan
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from transformers import PreTrainedModel
-
-
-class Compositions:
-    """Compositions that share one model; `Sweep` evaluates them.
-
-    Args:
-        plans: the compositions.
-        device: where the models run and their tensors live.
-        dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
-        max_made_bytes: bound on blended and merged tensors in memory.
-        experts_on: `device` or `cpu`, where the experts' tensors stay.
-
-    Raises:
-        LayerswapError: the compositions do not make models of one kind.
-    """
-
-    def __init__(
-        self,
-        plans: Sequence[Plan],
-        *,
-        device: str | torch.device,
-        dtype: str | None,
-        max_made_bytes: int | None,
-        experts_on: str,
-    ) -> None:
-        self.virtual = VirtualModel(
-            plans,
-            device=device,
-            dtype=dtype,
-            max_made_bytes=max_made_bytes,
-            experts_on=experts_on,
-        )
-
-    def __len__(self) -> int:
-        return len(self.virtual)
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        """The compositions, in the order of every result's rows."""
-        return self.virtual.plans
-
-    def add(self, plans: Sequence[Plan]) -> list[int]:
-        """More compositions, without loading anything again; returns their positions."""
-        return self.virtual.add(plans)
-
-    def model(self, index: int) -> PreTrainedModel:
-        """One composition as a transformers model: the same object every time, re-pointed."""
-        return self.virtual.switch(index)
-
-    def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
-        """How many layers run per batch, one by one and here."""
-        return count_layers(build_trie(self.virtual.paths, self.choose(members)))
-
-    def memory(
-        self, rows: int, tokens: int, new_tokens: int = 0, members: Sequence[int] | None = None
-    ) -> MemoryEstimate:
-        """What scoring takes in memory, or generating where there are new tokens.
-
-        Args:
-            rows: rows of a batch, or prompts of a batch.
-            tokens: tokens of a row or prompt.
-            new_tokens: tokens to write after a prompt; 0 for scoring.
-            members: positions of the compositions; all when None.
-        """
-        counts, chosen = self.counts(members), self.choose(members)
-        if not new_tokens:
-            return estimate_scoring(self.virtual, counts, rows, tokens)
-        return estimate_generating(
-            self.virtual,
-            counts,
-            members=len(chosen),
-            prompts=rows,
-            tokens=tokens,
-            new_tokens=new_tokens,
-        )
-
-    def fit_batch_size(
-        self,
-        tokens: int,
-        *,
-        new_tokens: int = 0,
-        budget: int | None = None,
-        members: Sequence[int] | None = None,
-    ) -> int:
-        """The largest batch, a power of two, that fits into memory; as `memory`.
-
-        Args:
-            tokens: tokens of the longest row or prompt.
-            new_tokens: tokens to write after a prompt; 0 for scoring.
-            budget: bytes for everything, experts included; when None, what they take now and
-                four fifths of what is free.
-            members: positions of the compositions; all when None.
-
-        Raises:
-            EvaluationError: not even one row fits.
-        """
-        if budget is None:
-            held = self.virtual.pool.kept_bytes + self.virtual.pool.made_bytes
-            budget = held + int(0.8 * free_bytes(self.virtual.device))
-        return largest_fitting(
-            budget,
-            lambda rows: self.memory(rows, tokens, new_tokens, members),
-            "prompt" if new_tokens else "row",
-        )
-
-    def choose(self, members: Sequence[int] | None) -> list[int]:
-        """Positions of compositions, checked; all when None.
-
-        Raises:
-            EvaluationError: there is no such composition, or none is chosen.
-        """
-        if members is None:
-            return list(range(len(self)))
-        wrong = [member for member in members if not 0 <= member < len(self)]
-        if wrong or not members:
-            raise EvaluationError(
-                f"there is no composition {wrong[0]}; they are 0 to {len(self) - 1}"
-                if wrong
-                else "no composition is chosen"
-            )
-        return list(members)
 
 
 ROWS = 256
 """Compositions times prompts that are generated together by default."""
 
 
-class Sweep(Compositions):
+class Sweep(VirtualModel):
     """Compositions of the same experts, evaluated for the price of a few.
 
     Compositions that begin alike share the work of their common layers: logits are bit for bit
@@ -198,24 +81,12 @@ class Sweep(Compositions):
         scores.logprob.shape  # (81, 2)
     """
 
-    def __init__(
-        self,
-        plans: Sequence[Plan],
-        *,
-        device: str | torch.device = "cpu",
-        dtype: str | None = None,
-        max_made_bytes: int | None = None,
-        experts_on: str = "device",
-    ) -> None:
-        super().__init__(
-            plans,
-            device=device,
-            dtype=dtype,
-            max_made_bytes=max_made_bytes,
-            experts_on=experts_on,
-        )
-        self.runner = Runner(self.virtual)
-        self._together: bool | None = None
+    _together: bool | None = None
+
+    @cached_property
+    def runner(self) -> Runner:
+        """Runs the compositions' forward passes."""
+        return Runner(self)
 
     def logits(
         self,
@@ -236,19 +107,18 @@ class Sweep(Compositions):
         """
         import torch
 
-        device = self.virtual.device
-        inputs = {"input_ids": input_ids.to(device), "use_cache": False}
+        inputs = {"input_ids": input_ids.to(self.device), "use_cache": False}
         if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask.to(device)
-        endings = self.runner.run(inputs, self.choose(members))
+            inputs["attention_mask"] = attention_mask.to(self.device)
+        leaves = self.runner.run(inputs, self.choose(members))
         while True:
             # Not around the loop: what runs between two results is the caller's.
             with torch.inference_mode():
-                ending = next(endings, None)
-                if ending is None:
+                leaf = next(leaves, None)
+                if leaf is None:
                     return
-                logits = ending.logits(None)
-            for member in ending.members:
+                logits = leaf.logits(None)
+            for member in leaf.members:
                 yield member, logits
 
     def loglikelihood(
@@ -262,7 +132,7 @@ class Sweep(Compositions):
             settings: as `iter_loglikelihood`.
         """
         batches = self.iter_loglikelihood(requests, members=members, **settings)
-        return joined(batches, self.choose(members), len(requests))
+        return merge_batches(batches, self.choose(members), len(requests))
 
     def iter_loglikelihood(
         self,
@@ -290,11 +160,9 @@ class Sweep(Compositions):
             EvaluationError: a request that cannot be answered.
         """
         chosen = self.choose(members)
-        bound = max_length_of(self.virtual.model) if max_length is None else max_length
+        bound = max_length_of(self.model) if max_length is None else max_length
         for part, what in ((0, "the context of request"), (1, "the continuation of request")):
-            check_tokens(
-                [request[part] for request in requests], vocabulary(self.virtual.model), what
-            )
+            check_tokens([request[part] for request in requests], vocabulary(self.model), what)
         rows = make_rows(requests, bound)
         scorer = Scorer(self.runner, softmax_dtype)
         for batch in make_batches(rows, batch_size, max_batch_tokens):
@@ -323,7 +191,7 @@ class Sweep(Compositions):
         """
         import numpy as np
 
-        bound = max_length or max_length_of(self.virtual.model) or max(map(len, texts), default=1)
+        bound = max_length or max_length_of(self.model) or max(map(len, texts), default=1)
         requests, owners = [], []
         for index, text in enumerate(texts):
             if not text:
@@ -392,10 +260,10 @@ class Sweep(Compositions):
             EvaluationError: a setting or prompt that is not possible.
         """
         chosen = self.choose(members)
-        ends = eos_tokens(self.virtual.model) if eos is None else frozenset(eos)
-        endings = StoppingCriteria(max_new_tokens, ends, tuple(stop), tokenizer)
-        request = Request(endings, sampling, processors)
-        check_prompts(self.virtual.model, prompts, max_new_tokens)
+        ends = eos_tokens(self.model) if eos is None else frozenset(eos)
+        stopping = StoppingCriteria(max_new_tokens, ends, tuple(stop), tokenizer)
+        request = Request(stopping, sampling, processors)
+        check_prompts(self.model, prompts, max_new_tokens)
         numbers = range(len(prompts)) if streams is None else streams
         order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), tuple(prompts[i])))
         size = batch_size or max(1, ROWS // len(chosen))
@@ -420,11 +288,90 @@ class Sweep(Compositions):
             self._together = why is None
             if why is not None:
                 warnings.warn(
-                    f"{type(self.virtual.model).__name__} cannot be decoded for several "
+                    f"{type(self.model).__name__} cannot be decoded for several "
                     f"compositions together ({why}); every composition generates alone, at full "
                     "price",
                     stacklevel=4,
                 )
-        if not self._together:
+        bound = rotary_bound(self.model)
+        needed = max(map(len, prompts)) + request.stopping.max_new_tokens
+        if not self._together or (bound is not None and needed > bound):
             return generate_alone(self.runner, members, prompts, streams, request)
         return Batch(self.runner, members, prompts, streams, request).generate()
+
+    def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
+        """How many layers run per batch, one by one and here."""
+        chosen = self.choose(members)
+        if not self.layers:
+            runs = len(chosen) * self.plans[0].composition.layers
+            return LayerCounts(runs, runs, 1)
+        return count_layers(build_trie(self.paths, chosen))
+
+    def memory(
+        self, rows: int, tokens: int, new_tokens: int = 0, members: Sequence[int] | None = None
+    ) -> MemoryEstimate:
+        """What scoring takes in memory, or generating where there are new tokens.
+
+        Args:
+            rows: rows of a batch, or prompts of a batch.
+            tokens: tokens of a row or prompt.
+            new_tokens: tokens to write after a prompt; 0 for scoring.
+            members: positions of the compositions; all when None.
+        """
+        counts, chosen = self.counts(members), self.choose(members)
+        if not new_tokens:
+            return estimate_scoring(self, counts, rows, tokens)
+        return estimate_generating(
+            self,
+            counts,
+            members=len(chosen),
+            prompts=rows,
+            tokens=tokens,
+            new_tokens=new_tokens,
+        )
+
+    def fit_batch_size(
+        self,
+        tokens: int,
+        *,
+        new_tokens: int = 0,
+        budget: int | None = None,
+        members: Sequence[int] | None = None,
+    ) -> int:
+        """The largest batch, a power of two, that fits into memory; as `memory`.
+
+        Args:
+            tokens: tokens of the longest row or prompt.
+            new_tokens: tokens to write after a prompt; 0 for scoring.
+            budget: bytes for everything, experts included; when None, what they take now and
+                four fifths of what is free.
+            members: positions of the compositions; all when None.
+
+        Raises:
+            EvaluationError: not even one row fits.
+        """
+        if budget is None:
+            held = self.pool.kept_bytes + self.pool.made_bytes
+            budget = held + int(0.8 * free_bytes(self.device))
+        return largest_fitting(
+            budget,
+            lambda rows: self.memory(rows, tokens, new_tokens, members),
+            "prompt" if new_tokens else "row",
+        )
+
+    def choose(self, members: Sequence[int] | None) -> list[int]:
+        """Positions of compositions, checked; all when None.
+
+        Raises:
+            EvaluationError: there is no such composition, or none is chosen.
+        """
+        if members is None:
+            return list(range(len(self)))
+        wrong = [member for member in members if not 0 <= member < len(self)]
+        if wrong or not members:
+            raise EvaluationError(
+                f"there is no composition {wrong[0]}; they are 0 to {len(self) - 1}"
+                if wrong
+                else "no composition is chosen"
+            )
+        return list(members)

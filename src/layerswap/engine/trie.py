@@ -1,4 +1,4 @@
-"""Compositions as a trie: what equal beginnings need only once.
+"""Builds the trie of compositions, whose common beginnings are computed once.
 
 Two compositions with equal weights before the layers and in layers 0 to l have equal hidden
 states after layer l. A path is a composition's sequence of keys: one for what acts before the

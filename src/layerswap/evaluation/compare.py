@@ -1,4 +1,4 @@
-"""Runs side by side: scores with intervals, and what differs from the first beyond chance."""
+"""Compares models side by side: scores with intervals, and significant differences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.results import Score, read_scores
+from layerswap.evaluation.results import Score, read_any_scores
 from layerswap.evaluation.statistics import Comparison, Interval, compare, holm, mean_interval
 
 LEVEL = 0.05
@@ -24,7 +24,7 @@ class ScoreCell:
         score: mean over the documents with its bootstrap interval.
         against: compared with the first model; None for the first itself.
         p: of that, corrected by Holm over the whole table; None for the first.
-        best: whether no other model has a higher mean.
+        best: True if no other model has a higher mean.
     """
 
     score: Interval
@@ -34,7 +34,7 @@ class ScoreCell:
 
     @property
     def mark(self) -> str:
-        """`+` or `-` where it is better or worse than the first beyond chance."""
+        """`+` or `-` where it is significantly better or worse than the first."""
         if self.p is None or self.p >= LEVEL or self.against is None:
             return ""
         return "+" if self.against.difference.mean > 0 else "-"
@@ -59,9 +59,10 @@ def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -
     """Compare the models of one or several runs on the documents that all were asked.
 
     Args:
-        runs: folders that `layerswap eval` wrote.
+        runs: folders that `layerswap eval`, `sweep` or `study` wrote; of a sweep, the documents
+            of the test split.
         models: which, the reference first; all in their order when None. A name that two runs
-            have is told apart by the run's folder.
+            have is prefixed with the run's folder.
 
     Raises:
         EvaluationError: a folder is no run, no such model, or fewer than two models.
@@ -101,7 +102,7 @@ _Documents = dict[tuple[str, int], float]
 
 
 def _scores(runs: Sequence[Path]) -> dict[str, dict[_Row, _Documents]]:
-    read = {run: [score for score in read_scores(run) if score.main] for run in runs}
+    read = {run: [score for score in read_any_scores(run) if score.main] for run in runs}
     seen = [model for rows in read.values() for model in {score.model for score in rows}]
     found: dict[str, dict[_Row, _Documents]] = {}
     for run, rows in read.items():

@@ -1,4 +1,4 @@
-"""Which signal of the experts predicts how good their merge will be (paper 2, section 5)."""
+"""Ranks signals of experts by how well they predict the merge's quality (paper 2, section 5)."""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""Examples of text for measuring a model: reading them, and turning them into tokens."""
+"""Reads example texts for measuring a model, and turns them into tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from layerswap.errors import EvaluationError, RecipeError
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -30,11 +27,11 @@ class Tokens:
     predicted: range
 
 
-Text = Tokens | Sequence[int]
+Tokenized = Tokens | Sequence[int]
 """Token ids; all but the first are predicted where it is not said which."""
 
 
-def as_tokens(texts: Sequence[Text]) -> list[Tokens]:
+def as_tokens(texts: Sequence[Tokenized]) -> list[Tokens]:
     """Texts with the positions of the tokens that are to be predicted.
 
     Raises:
@@ -52,23 +49,6 @@ def as_tokens(texts: Sequence[Text]) -> list[Tokens]:
                 f"text {index} has {len(text.ids)} tokens and none to predict; leave it out"
             )
     return found
-
-
-def batches(
-    texts: Sequence[Sequence[int]], size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and attention mask, int64 `(rows, longest)`, padded on the right; longest texts first."""
-    import torch
-
-    ordered = sorted(texts, key=lambda text: (-len(text), tuple(text)))
-    for start in range(0, len(ordered), size):
-        rows = ordered[start : start + size]
-        ids = torch.zeros(len(rows), len(rows[0]), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, text in enumerate(rows):
-            ids[row, : len(text)] = torch.tensor(list(text))
-            mask[row, : len(text)] = 1
-        yield ids, mask
 
 
 def read_examples(path: Path) -> list[Example]:

@@ -1,4 +1,4 @@
-"""Estimating the diagonal Fisher information of a checkpoint on a data set."""
+"""Estimates the diagonal Fisher information of a checkpoint on a data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import (
     Checkpoint,
@@ -21,12 +21,13 @@ from layerswap.checkpoint import (
     read_header,
     refuse_target,
 )
+from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer, without_progress_bars
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.engine.devices import open_device, pick_device
+from layerswap.engine.sampling import draw_tokens
 from layerswap.errors import CheckpointError, MergeError, RecipeError
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
 from layerswap.merge.fisher import FISHER_RECORD, FISHER_WEIGHTS
-from layerswap.merge.load import without_progress_bars
 from layerswap.versions import __version__
 
 if TYPE_CHECKING:
@@ -185,36 +186,27 @@ def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str
     ids = torch.tensor([row.ids], device=model.device)
     predicted = torch.tensor(row.predicted, device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, predicted - 1].float()
-    chosen = ids[0, predicted] if labels == "data" else _draw(logits, key)
+    chosen = ids[0, predicted]
+    if labels == "model":
+        chosen = draw_labels(logits.detach(), key)
     return torch.log_softmax(logits, -1).gather(-1, chosen[:, None]).sum()
 
 
-def _draw(logits: torch.Tensor, key: str) -> torch.Tensor:
-    """A token from each row of logits, by inverting the distribution function."""
+def draw_labels(logits: torch.Tensor, key: str) -> torch.Tensor:
+    """A token from each row of logits; equal keys draw the same random numbers on any device."""
     import torch
 
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
     generator = torch.Generator().manual_seed(number)
-    uniform = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator)
-    with torch.no_grad():
-        below = torch.softmax(logits.double(), -1).cumsum(-1)
-        drawn = torch.searchsorted(below, uniform.to(logits.device), right=True)
-    return drawn[:, 0].clamp_max(logits.shape[-1] - 1)
+    uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
+    return draw_tokens(logits, uniform.to(logits.device))
 
 
 def _load(checkpoint: Checkpoint, device: str | None) -> tuple[PreTrainedModel, Any]:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    with without_progress_bars():
-        where = open_device(pick_device(device))
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder)
-            model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
-            return cast("Any", model).to(where).eval(), tokenizer
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise CheckpointError(f"{checkpoint.identity}: cannot be loaded ({why})") from None
+    where = open_device(pick_device(device))
+    tokenizer = load_tokenizer(checkpoint.folder, named=checkpoint.identity)
+    model: Any = load_causal_lm(checkpoint.folder, dtype="float32", named=checkpoint.identity)
+    return model.to(where).eval(), tokenizer
 
 
 def _write(

@@ -1,25 +1,26 @@
-"""lm-evaluation-harness as the judge of a sweep.
+"""Evaluates compositions on tasks of lm-evaluation-harness.
 
-Its requests are built once and answered for all compositions together; then its own filters and
-metrics score the answers of each. What is asked, how a text is split, and what is right are
-lm-eval's.
+Requests are built once and answered for all compositions together; then lm-eval's own filters and
+metrics score the answers of each. Prompts, tokenisation and metrics are lm-eval's.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Advance
+from layerswap._types import Advance, Log
 from layerswap.compose.yaml_file import nearest
+from layerswap.engine.requests import eos_tokens, pad
 from layerswap.engine.sampling import Sampling
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.response_cache import Answer, AnswerStore, ResponseCache
+from layerswap.evaluation.prompts import PromptOptions, template_refusal
+from layerswap.evaluation.response_cache import AnswerStore, ResponseCache
 
 FEWSHOT_SEED = 1234
 """lm-eval's own default for drawing few-shot examples."""
@@ -36,50 +37,59 @@ def evaluate(
     *,
     include: Sequence[Path] = (),
     num_fewshot: int | None = None,
+    options: PromptOptions | None = None,
     limit: int | None = None,
     samples: Samples | None = None,
     batch_size: int | None = 16,
     members: Sequence[int] | None = None,
     store: AnswerStore | None = None,
     allow_code: bool = False,
-    log: Callable[[str], None] = lambda line: None,
+    log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> list[dict[str, Any]]:
-    """Judge compositions on lm-eval tasks.
+    """Evaluate compositions on lm-eval tasks.
 
     Args:
         sweep: the compositions.
         tokenizer: a transformers tokenizer.
         tasks: names of lm-eval tasks or groups, or its inline configurations.
-        include: folders with task YAMLs of one's own.
+        include: folders with more task YAMLs.
         num_fewshot: examples in the prompt; the task's own number when None.
+        options: how prompts are written; plain text when None.
         limit: most documents of a task.
         samples: the documents to ask, instead of `limit`.
         batch_size: rows that the model reads together; when None, 16 or as many as fit.
         members: positions of the compositions; all when None.
         store: keeps answers, so that none is computed twice.
         allow_code: let tasks run code that a model wrote.
-        log: told what will be in memory, before it is.
-        progress: called with the number of compositions just judged.
+        log: called with the memory that will be needed, before it is.
+        progress: called with the number of compositions just evaluated.
 
     Returns:
         Per composition what `lm_eval.simple_evaluate` returns, with `samples`.
 
     Raises:
-        EvaluationError: lm-eval is not installed, a task is not known, or its data cannot be had.
+        EvaluationError: lm-eval is not installed, a task is unknown, or its data is not available.
     """
     chosen = list(range(len(sweep))) if members is None else list(members)
     results = []
     with _quiet():
-        loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot)
-        judged = _judge_class()(
+        options = options or PromptOptions()
+        loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot, options=options)
+        tokenizer = options.tokenizer(tokenizer)
+        model = _model_class()(
             sweep, tokenizer, ResponseCache(sweep, chosen, store, batch_size, log)
         )
         for number in range(len(chosen)):
-            judged.number = number
+            model.number = number
             if number:
                 _forget_answers(loaded)
-            results.append(_evaluate(judged, loaded, limit, samples, allow_code))
+            results.append(
+                run_tasks(
+                    model, loaded, options=options, limit=limit, samples=samples,
+                    allow_code=allow_code,
+                )
+            )  # fmt: skip
             if progress is not None:
                 progress(1)
     return results
@@ -90,11 +100,12 @@ def load_tasks(
     *,
     include: Sequence[Path] = (),
     num_fewshot: int | None = None,
+    options: PromptOptions | None = None,
 ) -> Any:
     """lm-eval's task objects, set up as its command line does.
 
     Raises:
-        EvaluationError: lm-eval is not installed, a task is not known, or its data cannot be had.
+        EvaluationError: lm-eval is not installed, a task is unknown, or its data is not available.
     """
     manager = _manager(tuple(map(str, include)), tuple(t for t in tasks if isinstance(t, str)))
     try:
@@ -102,6 +113,7 @@ def load_tasks(
     except Exception as error:  # data sets and YAML raise whatever they like
         why = " ".join(str(error).split())[:300]
         raise EvaluationError(f"tasks {_names(tasks)}: {type(error).__name__}: {why}") from None
+    generation = options.generation if options else {}
     for task in loaded["tasks"].values():
         default = task.get_config("num_fewshot")
         if num_fewshot is not None and default != 0:
@@ -109,11 +121,13 @@ def load_tasks(
         elif default is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        if generation and task.get_config("output_type") == "generate_until":
+            task.set_config(key="generation_kwargs", value=generation, update=True)
     return loaded
 
 
 def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None:
-    """Refuse names of tasks that there are not.
+    """Refuse unknown task names.
 
     Raises:
         EvaluationError: one is unknown, or lm-eval is not installed.
@@ -133,20 +147,36 @@ def task_names() -> list[str]:
     return list(_manager((), ()).all_tasks)
 
 
-def _evaluate(
-    judged: Any, loaded: Any, limit: int | None, samples: Samples | None, allow_code: bool
+def run_tasks(
+    model: Any,
+    loaded: Any,
+    *,
+    options: PromptOptions,
+    limit: int | None = None,
+    samples: Samples | None = None,
+    allow_code: bool = False,
 ) -> dict[str, Any]:
+    """Let lm-eval evaluate one of its models on loaded tasks.
+
+    Raises:
+        EvaluationError: a task runs code without leave, the model reads too few tokens, or the
+            chat template cannot be applied.
+    """
+    from jinja2 import TemplateError
     from lm_eval.evaluator import evaluate as lm_evaluate
 
     try:
         found = lm_evaluate(
-            lm=judged,
+            lm=model,
             task_dict=loaded,
             limit=limit,
             samples=None if samples is None else {n: list(rows) for n, rows in samples.items()},
             bootstrap_iters=0,
             log_samples=True,
             confirm_run_unsafe_code=allow_code,
+            system_instruction=options.system_instruction,
+            apply_chat_template=bool(options.apply_chat_template),
+            fewshot_as_multiturn=options.multiturn,
         )
     except ValueError as error:
         if "unsafe" in str(error):
@@ -154,6 +184,8 @@ def _evaluate(
                 f"{' '.join(str(error).split())[:200]} (--allow-code lets it)"
             ) from None
         raise
+    except TemplateError as error:
+        raise EvaluationError(template_refusal(error)) from None
     except AssertionError as error:
         if "maximum sequence length" not in str(error):
             raise
@@ -163,7 +195,7 @@ def _evaluate(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Only the errors of lm-eval's log: its warnings are about how a person would call it."""
+    """Silence lm-eval's warnings, which are about its command line; errors stay."""
     log = logging.getLogger("lm_eval")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -174,7 +206,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _forget_answers(loaded: Any) -> None:
-    """Keep a task's requests, and drop what the composition before answered."""
+    """Keep the tasks' requests, and drop the answers of the previous composition."""
     for task in loaded["tasks"].values():
         for instance in task.instances:
             instance.resps, instance.filtered_resps = [], {}
@@ -209,50 +241,47 @@ def _names(tasks: Sequence[str | dict[str, Any]]) -> str:
 
 
 @cache
-def _judge_class() -> type[Any]:
-    """lm-eval's model class, with the two places where it asks a model answered by a sweep."""
+def _model_class() -> type[Any]:
+    """lm-eval's model class, whose answers come from a sweep."""
     import torch
     from lm_eval.models.huggingface import HFLM
 
-    class Judged(HFLM):  # type: ignore[misc]
-        """One composition after the other, answering from what was computed for all."""
+    class CachedModel(HFLM):  # type: ignore[misc]
+        """One composition after the other, each answering from what was computed for all."""
 
-        def __init__(self, sweep: Sweep, tokenizer: Any, book: ResponseCache) -> None:
-            # How many prompts come at once; how many are read at once is the book's to decide.
+        def __init__(self, sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> None:
+            # Prompts that lm-eval hands over; the cache decides how many are run together.
             super().__init__(
-                pretrained=sweep.model(book.members[0]), tokenizer=tokenizer, batch_size=PROMPTS
+                pretrained=sweep.switch(cache.members[0]), tokenizer=tokenizer, batch_size=PROMPTS
             )
             self.number = 0
-            self._book = book
+            self._responses = cache
 
         def _loglikelihood_tokens(
             self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
         ) -> list[tuple[float, bool]]:
             asked = [(tuple(context), tuple(rest)) for _, context, rest in requests]
             dtype = str(self.model.dtype).removeprefix("torch.")
-            found = self._book.scores(self.number, asked, bound=self.max_length, dtype=dtype)
+            found = self._responses.scores(self.number, asked, bound=self.max_length, dtype=dtype)
             return [(float(logprob), bool(greedy)) for logprob, greedy in found]
 
         def _model_generate(
             self, context: Any, max_length: int, stop: list[str], **settings: Any
         ) -> Any:
             new, mask = max_length - context.shape[1], settings.pop("attention_mask")
+            ends = eos_tokens(self.model)
             asked = {"max_new_tokens": new, "stop": list(stop), "sampling": _sampling(settings)}
             prompts = [
                 tuple(row[kept.bool()].tolist()) for row, kept in zip(context, mask, strict=True)
             ]
-            written = self._book.texts(self.number, prompts, asked, self.tokenizer)
-            return torch.cat([context, _padded(written, new, self.tokenizer, context)], dim=1)
+            written = self._responses.texts(self.number, prompts, asked, self.tokenizer)
+            # Not every token that ends a text is a special one, which decoding would leave out.
+            written = [tokens[:-1] if tokens[-1:] and tokens[-1] in ends else tokens
+                       for tokens in written]  # fmt: skip
+            texts = pad(written, fill=self.tokenizer.pad_token_id, width=new).to(context.device)
+            return torch.cat([context, texts], dim=1)
 
-    return Judged
-
-
-def _padded(written: Sequence[Answer], width: int, tokenizer: Any, like: Any) -> Any:
-    """What was written as one tensor `(rows, width)`, padded on the right."""
-    rows = like.new_full((len(written), width), tokenizer.pad_token_id)
-    for row, tokens in zip(rows, written, strict=True):
-        row[: len(tokens)] = like.new_tensor(tokens)
-    return rows
+    return CachedModel
 
 
 def _sampling(settings: Mapping[str, Any]) -> Sampling | None:

@@ -1,4 +1,4 @@
-"""One language, many codes: from what a person writes to what a benchmark calls it."""
+"""Maps any code or name of a language to the code that a benchmark has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from layerswap.errors import EvaluationError
 
 
 def same_language(one: str, other: str) -> bool:
-    """Whether two codes or names are of one language; those of no language are compared as such."""
+    """True if two codes or names mean one language; unknown ones are compared as text."""
     try:
         return standard_tag(one) == standard_tag(other)
     except EvaluationError:

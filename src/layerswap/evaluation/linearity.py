@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap._types import PathLike
 from layerswap.checkpoint import open_checkpoint
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Override
-from layerswap.engine.split_model import SplitModel
+from layerswap.engine.prefix_runner import SplitModel
+from layerswap.engine.requests import batches
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import CheckpointError, EvaluationError
+from layerswap.errors import EvaluationError
 from layerswap.evaluation.examples import (
-    Text,
+    Tokenized,
     Tokens,
     as_tokens,
-    batches,
     read_examples,
     tokenize,
 )
@@ -62,7 +63,7 @@ def additivity(
     base: PathLike,
     task: PathLike,
     language: PathLike,
-    texts: Sequence[Text],
+    texts: Sequence[Tokenized],
     *,
     batch_size: int = 8,
     dtype: str = "float32",
@@ -253,7 +254,7 @@ class Connectivity:
 def connectivity(
     task: PathLike,
     language: PathLike,
-    texts: Sequence[Text],
+    texts: Sequence[Tokenized],
     *,
     base: PathLike | None = None,
     elsewhere: OtherLayers = "task",
@@ -455,21 +456,11 @@ def measure_linearity(
         LayerswapError: the sources or the texts cannot be read.
     """
     examples = read_examples(text)
-    tokenizer = _tokenizer(base)
+    checkpoint = open_checkpoint(base)
+    tokenizer = load_tokenizer(checkpoint.folder, named=checkpoint.identity)
     read = [tokenize(example, tokenizer, max_length) for example in examples]
     texts = [tokens for tokens in read if tokens.predicted]
     line = connectivity(task, language, texts, base=base, dtype=dtype, device=device, **settings)
     sums = additivity(base, task, language, texts, dtype=dtype, device=device)
     predicted = sum(len(tokens.predicted) for tokens in texts)
     return Linearity(line, sums, len(texts), len(read) - len(texts), predicted)
-
-
-def _tokenizer(source: str) -> Any:
-    from transformers import AutoTokenizer
-
-    checkpoint = open_checkpoint(source)
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint.folder)
-    except (OSError, ValueError, KeyError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{checkpoint.identity}: has no usable tokenizer ({why})") from None

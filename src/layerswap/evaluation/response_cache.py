@@ -99,14 +99,14 @@ USUAL_BATCH = 16
 
 
 class ResponseCache:
-    """What every composition answers, asked once for all of them.
+    """The answers of all compositions, computed together and kept.
 
     Args:
         sweep: the compositions.
-        members: positions of those that are judged.
+        members: positions of those that are evaluated.
         store: keeps the answers; in memory when None.
         batch_size: rows that are scored together; when None, 16 or as many as fit.
-        log: told what will be in memory, before it is.
+        log: called with the memory that will be needed, before it is.
     """
 
     def __init__(
@@ -119,19 +119,19 @@ class ResponseCache:
     ) -> None:
         self.members = list(members)
         self._sweep, self._store = sweep, store or AnswerStore()
-        self._batch_size, self._say = batch_size, log
-        self._said: dict[str, int] = {}
+        self._batch_size, self._log = batch_size, log
+        self._logged: dict[str, int] = {}
         self._keys = [composition_key(sweep.plans[member]) for member in members]
 
     def scores(self, number: int, asked: Sequence[Any], *, bound: int, dtype: str) -> list[Answer]:
         """Log-probability and greediness of continuations under the `number`-th composition."""
         keys = [request_key("score", c, r, bound, dtype) for c, r in asked]
-        for lacking, numbers in self._lacking(keys).items():
+        for missing, numbers in self._missing(keys).items():
             members = [self.members[n] for n in numbers]
-            longest = max(min(bound, len(asked[i][0]) + len(asked[i][1])) for i in lacking)
+            longest = max(min(bound, len(asked[i][0]) + len(asked[i][1])) for i in missing)
             batch = self._batch(members, longest)
             for part in self._sweep.iter_loglikelihood(
-                [asked[i] for i in lacking],
+                [asked[i] for i in missing],
                 members=members,
                 batch_size=batch,
                 max_length=bound,
@@ -140,7 +140,7 @@ class ResponseCache:
                 self._store.keep(
                     (
                         self._keys[n],
-                        keys[lacking[request]],
+                        keys[missing[request]],
                         [float(part.logprob[row, column]), bool(part.greedy[row, column])],
                     )
                     for row, n in enumerate(numbers)
@@ -157,44 +157,44 @@ class ResponseCache:
     ) -> list[Answer]:
         """Tokens that the `number`-th composition writes after prompts."""
         keys = [request_key("text", prompt, repr(sorted(settings.items()))) for prompt in prompts]
-        for lacking, numbers in self._lacking(keys).items():
+        for missing, numbers in self._missing(keys).items():
             members = [self.members[n] for n in numbers]
             position = dict(zip(members, numbers, strict=True))
-            longest, new = max(len(prompts[i]) for i in lacking), settings["max_new_tokens"]
+            longest, new = max(len(prompts[i]) for i in missing), settings["max_new_tokens"]
             batch = self._batch(members, longest, new) if self._batch_size is None else None
             for part in self._sweep.iter_generate(
-                [prompts[i] for i in lacking],
+                [prompts[i] for i in missing],
                 members=members,
                 tokenizer=tokenizer,
                 batch_size=batch,
                 **settings,
             ):
                 self._store.keep(
-                    (self._keys[position[member]], keys[lacking[prompt]], list(text.tokens))
+                    (self._keys[position[member]], keys[missing[prompt]], list(text.tokens))
                     for (member, prompt), text in part
                 )
         return self._answers(number, keys)
 
     def _batch(self, members: Sequence[int], tokens: int, new_tokens: int = 0) -> int:
-        """Rows of a batch, or prompts of one; and a word on the memory that it takes."""
+        """Rows or prompts of a batch; logs the memory that it takes."""
         sweep, size = self._sweep, self._batch_size
         if size is None:
             usual = max(1, ROWS // len(members)) if new_tokens else USUAL_BATCH
             size = min(usual, sweep.fit_batch_size(tokens, new_tokens=new_tokens, members=members))
         doing = "generating" if new_tokens else "scoring"
         estimate = sweep.memory(size, tokens, new_tokens, members)
-        if estimate.total > self._said.get(doing, 0):
-            self._said[doing] = estimate.total
-            self._say(f"{doing} {size} at a time with {len(members)} compositions: {estimate}")
+        if estimate.total > self._logged.get(doing, 0):
+            self._logged[doing] = estimate.total
+            self._log(f"{doing} {size} at a time with {len(members)} compositions: {estimate}")
         return size
 
-    def _lacking(self, keys: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
+    def _missing(self, keys: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
         distinct = {key: i for i, key in reversed(list(enumerate(keys)))}
-        missing = []
+        absent = []
         for composition in self._keys:
             known = self._store.known(composition, distinct)
-            missing.append(tuple(sorted(i for key, i in distinct.items() if key not in known)))
-        return grouped(missing)
+            absent.append(tuple(sorted(i for key, i in distinct.items() if key not in known)))
+        return grouped(absent)
 
     def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
         known = self._store.known(self._keys[number], keys)

@@ -1,4 +1,4 @@
-"""Tidy tables on disk: Parquet, written whole or not at all, one row per dataclass."""
+"""Reads and writes the results of an evaluation: scores and answers in Parquet, JSON by model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
     import pyarrow.parquet as pq
 
     names = [one.name for one in fields(kind)]
-    told = [asdict(row) for row in rows]
+    records = [asdict(row) for row in rows]
     draft = path.with_name(f".{path.name}")
-    pq.write_table(pa.table({name: [row[name] for row in told] for name in names}), draft)
+    pq.write_table(pa.table({name: [row[name] for row in records] for name in names}), draft)
     draft.replace(path)
 
 
@@ -88,7 +88,9 @@ def open_folder(out: Path) -> Path:
     folder = out.expanduser().absolute()
     try:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / TASKS).is_dir():
-            raise EvaluationError(f"{folder}: is no run of `layerswap eval`; choose another output")
+            raise EvaluationError(
+                f"{folder}: not written by `layerswap eval`; choose another folder"
+            )
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EvaluationError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -116,6 +118,23 @@ def tidy(results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask])
                             int(sample["doc_id"]), float(value), where == main,
                         ))  # fmt: skip
     return found
+
+
+def tasks_of(results: Mapping[str, Mapping[str, Any]]) -> list[WrittenTask]:
+    """The tasks of results that no suite wrote, each with its first metric as the one that counts.
+
+    Args:
+        results: by model what lm-eval gives, with `samples`.
+    """
+    found: dict[str, WrittenTask] = {}
+    for result in results.values():
+        for task in sorted(result["samples"]):
+            values = result["results"].get(task, {})
+            key = next((k for k in values if "," in k and "_stderr" not in k), None)
+            if key is not None:
+                metric, _, name = key.partition(",")
+                found.setdefault(task, WrittenTask(task, task, "", (metric, name)))
+    return list(found.values())
 
 
 def headline(result: Mapping[str, Any], asked: WrittenTask) -> float:
@@ -156,6 +175,53 @@ def read_scores(out: Path) -> list[Score]:
             f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval` wrote"
         )
     return read_rows(path, Score)
+
+
+def read_any_scores(out: Path) -> list[Score]:
+    """The scores in a folder of `layerswap eval`, `sweep` or `study`.
+
+    Of a sweep, those on the test split, with the first metric of a task as the one that counts.
+
+    Raises:
+        EvaluationError: there are none, or the table is another one.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = [out / SCORES_TABLE]
+    if not tables[0].is_file():
+        tables = sorted(out.glob(f"**/{SCORES_TABLE}"))
+    if not tables:
+        raise EvaluationError(
+            f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval`, `sweep` or `study` "
+            "wrote"
+        )
+    found: list[Score] = []
+    for path in tables:
+        try:
+            columns = set(pq.read_schema(path).names)
+        except (OSError, pa.ArrowInvalid) as error:
+            why = " ".join(str(error).split())[:160]
+            raise EvaluationError(f"{path}: cannot be read ({why})") from None
+        swept = {"split", "composition"} <= columns
+        found += _swept_scores(path) if swept else read_rows(path, Score)
+    return found
+
+
+def _swept_scores(path: Path) -> list[Score]:
+    import pyarrow.parquet as pq
+
+    first: dict[str, tuple[str, str]] = {}
+    found = []
+    for row in pq.read_table(path).to_pylist():
+        measure = row["metric"], row["filter"]
+        main = first.setdefault(row["task"], measure) == measure
+        if row["split"] == "test":
+            found.append(Score(
+                row["composition"], row["task"], "", row["task"], *measure, row["document"],
+                row["score"], main,
+            ))  # fmt: skip
+    return found
 
 
 SAMPLES_TABLE = "samples.parquet"
@@ -233,5 +299,5 @@ def _answer(sample: Mapping[str, Any]) -> str:
 
 
 def _is_choice(answer: Any) -> bool:
-    """Whether this is a log-likelihood, and whether it is the greedy one."""
+    """True for an answer of a choice: log-likelihood and greediness."""
     return isinstance(answer, list | tuple) and len(answer) == 2

@@ -1,4 +1,8 @@
-"""Intervals for scores, by the percentile bootstrap over examples."""
+"""Statistics of scores: bootstrap intervals, paired tests, and tests over several conditions.
+
+Percentile bootstrap over examples; McNemar, Wilcoxon and Holm for pairs; Friedman with post-hoc
+tests for treatments over conditions.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,10 @@ _CHUNK_CELLS = 4_000_000
 """Indices drawn at a time (32 MB), so that memory does not grow with the resamples."""
 
 
+Values = npt.NDArray[np.generic]
+"""Bool or numbers, `(n,)`, one per example."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """A mean over `n` examples, and the interval that resampling the examples gives it."""
@@ -28,11 +36,26 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
+    def in_words(self) -> str:
+        """What a difference of fractions shows, in points.
+
+        Example: `Interval(0.02, -0.05, 0.09, 20).in_words()` is `no difference detected (n=20,
+        ±7.0 points)`.
+        """
+        points = 100 * self.mean
+        if self.low > 0 or self.high < 0:
+            return f"{abs(points):.1f} points {'higher' if points > 0 else 'lower'}"
+        reach = 100 * max(self.high - self.mean, self.mean - self.low)
+        return f"no difference detected (n={self.n}, ±{reach:.1f} points)"
+
 
 def mean_interval(
-    correct: npt.NDArray[np.generic], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    correct: Values, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:
     """The mean of one value per example, with a percentile bootstrap interval.
+
+    Where every example is right, or every one wrong, resampling gives that again, whatever their
+    number; the interval is then the exact one (Clopper & Pearson, 1934).
 
     Args:
         correct: bool or numbers, `(n,)`, one per example.
@@ -50,14 +73,19 @@ def mean_interval(
             f"an interval needs a level between 0 and 1 and at least one resample, "
             f"not level={level}, resamples={resamples}"
         )
+    first, count = float(values[0]), len(values)
+    if first in (0.0, 1.0) and (values == first).all():
+        # Of n draws, none is otherwise with probability (1 - p)^n.
+        reach = 1 - ((1 - level) / 2) ** (1 / count)
+        return Interval(first, max(0.0, first - reach), min(1.0, first + reach), count)
     means = _resampled_means(values, resamples, np.random.default_rng(seed))
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(values.mean()), float(low), float(high), len(values))
+    return Interval(float(values.mean()), float(low), float(high), count)
 
 
 def paired_difference(
-    a: npt.NDArray[np.generic],
-    b: npt.NDArray[np.generic],
+    a: Values,
+    b: Values,
     *,
     level: float = 0.95,
     resamples: int = 2000,
@@ -66,7 +94,8 @@ def paired_difference(
     """The mean of `a - b` over the same examples: an interval above 0 says that `a` is better.
 
     Pairing cancels what makes an example hard for both, so the interval is narrower than two
-    separate ones suggest.
+    separate ones suggest. Where right-or-wrong scores agree on every example, the interval is that
+    of as many examples without a difference on either side, and not of width 0.
 
     Raises:
         RecipeError: as `mean_interval`, or `a` and `b` differ in length.
@@ -77,10 +106,14 @@ def paired_difference(
             f"a paired difference needs the same examples on both sides, "
             f"not {len(first)} and {len(second)}"
         )
-    return mean_interval(first - second, level=level, resamples=resamples, seed=seed)
+    found = mean_interval(first - second, level=level, resamples=resamples, seed=seed)
+    if (first == second).all():
+        binary = bool(np.isin(first, (0, 1)).all())
+        return Interval(0.0, -found.high if binary else 0.0, found.high if binary else 0.0, found.n)
+    return found
 
 
-def _vector(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+def _vector(values: Values) -> npt.NDArray[np.float64]:
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or len(vector) == 0 or not np.isfinite(vector).all():
         raise RecipeError(
@@ -99,9 +132,6 @@ def _resampled_means(
         for start in range(0, resamples, rows)
     ]
     return np.concatenate(means)
-
-
-Scores = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
@@ -128,7 +158,7 @@ class Comparison:
 
 
 def compare(
-    first: Scores, second: Scores, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    first: Values, second: Values, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Comparison:
     """Compare two models by their scores on the same examples.
 
@@ -158,7 +188,7 @@ def compare(
 
 
 def paired_bootstrap_p(
-    first: Scores, second: Scores, *, resamples: int = 2000, seed: int = 0
+    first: Values, second: Values, *, resamples: int = 2000, seed: int = 0
 ) -> float:
     """Two-sided p of no difference by the paired bootstrap (Efron and Tibshirani, 1993, 16.4).
 
@@ -168,10 +198,8 @@ def paired_bootstrap_p(
     """
     delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    centred, seen = delta - delta.mean(), abs(delta.mean())
-    means = np.array(
-        [centred[rng.integers(len(delta), size=len(delta))].mean() for _ in range(resamples)]
-    )
+    seen = abs(delta.mean())
+    means = _resampled_means(delta - delta.mean(), resamples, rng)
     # A little slack, so that a mean that ties with the one measured counts as reaching it.
     extreme = int((np.abs(means) >= seen - 1e-12).sum())
     return (extreme + 1) / (resamples + 1)
@@ -189,7 +217,7 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
     return float(binomtest(only_first, only_first + only_second).pvalue)
 
 
-def wilcoxon_p(first: Scores, second: Scores) -> float | None:
+def wilcoxon_p(first: Values, second: Values) -> float | None:
     """Two-sided p of Wilcoxon's signed-rank test; None where no score differs."""
     from scipy.stats import wilcoxon
 
@@ -199,7 +227,7 @@ def wilcoxon_p(first: Scores, second: Scores) -> float | None:
     return float(wilcoxon(delta, zero_method="wilcox").pvalue)
 
 
-def examples_needed(differences: Scores, *, power: float = 0.8, level: float = 0.95) -> int | None:
+def examples_needed(differences: Values, *, power: float = 0.8, level: float = 0.95) -> int | None:
     """How many examples it takes to see a paired difference like this one.
 
     For a two-sided z-test on paired differences: n = ((z_level + z_power) s / d)^2, with their mean
@@ -287,7 +315,7 @@ class Friedman:
 
 
 def friedman(scores: Mapping[str, Sequence[float]], *, larger_is_better: bool = True) -> Friedman:
-    """Whether treatments differ over the same conditions, and which.
+    """Test whether treatments differ over the same conditions, and which.
 
     Args:
         scores: per treatment one score per condition, in the same order of conditions.

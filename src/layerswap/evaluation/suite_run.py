@@ -1,10 +1,11 @@
-"""Models judged on a suite: checkpoints, adapters and recipes, swept together where they share."""
+"""Evaluates models on tasks; those that share experts are swept together."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,22 +13,26 @@ from layerswap._types import Advance, Log
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.harness import evaluate, load_tasks
+from layerswap.evaluation.harness import evaluate, load_tasks, run_tasks
+from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.merge.adapters import MANIFEST, open_served
+from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.metadata import COPIED, tokenizer_folder
 from layerswap.merge.planner import Plan, make_plan
 
-Engine = Literal["sweep", "hf", "vllm"]
+EngineName = Literal["sweep", "hf", "vllm"]
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a suite is run.
+class EvaluationSettings:
+    """How models are evaluated.
 
     Attributes:
         limit: most documents of a task.
+        num_fewshot: examples in a prompt; the task's own number when None.
+        prompts: how prompts are written.
         batch_size: rows read together; as many as fit, at most 16, when None.
         device: where models run.
         dtype: of the models; as stored when None.
@@ -40,15 +45,18 @@ class Settings:
     batch_size: int | None = None
     device: str = "cpu"
     dtype: str | None = None
-    engine: Engine = "sweep"
+    engine: EngineName = "sweep"
     allow_code: bool = False
+    num_fewshot: int | None = None
+    prompts: PromptOptions = field(default_factory=PromptOptions)
 
 
 def open_models(models: Sequence[str]) -> dict[str, Plan]:
     """A plan for each model, by a name of its own.
 
     Args:
-        models: folders, Hub ids, adapters, or recipes (`.yaml`), which need not be written.
+        models: folders, Hub ids, adapters, recipes (`.yaml`), which need not be written, or
+            folders of `layerswap adapters`, with all that is in them.
 
     Raises:
         LayerswapError: one cannot be opened.
@@ -56,6 +64,10 @@ def open_models(models: Sequence[str]) -> dict[str, Plan]:
     found: dict[str, Plan] = {}
     for model in models:
         path = Path(model)
+        if (path / MANIFEST).is_file():
+            for name, plan in open_served(path).items():
+                found[_unique(name, found)] = plan
+            continue
         if path.suffix in (".yaml", ".yml"):
             plan, name = make_plan(read_recipe(path)), path.stem
         else:
@@ -64,50 +76,50 @@ def open_models(models: Sequence[str]) -> dict[str, Plan]:
             }  # fmt: skip
             plan = make_plan(check_recipe(recipe, where=model))
             name = path.resolve().name if path.is_dir() else model.replace("/", "--")
-        number = 2
-        unique = name
-        while unique in found:
-            unique, number = f"{name}-{number}", number + 1
-        found[unique] = plan
+        found[_unique(name, found)] = plan
     return found
 
 
-def run_suite(
+def _unique(name: str, taken: Container[str]) -> str:
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(one for one in names if one not in taken)
+
+
+def evaluate_models(
     models: Mapping[str, Plan],
-    asked: Sequence[WrittenTask],
-    folder: Path,
+    tasks: Sequence[str],
+    include: Sequence[Path],
     *,
-    settings: Settings | None = None,
+    settings: EvaluationSettings | None = None,
     store: AnswerStore | None = None,
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> dict[str, Result]:
-    """Judge models on tasks.
+    """Evaluate models on tasks.
 
     Answers are kept as they come, so that a run that was killed, or one with a larger limit,
     computes only what is new (with the engine `sweep`).
 
     Args:
         models: by name.
-        asked: tasks that were written into `folder`.
-        folder: of the tasks.
+        tasks: names of lm-eval tasks or groups.
+        include: folders with more task YAMLs.
         settings: how.
         store: keeps answers.
-        log: told what will be in memory, before it is.
-        progress: called with the number of models just judged.
+        log: called with the memory that will be needed, before it is.
+        progress: called with the number of models just evaluated.
 
     Returns:
         By model what lm-eval gives, with `samples`.
 
     Raises:
-        EvaluationError: a model cannot be judged, or lm-eval is not installed.
+        EvaluationError: a model cannot be evaluated, or lm-eval is not installed.
     """
-    settings = settings or Settings()
-    names = [one.name for one in asked]
+    settings = settings or EvaluationSettings()
     results: dict[str, Result] = {}
     if settings.engine != "sweep":
         for name, plan in models.items():
-            results[name] = _alone(plan, names, folder, settings)
+            results[name] = _alone(plan, tasks, include, settings)
             if progress is not None:
                 progress(1)
         return results
@@ -115,9 +127,11 @@ def run_suite(
         plans = [models[name] for name in group]
         found = evaluate(
             Sweep(plans, device=settings.device, dtype=settings.dtype),
-            _tokenizer(plans[0]),
-            names,
-            include=[folder],
+            plan_tokenizer(plans[0]),
+            tasks,
+            include=include,
+            num_fewshot=settings.num_fewshot,
+            options=settings.prompts,
             limit=settings.limit,
             batch_size=settings.batch_size,
             store=store,
@@ -150,43 +164,37 @@ def _tokenizer_hash(plan: Plan) -> str:
     return digest.hexdigest()
 
 
-def _alone(plan: Plan, names: Sequence[str], folder: Path, settings: Settings) -> Result:
+def _alone(
+    plan: Plan, tasks: Sequence[str], include: Sequence[Path], settings: EvaluationSettings
+) -> Result:
     """One model through lm-eval's own classes."""
-    from lm_eval.evaluator import evaluate as lm_evaluate
-
-    loaded = load_tasks(names, include=[folder])
+    options = settings.prompts
+    loaded = load_tasks(tasks, include=include, num_fewshot=settings.num_fewshot, options=options)
     model = _vllm(plan, settings) if settings.engine == "vllm" else _transformers(plan, settings)
-    return dict(
-        lm_evaluate(
-            lm=model,
-            task_dict=loaded,
-            limit=settings.limit,
-            bootstrap_iters=0,
-            log_samples=True,
-            confirm_run_unsafe_code=settings.allow_code,
-        )
+    return run_tasks(
+        model, loaded, options=options, limit=settings.limit, allow_code=settings.allow_code
     )
 
 
-def _transformers(plan: Plan, settings: Settings) -> Any:
+def _transformers(plan: Plan, settings: EvaluationSettings) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     model: Any = plan.load()
     return HFLM(
         pretrained=model.to(settings.device),
-        tokenizer=_tokenizer(plan),
+        tokenizer=settings.prompts.tokenizer(plan_tokenizer(plan)),
         batch_size=settings.batch_size or ("auto" if settings.device != "cpu" else 16),
         device=settings.device,
     )
 
 
-def _vllm(plan: Plan, settings: Settings) -> Any:
+def _vllm(plan: Plan, settings: EvaluationSettings) -> Any:
     from importlib.util import find_spec
 
     if find_spec("vllm") is None:
         raise EvaluationError("the engine vllm needs vLLM: pip install vllm (and a GPU)")
     if len(plan.used) > 1 or next(iter(plan.used.values())).adapter is not None:
-        raise EvaluationError("the engine vllm judges checkpoints on disk; write it first")
+        raise EvaluationError("the engine vllm evaluates checkpoints on disk; write it first")
     from lm_eval.api.registry import get_model
 
     folder = next(iter(plan.used.values())).folder
@@ -197,14 +205,3 @@ def _vllm(plan: Plan, settings: Settings) -> Any:
         dtype=settings.dtype or "auto",
         batch_size=settings.batch_size or "auto",
     )
-
-
-def _tokenizer(plan: Plan) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(tokenizer_folder(plan))
-    except Exception as error:  # what tokenizers raise shares no class
-        why = " ".join(str(error).split())[:160]
-        name = plan.tokenizer_owner.source
-        raise EvaluationError(f"{name}: its tokenizer cannot be loaded ({why})") from None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
+from layerswap.checkpoint.loading import without_progress_bars
 from layerswap.errors import RecipeError
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.lab.datasets import base_stream, language_stream, task_stream
@@ -24,7 +25,6 @@ from layerswap.lab.scoring import load, score_model
 from layerswap.lab.tasks import LabExample, LabSplit
 from layerswap.lab.train import Training, Trainings, new_model, train
 from layerswap.lab.world import World, WorldSettings, make_world
-from layerswap.merge.load import without_progress_bars
 from layerswap.versions import need_extras, versions
 
 LAB_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")

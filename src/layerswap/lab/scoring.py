@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
 from layerswap.lab.train import IGNORED, collate, encode
 from layerswap.lab.world import World, make_world
-from layerswap.merge.load import without_progress_bars
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,16 +37,9 @@ def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     Raises:
         CheckpointError: the folder does not exist or holds no checkpoint.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     if not (Path(folder) / "config.json").is_file():
         raise CheckpointError(f"{folder}: no checkpoint here (config.json is missing)")
-    with without_progress_bars():
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.train(mode=False)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    return model, tokenizer
+    return load_causal_lm(folder, dtype="float32"), load_tokenizer(folder)
 
 
 def correct(

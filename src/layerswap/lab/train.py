@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from layerswap.engine.requests import pad
 from layerswap.lab.datasets import BaseMix, LanguageMix
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.tokenizer import MAX_LENGTH
@@ -153,20 +154,13 @@ def grouped(rows: list[dict[str, list[int]]], batch: int) -> list[dict[str, list
     return ordered
 
 
-def collate(rows: Sequence[dict[str, list[int]]], pad: int) -> dict[str, torch.Tensor]:
+def collate(rows: Sequence[dict[str, list[int]]], fill: int) -> dict[str, torch.Tensor]:
     """`input_ids`, `attention_mask` and `labels`, int64 `(rows, longest)`, padded on the right."""
-    import torch
-
-    longest = max(len(row["input_ids"]) for row in rows)
-
-    def padded(name: str, fill: int) -> torch.Tensor:
-        return torch.tensor([r[name] + [fill] * (longest - len(r[name])) for r in rows])
-
-    mask = [[1] * len(r["input_ids"]) + [0] * (longest - len(r["input_ids"])) for r in rows]
+    ids, labels = ([row[name] for row in rows] for name in ("input_ids", "labels"))
     return {
-        "input_ids": padded("input_ids", pad),
-        "attention_mask": torch.tensor(mask),
-        "labels": padded("labels", IGNORED),
+        "input_ids": pad(ids, fill=fill),
+        "attention_mask": pad([[1] * len(row) for row in ids]),
+        "labels": pad(labels, fill=IGNORED),
     }
 
 

@@ -330,13 +330,12 @@ def _files(folder: Path) -> list[str]:
 
 def _loaded_difference(first: Path, second: Path) -> str | None:
     """Of tokenizers in files of unlike kinds, as transformers reads them."""
-    from transformers import AutoTokenizer
+    from layerswap.checkpoint.loading import load_tokenizer
 
     found: list[dict[str, int]] = []
     for folder in (first, second):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            found.append(tokenizer.get_vocab())
+            found.append(load_tokenizer(folder).get_vocab())
         except Exception as error:  # whatever keeps it from being read keeps it from comparison
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             files = " and ".join(_files(one)[0] for one in (first, second))

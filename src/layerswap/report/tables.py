@@ -226,7 +226,11 @@ def side_by_side(found: SideBySide) -> Table:
     from layerswap.evaluation.languages import language_name
 
     rows = [
-        [benchmark.replace("_", " "), language_name(language), *(_marked(c, metric) for c in cells)]
+        [
+            benchmark.replace("_", " "),
+            language_name(language) if language else "",
+            *(_marked(c, metric) for c in cells),
+        ]
         for (benchmark, language, metric), cells in zip(found.rows, found.cells, strict=True)
     ]
     bold = {(i, k + 2) for i, cells in enumerate(found.cells) for k, cell in enumerate(cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from layerswap.engine.requests import pad_with_mask
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import Node
 from layerswap.errors import EvaluationError
@@ -77,13 +78,8 @@ def _batch(
 ) -> dict[int, list[torch.Tensor]]:
     import torch
 
-    device = sweep.virtual.device
-    ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = torch.tensor(list(text))
-        mask[row, : len(text)] = 1
-    inputs = {"input_ids": ids.to(device), "use_cache": False}
+    ids, mask = pad_with_mask(texts)
+    inputs = {"input_ids": ids.to(sweep.device), "use_cache": False}
     found: dict[int, list[torch.Tensor]] = {member: [] for member in members}
 
     def keep(node: Node, hidden: torch.Tensor) -> None:
@@ -100,7 +96,7 @@ def _batch(
                 pass
         else:
             for member in members:
-                output: Any = sweep.model(member)(**inputs, output_hidden_states=True)
+                output: Any = sweep.switch(member)(**inputs, output_hidden_states=True)
                 found[member] = [_pooled(state, mask) for state in output.hidden_states[1:]]
     return found
 

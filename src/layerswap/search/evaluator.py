@@ -112,10 +112,12 @@ class Evaluator:
         log: Log = lambda line: None,
         progress: Advance | None = None,
     ) -> None:
-        self.spec, self.sweep, self.tokenizer = spec, sweep, tokenizer
+        self.spec, self.sweep = spec, sweep
+        self._plain, self.tokenizer = tokenizer, spec.options.tokenizer(tokenizer, log)
         self._settings: dict[str, Any] = {
             "include": [Path(name) for name in spec.include],
             "num_fewshot": spec.num_fewshot,
+            "options": spec.options,
             "batch_size": None if spec.batch_size == "auto" else spec.batch_size,
             "store": store,
             "allow_code": allow_code,
@@ -123,6 +125,9 @@ class Evaluator:
             "progress": progress,
         }
         self._documents = _split(spec)
+        if spec.limit is not None:
+            drawn = "drawn at random" if spec.limit_order == "random" else "the first ones"
+            log(f"at most {spec.limit} documents of each task, {drawn}")
 
     def rows(
         self, split: str, members: Sequence[int], names: Sequence[str], first: int | None = None
@@ -137,7 +142,7 @@ class Evaluator:
         """
         samples = {task: sorted(docs[:first]) for task, docs in self._documents[split].items()}
         judged = evaluate(
-            self.sweep, self.tokenizer, self.spec.tasks, members=members, samples=samples,
+            self.sweep, self._plain, self.spec.tasks, members=members, samples=samples,
             **self._settings,
         )  # fmt: skip
         return [
@@ -241,7 +246,10 @@ def _split(spec: SweepSpec) -> dict[str, dict[str, list[int]]]:
         count = len(task.eval_docs)
         if min(count, spec.limit or count) < 2:
             raise EvaluationError(f"task {name}: two documents at least, to choose on and to test")
-        parts = split_documents(count, spec.development, seed=spec.seed, limit=spec.limit)
+        parts = split_documents(
+            count, spec.development, seed=spec.seed, limit=spec.limit,
+            first=spec.limit_order == "first",
+        )  # fmt: skip
         found[DEVELOPMENT][name], found[TEST][name] = (part.tolist() for part in parts)
     return found
 

@@ -13,7 +13,7 @@ from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.merge.metadata import tokenizer_folder
+from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.planner import make_plan
 from layerswap.search.evaluator import (
     DEVELOPMENT,
@@ -107,8 +107,6 @@ def run_sweep(
     Raises:
         LayerswapError: the experts or tasks cannot be had, or a task has too few documents.
     """
-    from transformers import AutoTokenizer
-
     assert spec.grid is not None, "the file has a grid; see evaluate.searching for a search"
     start = make_plan(recipe)
     layers = start.composition.layers
@@ -124,7 +122,7 @@ def run_sweep(
     members = range(len(zones))
     counts = sweep.counts(members)
     log(_cost(len(zones), counts))
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(start))
+    tokenizer = plan_tokenizer(start)
     judge = Evaluator(
         spec, sweep, tokenizer, store=store, allow_code=allow_code, log=log, progress=progress
     )

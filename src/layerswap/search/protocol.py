@@ -30,7 +30,7 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(
-    count: int, development: float, *, seed: int = 0, limit: int | None = None
+    count: int, development: float, *, seed: int = 0, limit: int | None = None, first: bool = False
 ) -> DocumentSplit:
     """Draw the documents to choose on and those to report on, at least one of each.
 
@@ -41,11 +41,13 @@ def split_documents(
         development: share to choose on, in 0..1.
         seed: of the draw.
         limit: most documents, both together.
+        first: take the first documents where there is a limit, as lm-eval does, not drawn ones.
 
     Returns:
         Positions in the order drawn.
     """
-    order = np.random.default_rng(seed).permutation(count)[:limit]
+    population = min(count, limit) if first and limit is not None else count
+    order = np.random.default_rng(seed).permutation(population)[:limit]
     cut = min(len(order) - 1, max(1, round(development * len(order))))
     return DocumentSplit(order[:cut], order[cut:])
 

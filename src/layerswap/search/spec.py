@@ -18,6 +18,7 @@ from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import read_yaml
 from layerswap.errors import RecipeError
+from layerswap.evaluation.prompts import PromptOptions
 
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
 
@@ -162,7 +163,7 @@ class SearchSpec(Strict):
         return values
 
 
-class SweepSpec(Strict):
+class SweepSpec(PromptOptions):
     """A whole sweep.
 
     Attributes:
@@ -177,7 +178,11 @@ class SweepSpec(Strict):
         development: share of each task's documents that compositions are chosen on; the others
             are for the report.
         limit: most documents of a task, both splits together.
+        limit_order: documents within the limit: drawn at `random`, or the `first` ones, which
+            lm-eval's own limit takes.
         num_fewshot: examples in a prompt; the task's own number when not given.
+        apply_chat_template: write prompts with the tokenizer's chat template; as
+            `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
         batch_size: rows that the model reads together; `auto` takes 16, or as many as fit.
         seed: of the split.
         device: where the models run.
@@ -194,11 +199,17 @@ class SweepSpec(Strict):
     halving: Halving | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     limit: PositiveInt | None = None
+    limit_order: Literal["random", "first"] = "random"
     num_fewshot: Annotated[int, Field(ge=0)] | None = None
     batch_size: PositiveInt | Literal["auto"] = "auto"
     seed: int = 0
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+
+    @property
+    def options(self) -> PromptOptions:
+        """How prompts are written."""
+        return PromptOptions(**{name: getattr(self, name) for name in PromptOptions.model_fields})
 
     @model_validator(mode="after")
     def _hangs_together(self) -> SweepSpec:

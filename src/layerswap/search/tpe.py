@@ -17,7 +17,7 @@ from layerswap.compose.schema import Override
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore, composition_key
-from layerswap.merge.metadata import tokenizer_folder
+from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.search.evaluator import (
     DEVELOPMENT,
@@ -308,14 +308,12 @@ def run_search(
     Raises:
         LayerswapError: the experts or tasks cannot be had, or there is nothing of that name.
     """
-    from transformers import AutoTokenizer
-
     assert spec.search is not None, "the file has a search; see evaluate.board for a grid"
     start = make_plan(recipe)
     check_names(spec.search, recipe)
     others = contenders(start)
     sweep = Sweep(list(others.values()), device=spec.device, dtype=spec.dtype)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(start))
+    tokenizer = plan_tokenizer(start)
     judge = Evaluator(spec, sweep, tokenizer, store=store, allow_code=allow_code, log=log)
     scorer = _Scorer(judge, start, others_of([], others)["task expert"])
     trials = Search(spec.search, start, study).run(scorer, progress)

@@ -154,7 +154,9 @@ class _Bench:
     def _ids(self, key: str) -> list[list[int]]:
         path = Path(getattr(self._spec, key))
         return [
-            list(self._judge.tokenizer(one.prompt + one.text).input_ids)
+            self._judge.spec.options.prompt_ids(self._judge.tokenizer, one.prompt + one.text)
+            if key != "text"
+            else list(self._judge.tokenizer(one.prompt + one.text).input_ids)
             for one in read_examples(path)
         ]
 

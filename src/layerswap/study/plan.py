@@ -14,7 +14,7 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.engine.trie import build_trie, count_layers, paths_of
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.suites import suites
-from layerswap.evaluation.suites.data_folder import VARIABLE
+from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.study.conditions import TrainedExpert, pair_of, recipes
 from layerswap.study.inputs import (
     base_of,

@@ -13,9 +13,8 @@ from layerswap.compose.presets import zone_grid
 from layerswap.engine.devices import open_device
 from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.harness import check_task_names, load_tasks
-from layerswap.evaluation.suites.data_folder import DataFolder
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
-from layerswap.evaluation.suites.task_folder import TaskFolder
 from layerswap.study.journal import INDEX, StudyJournal, read_journal
 from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step

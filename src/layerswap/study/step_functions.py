@@ -185,10 +185,10 @@ def _judged(
     context: Context, named: Mapping[str, Plan], asked: Sequence[WrittenTask], folder: Path
 ) -> dict[str, Any]:
     from layerswap.evaluation.response_cache import AnswerStore
-    from layerswap.evaluation.suite_run import Settings, run_suite
+    from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models
 
     settings = context.step.settings
-    how = Settings(
+    how = EvaluationSettings(
         limit=settings["judge"]["limit"],
         device=settings["device"],
         dtype=settings["dtype"],
@@ -198,7 +198,10 @@ def _judged(
     results: dict[str, Any] = {}
     # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
     for _, group in groupby(named.items(), key=lambda one: pair_of(one[0])):
-        results |= run_suite(dict(group), asked, folder, settings=how, store=store, log=context.log)
+        results |= evaluate_models(
+            dict(group), [one.name for one in asked], [folder], settings=how, store=store,
+            log=context.log,
+        )  # fmt: skip
     return results
 
 
@@ -224,9 +227,8 @@ def _tasks(
 
     Without suites they are tasks of one's own.
     """
-    from layerswap.evaluation.suites.data_folder import DataFolder
+    from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite
-    from layerswap.evaluation.suites.task_folder import TaskFolder
 
     settings = context.step.settings["judge"]
     if suites:

@@ -7,11 +7,10 @@ from typing import Any
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import language_name
-from layerswap.evaluation.suites.data_folder import DataFolder, hub_rows
-from layerswap.evaluation.suites.task_folder import Function, TaskFolder
+from layerswap.evaluation.suites.folders import DataFolder, Function, TaskFolder, hub_rows
 
 ENGLISH = "eng_Latn"
-HUB = "facebook/flores"
+FLORES_HUB = "facebook/flores"
 UNSPACED = {"jpn_Jpan", "tha_Thai", "lao_Laoo", "khm_Khmr", "mya_Mymr", "bod_Tibt", "dzo_Tibt"}
 """Written without spaces between words: BLEU counts characters there, and words elsewhere."""
 CHINESE = {"zho_Hans", "zho_Hant", "yue_Hant"}
@@ -116,7 +115,7 @@ def _sentences(code: str, split: str, data: DataFolder) -> list[str]:
     if path is not None:
         return [_unquoted(line) for line in path.read_text("utf-8").splitlines()]
     wanted = f"{code}.{split} of FLORES-200 (https://github.com/facebookresearch/flores)"
-    rows = hub_rows(HUB, code, split, data, wanted=wanted)
+    rows = hub_rows(FLORES_HUB, code, split, data, wanted=wanted)
     return [str(row["sentence"]).strip() for row in rows]
 
 

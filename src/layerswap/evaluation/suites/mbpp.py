@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.suites.data_folder import DataFolder, hub_rows
-from layerswap.evaluation.suites.task_folder import Function, TaskFolder
+from layerswap.evaluation.suites.folders import DataFolder, Function, TaskFolder, hub_rows
 
 HUB = "google-research-datasets/mbpp"
 FIRST, LAST = 11, 510

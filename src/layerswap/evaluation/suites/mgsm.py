@@ -1,4 +1,4 @@
-"""Numbers as the world writes them: every script's digits, every language's separators."""
+"""MGSM (Shi et al., 2023): grade-school problems, with answers read in any script."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from typing import Any
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import standard_tag
-from layerswap.evaluation.suites.data_folder import DataFolder, hub_rows
-from layerswap.evaluation.suites.task_folder import Function, TaskFolder, builtin
+from layerswap.evaluation.suites.folders import DataFolder, Function, TaskFolder, builtin, hub_rows
 
 SPACES = "\u00a0\u202f\u2009"
 """Spaces that stand inside numbers alone."""
-MARKS = {"٬": ",", "٫": ".", "،": ",", "−": "-", "’": "'"}
+SEPARATORS = {"٬": ",", "٫": ".", "،": ",", "−": "-", "’": "'"}
 """Separators and the minus sign, to what is written for them here; full-width ones are NFKC's."""
 
 Filter = Callable[[Iterable[Sequence[str]], object], list[list[str]]]
@@ -79,7 +78,7 @@ def _pattern(spaced: bool) -> re.Pattern[str]:
 def _ascii(text: str) -> str:
     """The same text with every decimal digit in ASCII, and one sign for each mark."""
     kept = "".join(c if c in SPACES else unicodedata.normalize("NFKC", c) for c in text)
-    digits = (str(unicodedata.decimal(c)) if c.isdecimal() else MARKS.get(c, c) for c in kept)
+    digits = (str(unicodedata.decimal(c)) if c.isdecimal() else SEPARATORS.get(c, c) for c in kept)
     return "".join(digits)
 
 
@@ -108,9 +107,9 @@ def _all_thousands(body: str, marks: Sequence[str], group: str) -> bool:
 
 
 LANGUAGES = ("bn", "de", "en", "es", "fr", "ja", "ru", "sw", "te", "th", "zh")
-HUB = "juletxara/mgsm"
+MGSM_HUB = "juletxara/mgsm"
 EXEMPLARS = 8
-NUMBER = "number"
+NUMBER_FILTER = "number"
 """Name of the filter whose score counts; lm-eval's own two are reported beside it."""
 WANTED = (
     "mgsm_{code}.tsv and exemplars.py (or exemplars.json) of "
@@ -157,7 +156,7 @@ def write_mgsm(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> st
             "num_fewshot": shots,
             "fewshot_config": {"sampler": "first_n"},
             "filter_list": [
-                {"name": NUMBER, "filter": [
+                {"name": NUMBER_FILTER, "filter": [
                     {"function": "custom", "filter_fn": Function(f"numbers_{code}.numbers")}, take,
                 ]},
                 {"name": "flexible-extract", "filter": [last, take]},
@@ -182,7 +181,7 @@ def read_mgsm(
     return {
         split: [
             {**row, "answer_number": last_number(str(row["answer_number"]), "en")}
-            for row in hub_rows(HUB, code, split, data, wanted=wanted)
+            for row in hub_rows(MGSM_HUB, code, split, data, wanted=wanted)
         ]
         for split in ("train", "test")
     }

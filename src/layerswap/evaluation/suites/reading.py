@@ -7,8 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.suites.data_folder import DataFolder, hub_rows
-from layerswap.evaluation.suites.task_folder import TaskFolder, builtin
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder, builtin, hub_rows
 
 BELEBELE = "facebook/belebele"
 MMLU = ("CohereLabs/Global-MMLU", "CohereForAI/Global-MMLU")

@@ -1,4 +1,4 @@
-"""Suites: the papers' protocols, for any language that their benchmarks have."""
+"""Provides the papers' evaluation suites, for any language that their benchmarks have."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from layerswap.compose.yaml_file import nearest
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import match, standard_tag
 from layerswap.evaluation.suites import mgsm
-from layerswap.evaluation.suites.data_folder import DataFolder
 from layerswap.evaluation.suites.flores import ENGLISH, write_flores
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder, builtin
 from layerswap.evaluation.suites.mbpp import write_mbpp
 from layerswap.evaluation.suites.reading import write_belebele, write_mmlu
-from layerswap.evaluation.suites.task_folder import TaskFolder, builtin
 
 Write = Callable[[str, int, DataFolder, TaskFolder], str | list[str]]
 
@@ -52,7 +51,7 @@ class WrittenTask:
     Attributes:
         name: lm-eval's.
         benchmark: which one it is.
-        language: its BCP 47 tag.
+        language: its BCP 47 tag; empty for a task that no suite wrote.
         metric: the metric that counts, and the filter it is behind.
     """
 
@@ -69,7 +68,10 @@ def written_tasks_of(task: str, asked: Sequence[WrittenTask]) -> WrittenTask:
         EvaluationError: it was not asked for.
     """
     for one in asked:
-        if task == one.name or task.startswith(f"{one.name}_"):
+        if task == one.name:
+            return one
+    for one in asked:
+        if task.startswith(f"{one.name}_"):
             return one
     raise EvaluationError(f"task {task} was not asked for")
 
@@ -87,7 +89,7 @@ def _mmlu_codes() -> tuple[str, ...]:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "mgsm": Benchmark(mgsm.write_mgsm, lambda: mgsm.LANGUAGES, ("exact_match", mgsm.NUMBER)),
+    "mgsm": Benchmark(mgsm.write_mgsm, lambda: mgsm.LANGUAGES, ("exact_match", mgsm.NUMBER_FILTER)),
     "belebele": Benchmark(write_belebele, _belebele_codes, ("acc", "none")),
     # FLORES-200 covers what Belebele does, which was made from it.
     "flores": Benchmark(write_flores, _belebele_codes, ("bleu", "none")),

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.languages import match
 from layerswap.merge.api import soup
-from layerswap.merge.metadata import tokenizer_folder
+from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.planner import Plan
 from layerswap.training.expert.save import (
     CHECKPOINTS,
@@ -25,6 +25,9 @@ from layerswap.training.expert.save import (
     read_training,
     trainer_state,
 )
+
+if TYPE_CHECKING:
+    from layerswap.evaluation.prompts import PromptOptions
 
 ExpertRole = Literal["task", "language"]
 LANGUAGE_SIGNALS = {"belebele_": r"[a-z]{3}_[A-Z][a-z]{3}", "global_mmlu_full_": r"[a-z]{2,3}"}
@@ -159,6 +162,8 @@ def scorer(
     *,
     include: Sequence[Path] = (),
     limit: int | None = None,
+    num_fewshot: int | None = None,
+    prompts: PromptOptions | None = None,
     device: str | None = None,
     dtype: str | None = None,
 ) -> ScorePlan:
@@ -170,20 +175,28 @@ def scorer(
         tasks: names of the tasks.
         include: folders with additional task YAMLs.
         limit: maximum number of documents of a task.
+        num_fewshot: number of examples in a prompt; the task's own when None.
+        prompts: how prompts are written; plain text when None.
         device: device of the models; a GPU if there is one when None.
         dtype: dtype of the models; the stored one when None.
+
+    Raises:
+        EvaluationError: a task is unknown; before any checkpoint is loaded.
     """
     from layerswap.engine.devices import pick_device
+    from layerswap.evaluation.harness import check_task_names
+
+    check_task_names(tasks, include)
 
     def score(plan: Plan) -> dict[str, float]:
-        from transformers import AutoTokenizer
-
         from layerswap.engine.sweep import Sweep
         from layerswap.evaluation.harness import evaluate
 
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(plan))
         sweep = Sweep([plan], device=pick_device(device), dtype=dtype)
-        result = evaluate(sweep, tokenizer, tasks, include=include, limit=limit, batch_size=None)
+        result = evaluate(
+            sweep, plan_tokenizer(plan), tasks, include=include, limit=limit, batch_size=None,
+            num_fewshot=num_fewshot, options=prompts,
+        )  # fmt: skip
         return _first_metrics(result[0])
 
     return score

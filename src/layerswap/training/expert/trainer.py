@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import Log, PathLike
 from layerswap.checkpoint import Checkpoint, Place, fingerprint, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
+from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer, without_progress_bars
 from layerswap.checkpoint.preconditions import check_apart
 from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
-from layerswap.merge.load import without_progress_bars
 from layerswap.training.expert.distributed import check_distributed
 from layerswap.training.expert.hyperparameters import SCHEDULE, sft_config
 from layerswap.training.expert.rows import TrainingRows, equal_parts, load_rows
@@ -295,13 +295,7 @@ def _run(trainer: Any) -> None:
 
 
 def _load_tokenizer(base: Checkpoint, sets: tuple[TrainingRows, ...]) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(base.folder)
-    except Exception as error:  # what tokenizers raise shares no class
-        reason = " ".join(str(error).split())[:200]
-        raise TrainingError(f"{base.source}: its tokenizer cannot be loaded ({reason})") from None
+    tokenizer = load_tokenizer(base.folder, named=base.source)
     for rows in sets:
         if rows.conversational and not tokenizer.chat_template:
             raise TrainingError(
@@ -314,21 +308,13 @@ def _load_tokenizer(base: Checkpoint, sets: tuple[TrainingRows, ...]) -> Any:
 
 
 def _load_model(job: TrainingJob) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM, set_seed
+    from transformers import set_seed
 
     set_seed(job.spec.seed)
     # A CPU is fast in float32 only; on a GPU a frozen base keeps its stored dtype.
     frozen = job.spec.lora and not job.config.use_cpu
     dtype = job.spec.dtype or ("auto" if frozen else "float32")
-    try:
-        with without_progress_bars():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                job.base.folder, dtype=dtype
-            )
-    except (ValueError, KeyError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TrainingError(f"{job.base.source}: transformers cannot load it ({reason})") from None
-    return model
+    return load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source)
 
 
 def _lora(job: TrainingJob, model: PreTrainedModel) -> Any:

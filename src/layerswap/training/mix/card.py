@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.commit import atomic_folder
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.errors import DataError
 from layerswap.training.mix.schema import parse_mix
 from layerswap.versions import versions
@@ -47,14 +48,17 @@ def data_card(built: BuiltMix, tokenizer: str | None = None) -> dict[str, Any]:
     sources = {name: _source_facts(built, name, found) for name, found in by_source.items()}
     tokens = {}
     if tokenizer:
-        encoder = load_tokenizer(tokenizer)
+        encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}")
         for name, found in by_source.items():
             prompt, completion = (
                 _count_tokens(encoder, (getattr(example, part) for example in found))
                 for part in ("prompt", "completion")
             )
             sources[name] |= {"tokens": prompt + completion, "completion_tokens": completion}
-        tokens = {"tokens": sum(facts["tokens"] for facts in sources.values())}
+        tokens = {
+            "tokens": sum(facts["tokens"] for facts in sources.values()),
+            "rows_split_within_a_token": _split_within_a_token(encoder, built.train),
+        }
     evaluation = mix.filters.evaluation
     described: dict[str, MixSource | EvaluationSet] = {
         **mix.sources, **(evaluation.against if evaluation else {})
@@ -138,21 +142,6 @@ def load_saved(folder: Path) -> tuple[Mix, Dataset, Dataset | None]:
         Dataset.from_parquet(str(folder / "train.parquet")),
         Dataset.from_parquet(str(validation)) if validation.is_file() else None,
     )
-
-
-def load_tokenizer(name: str) -> Any:
-    """The tokenizer in a folder or on the Hub.
-
-    Raises:
-        DataError: it cannot be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # what the Hub and the tokenizers raise shares no class
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"--tokenizer {name}: cannot be loaded ({reason})") from None
 
 
 def markdown(card: dict[str, Any]) -> str:
@@ -280,6 +269,36 @@ def _filter_facts(built: BuiltMix) -> dict[str, Any]:
         }
         for name, counts in built.filters.counts.items()
     }
+
+
+def separator_warning(card: dict[str, Any], separator: str) -> str | None:
+    """A line where prompts do not end between two tokens; None where they do.
+
+    Training then sees other tokens at the end of a prompt than generation does.
+    """
+    if card["kind"] != "prompt-completion":
+        return None
+    rows, cure = card["rows"]["train"], 'set `separator: ""` and begin the completion with it'
+    if not card["tokenizer"]:
+        return (
+            f"a separator that ends with a space seldom ends a token: {cure}, or check with "
+            "--tokenizer"
+            if separator.endswith(" ")
+            else None
+        )
+    split = card["rows_split_within_a_token"]
+    return f"in {split} of {rows} rows the prompt ends within a token: {cure}" if split else None
+
+
+def _split_within_a_token(encoder: Any, rows: Dataset) -> int:
+    """Rows whose prompt's tokens are not the first ones of prompt and completion together."""
+    if "prompt" not in rows.column_names or not isinstance(rows[0]["prompt"], str):
+        return 0
+    prompts = list(rows["prompt"])
+    whole = [row["prompt"] + row["completion"] for row in rows]
+    settings = {"add_special_tokens": False, "verbose": False}
+    apart, joined = (encoder(texts, **settings)["input_ids"] for texts in (prompts, whole))
+    return sum(a != b[: len(a)] for a, b in zip(apart, joined, strict=True))
 
 
 def _count_tokens(encoder: Any, texts: Iterable[str]) -> int:

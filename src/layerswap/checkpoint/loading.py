@@ -1,0 +1,174 @@
+"""Loads tokenizers, configurations and models with transformers, never running a checkpoint's code.
+
+Every `from_pretrained` of the package is here: transformers would ask on the terminal whether a
+checkpoint's own Python may run, and without `trust_remote_code=False` a yes runs it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerswap.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+    from layerswap._types import PathLike
+
+
+def load_tokenizer(source: PathLike, *, named: str | None = None) -> Any:
+    """The tokenizer in a folder or on the Hub.
+
+    Args:
+        source: the folder or Hub id.
+        named: what the user calls it; the source when None.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or needs code of its own.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # what the Hub and the tokenizers raise shares no class
+        raise _refusal(named or os.fspath(source), "its tokenizer", error) from None
+
+
+def load_config(folder: PathLike, *, named: str | None = None) -> PreTrainedConfig:
+    """The configuration in a folder, upgraded by transformers where it is an older one.
+
+    Raises:
+        CheckpointError: transformers cannot read it, or it needs code of its own.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (KeyError, ValueError, OSError) as error:
+        raise _refusal(named or os.fspath(folder), "its configuration", error) from None
+    return config
+
+
+def load_generation_config(folder: PathLike) -> GenerationConfig | None:
+    """The generation configuration in a folder; None where there is none."""
+    from transformers import GenerationConfig
+
+    if not (Path(folder) / "generation_config.json").is_file():
+        return None
+    return GenerationConfig.from_pretrained(folder)
+
+
+def load_causal_lm(
+    source: PathLike,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "auto",
+    named: str | None = None,
+) -> PreTrainedModel:
+    """The causal language model in a folder or on the Hub, on the CPU, in evaluation mode.
+
+    Args:
+        source: the folder or Hub id.
+        revision: the Hub commit.
+        dtype: of the weights; as stored for `auto`.
+        named: what the user calls it; the source when None.
+
+    Raises:
+        CheckpointError: transformers cannot load it, or it needs code of its own.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with without_progress_bars():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                source, revision=revision, dtype=dtype, trust_remote_code=False
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _refusal(named or os.fspath(source), "the model", error) from None
+    return model
+
+
+def load_weights(
+    config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> tuple[PreTrainedModel, Any]:
+    """A model around tensors that are already there, which it shares where it can.
+
+    Args:
+        config: names the architecture.
+        weights: every tensor by name, on the CPU.
+        dtype: of the model; that of the weights when None.
+
+    Returns:
+        The model, and transformers' record of missing and unexpected tensors.
+
+    Raises:
+        CheckpointError: transformers has no class for the architecture.
+    """
+    with without_progress_bars():
+        model, loading = _model_class(config).from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(weights),
+            dtype="auto" if dtype is None else dtype,
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    return model, loading
+
+
+def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:
+    """A model with a PEFT adapter on it.
+
+    Raises:
+        CheckpointError: PEFT is not installed.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise CheckpointError(
+            'loading an adapter needs PEFT: pip install "layerswap[train]"'
+        ) from None
+    with without_progress_bars():
+        adapted: Any = PeftModel.from_pretrained(model, os.fspath(folder))
+    return adapted.eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing a bar of its own for every model it loads or saves."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _model_class(config: PreTrainedConfig) -> Any:
+    import transformers
+
+    for name in config.architectures or ():
+        found = getattr(transformers, name, None)
+        # The name comes from a file: it must not reach anything but a model class.
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    raise CheckpointError(
+        f"transformers has no model class {config.architectures}; save the plan "
+        "and load the folder with the library that has it"
+    )
+
+
+def _refusal(named: str, what: str, error: Exception) -> CheckpointError:
+    """One line for whatever transformers raised; its advice to trust the code is left out."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "trust_remote_code" in reason:
+        reason = "it needs Python code of its own, which layerswap never runs"
+    return CheckpointError(f"{named}: {what} cannot be loaded ({reason[:200]})")

@@ -1,0 +1,202 @@
+"""Writes every task x language composition of adapters, to be served over one base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layerswap._types import Advance, PathLike
+from layerswap.checkpoint import atomic_folder, refuse_target
+from layerswap.checkpoint.strict_json import read_json_object
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import RecipeError
+from layerswap.merge.planner import AdapterPlan, Plan, make_plan
+from layerswap.versions import __version__
+
+MANIFEST, SCRIPT = "serve.json", "serve.sh"
+SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM can be started with."""
+
+
+@dataclass(frozen=True)
+class ServedAdapters:
+    """Adapters in a folder that `write_adapters` wrote.
+
+    Attributes:
+        folder: the folder.
+        base: the base that all of them are adapters of.
+        rank: the largest rank of a module.
+        plans: by name, the composition that an adapter was written from.
+    """
+
+    folder: Path
+    base: str
+    rank: int
+    plans: Mapping[str, AdapterPlan]
+
+
+def write_adapters(
+    tasks: Mapping[str, PathLike],
+    languages: Mapping[str, PathLike],
+    out: PathLike,
+    *,
+    base: PathLike | None = None,
+    method: Mapping[str, Any] | None = None,
+    weights: str | Mapping[str, float] = "uniform",
+    rank: int | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: Advance | None = None,
+) -> ServedAdapters:
+    """Write the swap of every task adapter with every language adapter as an adapter.
+
+    At a verbatim place the adapter keeps its rank; only blended places have the sum of both. Files
+    with equal content, such as tokenizers, are stored once (hard links).
+
+    Args:
+        tasks: task adapters by name.
+        languages: language adapters by name.
+        out: the folder to create: an adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh`
+            with the command for vLLM, and one card.
+        base: what they are adapters of, where they do not say.
+        method: zones and `outside` of the swap, as in a recipe; the defaults when None.
+        weights: of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
+        rank: largest rank of a composed adapter; exact when None.
+        dtype: of the adapters; float32 when None.
+        overwrite: replace a folder that this wrote.
+        progress: called with the number of adapters just written.
+
+    Raises:
+        LayerswapError: an expert is no adapter, two do not fit together, or the folder cannot be
+            written.
+
+    Example:
+        write_adapters({"math": "math-lora"}, {"sw": "sw-lora", "te": "te-lora"}, "served")
+    """
+    target = Path(out).expanduser().absolute()
+    refuse_target(target, marker=MANIFEST, overwrite=overwrite)
+    if not tasks or not languages:
+        raise RecipeError("give at least one task adapter and one language adapter")
+    plans: dict[str, AdapterPlan] = {}
+    for task, source in tasks.items():
+        for language, other in languages.items():
+            data = {
+                "experts": {"task": os.fspath(source), "language": os.fspath(other)},
+                "base": None if base is None else os.fspath(base),
+                "swap": dict(method or {}),
+                "weights": weights if isinstance(weights, str) else dict(weights),
+                "rank": rank,
+                "dtype": dtype,
+            }
+            plan = make_plan(check_recipe(data, where=f"{task}, {language}"))
+            if not isinstance(plan, AdapterPlan):
+                raise RecipeError(f"{task}, {language}: not both are adapters")
+            plans[f"{task}--{language}"] = plan
+    served = ServedAdapters(target, _common_base(plans), _largest_rank(plans), plans)
+    with atomic_folder(target, marker=MANIFEST, overwrite=overwrite) as folder:
+        for name, plan in plans.items():
+            plan.save(folder / name)
+            (folder / name / "README.md").unlink(missing_ok=True)
+            if progress is not None:
+                progress(1)
+        _share_equal_files(folder)
+        _write_documents(folder, served)
+    return served
+
+
+def open_served(folder: Path) -> dict[str, Plan]:
+    """A plan of full weights for each adapter of a folder that `write_adapters` wrote.
+
+    The plans are made from the adapters that were composed, so that an engine computes what they
+    have in common once. Where those are gone, from the composed ones.
+
+    Raises:
+        LayerswapError: one cannot be opened.
+    """
+    found: dict[str, Plan] = {}
+    for name, known in read_json_object(folder / MANIFEST)["adapters"].items():
+        recipe = known
+        if not all(Path(source).is_dir() for source in known["experts"].values()):
+            soup = {"experts": ["model"]}
+            recipe = {"experts": {"model": str(folder / name)}, "soup": soup}
+        found[name] = make_plan(check_recipe({**recipe, "bake": True}, where=f"{folder}: {name}"))
+    return found
+
+
+def _common_base(plans: Mapping[str, AdapterPlan]) -> str:
+    bases = {plan.base.source for plan in plans.values() if plan.base is not None}
+    if len(bases) != 1:
+        raise RecipeError(f"the adapters have several bases: {', '.join(sorted(bases))}")
+    return bases.pop()
+
+
+def _largest_rank(plans: Mapping[str, AdapterPlan]) -> int:
+    ranks = [rank for plan in plans.values() for rank in plan.to_dict()["ranks"]]
+    return max(ranks, default=1)
+
+
+def _share_equal_files(folder: Path) -> None:
+    first: dict[tuple[int, str], Path] = {}
+    for path in sorted(folder.glob("*/*")):
+        with path.open("rb") as stream:
+            content = path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest()
+        known = first.setdefault(content, path)
+        if known is not path:
+            link = path.with_name(f".{path.name}.link")
+            try:
+                os.link(known, link)
+            except OSError:  # a filesystem without hard links keeps the copies
+                return
+            link.replace(path)
+
+
+def _write_documents(folder: Path, served: ServedAdapters) -> None:
+    rank = next((known for known in SERVED_RANKS if known >= served.rank), served.rank)
+    manifest = {
+        "layerswap_version": __version__,
+        "base": served.base,
+        "max_lora_rank": rank,
+        "adapters": {name: _recipe(plan) for name, plan in served.plans.items()},
+    }
+    text = json.dumps(manifest, indent=2, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", "utf-8")
+    names = list(served.plans)
+    modules = [f'{shlex.quote(name)}="$here/"{shlex.quote(name)}' for name in names]
+    lines = [
+        f"vllm serve {shlex.quote(served.base)} --enable-lora --max-lora-rank {rank}",
+        "--lora-modules",
+        *modules,
+        '"$@"',
+    ]
+    script = 'here="$(cd "$(dirname "$0")" && pwd)"\n' + " \\\n  ".join(lines) + "\n"
+    (folder / SCRIPT).write_text(script, "utf-8")
+    card = f"""# {len(names)} composed adapters
+
+Adapters of `{served.base}`, each a layer swap of a task adapter with a language adapter
+(`TASK--LANGUAGE`), with layerswap {__version__}. The largest rank is {served.rank}.
+
+{chr(10).join(f"- `{name}`" for name in names)}
+
+Serve all of them over one base with vLLM: `sh {SCRIPT}`. PEFT loads each folder by itself.
+`layerswap eval` on this folder evaluates all of them together. `layerswap.json` in each folder
+holds its whole record.
+"""
+    (folder / "README.md").write_text(card, "utf-8")
+
+
+def _recipe(plan: AdapterPlan) -> dict[str, Any]:
+    """The recipe as JSON, with sources that do not depend on the working directory."""
+    data = plan.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    found: dict[str, Any] = {"experts": {}}
+    for name, checkpoint in plan.used.items():
+        found["experts"][name] = str(checkpoint.folder)
+    if plan.base is not None:
+        local = Path(plan.base.source).expanduser()
+        found["base"] = str(local.absolute()) if local.is_dir() else plan.base.identity
+    return {**{key: value for key, value in data.items() if key not in found}, **found}

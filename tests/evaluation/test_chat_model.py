@@ -1,0 +1,112 @@
+"""A real chat model, SmolLM2-135M-Instruct, where LAYERSWAP_SMOLLM2 names its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from layerswap.cli import app
+from layerswap.engine.sweep import Sweep
+from layerswap.evaluation.prompts import PromptOptions
+from layerswap.evaluation.suite_run import open_models
+from layerswap.search.grid import run_sweep
+from layerswap.search.spec import read_sweep
+
+FOLDER = Path(os.environ.get("LAYERSWAP_SMOLLM2", "missing"))
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="LAYERSWAP_SMOLLM2 is not set")
+CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome"}
+TASK = """
+task: capitals
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{rows}"}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "What is the capital of {{{{country}}}}?"
+doc_to_target: "{{{{capital}}}}"
+generation_kwargs: {{until: [], max_gen_toks: 24, do_sample: false}}
+filter_list: [{{name: word, filter: [{{function: regex, regex_pattern: "(Paris|Tokyo|Rome)"}},
+                                     {{function: take_first}}]}}]
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [{"country": country, "capital": capital} for country, capital in CAPITALS.items()]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (folder / "capitals.yaml").write_text(TASK.format(rows=folder / "rows.jsonl"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> Path:
+    """A second expert: the model with a little noise."""
+    folder = tmp_path_factory.mktemp("other")
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * parameter.std() * 0.02)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(FOLDER).save_pretrained(folder)
+    return folder
+
+
+def test_a_task_is_asked_as_a_chat_by_both_engines(tasks, tmp_path):
+    found = {}
+    for engine in ("sweep", "hf"):
+        asked = ["eval", str(FOLDER), "--tasks", "capitals", "--include", str(tasks),
+                 "--dtype", "float32", "--apply-chat-template", "--engine", engine,
+                 "--out", str(tmp_path / engine)]  # fmt: skip
+        done = CliRunner().invoke(app, asked)
+        assert not done.exit_code, done.output
+        [path] = (tmp_path / engine).glob("*/results.json")
+        found[engine] = json.loads(path.read_text())["results"]["capitals"]
+    assert found["sweep"] == found["hf"]
+    assert found["sweep"]["exact_match,word"] >= 2 / 3
+    plain = CliRunner().invoke(
+        app,
+        ["eval", str(FOLDER), "--tasks", "capitals", "--include", str(tasks), "--limit", "1",
+         "--dtype", "float32", "--out", str(tmp_path / "plain")],
+    )  # fmt: skip
+    assert "has a chat template, which is not applied" in plain.output
+
+
+def test_texts_end_where_the_generation_configuration_says():
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    options = PromptOptions(apply_chat_template=True)
+    prompt = options.prompt_ids(tokenizer, "What is the capital of France?")
+    turns = [{"role": "user", "content": "What is the capital of France?"}]
+    expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    assert prompt == expected
+    [plan] = open_models([str(FOLDER)]).values()
+    [[text]] = Sweep([plan], dtype="float32").generate([prompt], max_new_tokens=40)
+    assert text.reason == "eos"
+    assert tokenizer.decode(text.tokens[-1:]) == "<|im_end|>"
+    assert "Paris" in tokenizer.decode(text.tokens)
+
+
+def test_a_composition_is_chosen_without_labels(other, tmp_path):
+    (tmp_path / "prompts.txt").write_text(
+        "".join(f"What is the capital of {country}?\n" for country in CAPITALS)
+    )
+    sweep = {
+        "recipe": {"experts": {"task": str(FOLDER), "language": str(other)}, "swap": {}},
+        "grid": {"bottom": [2], "top": [0, 2]}, "dtype": "float32", "apply_chat_template": True,
+        "without_labels": {
+            "by": "consensus", "prompts": "prompts.txt", "answer": "Paris|Tokyo|Rome",
+            "max_new_tokens": 24,
+        },
+    }  # fmt: skip
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    board = run_sweep(*read_sweep(tmp_path / "sweep.yaml"))
+    assert board.chosen_by == "consensus (no labels)"
+    assert max(board.grid.values()) == 1

@@ -1,0 +1,57 @@
+"""The modules that `layerswap sweep` runs through, from command line to result."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import yaml
+from test_harness import world  # noqa: F401
+
+MOST = 57
+WALK = """
+import inspect, sys, threading
+from layerswap.cli import main
+
+seen = set()
+
+def note(frame, event, arg):
+    code = frame.f_code
+    # Only functions: a module's own frame and a class's body run whenever they are imported.
+    if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:
+        _, ours, module = code.co_filename.rpartition("/layerswap/")
+        if ours and module.endswith(".py"):
+            seen.add(module)
+
+threading.setprofile(note)
+sys.setprofile(note)
+sys.argv = ["layerswap", "sweep", *sys.argv[1:]]
+try:
+    main()
+finally:
+    sys.setprofile(None)
+    print("walked", *sorted(seen))
+"""
+
+
+def test_a_sweep_touches_few_modules(world, tmp_path):  # noqa: F811
+    data = {
+        "recipe": {
+            "experts": {"task": str(world["task"]), "language": str(world["language"])},
+            "swap": {},
+        },
+        "grid": {"bottom": "0-1", "top": [0, 1]},
+        "tasks": ["maembe_choose", "maembe_generate"],
+        "include": [str(world["tasks"])],
+        "choose_by": {"task": "maembe_choose", "metric": "acc_norm"},
+        "development": 0.6,
+    }
+    spec = tmp_path / "sweep.yaml"
+    spec.write_text(yaml.safe_dump(data))
+    done = subprocess.run(
+        [sys.executable, "-c", WALK, str(spec), "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr[-3000:]
+    walked = done.stdout.rpartition("walked ")[2].split()
+    assert len(walked) <= MOST, "\n".join(walked)
