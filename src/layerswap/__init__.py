@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.errors import LayerswapError  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
     from layerswap.merge import Plan, make_plan, partition, revert, soup, swap, verify  # noqa: F401
+    from layerswap.report.sweeps import sweep  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
 
 _HOME = {
@@ -50,6 +51,7 @@ _HOME = {
     "soup": "merge",
     "suggest": "deltas",
     "swap": "merge",
+    "sweep": "report.sweeps",
     "train": "training.expert.trainer",
     "verify": "merge",
 }

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from lm_eval_world import write_sweep
 from typer.testing import CliRunner
 
 import layerswap as ls
 from layerswap.cli import app
-from layerswap.compose import Zones
+from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.search.evaluator import BEST
+from layerswap.search.conditions import (
+    CHOSEN,
+    DEFAULT,
+    LANGUAGE_EXPERT,
+    SOUP,
+    TASK_EXPERT,
+    Condition,
+)
 from layerswap.search.grid import GridResult, run_sweep
 from layerswap.search.spec import read_sweep
 
@@ -23,7 +32,7 @@ from layerswap.search.spec import read_sweep
 def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
     spec, recipe = read_sweep(write_sweep(world, tmp_path / "sweep.yaml"))
     board = run_sweep(spec, recipe)
-    assert len(board.grid) == 6
+    assert len(board.development) == 6
     for task in ("maembe_choose", "maembe_generate"):
         development, test = (
             {r.document for r in board.rows if (r.split, r.task) == (split, task)}
@@ -32,17 +41,18 @@ def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
         assert development | test == set(range(5))
         assert not development & test
     assert board.measure == ("maembe_choose", "acc_norm", "none")
-    for zones, mean in board.grid.items():
+    for one, mean in board.development.items():
         scores = [
             r.score for r in board.rows
-            if (r.split, r.composition, r.task, r.metric)
-            == ("development", str(zones), "maembe_choose", "acc_norm")
+            if (r.split, r.condition, r.task, r.metric)
+            == ("development", one, "maembe_choose", "acc_norm")
         ]  # fmt: skip
         assert len(scores) == 3
         assert mean == pytest.approx(np.mean(scores))
-    assert board.grid[board.best] == max(board.grid.values())
-    assert set(board.test) == {BEST, "default", "soup", "task expert", "language expert"}
-    assert {len(scores) for scores in board.test.values()} == {2}
+    assert board.development[board.chosen] == max(board.development.values())
+    assert board.best.recipe.swap.zones(4) == board.chosen.zones
+    assert set(board.scores) == {CHOSEN, DEFAULT, SOUP, TASK_EXPERT, LANGUAGE_EXPERT}
+    assert {len(scores) for scores in board.scores.values()} == {2}
 
 
 def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
@@ -55,9 +65,12 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
     summary = json.loads(found["board.json"])
     assert summary["compositions_tried"] == 6
     rows = pq.read_table(out / "scores.parquet").to_pylist()
-    best = Zones(**summary["best"])
-    again = [r["score"] for r in rows if r["composition"] == "best" and r["metric"] == "acc_norm"]
-    assert summary["test"]["best"]["mean"] == pytest.approx(np.mean(again))
+    best = Condition.from_dict(summary["chosen"]).zones
+    again = [r["score"] for r in rows
+             if Condition.from_dict(r) == CHOSEN and r["metric"] == "acc_norm"]  # fmt: skip
+    tested = {Condition.from_dict(row): row for row in summary["test"]}
+    assert tested[CHOSEN]["mean"] == pytest.approx(np.mean(again))
+    assert tested[SOUP]["reference_minus"]["n"] == 2
     plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
     assert plan.recipe.swap.zones(4) == best
     assert "best of 6" in done.output
@@ -65,9 +78,12 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
 
 def test_sensitivity_is_the_difference_of_means():
     grid = {Zones(b, u): 0.1 * b + 0.01 * u for b in range(3) for u in range(2)}
-    counts = LayerCounts(1, 1, 1)
-    board = GridResult(None, {}, [], None, 4, "t", grid, Zones(2, 1), Zones(1, 1), counts)
-    found = board.sensitivity()
+    board = GridResult(
+        {}, best=SimpleNamespace(composition=swap(4)), rows=[], measure=None, chosen_by="t",
+        development={Condition("swap", zones=z): score for z, score in grid.items()},
+        counts=LayerCounts(1, 1, 1),
+    )  # fmt: skip
+    found = board.sensitivity
     first = np.mean([v for z, v in grid.items() if z.bottom > 0])
     rest = np.mean([v for z, v in grid.items() if z.bottom == 0])
     assert found[0] == pytest.approx(first - rest)
@@ -130,8 +146,8 @@ def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):
     board = run_sweep(*read_sweep(path), log=said.append)
     assert board.race is not None
     assert board.race.rounds == (2, 3)
-    assert board.best == whole.best
-    assert board.grid == whole.grid, "so few documents let nothing leave"
+    assert board.chosen == whole.chosen
+    assert board.development == whole.development, "so few documents let nothing leave"
     assert any("compositions were scored on all 3 examples" in line for line in said)
 
 
@@ -147,9 +163,9 @@ def test_a_choice_without_labels_and_without_tasks(world, texts, by):
     assert done.exit_code == 0, done.output
     facts = json.loads((out / "board.json").read_text())
     assert facts["chosen_by"] == f"{by} (no labels)"
-    assert facts["test"] == {}
+    assert facts["test"] == []
     values = {(d["bottom"], d["top"]): d["mean"] for d in facts["development"]}
-    best = facts["best"]
+    best = facts["chosen"]
     assert values[best["bottom"], best["top"]] == max(values.values())
     assert "No task to compare the contenders on." in done.output
     assert (out / "report.html").is_file()
@@ -167,7 +183,7 @@ def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):
         board = run_sweep(*read_sweep(path))
         chosen[name] = board.chosen_by
         assert board.measure == ("maembe_choose", "acc_norm", "none")
-        assert BEST in board.test
+        assert CHOSEN in board.scores
     assert chosen == {
         "a": "agreement (no labels)",
         "b": "consensus (no labels)",
@@ -180,7 +196,7 @@ def test_ranks_of_tasks_and_signals_together(world, texts):
     path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
     board = run_sweep(*read_sweep(path))
     assert board.chosen_by == "mean rank of tasks, fluency (no labels)"
-    assert all(0 < value <= 1 for value in board.grid.values())
+    assert all(0 < value <= 1 for value in board.development.values())
 
 
 def test_files_that_are_not_parallel(world, texts):
@@ -196,3 +212,63 @@ def test_memory_is_told_before_the_work(world, tmp_path):
     assert said[0].startswith("6 compositions: ")
     assert any(line.startswith("scoring 16 at a time with 6 compositions: about") for line in said)
     assert any(line.startswith("generating 42 at a time with 6 compositions:") for line in said)
+
+
+# --- from Python ---------------------------------------------------------------------------------
+
+
+def test_a_sweep_from_python_is_that_of_the_file(world, tmp_path):
+    spec, recipe = read_sweep(write_sweep(world, tmp_path / "sweep.yaml", development=0.5, seed=3))
+    by_file = run_sweep(spec, recipe)
+    plan = ls.swap(task=world["task"], language=world["language"])
+    settings = {"tasks": spec.tasks, "include": world["tasks"], "seed": 3}
+    chosen = {"task": "maembe_choose", "metric": "acc_norm"}
+    found = ls.sweep(plan.grid(bottom=range(3), top=range(2)), choose_by=chosen, **settings)
+    assert found.development == by_file.development
+    assert found.intervals == by_file.intervals
+    assert found.best.composition == by_file.best.composition
+    table = found.to_pandas()
+    assert len(table) == len(by_file.rows)
+    assert set(table[table.composition == str(CHOSEN)].split) == {"test"}
+    page = found.report(tmp_path / "report.html")
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    shown = found._repr_html_()
+    assert "swap, chosen on development" in shown
+    assert len(shown) < 4000
+
+
+def test_a_sweep_takes_one_or_many_plans_recipes_and_paths(world, tmp_path):
+    recipe = {"experts": {name: str(world[name]) for name in ("task", "language")}, "swap": {}}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    settings = {"tasks": "maembe_choose", "include": str(world["tasks"])}
+    plan = ls.make_plan(ls.read_recipe(path))
+    for given in (path, str(path), plan, [plan], [ls.read_recipe(path), str(path)]):
+        found = ls.sweep(given, **settings)
+        assert [str(one) for one in found.development] == ["swap 1,1,0,0"]
+    soup = ls.soup({"task": world["task"], "language": world["language"]})
+    found = ls.sweep([soup, plan], **settings)
+    assert [str(one) for one in found.development] == ["composition, 0", "swap 1,1,0,0"]
+
+
+def test_outside_is_an_axis_of_the_grid(world, tmp_path):
+    grid = {"bottom": [0, 1], "top": 1, "outside": ["task", "language"]}
+    board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml", grid=grid)))
+    assert [str(one) for one in board.development] == [
+        "swap 0,1,0,0, outside task", "swap 1,1,0,0, outside task",
+        "swap 0,1,0,0, outside language", "swap 1,1,0,0, outside language",
+    ]  # fmt: skip
+    assert board.best.recipe.swap.outside == board.chosen.outside
+
+
+def test_mistakes_in_a_sweep_from_python(world):
+    plan = ls.swap(task=world["task"], language=world["language"])
+    for settings, message in (
+        ({"tasks": "maembe_choose", "developmnt": 0.5}, "developmnt.*development"),
+        ({}, "tasks: name at least one"),
+        ({"tasks": "maembe_choose", "seed": -1}, "seed"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            ls.sweep(plan, **settings)
+    with pytest.raises(EvaluationError, match="no composition to evaluate"):
+        ls.sweep([], tasks="maembe_choose")

@@ -13,10 +13,11 @@ import layerswap as ls
 from layerswap.checkpoint import Place
 from layerswap.cli import app
 from layerswap.compose import Blend
-from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import build_trie, count_layers, paths_of
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.search.conditions import Condition
+from layerswap.search.evaluator import DEVELOPMENT, Evaluator, by_condition
 from layerswap.search.spec import SearchSpec, read_sweep
 from layerswap.search.tpe import OUTSIDE, Search, parameters, run_search, with_choices_plan
 
@@ -121,8 +122,10 @@ def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):
     facts = json.loads((out / "board.json").read_text())
     assert facts["compositions_tried"] == 12
     scores = [trial["score"] for trial in facts["trials"]]
-    assert facts["best"]["score"] == max(scores)
-    assert set(facts["test"]) == {"best", "default", "soup", "task expert", "language expert"}
+    assert facts["best_trial"]["score"] == max(scores)
+    assert [row["condition"] for row in facts["test"]] == [
+        "search, chosen on development", "swap, default", "soup", "task expert", "language expert",
+    ]  # fmt: skip
     plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
     merged = plan.save(tmp_path / "merged")
     assert (merged / "model.safetensors").is_file()
@@ -143,7 +146,7 @@ def test_any_expert_of_the_recipe_can_be_taken(world, tmp_path):
     assert {c for t in found.trials for k, c in t.choices.items() if k != OUTSIDE} == {
         "task", "both",
     }  # fmt: skip
-    assert yaml.safe_dump(found.best_recipe())
+    assert yaml.safe_dump(found.best_recipe)
 
 
 def test_an_expert_that_the_recipe_does_not_have(world, tmp_path):
@@ -162,15 +165,9 @@ def test_scores_of_trials_are_those_of_the_compositions(world, tmp_path):
     spec, recipe = read_sweep(path)
     found = run_search(spec, recipe)
     start = ls.make_plan(recipe)
-    from transformers import AutoTokenizer
-
-    from layerswap.search.evaluator import DEVELOPMENT, Evaluator, score_table
-
-    tokenizer = AutoTokenizer.from_pretrained(world["task"])
     for trial in found.trials[-2:]:
-        sweep = Sweep([with_choices_plan(start, trial.choices)])
-        judge = Evaluator(spec, sweep, tokenizer)
-        rows = judge.rows(DEVELOPMENT, [0], ["x"])
-        assert score_table(rows, DEVELOPMENT, ["x"], judge.measure(rows)).mean() == pytest.approx(
-            trial.score
-        )
+        one = Condition("alone")
+        evaluator = Evaluator(spec, {one: with_choices_plan(start, trial.choices)})
+        rows = evaluator.rows(DEVELOPMENT, [one])
+        scores = by_condition(rows, evaluator.measure(rows))[one]
+        assert scores.mean() == pytest.approx(trial.score)

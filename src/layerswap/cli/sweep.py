@@ -49,10 +49,10 @@ def sweep(
         found: GridResult | SearchResult
         if checked.search is None:
             found = run_sweep(checked, recipe, **settings)
-            best = f"best of {len(found.grid)}: {found.best}"
+            best = f"best of {len(found.development)}: {files.zones_in_words(found.chosen)}"
         else:
             found = run_search(checked, recipe, study=folder / files.STUDY, **settings)
-            best = f"best of {len(found.trials)}: number {found.best.number}"
+            best = f"best of {len(found.trials)}: number {found.best_trial.number}"
         facts = files.write_result(found, folder)
     lines = [
         board_table(found),

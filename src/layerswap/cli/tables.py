@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from layerswap.evaluation.composability import Predictor
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
-    from layerswap.search.evaluator import SweepTested
+    from layerswap.search.evaluator import SweepResult
     from layerswap.study.steps import Graph
     from layerswap.training.expert.freezing import FreezeOrRevert
     from layerswap.training.expert.select import Selection
@@ -35,15 +35,15 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     return _text(columns, rows, "each layer's share of an expert's change")
 
 
-def board_table(found: SweepTested) -> str:
+def board_table(found: SweepResult) -> str:
     """A sweep's contenders on the test split, and how far the best is from each."""
     if found.measure is None:
         return "No task to compare the contenders on."
     task, metric, name = found.measure
-    differences = found.differences()
-    rows = [[model, value, differences.get(model)] for model, value in found.intervals().items()]
+    differences = found.differences
+    rows = [[str(one), value, differences.get(one)] for one, value in found.intervals.items()]
     caption = f"{task}, {name}; 95% bootstrap intervals"
-    return _text(["model", metric, "best minus it"], rows, caption, unit="")
+    return _text(["model", metric, "chosen minus it"], rows, caption, unit="")
 
 
 def selection_table(found: Selection) -> str:

@@ -12,7 +12,8 @@ from layerswap.errors import EvaluationError
 from layerswap.report.charts import draw_heat_map
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.tables import Table
-from layerswap.search.evaluator import BEST, SweepTested
+from layerswap.search.conditions import Condition
+from layerswap.search.evaluator import SweepResult
 from layerswap.search.grid import GridResult
 from layerswap.search.tpe import SearchResult
 from layerswap.versions import __version__
@@ -50,24 +51,24 @@ def write_result(found: GridResult | SearchResult, folder: Path) -> dict[str, An
         facts, page = summary(found), tell(found)
     else:
         facts, page = summary_of_search(found), tell_search(found)
-    _write(found, folder, found.best_recipe(), facts, page)
+    _write(found, folder, facts, page)
     return facts
 
 
-def _write(
-    judged: SweepTested, folder: Path, recipe: dict[str, Any], facts: dict[str, Any], page: Report
-) -> None:
+def _write(result: SweepResult, folder: Path, facts: dict[str, Any], page: Report) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
     import yaml
 
-    rows = [asdict(row) for row in judged.rows]
-    types = [("split", pa.string()), ("composition", pa.string()), ("task", pa.string()),
-             ("metric", pa.string()), ("filter", pa.string()), ("document", pa.int64()),
-             ("score", pa.float64())]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), folder / SCORES)
+    texts = ("composition", "method", "variant", "outside", "regime", "pair", "split", "task",
+             "metric", "filter")  # fmt: skip
+    counts = (*vars(Zones(0, 0)), "document")
+    types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(counts, pa.int64())
+    schema = pa.schema({**types, "score": pa.float64()})
+    rows = [row.to_dict() for row in result.rows]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / SCORES)
     (folder / SUMMARY).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    (folder / RECIPE).write_text(yaml.safe_dump(recipe, sort_keys=False), "utf-8")
+    (folder / RECIPE).write_text(yaml.safe_dump(result.best_recipe, sort_keys=False), "utf-8")
     write_report(folder / PAGE, page)
 
 
@@ -75,11 +76,9 @@ def summary(board: GridResult) -> dict[str, Any]:
     """The board as plain data."""
     race = board.race
     return {
-        **_compared(board, board.chosen_by, len(board.grid)),
-        "development": [{**asdict(zones), "mean": score} for zones, score in board.grid.items()],
-        "best": asdict(board.best),
+        **_compared(board),
         "default": asdict(board.default),
-        "layer_from_language_is_worth": board.sensitivity(),
+        "layer_from_language_is_worth": board.sensitivity,
         "race": None if race is None else {**asdict(race), "saved": race.saved},
     }
 
@@ -87,36 +86,38 @@ def summary(board: GridResult) -> dict[str, Any]:
 def summary_of_search(found: SearchResult) -> dict[str, Any]:
     """What a search found as plain data."""
     return {
-        **_compared(found, found.chosen_by, len(found.trials)),
+        **_compared(found),
         "trials": [asdict(trial) for trial in found.trials],
-        "best": asdict(found.best),
-        "choices_are_worth": found.worth(),
+        "best_trial": asdict(found.best_trial),
+        "choices_are_worth": found.worth,
         "layers_run": found.evaluated,
-        "layers_one_by_one": found.alone,
+        "layers_one_by_one": found.naive,
     }
 
 
-def _compared(judged: SweepTested, chosen_by: str, tried: int) -> dict[str, Any]:
+def _compared(result: SweepResult) -> dict[str, Any]:
     names = ("task", "metric", "filter")
     return {
         "layerswap_version": __version__,
-        "chosen_by": chosen_by,
-        "compared_by": judged.measure and dict(zip(names, judged.measure, strict=True)),
-        "compositions_tried": tried,
-        "test": {name: asdict(interval) for name, interval in judged.intervals().items()},
-        "best_minus": {name: asdict(value) for name, value in judged.differences().items()},
+        "chosen_by": result.chosen_by,
+        "compared_by": result.measure and dict(zip(names, result.measure, strict=True)),
+        "compositions_tried": len(result.development),
+        "development": [
+            {**one.to_dict(), "mean": score} for one, score in result.development.items()
+        ],
+        **result.to_dict(),
     }
 
 
 def tell(board: GridResult) -> Report:
     """The report of a sweep."""
-    worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity())]
+    worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
     notes = [str(board.race)] if board.race else []
     return Report(
-        title=f"{len(board.grid)} compositions, chosen by {board.chosen_by}",
-        lead=_lead(board, str(board.best)),
+        title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
+        lead=_lead(board, zones_in_words(board.chosen)),
         sections=[
-            *_contest(board, len(board.grid)),
+            *_contest(board, len(board.development)),
             *_maps(board),
             Section(
                 "What each layer's source is worth",
@@ -132,17 +133,17 @@ def tell(board: GridResult) -> Report:
 
 def tell_search(found: SearchResult) -> Report:
     """The report of a search."""
-    worth = found.worth()
+    worth = found.worth
     names = list(dict.fromkeys(choice for by in worth.values() for choice in by))
     rows = [[key, *(by.get(name) for name in names)] for key, by in worth.items()]
-    best = ", ".join(f"{key} {choice}" for key, choice in found.best.choices.items())
+    best = ", ".join(f"{key} {choice}" for key, choice in found.best_trial.choices.items())
     ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.number))[:TOP]
     return Report(
         title=f"{len(found.trials)} compositions searched, chosen by {found.chosen_by}",
-        lead=_lead(found, f"number {found.best.number}"),
+        lead=_lead(found, f"number {found.best_trial.number}"),
         sections=[
             *_contest(found, len(found.trials)),
-            Section(f"The best composition: {found.best.score:.3f}", best),
+            Section(f"The best composition: {found.best_trial.score:.3f}", best),
             Section(
                 "What each choice is worth",
                 "Mean score of the trials that made it (development split). A search tries good "
@@ -159,27 +160,27 @@ def tell_search(found: SearchResult) -> Report:
             ),
         ],
         colophon=f"layerswap {__version__}; {found.evaluated} layers run per batch of documents "
-        f"instead of {found.alone}.",
+        f"instead of {found.naive}.",
     )
 
 
-def _lead(judged: SweepTested, best: str) -> str:
+def _lead(judged: SweepResult, best: str) -> str:
     if judged.measure is None:
         return f"The best is {best}. No task was given to compare it on."
-    one = judged.intervals()[BEST]
+    one = judged.intervals[judged.reference]
     return (
         f"The best is {best}; on {one.n} documents that it was not chosen on, "
         f"{' '.join(judged.measure[:2])} is {one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]."
     )
 
 
-def _contest(judged: SweepTested, tried: int) -> list[Section]:
+def _contest(judged: SweepResult, tried: int) -> list[Section]:
     """The contenders on the test split, where there is a task."""
     if judged.measure is None:
         return []
     metric = judged.measure[1]
-    rows: list[list[Any]] = [[name, value] for name, value in judged.intervals().items()]
-    differences: list[list[Any]] = [[name, v] for name, v in judged.differences().items()]
+    rows: list[list[Any]] = [[str(one), value] for one, value in judged.intervals.items()]
+    differences: list[list[Any]] = [[str(one), v] for one, v in judged.differences.items()]
     return [
         Section(
             "On the test split",
@@ -196,26 +197,29 @@ def _contest(judged: SweepTested, tried: int) -> list[Section]:
 
 
 def _maps(board: GridResult) -> list[Section]:
-    """A heat map over bottom and top for each choice of transitions."""
-    kinds = dict.fromkeys((z.bottom_transition, z.top_transition) for z in board.grid)
+    """A heat map over bottom and top for each choice of transitions and of the outside."""
+    maps: dict[tuple[int, int, str], dict[tuple[int, int], float]] = {}
+    for one, score in board.development.items():
+        if one.zones is not None:
+            maps.setdefault(_map_of(one), {})[one.zones.bottom, one.zones.top] = score
+    chosen = board.chosen
+    default = Condition("swap", zones=board.default, outside=chosen.outside if chosen else "")
     found = []
-    for low, high in kinds:
-        values = {
-            (zones.bottom, zones.top): score
-            for zones, score in board.grid.items()
-            if (zones.bottom_transition, zones.top_transition) == (low, high)
-        }
+    for key, values in maps.items():
+        low, high, outside = key
+        kind = [f"transitions {low} and {high}"] if len({k[:2] for k in maps}) > 1 else []
+        kind += [f"outside {outside}"] if outside else []
         found.append(
             Section(
-                "The grid" if len(kinds) == 1 else f"The grid, transitions {low} and {high}",
+                ", ".join(["The grid", *kind]),
                 "Layers from the language expert at the bottom and at the top, against the mean "
                 "score on the development split.",
                 figure=draw_heat_map(
                     values,
                     row_label="bottom layers",
                     column_label="top layers",
-                    best=_cell(board.best, low, high),
-                    default=_cell(board.default, low, high),
+                    best=_cell(chosen, key),
+                    default=_cell(default, key),
                     unit="",
                 ),
             )
@@ -223,6 +227,19 @@ def _maps(board: GridResult) -> list[Section]:
     return found
 
 
-def _cell(zones: Zones, low: int, high: int) -> tuple[int, int] | None:
-    same = (zones.bottom_transition, zones.top_transition) == (low, high)
-    return (zones.bottom, zones.top) if same else None
+def _map_of(one: Condition) -> tuple[int, int, str]:
+    assert one.zones is not None, "only zones have a place on a map"
+    return one.zones.bottom_transition, one.zones.top_transition, one.outside
+
+
+def _cell(one: Condition | None, key: tuple[int, int, str]) -> tuple[int, int] | None:
+    if one is None or one.zones is None or _map_of(one) != key:
+        return None
+    return one.zones.bottom, one.zones.top
+
+
+def zones_in_words(one: Condition | None) -> str:
+    """A chosen composition in words, such as `bottom 5, top 2, outside task`."""
+    if one is None or one.zones is None:
+        return str(one)
+    return f"{one.zones}, outside {one.outside}" if one.outside else str(one.zones)

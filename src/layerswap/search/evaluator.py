@@ -1,40 +1,41 @@
-"""Judging compositions on lm-eval tasks: splits, scores per document, and who is compared."""
+"""Scores of compositions on lm-eval tasks, document by document, on either side of the split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from layerswap._types import Advance, Log
-from layerswap.compose import Blend, Composition, Zones, default_zones
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import evaluate, load_tasks
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
+from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.planner import Plan
-from layerswap.search.protocol import split_documents
-from layerswap.search.spec import SweepSpec
+from layerswap.search.conditions import Condition
+from layerswap.search.protocol import TestResult, Values, split_documents
+from layerswap.search.spec import SweepSettings
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import pandas as pd
 
-DEFAULT, BEST = "default", "best"
 DEVELOPMENT, TEST = "development", "test"
 Measure = tuple[str, str, str]
 """Task, metric and filter."""
 
 
 @dataclass(frozen=True)
-class Row:
+class DocumentScore:
     """The score of one composition on one document.
 
     Attributes:
         split: `development` or `test`.
-        composition: its name: zones as text, the number of a trial, or a contender's name.
+        condition: the composition.
         task: the lm-eval task.
         metric: the metric.
         filter: lm-eval's name for how the answer was read.
@@ -43,77 +44,97 @@ class Row:
     """
 
     split: str
-    composition: str
+    condition: Condition
     task: str
     metric: str
     filter: str
     document: int
     score: float
 
+    def to_dict(self) -> dict[str, Any]:
+        """Its columns on disk; `composition` is the condition's name, its fields follow it."""
+        plain = {name: value for name, value in vars(self).items() if name != "condition"}
+        return {"composition": str(self.condition), **self.condition.to_dict(), **plain}
 
-@dataclass(frozen=True)
-class SweepTested:
-    """Contenders on the test split.
+
+def by_condition(rows: Iterable[DocumentScore], measure: Measure) -> dict[Condition, Values]:
+    """The scores of every composition under one measure, documents in order.
+
+    Args:
+        rows: of one split.
+        measure: task, metric and filter.
+    """
+    found: dict[Condition, dict[int, float]] = {}
+    for row in rows:
+        if (row.task, row.metric, row.filter) == measure:
+            found.setdefault(row.condition, {})[row.document] = row.score
+    return {
+        one: np.array([scores[document] for document in sorted(scores)])
+        for one, scores in found.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult(TestResult):
+    """What a sweep or a search found.
 
     Attributes:
-        measure: task, metric and filter that they are compared by; None without a task.
-        test: per contender (`best` among them) the scores on the test split, by document.
+        best: the chosen composition, ready to be saved or loaded.
+        development: of every candidate, what it was chosen by: its mean score on the development
+            documents (in a race, on those that it was scored on), or the value of a signal.
+        chosen_by: what that is, in words.
+        measure: task, metric and filter that `scores` are of; None without a task.
         rows: every score of every document, of both splits.
     """
 
+    best: Plan
+    development: Mapping[Condition, float]
+    chosen_by: str
     measure: Measure | None
-    test: Mapping[str, Sequence[float]]
-    rows: Sequence[Row]
+    rows: Sequence[DocumentScore]
 
-    def intervals(self) -> dict[str, Interval]:
-        """Mean and 95% bootstrap interval of every contender on the test split."""
-        import numpy as np
+    @cached_property
+    def best_recipe(self) -> dict[str, Any]:
+        """The recipe of the chosen composition, ready for `layerswap merge`."""
+        return self.best.recipe.model_dump(mode="json", exclude_defaults=True)
 
-        return {name: mean_interval(np.array(scores)) for name, scores in self.test.items()}
+    def to_pandas(self) -> pd.DataFrame:
+        """Every score of every document, a row each; see `DocumentScore`."""
+        import pandas as pd
 
-    def differences(self) -> dict[str, Interval]:
-        """Paired difference of the best composition to every other contender, on the test split."""
-        import numpy as np
-
-        if not self.test:
-            return {}
-        best = np.array(self.test[BEST])
-        return {
-            name: paired_difference(best, np.array(scores))
-            for name, scores in self.test.items()
-            if name != BEST
-        }
+        return pd.DataFrame([row.to_dict() for row in self.rows])
 
 
 class Evaluator:
-    """Scores compositions of a sweep on the tasks of its file.
+    """Scores compositions of a sweep on its tasks.
 
     Args:
-        spec: the file.
-        sweep: the compositions; more may be added to it later.
-        tokenizer: of the models.
+        spec: the tasks, and how they are asked.
+        plans: the compositions by condition; more may be added later.
         store: keeps answers.
         allow_code: let tasks run code that a model wrote.
-        log: told what will be in memory, before it is.
-        progress: called with the number of compositions just judged.
+        log: called with what will be in memory, before it is.
+        progress: called with the number of compositions just scored.
 
     Raises:
-        EvaluationError: the tasks cannot be had, or have too few documents.
+        EvaluationError: the tasks cannot be loaded, or have too few documents.
     """
 
     def __init__(
         self,
-        spec: SweepSpec,
-        sweep: Sweep,
-        tokenizer: Any,
+        spec: SweepSettings,
+        plans: Mapping[Condition, Plan],
         *,
         store: AnswerStore | None = None,
         allow_code: bool = False,
         log: Log = lambda line: None,
         progress: Advance | None = None,
     ) -> None:
-        self.spec, self.sweep = spec, sweep
-        self._plain, self.tokenizer = tokenizer, spec.options.tokenizer(tokenizer, log)
+        self.spec = spec
+        self.sweep = Sweep(list(plans.values()), device=spec.device, dtype=spec.dtype)
+        self.members = {condition: i for i, condition in enumerate(plans)}
+        self._plain = plan_tokenizer(next(iter(plans.values())))
+        self.tokenizer = spec.options.tokenizer(self._plain, log)
         self._settings: dict[str, Any] = {
             "include": [Path(name) for name in spec.include],
             "num_fewshot": spec.num_fewshot,
@@ -129,34 +150,38 @@ class Evaluator:
             drawn = "drawn at random" if spec.limit_order == "random" else "the first ones"
             log(f"at most {spec.limit} documents of each task, {drawn}")
 
+    def add(self, condition: Condition, plan: Plan) -> int:
+        """Add a composition; returns its position in the sweep."""
+        (self.members[condition],) = self.sweep.add([plan])
+        return self.members[condition]
+
     def rows(
-        self, split: str, members: Sequence[int], names: Sequence[str], first: int | None = None
-    ) -> list[Row]:
+        self, split: str, conditions: Sequence[Condition], first: int | None = None
+    ) -> list[DocumentScore]:
         """Every score of compositions on a split.
 
         Args:
             split: `development` or `test`.
-            members: positions of the compositions in the sweep.
-            names: what the rows call them.
-            first: documents of each task to judge on, in the order drawn; all when None.
+            conditions: the compositions.
+            first: documents of each task to score, in the order drawn; all when None.
         """
         samples = {task: sorted(docs[:first]) for task, docs in self._documents[split].items()}
-        judged = evaluate(
-            self.sweep, self._plain, self.spec.tasks, members=members, samples=samples,
-            **self._settings,
+        scored = evaluate(
+            self.sweep, self._plain, self.spec.tasks, samples=samples,
+            members=[self.members[one] for one in conditions], **self._settings,
         )  # fmt: skip
         return [
             row
-            for name, found in zip(names, judged, strict=True)
-            for row in _rows(found, split, name)
+            for condition, found in zip(conditions, scored, strict=True)
+            for row in _rows(found, split, condition)
         ]
 
     def smallest(self, split: str) -> int:
         """How many documents of a split the task with the fewest has."""
         return min(len(docs) for docs in self._documents[split].values())
 
-    def measure(self, rows: Sequence[Row]) -> Measure:
-        """What the file chooses by, among what the tasks gave.
+    def measure(self, rows: Sequence[DocumentScore]) -> Measure:
+        """The measure that the sweep chooses by, among those that the tasks give.
 
         Raises:
             EvaluationError: nothing fits.
@@ -171,71 +196,33 @@ class Evaluator:
         raise EvaluationError(f"choose_by fits none of what the tasks give: {shown}")
 
     def tested(
-        self, best: int, others: Mapping[str, int], measure: Measure | None
-    ) -> tuple[dict[str, list[float]], list[Row], Measure | None]:
-        """The best composition and its contenders on the test split.
+        self,
+        chosen: Condition,
+        others: Iterable[Condition],
+        *,
+        reference: Condition,
+        measure: Measure | None,
+    ) -> tuple[dict[Condition, Values], list[DocumentScore], Measure | None]:
+        """The chosen composition and its contenders on the test split.
 
         Args:
-            best: its position in the sweep.
-            others: the position of every contender.
-            measure: what they are compared by; chosen by the file when None.
+            chosen: the composition.
+            others: its contenders.
+            reference: the condition that the chosen one is reported as.
+            measure: what they are compared by; chosen by the settings when None.
 
         Returns:
-            Scores by contender, all rows, and the measure.
+            Scores by condition, all rows, and the measure.
         """
         if not self.spec.tasks:
             return {}, [], None
-        names = [BEST, *others]
-        rows = self.rows(TEST, [best, *others.values()], names)
+        self.members[reference] = self.members[chosen]
+        rows = self.rows(TEST, [reference, *others])
         measure = measure or self.measure(rows)
-        return {name: scores_of(rows, TEST, name, measure) for name in names}, rows, measure
+        return by_condition(rows, measure), rows, measure
 
 
-def scores_of(rows: Sequence[Row], split: str, composition: str, measure: Measure) -> list[float]:
-    """The scores of one composition under one measure, by document."""
-    found = {
-        row.document: row.score
-        for row in rows
-        if (row.split, row.composition) == (split, composition)
-        and (row.task, row.metric, row.filter) == measure
-    }
-    return [found[document] for document in sorted(found)]
-
-
-def score_table(
-    rows: Sequence[Row], split: str, names: Sequence[str], measure: Measure
-) -> npt.NDArray[np.float64]:
-    """Scores `(compositions, documents)`, float64, the documents in order."""
-    import numpy as np
-
-    return np.array([scores_of(rows, split, name, measure) for name in names], dtype=np.float64)
-
-
-def contenders(start: Plan) -> dict[str, Plan]:
-    """What the best is compared with: the default, the soup, both experts, and the base."""
-    method = start.recipe.swap
-    assert method is not None, "a sweep's recipe is a swap"
-    layers = start.composition.layers
-    soup = Blend.of({method.task: 1.0, method.language: 1.0})
-    blends = {"soup": soup, "task expert": Blend.of(method.task),
-              "language expert": Blend.of(method.language)}  # fmt: skip
-    if start.base is not None:
-        blends["base"] = Blend.of("base")
-    flat = {name: start.recipe.flat(name) for name in start.recipe.experts}
-    found = {DEFAULT: swapped(start, default_zones(layers))}
-    for name, blend in blends.items():
-        whole = Composition.build(layers, lambda place, blend=blend: blend).rename(flat)  # type: ignore[misc]
-        found[name] = start.with_composition(whole)
-    return found
-
-
-def swapped(start: Plan, zones: Zones) -> Plan:
-    """The swap with these zones."""
-    (plan,) = start.grid(**{name: [size] for name, size in vars(zones).items()})
-    return plan
-
-
-def _split(spec: SweepSpec) -> dict[str, dict[str, list[int]]]:
+def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
     """Per split and task the positions of its documents, in the order drawn."""
     include = [Path(name) for name in spec.include]
     found: dict[str, dict[str, list[int]]] = {DEVELOPMENT: {}, TEST: {}}
@@ -254,13 +241,13 @@ def _split(spec: SweepSpec) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def _rows(found: Mapping[str, Any], split: str, composition: str) -> Iterator[Row]:
+def _rows(found: Mapping[str, Any], split: str, condition: Condition) -> Iterator[DocumentScore]:
     for task, samples in found["samples"].items():
         for sample in samples:
             for metric in sample["metrics"]:
                 value = sample[metric]
                 if isinstance(value, bool | int | float):
-                    yield Row(
-                        split, composition, task, metric, sample["filter"],
+                    yield DocumentScore(
+                        split, condition, task, metric, sample["filter"],
                         int(sample["doc_id"]), float(value),
                     )  # fmt: skip

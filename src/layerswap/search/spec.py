@@ -1,8 +1,9 @@
-"""`SWEEP.yaml`: which compositions to try, on which tasks, and how to choose."""
+"""The schema of `SWEEP.yaml`: compositions to try, tasks to try them on, and how to choose."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,12 +15,14 @@ from pydantic import (
     model_validator,
 )
 
+from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import read_yaml
 from layerswap.errors import RecipeError
 from layerswap.evaluation.prompts import PromptOptions
 
+ZONE_SIZES = tuple(field.name for field in fields(Zones))
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
 
 
@@ -33,18 +36,37 @@ def _read_sizes(value: object) -> object:
     return value
 
 
+def _read_one(value: object) -> object:
+    """One name as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
 Sizes = Annotated[
     list[Annotated[int, Field(ge=0)]], BeforeValidator(_read_sizes), Field(min_length=1)
 ]
 
 
 class Grid(Strict):
-    """Zone sizes to try, every combination that fits; see `compose.presets.zone_grid`."""
+    """Zone sizes to try, every combination that fits; see `compose.presets.zone_grid`.
+
+    Attributes:
+        bottom: layers from the language expert at the input.
+        top: layers from the language expert at the output.
+        bottom_transition: blended layers above the bottom zone.
+        top_transition: blended layers below the top zone.
+        outside: what the places outside the layers may take; the recipe's own when not given.
+    """
 
     bottom: Sizes
     top: Sizes
     bottom_transition: Sizes = [0]
     top_transition: Sizes = [0]
+    outside: Annotated[list[Outside], BeforeValidator(_read_one), Field(min_length=1)] | None = None
+
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """The sizes by the names that `zone_grid` takes."""
+        return {name: getattr(self, name) for name in ZONE_SIZES}
 
 
 class Choice(Strict):
@@ -56,7 +78,7 @@ class Choice(Strict):
 
 
 class Halving(Strict):
-    """Dropping compositions that cannot win any more; see `evaluate.racing`.
+    """Dropping compositions that cannot win any more; see `search.halving`.
 
     Attributes:
         first: documents of the first round; every further round doubles them.
@@ -73,12 +95,8 @@ Signal = Literal["agreement", "consensus", "confidence", "self_consistency", "fl
                  "closeness", "tasks"]  # fmt: skip
 
 
-def _read_signals(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 class WithoutLabels(Strict):
-    """Choosing where nothing in the target language is labelled; see `evaluate.signals`.
+    """Choosing where nothing in the target language is labelled; see `search.signals`.
 
     Attributes:
         by: a signal, or several whose ranks are averaged. By default the one that did best on the
@@ -92,7 +110,7 @@ class WithoutLabels(Strict):
         stop: strings that end an answer.
     """
 
-    by: Annotated[list[Signal], BeforeValidator(_read_signals), Field(min_length=1)] | None = None
+    by: Annotated[list[Signal], BeforeValidator(_read_one), Field(min_length=1)] | None = None
     prompts: str | None = None
     parallel: str | None = None
     text: str | None = None
@@ -133,7 +151,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 
 class SearchSpec(Strict):
-    """A search beyond the grid of zones; see `evaluate.searching`.
+    """A search beyond the grid of zones; see `search.tpe`.
 
     Attributes:
         each: whether every layer chooses, or attention and mlp of every layer apart.
@@ -147,7 +165,7 @@ class SearchSpec(Strict):
 
     each: Literal["layer", "layer_and_role"] = "layer"
     take: Annotated[list[str | float | int], Field(min_length=2)] = ["task", "language"]
-    outside: Annotated[list[Literal["blend", "language", "task"]], Field(min_length=1)] = ["blend"]
+    outside: Annotated[list[Outside], BeforeValidator(_read_one), Field(min_length=1)] = ["blend"]
     trials: PositiveInt = 100
     batch: PositiveInt = 16
     seed: int = 0
@@ -163,18 +181,16 @@ class SearchSpec(Strict):
         return values
 
 
-class SweepSpec(PromptOptions):
-    """A whole sweep.
+class SweepSettings(PromptOptions):
+    """How compositions are scored and one of them is chosen.
 
     Attributes:
-        recipe: a swap, as a recipe file or inline.
-        grid: the compositions to try.
-        search: instead of a grid, a search.
         tasks: lm-eval tasks by name.
-        include: folders with task YAMLs of one's own.
+        include: folders with further task YAMLs.
         choose_by: what the best composition is chosen by.
         without_labels: choose by signals that need no labels; the tasks are only reported.
         halving: let compositions of a grid that cannot win any more stop early.
+        ties: densities of TIES to compare with, which needs the recipe's base.
         development: share of each task's documents that compositions are chosen on; the others
             are for the report.
         limit: most documents of a task, both splits together.
@@ -189,20 +205,18 @@ class SweepSpec(PromptOptions):
         dtype: of the models; as stored when not given.
     """
 
-    recipe: str | dict[str, Any]
-    grid: Grid | None = None
-    search: SearchSpec | None = None
     tasks: list[str] = []
     include: list[str] = []
     choose_by: Choice = Choice()
     without_labels: WithoutLabels | None = None
     halving: Halving | None = None
+    ties: list[Annotated[float, Field(gt=0, le=1)]] = []
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     limit: PositiveInt | None = None
     limit_order: Literal["random", "first"] = "random"
     num_fewshot: Annotated[int, Field(ge=0)] | None = None
     batch_size: PositiveInt | Literal["auto"] = "auto"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
 
@@ -212,13 +226,11 @@ class SweepSpec(PromptOptions):
         return PromptOptions(**{name: getattr(self, name) for name in PromptOptions.model_fields})
 
     @model_validator(mode="after")
-    def _hangs_together(self) -> SweepSpec:
-        if (self.grid is None) == (self.search is None):
-            raise ValueError("give either a grid or a search")
+    def _has_tasks(self) -> SweepSettings:
         signals = self.without_labels
         if not self.tasks and (signals is None or "tasks" in (signals.by or ())):
             raise ValueError("tasks: name at least one")
-        if self.halving and (signals or self.search):
+        if self.halving and signals:
             raise ValueError("halving is for a grid that is chosen by tasks")
         return self
 
@@ -229,6 +241,28 @@ class SweepSpec(PromptOptions):
         if twice is not None:
             raise ValueError(f"task {twice!r} is there twice")
         return names
+
+
+class SweepSpec(SweepSettings):
+    """A whole sweep.
+
+    Attributes:
+        recipe: a swap, as a recipe file or inline.
+        grid: the compositions to try.
+        search: instead of a grid, a search.
+    """
+
+    recipe: str | dict[str, Any]
+    grid: Grid | None = None
+    search: SearchSpec | None = None
+
+    @model_validator(mode="after")
+    def _grid_or_search(self) -> SweepSpec:
+        if (self.grid is None) == (self.search is None):
+            raise ValueError("give either a grid or a search")
+        if self.halving and self.search:
+            raise ValueError("halving is for a grid that is chosen by tasks")
+        return self
 
 
 def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:

@@ -1,4 +1,4 @@
-"""What a search chooses, as parameters, and as a recipe with an override for each."""
+"""Search beyond a grid: Optuna's TPE over what every layer (and role) takes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Advance, Log
 from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.compose.schema import Override
-from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore, composition_key
-from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.planner import Plan, make_plan
+from layerswap.search.conditions import TASK_EXPERT, Condition, contenders
 from layerswap.search.evaluator import (
     DEVELOPMENT,
+    DocumentScore,
     Evaluator,
-    Row,
-    SweepTested,
-    contenders,
-    score_table,
+    Measure,
+    SweepResult,
+    by_condition,
 )
-from layerswap.search.grid import others_of
+from layerswap.search.protocol import choose
 from layerswap.search.spec import SearchSpec, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
@@ -105,7 +105,7 @@ class Trial:
     """A composition that was tried.
 
     Attributes:
-        number: from 0.
+        number: from 0; those of a search that was killed are missing.
         choices: what every layer (and role) takes.
         score: by which the search chooses.
     """
@@ -113,6 +113,16 @@ class Trial:
     number: int
     choices: Choices
     score: float
+
+    @property
+    def condition(self) -> Condition:
+        """The composition among others."""
+        return trial_of(self.number)
+
+
+def trial_of(number: int) -> Condition:
+    """The composition of a trial."""
+    return Condition("search", f"trial {number}")
 
 
 class Search:
@@ -168,8 +178,8 @@ class Search:
                 progress(len(batch))
         state = optuna.trial.TrialState.COMPLETE
         return [
-            Trial(i, trial.params, float(trial.value))  # type: ignore[arg-type]
-            for i, trial in enumerate(self._study.get_trials(states=(state,)))
+            Trial(trial.number, trial.params, float(trial.value))  # type: ignore[arg-type]
+            for trial in self._study.get_trials(states=(state,))
         ]
 
     def _propose(self, count: int) -> list[optuna.Trial]:
@@ -245,28 +255,30 @@ def _suggested(start: Plan) -> Iterable[Zones]:
     return [Zones(z.bottom + z.bottom_transition, z.top + z.top_transition) for z, _ in ranked]
 
 
-@dataclass(frozen=True)
-class SearchResult(SweepTested):
+FOUND = Condition("search", "chosen on development")
+"""The composition that a search chose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(SweepResult):
     """What a search found.
 
     Attributes:
-        recipe: the recipe it started from.
-        layers: number of layers.
-        chosen_by: what the trials were compared by, in words.
         trials: in their order.
-        best: of them.
         evaluated: layers that were run per batch of documents, over the whole search.
-        alone: layers that one by one would have been.
+        naive: layers that one by one would have been.
     """
 
-    recipe: Recipe
-    layers: int
-    chosen_by: str
     trials: Sequence[Trial]
-    best: Trial
     evaluated: int
-    alone: int
+    naive: int
 
+    @property
+    def best_trial(self) -> Trial:
+        """The trial that was chosen."""
+        return next(trial for trial in self.trials if trial.condition == self.chosen)
+
+    @cached_property
     def worth(self) -> dict[str, dict[str, float]]:
         """Per parameter and choice the mean score of the trials that made it."""
         found: dict[str, dict[str, list[float]]] = {}
@@ -277,11 +289,6 @@ class SearchResult(SweepTested):
             key: {choice: sum(scores) / len(scores) for choice, scores in sorted(by.items())}
             for key, by in found.items()
         }
-
-    def best_recipe(self) -> dict[str, Any]:
-        """The recipe of the best composition, ready for `layerswap merge`."""
-        recipe = with_choices(self.recipe, self.best.choices)
-        return recipe.model_dump(mode="json", exclude_defaults=True)
 
 
 def run_search(
@@ -294,77 +301,81 @@ def run_search(
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> SearchResult:
-    """Search compositions by the development split, and judge the best on the rest.
+    """Search compositions by the development split, and report the best on the rest.
 
     Args:
         spec: with a search.
-        recipe: a swap, whose experts can be taken.
+        recipe: a swap, from whose experts the search selects.
         study: the file that Optuna keeps; in memory when None.
         store: keeps answers.
         allow_code: let tasks run code that a model wrote.
-        log: told what the search costs.
+        log: called with what the search costs.
         progress: called with the number of compositions just tried.
 
     Raises:
-        LayerswapError: the experts or tasks cannot be had, or there is nothing of that name.
+        LayerswapError: the experts or tasks cannot be loaded, or the recipe lacks a name.
     """
-    assert spec.search is not None, "the file has a search; see evaluate.board for a grid"
+    assert spec.search is not None, "the file has a search; see search.grid for a grid"
     start = make_plan(recipe)
     check_names(spec.search, recipe)
-    others = contenders(start)
-    sweep = Sweep(list(others.values()), device=spec.device, dtype=spec.dtype)
-    tokenizer = plan_tokenizer(start)
-    judge = Evaluator(spec, sweep, tokenizer, store=store, allow_code=allow_code, log=log)
-    scorer = _Scorer(judge, start, others_of([], others)["task expert"])
+    others = contenders(start, densities=spec.ties)
+    evaluator = Evaluator(spec, others, store=store, allow_code=allow_code, log=log)
+    scorer = _Scorer(evaluator, start)
     trials = Search(spec.search, start, study).run(scorer, progress)
-    best = max(trials, key=lambda trial: (trial.score, -trial.number))
-    test, rows, measure = judge.tested(
-        scorer.member(best.choices), others_of([], others), scorer.measure
+    development = {trial.condition: trial.score for trial in trials}
+    chosen = choose(development)
+    best = next(trial for trial in trials if trial.condition == chosen)
+    evaluator.members[chosen] = scorer.member(best.choices)
+    scores, rows, measure = evaluator.tested(
+        chosen, others, reference=FOUND, measure=scorer.measure
     )
     log(
         f"{len(trials)} compositions tried: {scorer.evaluated} layers run per batch of documents "
-        f"instead of {scorer.alone}"
+        f"instead of {scorer.naive}"
     )
     return SearchResult(
-        measure, test, [*scorer.rows, *rows], recipe, start.composition.layers, scorer.chosen_by,
-        trials, best, scorer.evaluated, scorer.alone,
+        scores=scores, chosen=chosen, reference=FOUND, best=with_choices_plan(start, best.choices),
+        development=development, chosen_by=scorer.chosen_by, measure=measure,
+        rows=[*scorer.rows, *rows], trials=trials, evaluated=scorer.evaluated, naive=scorer.naive,
     )  # fmt: skip
 
 
 class _Scorer:
     """Scores batches of choices on the development split, keeping every row."""
 
-    def __init__(self, judge: Evaluator, start: Plan, task_expert: int) -> None:
-        self._judge, self._start, self._expert = judge, start, task_expert
+    def __init__(self, evaluator: Evaluator, start: Plan) -> None:
+        self._evaluator, self._start = evaluator, start
         self._members: dict[str, int] = {}
-        self.rows: list[Row] = []
-        self.measure: tuple[str, str, str] | None = None
+        self.rows: list[DocumentScore] = []
+        self.measure: Measure | None = None
         self.chosen_by = ""
-        self.evaluated = self.alone = 0
+        self.evaluated = self.naive = 0
 
     def member(self, choices: Choices) -> int:
         """The position of a composition in the sweep; added if it is not there."""
         plan = with_choices_plan(self._start, choices)
         key = composition_key(plan)
         if key not in self._members:
-            (self._members[key],) = self._judge.sweep.add([plan])
+            (self._members[key],) = self._evaluator.sweep.add([plan])
         return self._members[key]
 
     def __call__(self, batch: Mapping[int, Choices]) -> dict[int, float]:
         """The score of every trial of a batch, by its number."""
-        members = {number: self.member(choices) for number, choices in batch.items()}
-        distinct = list(dict.fromkeys(members.values()))
-        counts = self._judge.sweep.counts(distinct)
-        self.evaluated, self.alone = self.evaluated + counts.distinct, self.alone + counts.naive
-        names = [next(str(n) for n, m in members.items() if m == member) for member in distinct]
-        if self._judge.spec.without_labels is not None:
-            values, signal = choose_without_labels(self._judge, distinct, names, self._expert)
+        members = {trial_of(number): self.member(choices) for number, choices in batch.items()}
+        self._evaluator.members |= members
+        # Trials that are the same composition are scored once, as the first of them.
+        first = {member: one for one, member in reversed(members.items())}
+        counts = self._evaluator.sweep.counts(list(first))
+        self.evaluated, self.naive = self.evaluated + counts.distinct, self.naive + counts.naive
+        distinct = [one for one in members if first[members[one]] == one]
+        if self._evaluator.spec.without_labels is not None:
+            values, signal = choose_without_labels(self._evaluator, distinct, TASK_EXPERT)
             self.chosen_by = f"{signal} (no labels)"
+            found = dict(zip(distinct, values.tolist(), strict=True))
         else:
-            rows = self._judge.rows(DEVELOPMENT, distinct, names)
-            self.measure = self._judge.measure(rows)
+            rows = self._evaluator.rows(DEVELOPMENT, distinct)
+            self.measure = self._evaluator.measure(rows)
             self.chosen_by = " ".join(self.measure)
             self.rows += rows
-            values = score_table(rows, DEVELOPMENT, names, self.measure).mean(axis=1)
-        found = dict(zip(distinct, values.tolist(), strict=True))
-        return {number: found[member] for number, member in members.items()}
+            found = {one: float(v.mean()) for one, v in by_condition(rows, self.measure).items()}
+        return {number: found[first[members[trial_of(number)]]] for number in batch}

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.examples import read_examples
 from layerswap.search import signals
@@ -16,6 +18,7 @@ from layerswap.search.signals import Answers
 from layerswap.search.spec import NEEDS, Signal, WithoutLabels
 
 if TYPE_CHECKING:
+    from layerswap.search.conditions import Condition
     from layerswap.search.evaluator import Evaluator
     from layerswap.search.signals import Values
 
@@ -25,23 +28,24 @@ BEST_FIRST: tuple[Signal, ...] = ("agreement", "closeness", "consensus", "fluenc
 
 
 def choose_without_labels(
-    judge: Evaluator, members: Sequence[int], names: Sequence[str], task_expert: int
+    evaluator: Evaluator, candidates: Sequence[Condition], task_expert: Condition
 ) -> tuple[Values, str]:
-    """The value of the file's signal for compositions, and its name.
+    """The value of the settings' signal for every candidate, and the signal's name.
 
     Args:
-        judge: of the sweep.
-        members: positions of the compositions in the sweep.
-        names: what they are called.
-        task_expert: position of the task expert alone.
+        evaluator: of the sweep.
+        candidates: the compositions to choose from.
+        task_expert: the task expert alone.
 
     Raises:
-        EvaluationError: the files do not fit together.
+        EvaluationError: the files do not fit together, or there is no task expert.
     """
-    spec = judge.spec.without_labels
-    assert spec is not None, "the file says how to choose without labels"
+    spec = evaluator.spec.without_labels
+    assert spec is not None, "the settings say how to choose without labels"
+    if task_expert not in evaluator.members:
+        raise EvaluationError("choosing without labels needs swaps, which have a task expert")
     chosen = spec.by or [_default(spec)]
-    bench = _Bench(judge, spec, list(members), list(names), task_expert)
+    bench = _Signals(evaluator, spec, list(candidates), evaluator.members[task_expert])
     found: dict[str, Values] = {name: bench.value(name) for name in chosen}
     if len(found) == 1:
         return next(iter(found.values())), chosen[0]
@@ -54,20 +58,20 @@ def _default(spec: WithoutLabels) -> Signal:
     )
 
 
-class _Bench:
+class _Signals:
     """Reads the files once, asks once, and gives every signal from that."""
 
     def __init__(
         self,
-        judge: Evaluator,
+        evaluator: Evaluator,
         spec: WithoutLabels,
-        members: list[int],
-        names: list[str],
+        candidates: list[Condition],
         task_expert: int,
     ) -> None:
-        self._judge, self._sweep, self._spec = judge, judge.sweep, spec
-        self._members, self._names, self._expert = members, names, task_expert
-        self._read = _reader(judge.tokenizer, spec.answer)
+        self._evaluator, self._sweep, self._spec = evaluator, evaluator.sweep, spec
+        self._candidates, self._expert = candidates, task_expert
+        self._members = [evaluator.members[one] for one in candidates]
+        self._read = _reader(evaluator.tokenizer, spec.answer)
 
     def value(self, signal: Signal) -> Values:
         """One signal for every composition."""
@@ -113,12 +117,12 @@ class _Bench:
         return {
             "max_new_tokens": self._spec.max_new_tokens,
             "stop": tuple(self._spec.stop),
-            "tokenizer": self._judge.tokenizer,
+            "tokenizer": self._evaluator.tokenizer,
         }
 
     @property
     def _batch(self) -> int:
-        size = self._judge.spec.batch_size
+        size = self._evaluator.spec.batch_size
         return 16 if size == "auto" else size
 
     def _agreement(self) -> Values:
@@ -139,14 +143,14 @@ class _Bench:
 
         Each task counts once, by the first number that it gives.
         """
-        from layerswap.search.evaluator import DEVELOPMENT, score_table
+        from layerswap.search.evaluator import DEVELOPMENT, by_condition
 
-        rows = self._judge.rows(DEVELOPMENT, self._members, self._names)
+        rows = self._evaluator.rows(DEVELOPMENT, self._candidates)
         measures: dict[str, tuple[str, str, str]] = {}
         for row in rows:
             measures.setdefault(row.task, (row.task, row.metric, row.filter))
         means = {
-            task: score_table(rows, DEVELOPMENT, self._names, measure).mean(axis=1)
+            task: np.array([v.mean() for v in by_condition(rows, measure).values()])
             for task, measure in measures.items()
         }
         return signals.combined(means)
@@ -154,9 +158,9 @@ class _Bench:
     def _ids(self, key: str) -> list[list[int]]:
         path = Path(getattr(self._spec, key))
         return [
-            self._judge.spec.options.prompt_ids(self._judge.tokenizer, one.prompt + one.text)
+            self._evaluator.spec.options.prompt_ids(self._evaluator.tokenizer, one.prompt + one.text)
             if key != "text"
-            else list(self._judge.tokenizer(one.prompt + one.text).input_ids)
+            else list(self._evaluator.tokenizer(one.prompt + one.text).input_ids)
             for one in read_examples(path)
         ]
 
