@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs
 
 @app.command()
 def questions() -> None:
-    """The papers' open questions that `ask` takes, and the settings that each compares."""
+    """The open questions of the papers that `ask` takes, and the settings that each compares."""
     from research.questions import questions as known
 
     for name, question in known().items():
@@ -25,10 +25,10 @@ def questions() -> None:
 def ask(
     question: Annotated[
         list[str],
-        typer.Argument(help="Their names; `python -m research questions` tells them."),
+        typer.Argument(help="Names of questions; see `python -m research questions`."),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="A folder; what is done in it is not done again.")],
+    out: Annotated[Path, typer.Option(help="A folder; finished steps are not run again.")],
     seeds: Annotated[int, typer.Option(min=1, help="Pairs of experts of each setting.")] = 2,
     n: Annotated[int, typer.Option(min=4, help="Problems to choose by, and to judge by.")] = 500,
 ) -> None:

@@ -17,7 +17,6 @@ from layerswap.compose import Zones, default_zones
 from layerswap.deltas import measure_delta, suggest
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, TOPS, try_grid
-from layerswap.merge import swap
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,13 @@ class Trial:
 def try_proposal(lab: Lab, language: str, seed: int) -> Trial:
     """Propose for one pair of the lab's experts, and try the whole grid."""
     task, expert = lab.task_experts[seed - 1], lab.language_experts[language][seed - 1]
-    plan = swap(task=task, language=expert)
     atlas = measure_delta(lab.base, {"task": task, "language": expert})
     grid = [Zones(bottom, top) for bottom in BOTTOMS for top in TOPS]
     ranked = suggest(atlas, "task", "language", candidates=grid).ranked
-    tried = try_grid(plan, lab, language, lambda _: None)
-    default = default_zones(plan.composition.layers)
+    tried = {
+        one.zones: share for one, share in try_grid(lab, language, seed - 1).items() if one.zones
+    }
+    default = default_zones(atlas.layers)
     return Trial(language, seed, tried, tuple(zones for zones, _ in ranked), default)
 
 

@@ -74,7 +74,7 @@ class Question:
 
 
 def questions() -> dict[str, Question]:
-    """Every question, by the name that `python -m research ask` takes."""
+    """Every question, by name."""
     usual, plain = Trainings(), Setting("as shipped")
     mix, full = usual.base_mix, Setting("full SFT", _parts(usual, None))
     return {

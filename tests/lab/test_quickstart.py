@@ -12,10 +12,14 @@ from layerswap.cli.progress import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.scoring import correct, questions
+from layerswap.search.conditions import CHOSEN, Condition
 from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Graph, Step
 
-MODELS = ("base", "task_expert", "language_expert", "soup", "ties", "swap_default", "swap_best")
+MODELS = (
+    "base", "task expert", "language expert", "soup", "ties, density 0.2", "ties, density 0.5",
+    "swap, default", "swap, chosen on development",
+)  # fmt: skip
 MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension_source")
 
 
@@ -42,18 +46,18 @@ def finished(tmp_path_factory, smaller):
 def test_results_hold_what_was_measured(finished):
     folder, outcome, _ = finished
     results = json.loads((folder / "results.json").read_text())
-    for model in MODELS:
-        assert tuple(results[model]) == MEASURES
-        for measure in MEASURES:
-            cell = results[model][measure]
-            assert cell["n"] == 80
-            assert cell["mean"] == outcome.answers[model][measure].mean()
-            assert 0 <= cell["low"] <= cell["mean"] <= cell["high"] <= 1
+    for measure in MEASURES:
+        assert [row["condition"] for row in results[measure]] == list(MODELS)
+        for row in results[measure]:
+            right = outcome.answers[measure][Condition.from_dict(row)]
+            assert row["n"] == len(right) == 80
+            assert row["mean"] == pytest.approx(sum(right) / 80)
+            assert 0 <= row["low"] <= row["mean"] <= row["high"] <= 1
     assert len(results["grid"]) == 4
     best = max(cell["task_target"] for cell in results["grid"])
-    zones = {"bottom": results["composition"]["bottom"], "top": results["composition"]["top"]}
-    chosen = next(c for c in results["grid"] if {k: c[k] for k in zones} == zones)
-    assert chosen["task_target"] == best
+    chosen = Condition.from_dict(results["chosen"])
+    (cell,) = (cell for cell in results["grid"] if Condition.from_dict(cell) == chosen)
+    assert cell["task_target"] == best
 
 
 def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
@@ -63,13 +67,13 @@ def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
     world = quickstart.shipped().world
     asked = questions("task_target", outcome.language, "test", 80, world=world)
     answers = correct(model, tokenizer, asked)
-    assert answers.tolist() == outcome.answers["swap_best"]["task_target"].tolist()
+    assert answers.tolist() == outcome.answers["task_target"][CHOSEN]
 
 
 def test_report_and_drawing_show_the_composition(finished):
     folder, outcome, said = finished
     page = (folder / "report.html").read_text()
-    best = outcome.intervals()["swap_best"]["task_target"].mean
+    best = outcome.task.intervals[CHOSEN].mean
     assert f"{best:.1%}" in page
     assert page.count("<svg ") == 3
     assert str(outcome.composition) in said[0]
@@ -108,7 +112,7 @@ def test_a_damaged_step_is_one_line(finished, tmp_path):
     folder = shutil.copytree(finished[0], tmp_path / "copy")
     (grid,) = folder.glob("steps/grid-*/grid.json")
     grid.write_text("{")
-    with pytest.raises(LayerswapError, match=r"cannot be read .* begin anew with --overwrite"):
+    with pytest.raises(LayerswapError, match=r"cannot be read .* start again with --overwrite"):
         quickstart.run(folder, log=print, progress=step_progress)
 
 

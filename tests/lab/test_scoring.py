@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 
+from layerswap.engine import Sweep
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.lab.assets import shipped
-from layerswap.lab.scoring import MEASURES, correct, load, questions, score_model, written
+from layerswap.lab.scoring import (
+    MEASURES,
+    correct,
+    load,
+    questions,
+    score_model,
+    sweep_correct,
+    sweep_written,
+)
+from layerswap.merge import soup
 
 LAB = shipped()
 
@@ -36,11 +46,13 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
     ]
     exact = [generated(model, tokenizer, e) == g for e, g in zip(asked, gold, strict=True)]
     np.testing.assert_array_equal(correct(model, tokenizer, asked), exact)
+    alone = Sweep([soup({"task": LAB.task_experts[0]})], dtype="float32")
+    np.testing.assert_array_equal(sweep_correct(alone, tokenizer, asked), [exact])
     texts = [
         tokenizer.decode(generated(model, tokenizer, e), skip_special_tokens=True).strip()
         for e in asked
     ]
-    for text, shown in zip(texts, written(model, tokenizer, asked), strict=True):
+    for text, shown in zip(texts, sweep_written(alone, tokenizer, asked)[0], strict=True):
         assert text.startswith(shown)  # which ends after fewer tokens, if neither has ended
         assert shown == text or len(shown.split()) >= 4
 

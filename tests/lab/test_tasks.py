@@ -13,7 +13,6 @@ from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.harness import evaluate
 from layerswap.lab.assets import shipped
-from layerswap.lab.contenders import in_memory
 from layerswap.lab.scoring import correct, load
 from layerswap.lab.tasks import examples
 from layerswap.merge import swap
@@ -72,6 +71,6 @@ def test_the_tasks_score_as_the_lab_does(tasks):
     tokenizer = AutoTokenizer.from_pretrained(lab.base)
     (found,) = evaluate(Sweep([plan]), tokenizer, ["lab_problem_nela"], include=[tasks])
     asked = examples(lab.world, "nela", "problem", "test", N)
-    right = correct(in_memory(plan), load(lab.base)[1], asked)
+    right = correct(plan.load(), load(lab.base)[1], asked)
     rows = sorted(found["samples"]["lab_problem_nela"], key=lambda one: one["doc_id"])
     assert [bool(one["exact_match"]) for one in rows] == right.tolist()

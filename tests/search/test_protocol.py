@@ -78,7 +78,7 @@ def test_contenders_of_a_plan():
     lab = shipped()
     task, language = lab.task_experts[0], lab.language_experts["furo"][0]
     without = contenders(ls.swap(task=task, language=language, outside="task", bottom=2, top=0))
-    assert list(without) == [DEFAULT, SOUP, TASK_EXPERT, LANGUAGE_EXPERT]
+    assert list(without) == [TASK_EXPERT, LANGUAGE_EXPERT, SOUP, DEFAULT]
     assert {len(plan.composition.experts) for plan in without.values()} == {1, 2}
     assert without[DEFAULT].recipe.swap.outside == "task"
     recipe = {
@@ -89,8 +89,8 @@ def test_contenders_of_a_plan():
     plan = ls.make_plan(ls.Recipe.model_validate(recipe))
     found = contenders(plan, densities=(0.2, 0.5))
     assert [str(one) for one in found] == [
-        "swap, default", "soup", "task expert", "language expert", "ties, density 0.2",
-        "ties, density 0.5", "base",
+        "base", "task expert", "language expert", "soup", "ties, density 0.2",
+        "ties, density 0.5", "swap, default",
     ]  # fmt: skip
     asked = {**recipe, "swap": None, "merge": {"method": "ties", "experts": ["math", "furo"],
                                                "density": 0.5}}  # fmt: skip

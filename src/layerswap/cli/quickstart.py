@@ -35,6 +35,10 @@ def quickstart(
     folder, outcome = run(
         out, language=language, overwrite=overwrite, log=output.say, progress=step_progress
     )
-    output.say(score_table(outcome.intervals()))
+    measured = {
+        str(model): {measure: test.intervals[model] for measure, test in outcome.tests.items()}
+        for model in outcome.task.scores
+    }
+    output.say(score_table(measured))
     for name in ("report.html", "results.json", "merged"):
         output.say(f"wrote {folder / name}")

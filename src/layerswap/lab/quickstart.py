@@ -1,7 +1,7 @@
 """The main job on the lab, as a small study: from two experts to a merged model, with a report.
 
-The steps are a study's: a quickstart that is cut short goes on where it was, and one that is
-finished is only shown again.
+The steps are a study's: a quickstart that was interrupted resumes, and a finished one is only
+shown again.
 """
 
 from __future__ import annotations
@@ -13,27 +13,40 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from layerswap._types import Log
-from layerswap.checkpoint import fingerprint, refuse_target
+from layerswap._types import Advance, Log
+from layerswap.checkpoint import refuse_target
 from layerswap.checkpoint.commit import write_json
-from layerswap.compose import Zones, default_zones
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.compose import zone_grid
+from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.atlas import Atlas, measure_delta
+from layerswap.engine.sweep import Sweep
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.build import read_record
-from layerswap.lab.contenders import answer_all, contenders, in_memory
 from layerswap.lab.results import (
     Outcome,
-    best_of,
+    ShownProblem,
     read_answers,
     read_grid,
     write_answers,
     write_grid,
 )
-from layerswap.lab.scoring import MEASURES, LabMeasure, correct, load, questions, score_model
+from layerswap.lab.scoring import (
+    MEASURES,
+    LabMeasure,
+    load,
+    questions,
+    score_model,
+    sweep_correct,
+    sweep_written,
+)
 from layerswap.lab.tasks import LabSplit
-from layerswap.merge import Plan, swap
+from layerswap.merge import Plan, make_plan
+from layerswap.merge.metadata import fingerprint
+from layerswap.search.conditions import CHOSEN, Condition, contenders, swapped
+from layerswap.search.protocol import choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
 from layerswap.study.runner import Context, Work, run_graph
 from layerswap.study.steps import Graph, Step
@@ -43,8 +56,12 @@ RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
 GRID, ANSWERS = "grid.json", "answers.json"
 BOTTOMS, TOPS = range(5), range(3)
 """The grid of zones that is tried, in layers."""
+DENSITIES = (0.2, 0.5)
+"""Of TIES: as published, and milder."""
 DEVELOPMENT_QUESTIONS = 500
 TEST_QUESTIONS = 1000
+SHOWN = 100
+"""Test problems whose answers are in the report."""
 
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress bar from a label and a total; gives the function that advances it."""
@@ -58,15 +75,15 @@ def run(
     log: Log,
     progress: Bar,
 ) -> tuple[Path, Outcome]:
-    """Take the lab's experts, try the grid, write the best swap, score, and report.
+    """Evaluate a grid of compositions of the lab's experts, write the best, test it, and report.
 
-    The composition is chosen on the development split and judged on the test split.
+    The composition is chosen on the development split and reported on the test split.
 
     Args:
-        out: the study's folder; `results.json`, `report.html` and `merged/` are put into it. What
-            is done in it is not done again.
+        out: the study's folder; `results.json`, `report.html` and `merged/` are written into it.
+            Finished steps are not run again.
         language: a scarce language of the lab; the farthest from the source when None.
-        overwrite: begin anew in the folder of an earlier run.
+        overwrite: start again in the folder of an earlier run.
         log: prints a line for the user.
         progress: opens a progress bar.
 
@@ -98,21 +115,22 @@ def run(
 
 
 def quickstart_graph(lab: Lab, language: str) -> Graph:
-    """The steps of a quickstart: try the grid, write the best, judge, tell."""
+    """The steps of a quickstart: evaluate the grid, write the best, test it, report."""
     models = {
         "base": lab.base,
         "task": lab.task_experts[0],
         "language": lab.language_experts[language][0],
     }
     inputs = {name: fingerprint(model / "model.safetensors") for name, model in models.items()}
-    told = {"language": language, "layerswap": __version__}
+    shared = {"language": language, "layerswap": __version__}
     zones = {"bottoms": list(BOTTOMS), "tops": list(TOPS), "n": DEVELOPMENT_QUESTIONS}
+    tests = {"densities": list(DENSITIES), "n": TEST_QUESTIONS}
     return Graph([
-        Step("grid", "grid", {**told, **zones}, inputs=inputs),
-        Step("merge", "merge", told, ("grid",), inputs),
-        Step("judge", "judge", {**told, "n": TEST_QUESTIONS}, ("merge",), inputs),
-        Step("change", "change", told, (), inputs),
-        Step("report", "report", told, ("grid", "merge", "judge", "change"), inputs),
+        Step("grid", "grid", {**shared, **zones}, inputs=inputs),
+        Step("merge", "merge", shared, ("grid",), inputs),
+        Step("test", "test", {**shared, **tests}, ("grid",), inputs),
+        Step("change", "change", shared, (), inputs),
+        Step("report", "report", shared, ("grid", "merge", "test", "change"), inputs),
     ])  # fmt: skip
 
 
@@ -134,24 +152,20 @@ def _refuse_other(target: Path, graph: Graph, *, overwrite: bool) -> None:
 
 
 def works(progress: Bar) -> Mapping[str, Work]:
-    """What does each step, with a bar where it takes a while."""
+    """The function of every step, with a progress bar where it takes a while."""
 
-    def try_all(context: Context) -> None:
+    def grid(context: Context) -> None:
         language, lab = context.step.settings["language"], shipped()
-        with progress("trying compositions", len(BOTTOMS) * len(TOPS)) as advance:
-            grid = try_grid(_plan(lab, language), lab, language, advance)
-        write_grid(context.folder / GRID, grid)
+        with progress("trying compositions", DEVELOPMENT_QUESTIONS) as advance:
+            write_grid(context.folder / GRID, try_grid(lab, language, progress=advance))
 
     def merge(context: Context) -> None:
         _best_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
 
-    def judge(context: Context) -> None:
-        language, lab = context.step.settings["language"], shipped()
-        merged = context.inputs["merge"] / MERGED
-        models = contenders(lab, language, _plan(lab, language), merged)
-        with progress("scoring on the test split", len(models) * len(MEASURES)) as advance:
-            answered = answer_all(models, lab, language, context.step.settings["n"], advance)
-        write_answers(context.folder / ANSWERS, *answered)
+    def test(context: Context) -> None:
+        best = _best_plan(context.step, context.inputs)
+        with progress("scoring on the test split", len(MEASURES) * TEST_QUESTIONS) as advance:
+            _test(best, context, advance)
 
     def change(context: Context) -> None:
         lab = shipped()
@@ -160,38 +174,63 @@ def works(progress: Bar) -> Mapping[str, Work]:
         measure_delta(lab.base, experts).save(context.folder)
 
     def report(context: Context) -> None:
-        from layerswap.lab.report import write_story
+        from layerswap.lab.report import write_quickstart_report
 
         outcome = _outcome(context.step, context.inputs)
         write_json(context.folder / RESULTS, outcome.results())
-        write_story(context.folder / REPORT, outcome)
+        write_quickstart_report(context.folder / REPORT, outcome)
 
-    return {"grid": try_all, "merge": merge, "judge": judge, "change": change, "report": report}
+    return {"grid": grid, "merge": merge, "test": test, "change": change, "report": report}
+
+
+def _test(best: Plan, context: Context, advance: Advance) -> None:
+    """Test the chosen composition and its contenders, and write what they answer."""
+    lab, settings = shipped(), context.step.settings
+    plans = {**contenders(best, densities=settings["densities"]), CHOSEN: best}
+    sweep, tokenizer = Sweep(list(plans.values()), dtype="float32"), load_tokenizer(lab.base)
+    asked = {
+        measure: questions(measure, settings["language"], "test", settings["n"], world=lab.world)
+        for measure in MEASURES
+    }
+    answers = {
+        measure: dict(zip(plans, sweep_correct(sweep, tokenizer, rows, progress=advance),
+                          strict=True))
+        for measure, rows in asked.items()
+    }  # fmt: skip
+    first = asked["task_target"][:SHOWN]
+    texts = dict(zip(map(str, plans), sweep_written(sweep, tokenizer, first), strict=True))
+    shown = [
+        ShownProblem(one.prompt, one.completion.strip(), {name: texts[name][i] for name in texts})
+        for i, one in enumerate(first)
+    ]
+    write_answers(context.folder / ANSWERS, answers, shown)
 
 
 def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
     """What the steps have measured, from their folders."""
-    lab, grid = shipped(), read_grid(folders["grid"] / GRID)
-    composition = _best_plan(step, folders).composition
-    answers, examples = read_answers(folders["judge"] / ANSWERS)
+    answers, examples = read_answers(folders["test"] / ANSWERS)
     entries = [
         StepRecord(**json.loads((folders[name] / RECORD).read_text("utf-8"))) for name in step.needs
     ]
     return Outcome(
-        step.settings["language"], lab.world.source.name, DEVELOPMENT_QUESTIONS, grid,
-        best_of(grid), default_zones(composition.layers), composition, answers, examples,
+        step.settings["language"], shipped().world.source.name, DEVELOPMENT_QUESTIONS,
+        read_grid(folders["grid"] / GRID), _best_plan(step, folders).composition, answers, examples,
         Atlas.load(folders["change"]), entries,
     )  # fmt: skip
 
 
 def _best_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
-    best = best_of(read_grid(folders["grid"] / GRID))
-    plan = _plan(shipped(), step.settings["language"])
-    return plan.grid(bottom=[best.bottom], top=[best.top])[0]
+    zones = choose(read_grid(folders["grid"] / GRID)).zones
+    assert zones is not None, "the grid is of zones"
+    return swapped(lab_plan(shipped(), step.settings["language"]), zones)
 
 
-def _plan(lab: Lab, language: str) -> Plan:
-    return swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
+def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
+    """The default swap of a pair of the lab's experts, with their base."""
+    experts = {"task": str(lab.task_experts[pair]),
+               "language": str(lab.language_experts[language][pair])}  # fmt: skip
+    recipe = {"base": str(lab.base), "experts": experts, "swap": {}}
+    return make_plan(check_recipe(recipe, where="lab"))
 
 
 def score_folders(
@@ -240,17 +279,15 @@ def pick_language(lab: Lab, language: str | None) -> str:
 
 
 def try_grid(
-    plan: Plan, lab: Lab, language: str, advance: Callable[[int], None]
-) -> dict[Zones, float]:
+    lab: Lab, language: str, pair: int = 0, *, progress: Advance | None = None
+) -> dict[Condition, float]:
     """The share of development problems that each composition of the grid answers right."""
     asked = questions(
         "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
     )
-    _, tokenizer = load(lab.base)
-    shares = {}
-    for candidate in plan.grid(bottom=BOTTOMS, top=TOPS):
-        assert candidate.recipe.swap is not None
-        zones = candidate.recipe.swap.zones(plan.composition.layers)
-        shares[zones] = float(correct(in_memory(candidate), tokenizer, asked).mean())
-        advance(1)
-    return shares
+    plan = lab_plan(lab, language, pair)
+    zones = zone_grid(plan.composition.layers, bottom=BOTTOMS, top=TOPS)
+    plans = {Condition("swap", zones=one): swapped(plan, one) for one in zones}
+    sweep = Sweep(list(plans.values()), dtype="float32")
+    right = sweep_correct(sweep, load_tokenizer(lab.base), asked, progress=progress)
+    return {one: float(row.mean()) for one, row in zip(plans, right, strict=True)}

@@ -1,4 +1,4 @@
-"""What the quickstart found, told as a report. Every number in it was measured in that run."""
+"""The report of the quickstart; every number in it was measured in that run."""
 
 from __future__ import annotations
 
@@ -17,25 +17,30 @@ from layerswap.report import (
 )
 from layerswap.report.delta_map import map_panel
 from layerswap.report.panels import ShownAnswer, examples_panel
+from layerswap.search.conditions import CHOSEN, LANGUAGE_EXPERT, SOUP, TASK_EXPERT, Condition
 from layerswap.study.report import provenance
 from layerswap.versions import __version__
 
 if TYPE_CHECKING:
     from layerswap.lab.results import Outcome
+    from layerswap.lab.scoring import LabMeasure
 
 NAMES = {
-    "base": "base",
-    "task_expert": "task expert",
-    "language_expert": "language expert",
     "soup": "soup of both",
-    "ties": "TIES",
-    "swap_default": "swap, paper's default",
-    "swap_best": "swap, best of the grid",
+    "ties, density 0.2": "TIES, 20% kept (as published)",
+    "ties, density 0.5": "TIES, 50% kept",
+    "swap, default": "swap, paper's default",
+    "swap, chosen on development": "swap, best of the grid",
 }
-"""What the report calls each model."""
+"""Names of conditions in the report, where they differ from the condition's own."""
 
 
-def write_story(path: Path, outcome: Outcome) -> Path:
+def name_of(condition: Condition | str) -> str:
+    """The name of a condition in the report."""
+    return NAMES.get(str(condition), str(condition))
+
+
+def write_quickstart_report(path: Path, outcome: Outcome) -> Path:
     """Write the report of a quickstart to `path`."""
     return write_report(path, tell(outcome))
 
@@ -58,7 +63,7 @@ def tell(outcome: Outcome) -> Report:
             provenance(
                 outcome.entries,
                 "The grid is of the step grid, the composition of merge, the tables and answers of "
-                "judge, the maps of change.",
+                "test, the maps of change.",
             ),
         ],
         colophon=f"layerswap {__version__}, {outcome.seconds:.0f} seconds on this machine.",
@@ -66,14 +71,14 @@ def tell(outcome: Outcome) -> Report:
 
 
 def _lead(outcome: Outcome) -> str:
-    scores = {model: row["task_target"] for model, row in outcome.intervals().items()}
-    best = scores["swap_best"]
+    scores = outcome.task.intervals
+    best = scores[CHOSEN]
     return (
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
-        f"generic {outcome.language} only. Recomposed layer by layer ({outcome.best}) they answer "
-        f"{best.mean:.1%} of {best.n} unseen {outcome.language} problems; the task expert alone "
-        f"answers {scores['task_expert'].mean:.1%}, the language expert "
-        f"{scores['language_expert'].mean:.1%}, their soup {scores['soup'].mean:.1%}.\n\n"
+        f"generic {outcome.language} only. Recomposed layer by layer ({outcome.chosen.zones}) they "
+        f"answer {best.mean:.1%} of {best.n} unseen {outcome.language} problems; the task expert "
+        f"alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
+        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}.\n\n"
         + _verdict(outcome)
     )
 
@@ -82,8 +87,8 @@ def _verdict(outcome: Outcome) -> str:
     """Which differences to the best swap are clear of zero, in words."""
     groups: dict[str, list[str]] = {"better than": [], "not clearly different from": [],
                                     "worse than": []}  # fmt: skip
-    for model, difference in outcome.differences().items():
-        groups[_relation(difference)].append(NAMES[model])
+    for model, difference in outcome.task.differences.items():
+        groups[_relation(difference)].append(name_of(model))
     parts = [f"{relation} {_listed(models)}" for relation, models in groups.items() if models]
     return f"On these problems the best swap is {', and '.join(parts)} (95% paired intervals)."
 
@@ -99,34 +104,33 @@ def _listed(names: list[str]) -> str:
 
 
 def _table(outcome: Outcome) -> Section:
-    measures = {
+    measures: dict[LabMeasure, str] = {
         "task_target": f"problems, {outcome.language}",
         "task_source": f"problems, {outcome.source}",
         "comprehension_target": f"reading, {outcome.language}",
         "comprehension_source": f"reading, {outcome.source}",
     }
-    intervals = outcome.intervals()
-    rows: list[list[str | Interval]] = [
-        [NAMES[model], *row.values()] for model, row in intervals.items()
-    ]
+    tests = [outcome.tests[measure] for measure in measures]
+    models = list(outcome.task.scores)
+    rows = [[name_of(model), *(test.intervals[model] for test in tests)] for model in models]
     return Section(
-        "Seven models, four measures",
+        "The models, four measures each",
         "Share of right answers, decoded greedily, with 95% bootstrap intervals.",
         table=Table(
             ("model", *measures.values()),
             rows,
-            caption=f"Test split, {intervals['base']['task_target'].n} questions each.",
-            highlight=list(intervals).index("swap_best"),
+            caption=f"Test split, {outcome.task.intervals[CHOSEN].n} questions each.",
+            highlight=models.index(CHOSEN),
         ),
     )
 
 
 def _task(outcome: Outcome) -> Section:
-    rows = [(NAMES[model], row["task_target"]) for model, row in outcome.intervals().items()]
-    differences = [(NAMES[model], value) for model, value in outcome.differences().items()]
+    rows = [(name_of(model), interval) for model, interval in outcome.task.intervals.items()]
+    differences = [(name_of(one), value) for one, value in outcome.task.differences.items()]
     return Section(
         f"The task in {outcome.language}",
-        figure=draw_intervals(rows, measure="right answers", highlight=NAMES["swap_best"]),
+        figure=draw_intervals(rows, measure="right answers", highlight=name_of(CHOSEN)),
         table=Table(
             ("best swap minus", "difference"),
             differences,
@@ -136,23 +140,28 @@ def _task(outcome: Outcome) -> Section:
 
 
 def _grid(outcome: Outcome) -> Section:
-    values = {(zones.bottom, zones.top): share for zones, share in outcome.grid.items()}
-    default = outcome.default
+    values = {cell(one): share for one, share in outcome.grid.items()}
     return Section(
         "Every composition of the grid",
         "How many layers come from the language expert at the bottom and at the top, against the "
-        "share of development problems answered. The best of them was chosen here and then judged "
+        "share of development problems answered. The best of them was chosen here and then tested "
         "on other problems.",
         figure=draw_heat_map(
             values,
             row_label="bottom layers",
             column_label="top layers",
-            best=(outcome.best.bottom, outcome.best.top),
-            default=(default.bottom, default.top),
+            best=cell(outcome.chosen),
+            default=cell(outcome.default),
         ),
         note="The best of many always looks a little better on the problems it was chosen on than "
         "it is; the table above is not touched by that.",
     )
+
+
+def cell(condition: Condition) -> tuple[int, int]:
+    """The place of a composition on the heat map of its grid: layers at the bottom and the top."""
+    assert condition.zones is not None, "the grid is of zones"
+    return condition.zones.bottom, condition.zones.top
 
 
 def _change(outcome: Outcome) -> Section:
@@ -165,7 +174,7 @@ def _change(outcome: Outcome) -> Section:
 
 
 def _examples(outcome: Outcome) -> Section:
-    models = ["swap_best", *(name for name in NAMES if name != "swap_best")]
+    models = sorted(map(str, outcome.task.scores), key=lambda name: name != str(CHOSEN))
     examples = [
         ShownAnswer(
             f"problem in {outcome.language}", i, shown.prompt, shown.answer,
@@ -178,17 +187,18 @@ def _examples(outcome: Outcome) -> Section:
         "Answers one by one",
         f"The first {len(examples)} test problems in {outcome.language}: where is one model right "
         "and another wrong?",
-        panel=examples_panel([NAMES[name] for name in models], examples),
+        panel=examples_panel([name_of(name) for name in models], examples),
     )
 
 
 def _conditions(outcome: Outcome) -> Section:
     return Section(
         "What this shows, and what it does not",
-        f"These are real transformers models, trained from scratch, but tiny ones, in a small "
-        f"made-up world. No {outcome.language} problem of the tested kind was in any training "
-        "data. One pair of experts is compared here; other seeds give other numbers, and a world "
-        "of this size says little about how much a large model gains.\n\n"
+        "These are real transformers models, trained from scratch, but tiny ones, in a small "
+        f"made-up world: {outcome.source} and {outcome.language} are invented languages. No "
+        f"{outcome.language} problem of the tested kind was in any training data. One pair of "
+        "experts is compared here; other seeds give other numbers, and a world of this size says "
+        "little about how much a large model gains.\n\n"
         "Each expert has trained its own part of the layers alone (partition C of Bandarkar and "
         "Peng, 2025, what is outside of them with the language). Experts of this world that are "
         "trained in full do not swap to a gain: docs/lab.md has the table and the reason.",

@@ -1,23 +1,42 @@
-"""What a quickstart has measured, in memory and as its steps write it."""
+"""Results of a quickstart, in memory and as its steps write them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from layerswap.compose import Composition, Zones
+from layerswap.compose import Composition, default_zones
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
-from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
-from layerswap.lab.contenders import Answers, Shown
 from layerswap.lab.scoring import LabMeasure
+from layerswap.search.conditions import Condition
+from layerswap.search.protocol import TestResult, choose
 from layerswap.study.journal import StepRecord
 from layerswap.versions import __version__
+
+Answers = Mapping[LabMeasure, Mapping[Condition, Any]]
+"""By measure and condition, 1 or 0 (right or wrong) per test question."""
+
+
+@dataclass(frozen=True)
+class ShownProblem:
+    """One test problem.
+
+    Attributes:
+        prompt: as the models read it.
+        answer: the right one.
+        written: by the condition's name, what the model wrote.
+    """
+
+    prompt: str
+    answer: str
+    written: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -28,11 +47,9 @@ class Outcome:
         language: the target language.
         source: the source language.
         questions: on the development split, that the composition was chosen by.
-        grid: share of right answers on the development split, by zones.
-        best: the zones with the largest share.
-        default: the paper's zones, scaled to the lab's depth.
-        composition: of the best zones.
-        answers: per model and measure, right or wrong per test question.
+        grid: share of right answers on the development split, by composition.
+        composition: the chosen one.
+        answers: of every model on the test split.
         examples: the first test problems in the target language, with what each model wrote.
         change: what fine-tuning changed in both experts.
         entries: the steps that measured, with their keys and times.
@@ -41,12 +58,10 @@ class Outcome:
     language: str
     source: str
     questions: int
-    grid: Mapping[Zones, float]
-    best: Zones
-    default: Zones
+    grid: Mapping[Condition, float]
     composition: Composition
-    answers: Mapping[str, Answers]
-    examples: Sequence[Shown]
+    answers: Answers
+    examples: Sequence[ShownProblem]
     change: Atlas
     entries: Sequence[StepRecord]
 
@@ -55,87 +70,83 @@ class Outcome:
         """How long the steps took, wall clock."""
         return sum(entry.seconds for entry in self.entries)
 
-    def intervals(self) -> dict[str, dict[LabMeasure, Interval]]:
-        """Mean and 95% bootstrap interval per model and measure."""
-        return {
-            model: {measure: mean_interval(right) for measure, right in answers.items()}
-            for model, answers in self.answers.items()
-        }
+    @cached_property
+    def chosen(self) -> Condition:
+        """The composition of the grid with the largest share."""
+        return choose(self.grid)
 
-    def differences(self) -> dict[str, Interval]:
-        """Paired difference of the best swap to every other model, on the target-language task."""
-        best = self.answers["swap_best"]["task_target"]
+    @property
+    def default(self) -> Condition:
+        """The paper's zones, scaled to the lab's depth."""
+        return Condition("swap", zones=default_zones(self.composition.layers))
+
+    @cached_property
+    def tests(self) -> dict[LabMeasure, TestResult]:
+        """Every measure on the test split."""
         return {
-            model: paired_difference(best, answers["task_target"])
-            for model, answers in self.answers.items()
-            if model != "swap_best"
-        }
+            measure: TestResult({one: np.array(row, dtype=np.float64) for one, row in rows.items()},
+                                self.chosen)
+            for measure, rows in self.answers.items()
+        }  # fmt: skip
+
+    @property
+    def task(self) -> TestResult:
+        """The task in the target language: what the composition is for."""
+        return self.tests["task_target"]
 
     def results(self) -> dict[str, Any]:
         """The content of `results.json`: the models' scores, and how they came about."""
         return {
-            **{
-                model: {measure: asdict(interval) for measure, interval in measures.items()}
-                for model, measures in self.intervals().items()
-            },
-            "composition": {
-                **asdict(self.best),
-                "resolved": self.composition.to_dict(),
-                "chosen_on": {"split": "development", "questions": self.questions},
-            },
-            "differences_of_swap_best": {
-                model: asdict(interval) for model, interval in self.differences().items()
-            },
-            "grid": [{**asdict(zones), "task_target": share} for zones, share in self.grid.items()],
             "target_language": self.language,
             "source_language": self.source,
+            "chosen": self.chosen.to_dict(),
+            "chosen_on": {"split": "development", "questions": self.questions},
+            "composition": self.composition.to_dict(),
+            "grid": [{**one.to_dict(), "task_target": v} for one, v in self.grid.items()],
+            **{measure: test.to_dict()["test"] for measure, test in self.tests.items()},
             "seconds": round(self.seconds, 1),
             "layerswap_version": __version__,
         }
 
 
-def best_of(grid: Mapping[Zones, float]) -> Zones:
-    """The zones with the largest share; of equals, those that depart least from the task expert."""
-    return max(grid, key=lambda zones: (grid[zones], -zones.bottom - zones.top))
-
-
-def write_grid(path: Path, grid: Mapping[Zones, float]) -> None:
-    """Write shares by zones."""
-    rows = [{"zones": asdict(zones), "share": share} for zones, share in grid.items()]
+def write_grid(path: Path, grid: Mapping[Condition, float]) -> None:
+    """Write shares by composition."""
+    rows = [{**one.to_dict(), "share": share} for one, share in grid.items()]
     path.write_text(json.dumps(rows) + "\n", "utf-8")
 
 
-def read_grid(path: Path) -> dict[Zones, float]:
+def read_grid(path: Path) -> dict[Condition, float]:
     """What `write_grid` wrote.
 
     Raises:
         StudyError: the file cannot be read.
     """
-    return {Zones(**row["zones"]): row["share"] for row in _read(path)}
+    return {Condition.from_dict(row): row["share"] for row in _read(path)}
 
 
-def write_answers(path: Path, answers: Mapping[str, Answers], shown: Sequence[Shown]) -> None:
+def write_answers(path: Path, answers: Answers, shown: Sequence[ShownProblem]) -> None:
     """Write what each model answered right, and what it wrote."""
     right = {
-        model: {measure: row.astype(int).tolist() for measure, row in rows.items()}
-        for model, rows in answers.items()
-    }
-    told = {"right": right, "shown": [asdict(one) for one in shown]}
-    path.write_text(json.dumps(told) + "\n", "utf-8")
+        measure: [{**one.to_dict(), "right": np.asarray(row).astype(int).tolist()}
+                  for one, row in rows.items()]
+        for measure, rows in answers.items()
+    }  # fmt: skip
+    data = {"answers": right, "shown": [asdict(one) for one in shown]}
+    path.write_text(json.dumps(data) + "\n", "utf-8")
 
 
-def read_answers(path: Path) -> tuple[dict[str, Answers], list[Shown]]:
+def read_answers(path: Path) -> tuple[Answers, list[ShownProblem]]:
     """What `write_answers` wrote.
 
     Raises:
         StudyError: the file cannot be read.
     """
-    told = _read(path)
-    answers: dict[str, Answers] = {
-        model: {measure: np.array(row, dtype=bool) for measure, row in rows.items()}
-        for model, rows in told["right"].items()
+    data = _read(path)
+    answers: Answers = {
+        measure: {Condition.from_dict(row): row["right"] for row in rows}
+        for measure, rows in data["answers"].items()
     }
-    return answers, [Shown(**one) for one in told["shown"]]
+    return answers, [ShownProblem(**one) for one in data["shown"]]
 
 
 def _read(path: Path) -> Any:
@@ -143,5 +154,5 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise StudyError(
-            f"{path}: cannot be read ({type(error).__name__}); begin anew with --overwrite"
+            f"{path}: cannot be read ({type(error).__name__}); start again with --overwrite"
         ) from None

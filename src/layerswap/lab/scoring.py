@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from layerswap._types import Advance
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from layerswap.engine.sweep import Sweep
 
 LabMeasure = Literal["task_target", "task_source", "comprehension_target", "comprehension_source"]
 MEASURES: tuple[LabMeasure, ...] = get_args(LabMeasure)
@@ -77,27 +80,55 @@ def correct(
     return right
 
 
-def written(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
-) -> list[str]:
-    """What the model writes after each prompt, decoding greedily, without the end of the text."""
-    import torch
+def sweep_correct(
+    sweep: Sweep,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: Sequence[LabExample],
+    *,
+    batch_size: int = 256,
+    progress: Advance | None = None,
+) -> npt.NDArray[np.bool_]:
+    """Whether every composition answers each example exactly, decoding greedily; see `correct`.
 
+    Args:
+        sweep: compositions over the tokenizer's ids.
+        tokenizer: the lab's.
+        examples: what to answer; at least one.
+        batch_size: examples in a forward pass.
+        progress: called after each batch with the number of examples in it.
+
+    Returns:
+        bool `(compositions, n)`, in the order of `examples`.
+    """
+    import numpy as np
+
+    if not examples:
+        raise RecipeError("there is nothing to score: no examples")
+    rows = encode(tokenizer, examples)
+    starts = [row["labels"].count(IGNORED) for row in rows]
+    requests = [
+        (row["input_ids"][:start], row["input_ids"][start:])
+        for row, start in zip(rows, starts, strict=True)
+    ]
+    right = np.zeros((len(sweep), len(requests)), dtype=bool)
+    for scores in sweep.iter_loglikelihood(requests, batch_size=batch_size):
+        right[:, scores.requests] = scores.greedy
+        if progress is not None:
+            progress(len(scores.requests))
+    return right
+
+
+def sweep_written(
+    sweep: Sweep, tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
+) -> list[list[str]]:
+    """What every composition writes greedily after each prompt: `[composition][prompt]`."""
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
-    answers = [""] * len(examples)
-    for length in sorted({len(ids) for ids in prompts}):
-        # Prompts of one length need no padding, so each answer is what it would be alone.
-        rows = [i for i, ids in enumerate(prompts) if len(ids) == length]
-        ids = torch.tensor([prompts[i] for i in rows], device=model.device)
-        with torch.inference_mode():
-            out: Any = model.generate(  # type: ignore[operator]
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-            )  # fmt: skip
-        texts = tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
-        for i, text in zip(rows, texts, strict=True):
-            answers[i] = text.strip()
-    return answers
+    rows = sweep.generate(prompts, max_new_tokens=NEW_TOKENS)
+    return [
+        [text.strip() for text in tokenizer.batch_decode([one.tokens for one in row],
+                                                         skip_special_tokens=True)]
+        for row in rows
+    ]  # fmt: skip
 
 
 def questions(

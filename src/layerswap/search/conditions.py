@@ -159,7 +159,7 @@ def methods(
 
 def contenders(
     start: Plan,
-    baselines: Collection[str] = ("soup", "experts"),
+    baselines: Collection[str] = ("experts", "soup"),
     *,
     densities: Sequence[float] = (),
 ) -> dict[Condition, Plan]:
@@ -172,23 +172,22 @@ def contenders(
     """
     method, layers = start.recipe.swap, start.composition.layers
     assert method is not None, "only a swap has contenders"
-    found = {}
+    found: dict[Condition, Plan] = {}
+    if start.base is not None:
+        base = Composition.build(layers, lambda place: Blend.of("base"))
+        found[BASE] = start.with_composition(base)
     wanted = [*baselines, *(["ties"] if start.base is not None else [])]
     for condition, part in methods(
         wanted, task=method.task, language=method.language, densities=densities
     ):
         if condition == DEFAULT:
-            found[condition] = swapped(start, default_zones(layers))
             continue
         data = start.recipe.model_dump(exclude_defaults=True)
         shared = {key: value for key, value in data.items() if key not in OWN_KEYS}
         recipe = check_recipe({**shared, **part}, where=str(condition))
         composition = recipe.resolve(layers, start.magnitude)
         found[condition] = replace(start, recipe=recipe, composition=composition)
-    if start.base is not None:
-        base = Composition.build(layers, lambda place: Blend.of("base"))
-        found[BASE] = start.with_composition(base)
-    return found
+    return {**found, DEFAULT: swapped(start, default_zones(layers))}
 
 
 def swapped(start: Plan, zones: Zones, outside: str = "") -> Plan:

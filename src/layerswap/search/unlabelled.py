@@ -157,12 +157,11 @@ class _Signals:
 
     def _ids(self, key: str) -> list[list[int]]:
         path = Path(getattr(self._spec, key))
-        return [
-            self._evaluator.spec.options.prompt_ids(self._evaluator.tokenizer, one.prompt + one.text)
-            if key != "text"
-            else list(self._evaluator.tokenizer(one.prompt + one.text).input_ids)
-            for one in read_examples(path)
-        ]
+        options, tokenizer = self._evaluator.spec.options, self._evaluator.tokenizer
+        texts = [one.prompt + one.text for one in read_examples(path)]
+        if key == "text":
+            return [list(tokenizer(text).input_ids) for text in texts]
+        return [options.prompt_ids(tokenizer, text) for text in texts]
 
 
 def _reader(tokenizer: Any, pattern: str | None) -> Callable[[Sequence[int]], str]:

@@ -1,6 +1,6 @@
 """What the delta room says of the lab's experts, against what a sweep finds.
 
-    python bench/lab_delta.py          # a few minutes; prints Markdown
+    python -m research.delta          # a few minutes; prints Markdown
 
 For every pair of shipped experts: the rank of `suggest`'s proposal among the 20 compositions of
 the quickstart's grid, by score on the development split; what saving the deltas in bfloat16
@@ -15,42 +15,36 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import Zones
 from layerswap.deltas import measure_delta, suggest
+from layerswap.engine import Sweep
 from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.contenders import in_memory
-from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS
-from layerswap.lab.scoring import correct, load, questions
+from layerswap.lab.quickstart import DEVELOPMENT_QUESTIONS, lab_plan, try_grid
+from layerswap.lab.scoring import questions, sweep_correct
 from layerswap.lab.train import encode
 from layerswap.merge import Plan, swap
+from layerswap.search.conditions import swapped
 
 
 def score(plan: Plan, lab: Lab, language: str) -> float:
     asked = questions(
         "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
     )
-    _, tokenizer = load(lab.base)
-    return float(correct(in_memory(plan), tokenizer, asked).mean())
+    tokenizer = load_tokenizer(lab.base)
+    return float(sweep_correct(Sweep([plan], dtype="float32"), tokenizer, asked).mean())
 
 
 def rank_of_proposal(lab: Lab, language: str, pair: int) -> str:
     task, other = lab.task_experts[pair], lab.language_experts[language][pair]
-    plan = swap(task=task, language=other)
-    scores = {
-        zones: score(one, lab, language)
-        for zones in (Zones(b, u) for b in BOTTOMS for u in TOPS)
-        for one in plan.grid(bottom=[zones.bottom], top=[zones.top])
-    }
+    plan = lab_plan(lab, language, pair)
+    scores = {one.zones: share for one, share in try_grid(lab, language, pair).items() if one.zones}
     proposal = suggest(
         measure_delta(lab.base, {"task": task, "language": other}), "task", "language"
     ).zones
-    (made,) = plan.grid(
-        bottom=[proposal.bottom], top=[proposal.top],
-        bottom_transition=[proposal.bottom_transition], top_transition=[proposal.top_transition],
-    )  # fmt: skip
-    found = scores.get(proposal) or score(made, lab, language)
+    found = scores.get(proposal) or score(swapped(plan, proposal), lab, language)
     rank = 1 + sum(value > found for value in scores.values())
     best = max(scores, key=scores.__getitem__)
     return (
@@ -88,7 +82,7 @@ def cost_of_bfloat16(lab: Lab, language: str, pair: int) -> str:
 
 def linearity(lab: Lab, language: str) -> str:
     task, other = lab.task_experts[0], lab.language_experts[language][0]
-    _, tokenizer = load(lab.base)
+    tokenizer = load_tokenizer(lab.base)
     asked = questions("task_target", language, "development", 200, world=lab.world)
     rows = [row["input_ids"] for row in encode(tokenizer, asked)]
     starts = [len(tokenizer(example.prompt).input_ids) for example in asked]

@@ -1,6 +1,6 @@
 """What of the lab's task experts can go back to the base before the task suffers.
 
-    python bench/lab_revert.py          # a few minutes; prints Markdown
+    python -m research.reverting          # a few minutes; prints Markdown
 
 Mean over the three shipped task experts, 1,000 questions of the test split each, in the source
 language: the experiments of the first paper's section 3.3, by magnitude and by place.
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.engine import Sweep
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.contenders import in_memory
-from layerswap.lab.scoring import correct, load, questions
+from layerswap.lab.scoring import questions, sweep_correct
 from layerswap.merge import revert
 
 QUESTIONS = 1000
@@ -34,9 +35,10 @@ PLACES: dict[str, dict[str, Any]] = {
 
 def mean_score(lab: Lab, tokenizer: Any, **settings: Any) -> float:
     asked = questions("task_source", lab.languages[0], "test", QUESTIONS, world=lab.world)
+    plans = [revert(lab.base, expert, **settings) for expert in lab.task_experts]
+    # Each alone: a plan that reverts by rows is not a composition that others share layers with.
     scores = [
-        correct(in_memory(revert(lab.base, expert, **settings)), tokenizer, asked).mean()
-        for expert in lab.task_experts
+        sweep_correct(Sweep([plan], dtype="float32"), tokenizer, asked).mean() for plan in plans
     ]
     return float(sum(scores) / len(scores))
 
@@ -44,7 +46,7 @@ def mean_score(lab: Lab, tokenizer: Any, **settings: Any) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     lab = shipped()
-    _, tokenizer = load(lab.base)
+    tokenizer = load_tokenizer(lab.base)
     print("| rows kept | ranked in each tensor | ranked over the model |\n|---|---|---|")
     for keep in KEPT:
         each, together = (

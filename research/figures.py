@@ -1,6 +1,6 @@
 """The figures of docs/lab.md: maps of the lab's experts beside the papers', and the sweeps.
 
-    python -m bench.lab_figures --out docs/images
+    python -m research.figures --out docs/images
 
 The values printed in the first paper's appendix, figures 4 and 6, are those of the tests.
 
@@ -17,17 +17,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from layerswap.compose import Zones, default_zones
+from layerswap.compose import default_zones
 from layerswap.deltas.atlas import measure_delta, rows_threshold
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, task_stream
-from layerswap.lab.quickstart import BOTTOMS, TOPS, try_grid
-from layerswap.lab.results import best_of
+from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan, try_grid
+from layerswap.lab.report import cell
 from layerswap.lab.scoring import load
 from layerswap.lab.train import Training, Trainings, train
-from layerswap.merge import swap
 from layerswap.report import Drawing, draw_heat_map
 from layerswap.report.delta_map import Map, draw_maps, map_of
+from layerswap.search.conditions import Condition
+from layerswap.search.protocol import choose
 
 PUBLISHED = Path(__file__).parent.parent / "tests" / "data" / "published_maps.json"
 SEED = 9000
@@ -63,22 +64,17 @@ def _published(title: str, printed: dict[str, Any]) -> Map:
 
 
 def _grid(lab: Lab, language: str) -> Drawing:
-    plan = swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
-    shares = try_grid(plan, lab, language, lambda count: None)
-    default = default_zones(plan.composition.layers)
-    values = {_cell(zones): share for zones, share in shares.items()}
+    shares = try_grid(lab, language)
+    default = default_zones(lab_plan(lab, language).composition.layers)
+    values = {cell(one): share for one, share in shares.items()}
     assert len(values) == len(BOTTOMS) * len(TOPS)
     return draw_heat_map(
         values,
         row_label=f"bottom layers from the {language} expert",
         column_label="top layers",
-        best=_cell(best_of(shares)),
-        default=_cell(default),
+        best=cell(choose(shares)),
+        default=cell(Condition("swap", zones=default)),
     )
-
-
-def _cell(zones: Zones) -> tuple[int, int]:
-    return zones.bottom, zones.top
 
 
 def _maps(lab: Lab) -> Drawing:
