@@ -95,7 +95,7 @@ def sweep(
     metric = {"metric": choose_by} if isinstance(choose_by, str) else dict(choose_by or {})
     data = {"tasks": _listed(tasks), "include": [str(one) for one in _listed(include)],
             "choose_by": metric, **settings}  # fmt: skip
-    spec = validate(SweepSettings, data, "sweep")
+    spec = validate(SweepSettings, data, where="sweep", expected="settings by name")
     candidates = _named([_plan(one) for one in _listed(plans)])
     start = next(iter(candidates.values()))
     swaps = start.recipe.swap is not None
