@@ -24,7 +24,7 @@ from layerswap.engine.sweep import Sweep
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.build import read_record
+from layerswap.lab.build import LAB_RECORD, read_record
 from layerswap.lab.results import (
     Outcome,
     ShownProblem,
@@ -258,7 +258,7 @@ def score_folders(
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The folder itself, or the models of the lab that it holds."""
-    if not (folder / RECORD).is_file():
+    if not (folder / LAB_RECORD).is_file():
         return [folder]
     return [folder / name for name in read_record(folder)["models"]]
 

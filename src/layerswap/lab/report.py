@@ -112,7 +112,9 @@ def _table(outcome: Outcome) -> Section:
     }
     tests = [outcome.tests[measure] for measure in measures]
     models = list(outcome.task.scores)
-    rows = [[name_of(model), *(test.intervals[model] for test in tests)] for model in models]
+    rows: list[list[str | Interval]] = [
+        [name_of(model), *(test.intervals[model] for test in tests)] for model in models
+    ]
     return Section(
         "The models, four measures each",
         "Share of right answers, decoded greedily, with 95% bootstrap intervals.",

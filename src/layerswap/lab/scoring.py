@@ -125,7 +125,7 @@ def sweep_written(
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     rows = sweep.generate(prompts, max_new_tokens=NEW_TOKENS)
     return [
-        [text.strip() for text in tokenizer.batch_decode([one.tokens for one in row],
+        [text.strip() for text in tokenizer.batch_decode([list(one.tokens) for one in row],
                                                          skip_special_tokens=True)]
         for row in rows
     ]  # fmt: skip
