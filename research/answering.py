@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from layerswap.evaluation.statistics import mean_interval, paired_difference
 from layerswap.report.tables import Table, difference_words, write_tables
-from layerswap.study.conditions import DEFAULT
+from layerswap.search.conditions import DEFAULT as DEFAULT_SWAP
 from layerswap.study.runner import Context
 from research.pairs import BASE_NAMES, RESULT
 
 ANSWER = "answer"
-CHOSEN = "swap, chosen"
+DEFAULT, CHOSEN = str(DEFAULT_SWAP), "swap, chosen"
 Right = npt.NDArray[np.float64]
 
 

@@ -19,7 +19,7 @@ from layerswap.lab.assets import shipped
 from layerswap.lab.tasks import SPLITS
 from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
-from layerswap.study.conditions import DEFAULT
+from layerswap.search.conditions import DEFAULT as DEFAULT_SWAP
 from layerswap.study.runner import Context
 from research.questions import trainings_of
 
@@ -178,7 +178,7 @@ def _composed(base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str,
         }
 
     yield "soup", made(everywhere(layers, ["task", "language"]))
-    yield DEFAULT, made(layers_of(layers, zones=default_zones(layers)))
+    yield str(DEFAULT_SWAP), made(layers_of(layers, zones=default_zones(layers)))
     half = layers // 2
     for zones in zone_grid(layers, bottom=range(half + 1), top=range(3), bottom_transition=(0, 1)):
         yield f"swap {_name(zones)},blend", made(layers_of(layers, zones=zones))

@@ -21,7 +21,7 @@ from layerswap.lab.datasets import BaseMix
 from layerswap.lab.tasks import ProblemKind
 from layerswap.lab.train import ModelShape, Training, Trainings
 from layerswap.lab.world import VERB_LAST, LanguageSettings, WorldSettings
-from layerswap.study.runner import Context, Work
+from layerswap.study.runner import Context, StepFunction
 from layerswap.study.steps import Graph, Step
 
 FIRST_SEED = 5000
@@ -149,7 +149,7 @@ def plan(asked: Mapping[str, Question], *, seeds: int, n: int) -> Graph:
     return Graph(list(steps.values()))
 
 
-def works() -> Mapping[str, Work]:
+def works() -> Mapping[str, StepFunction]:
     """What does each kind of step."""
     from research.answering import write_answer
     from research.pairs import judge_pair, make_base

@@ -62,7 +62,7 @@ def outputs(root):
 def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_path):
     import threading
 
-    from layerswap.study.ray_executor import OnRay
+    from layerswap.study.executors import OnRay
 
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -93,7 +93,7 @@ def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_pa
 
 @pytest.mark.slow
 def test_a_failure_on_ray_stops_only_what_needs_it(cluster, tmp_path):
-    from layerswap.study.ray_executor import OnRay
+    from layerswap.study.executors import OnRay
 
     def broken(context):
         if context.step.settings["i"] == 2:
@@ -104,4 +104,4 @@ def test_a_failure_on_ray_stops_only_what_needs_it(cluster, tmp_path):
     summary = run_graph(graph(), tmp_path / "out", works, executor=OnRay(cluster.address))
     assert [entry.why for entry in summary.failed] == ["ValueError: no such data"]
     assert summary.blocked == {"train/2": "data/2", "tables": "data/2"}
-    assert summary.entries["train/3"].state == "done"
+    assert summary.records["train/3"].state == "done"

@@ -13,14 +13,14 @@ import pytest
 from layerswap.errors import RecipeError, StudyError
 from layerswap.study import runner as running
 from layerswap.study.journal import StudyJournal, read_journal
-from layerswap.study.runner import run_graph, status
+from layerswap.study.runner import run_graph
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 
 
 def chain(**settings):
     return Graph([
-        Step("c", "judge", {"x": settings.get("c", 0)}, ("b", "side")),
+        Step("c", "evaluate", {"x": settings.get("c", 0)}, ("b", "side")),
         Step("a", "data", {"x": settings.get("a", 0)}),
         Step("b", "train", {"x": settings.get("b", 0)}, ("a",)),
         Step("side", "data", {"x": settings.get("side", 7)}),
@@ -38,7 +38,7 @@ def works():
             f"{text}{context.step.name}{context.step.settings['x']}"
         )
 
-    return done, dict.fromkeys(("data", "train", "judge"), work)
+    return done, dict.fromkeys(("data", "train", "evaluate"), work)
 
 
 def test_steps_are_done_in_order_once(tmp_path, works):
@@ -82,10 +82,10 @@ def test_a_failure_stops_only_what_needs_it_until_next_time(tmp_path, works):
     assert done == ["a", "side"]
     assert [entry.name for entry in summary.failed] == ["b"]
     assert summary.blocked == {"c": "b"}
-    rows = {row["step"]: row for row in status(StudyJournal(tmp_path, chain()))}
-    assert rows["b"]["why"] == "ZeroDivisionError: division by zero"
-    assert rows["c"]["state"] == "blocked"
-    assert rows["c"]["why"] == "needs b"
+    rows = {row.step: row for row in StudyJournal(tmp_path, chain()).status()}
+    assert rows["b"].why == "ZeroDivisionError: division by zero"
+    assert rows["c"].state == "blocked"
+    assert rows["c"].why == "needs b"
     assert (
         "ZeroDivisionError" in (StudyJournal(tmp_path, chain()).folder("b") / "log.txt").read_text()
     )
@@ -118,8 +118,8 @@ def test_faults_that_may_pass_are_tried_again(tmp_path, works, monkeypatch):
         kinds["data"](context)
 
     summary = run_graph(chain(), tmp_path, {**kinds, "train": flaky})
-    assert summary.entries["b"].attempts == 3
-    assert summary.entries["b"].state == "done"
+    assert summary.records["b"].attempts == 3
+    assert summary.records["b"].state == "done"
 
     def dead(context):
         raise TimeoutError("gone")
@@ -182,7 +182,7 @@ def test_a_study_in_a_storage_resumes_on_another_machine(tmp_path, works, url):
     run_graph(chain(c=1), tmp_path / "other", kinds, storage=storage)
     assert done == ["c"]
     told = read_journal(tmp_path / "third", storage)
-    assert [row["state"] for row in status(told)] == ["done"] * 4
+    assert [row.state for row in told.status()] == ["done"] * 4
     assert (told.bring("c") / "out").read_text() == "a0b0side7c1"
     assert not (tmp_path / "third" / "study.json").exists()
 
@@ -203,11 +203,11 @@ def test_what_follows_a_step_that_is_done_again_is_done_again(tmp_path, works):
     run_graph(chain(), tmp_path / "one", kinds)
     journal = StudyJournal(tmp_path / "one", chain())
     shutil.rmtree(journal.folder("b"))
-    assert [row["state"] for row in status(journal)] == ["done", "done", "waiting", "waiting"]
+    assert [row.state for row in journal.status()] == ["done", "done", "waiting", "waiting"]
     done.clear()
     run_graph(chain(), tmp_path / "one", kinds)
     assert done == ["b", "c"]
-    assert [row["state"] for row in status(journal)] == ["done"] * 4
+    assert [row.state for row in journal.status()] == ["done"] * 4
 
 
 def test_what_failed_here_and_was_done_elsewhere_is_done(tmp_path, works):

@@ -2,25 +2,29 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from layerswap.checkpoint import open_checkpoint
+from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.lab.world import make_world
-from layerswap.study.conditions import DEFAULT
+from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
+from layerswap.study.conditions import models_to_run
+from layerswap.study.estimate import evaluation_hours, training_hours
 from layerswap.study.journal import StudyJournal, read_journal
-from layerswap.study.plan import judged_models, judging_hours, plan_study, training_hours
+from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
 from layerswap.study.report import write_study_report
-from layerswap.study.results import BEST, CHOSEN, condition, scores_in_other_languages
+from layerswap.study.results import benchmark_result, in_other_languages
 from layerswap.study.runner import Context, run_graph
-from layerswap.study.spec import Judging, TrainingRun, find_study, read_study, ready_studies
+from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
 from layerswap.study.step_functions import step_functions
 from layerswap.study.steps import Graph, Resources
 from layerswap.study.storage import Storage
@@ -62,9 +66,9 @@ def spec(folder, **changes):
                       "simultaneous", "partial", "reverted", "soups", "multilingual soup"],
         "partitions": ["C"],
         "lora": {"r": 4, "alpha": 4},
-        "judge": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
+        "evaluate": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
                   "metric": ["exact_match", "whole"], "limit": 12,
-                  "elsewhere": {"languages": ["basu", "nela"]}},
+                  "other_languages": {"languages": ["basu", "nela"]}},
         "dtype": "float32",
         **changes,
     }  # fmt: skip
@@ -84,7 +88,8 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     for language in ("nela", "furo"):
         (rows,) = numbers["languages"][language].values()
         assert set(rows) == {
-            "base", "joint", DEFAULT, CHOSEN, BEST, "task expert", "language expert", "soup",
+            "base", "joint", *map(str, (DEFAULT, CHOSEN, FLATTERED)), "task expert",
+            "language expert", "soup",
             "magnitude soup", "ties, density 0.2", "simultaneous", "partition C", "swap of soups",
             "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
             "swap of partial SFT, C", "task expert, reverted C", "language expert, reverted C",
@@ -94,7 +99,7 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
             "swap of partial SFT, C, LoRA",
         }  # fmt: skip
         assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
-        there = numbers["elsewhere"][language]["lab_problem"]
+        there = numbers["other_languages"][language]["lab_problem"]
         assert set(there) == set(rows)
         asked = {"basu", "nela"} - {language}
         assert all(set(row) == asked for row in there.values())
@@ -104,9 +109,9 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     assert [one["bottom"] for one in grid["development"]] == [0, 2]
     assert set(grid["chosen"]) == {"0-0", "0-1", "1-0", "1-1"}
     text = (tables / "tables.md").read_text()
-    assert "## lab_problem, furo" in text
-    assert "chosen by the documents that it is judged on" in text
-    assert "## lab_problem, the models of furo in other languages" in text
+    assert "## lab\\_problem, furo" in text
+    assert "chosen by the documents that it is evaluated on" in text
+    assert "## lab\\_problem, the models of furo in other languages" in text
     assert "\\toprule" in (tables / "tables.tex").read_text()
     (tmp_path / "out" / "figures").mkdir()
     (tmp_path / "out" / "figures" / "of-before.svg").touch()
@@ -132,11 +137,11 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     lines.clear()
     run_graph(spec(folder), tmp_path / "out", step_functions(), log=lines.append)
     assert lines == [f"{len(graph)} steps, {len(graph)} of them done before"]
-    judge = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
+    evaluate = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
              "metric": ["exact_match", "whole"], "limit": 14}  # fmt: skip
-    changed = spec(folder, judge=judge)
+    changed = spec(folder, evaluate=evaluate)
     same = {name for name in graph.keys if graph.keys[name] == changed.keys[name]}
-    assert {name.partition("/")[0] for name in set(graph.keys) - same} == {"judge", "tables"}
+    assert {name.partition("/")[0] for name in set(graph.keys) - same} == {"evaluate", "tables"}
 
 
 def test_changed_data_is_trained_on_again(folder):
@@ -149,47 +154,52 @@ def test_changed_data_is_trained_on_again(folder):
     assert {name for name in before if before[name] != after[name]} == {
         "train/furo/0", "both/furo/joint", "both/furo/simultaneous", "partial/furo/C",
         "lora-train/furo", "lora-partial/furo/C", "lora-both/furo/joint",
-        "lora-both/furo/simultaneous", "select/furo", "change/furo", "judge/furo", "tables",
-        "judge/nela",  # whose multilingual soup has its experts
+        "lora-both/furo/simultaneous", "select/furo", "change/furo", "evaluate/furo", "tables",
+        "evaluate/nela",  # whose multilingual soup has its experts
     }  # fmt: skip
+
+
+def swapped(bottom, pair=""):
+    return Condition("swap", zones=Zones(bottom, 0), pair=pair)
 
 
 def test_the_choice_is_made_on_other_documents_than_the_score():
     rng = np.random.default_rng(1)
-    pairs = {
-        f"0-{i}": {
-            DEFAULT: rng.random(400) < 0.5,
-            **{f"swap {b},0,0,0": rng.random(400) < 0.5 for b in range(30)},
-            "soup": rng.random(400) < 0.5,
-        }
-        for i in range(3)
+    names = [DEFAULT, *(swapped(b) for b in range(30)), SOUP]
+    pairs = {f"0-{i}": {name: rng.random(400) < 0.5 for name in names} for i in range(3)}
+    scores = {
+        replace(name, pair=pair): right.astype(float)
+        for pair, by in pairs.items()
+        for name, right in by.items()
     }
-    pairs = {p: {n: v.astype(float) for n, v in t.items()} for p, t in pairs.items()}
-    rows = condition("sw", "mgsm", pairs, 0.5).rows
-    assert abs(rows[CHOSEN].score.mean - 0.5) < 0.04  # nothing is better, and it says so
-    assert rows[BEST].score.mean > 0.54
-    assert set(rows[DEFAULT].against) == {CHOSEN}
-    assert rows["soup"].score.n == 200
+    found = benchmark_result("sw", "mgsm", scores, 0.5).over_pairs
+    assert abs(found.intervals[CHOSEN].mean - 0.5) < 0.04  # nothing is better, and it says so
+    assert found.intervals[FLATTERED].mean > 0.54
+    assert CHOSEN in found.against(DEFAULT)
+    assert DEFAULT not in found.against(DEFAULT)
+    assert found.intervals[SOUP].n == 200
 
 
 def test_in_other_languages_nothing_is_chosen_anew():
     rng = np.random.default_rng(0)
-    names = [f"swap {b},0,0,0" for b in range(3)]
-    own = {f"0-{i}": {n: rng.random(100) for n in (*names, "soup")} for i in range(2)}
-    own["0-0"]["swap 1,0,0,0"] += 1
-    own["0-1"]["swap 2,0,0,0"] += 1
-    one = condition("sw", "mgsm", own, 0.5)
+    names = [*map(swapped, range(3)), SOUP]
+    own = {replace(n, pair=f"0-{i}"): rng.random(100) for i in range(2) for n in names}
+    own[swapped(1, "0-0")] += 1
+    own[swapped(2, "0-1")] += 1
+    one = benchmark_result("sw", "mgsm", own, 0.5)
     there = {
-        "0-0": {"swap 0,0,0,0": np.ones(80), "swap 1,0,0,0": np.full(80, 0.25)},
-        "0-1": {"swap 2,0,0,0": np.full(80, 0.75), "swap 1,0,0,0": np.ones(80)},
-        "all": {"base": np.full(80, 0.1)},
+        swapped(0, "0-0"): np.ones(80),
+        swapped(1, "0-0"): np.full(80, 0.25),
+        swapped(2, "0-1"): np.full(80, 0.75),
+        swapped(1, "0-1"): np.ones(80),
+        BASE: np.full(80, 0.1),
     }
-    (found,) = scores_in_other_languages([one], {("mgsm", "en"): there, ("mgsm", "de"): there}, 0.5)
+    (found,) = in_other_languages([one], {("mgsm", "en"): there, ("mgsm", "de"): there}, 0.5)
     assert (found.language, found.benchmark) == ("sw", "mgsm")
-    assert set(found.rows) == {CHOSEN, BEST, "base"}
-    assert found.rows[CHOSEN]["en"].mean == found.rows[BEST]["de"].mean == 0.5
-    assert found.rows["base"]["de"].mean == pytest.approx(0.1)
-    assert found.rows["base"]["de"].n == 40
+    assert set(found.rows) == {CHOSEN, FLATTERED, BASE}
+    assert found.rows[CHOSEN]["en"].mean == found.rows[FLATTERED]["de"].mean == 0.5
+    assert found.rows[BASE]["de"].mean == pytest.approx(0.1)
+    assert found.rows[BASE]["de"].n == 40
 
 
 LAB = {
@@ -202,12 +212,13 @@ LAB = {
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"judge": {"suite": "mgsm"}}, "no language 'nela'"),
-        ({"judge": {**LAB, "elsewhere": {"languages": ["zu"], "suites": ["mgsm"]}}},
+        ({"evaluate": {"suite": "mgsm"}}, "no language 'nela'"),
+        ({"evaluate": {**LAB, "other_languages": {"languages": ["zu"], "suites": ["mgsm"]}}},
          "mgsm does not have zu"),
-        ({"judge": {**LAB, "tasks": ["lab_problen_{language}"]}},
+        ({"evaluate": {**LAB, "tasks": ["lab_problen_{language}"]}},
          "no task 'lab_problen_nela'.*lab_problem_nela"),
-        ({"judge": {**LAB, "elsewhere": {"languages": ["klingon"]}}}, "no task 'lab_problem_kl"),
+        ({"evaluate": {**LAB, "other_languages": {"languages": ["klingon"]}}},
+         "no task 'lab_problem_kl"),
         ({"grid": {"bottom": 9, "top": 9}}, "nothing of it fits into the 8 layers"),
         ({"both": {"hyperparameters": {"lerning_rate": 1}}}, "lerning_rate.*learning_rate"),
         ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
@@ -229,7 +240,7 @@ def test_a_plan_that_can_work_is_not_refused(folder):
 
 def test_this_machine_is_asked_for_benchmarks_and_devices(folder, tmp_path, monkeypatch):
     there = {"languages": ["en"], "suites": ["mgsm"]}
-    graph = spec(folder, judge={**LAB, "elsewhere": there}, device="cuba")
+    graph = spec(folder, evaluate={**LAB, "other_languages": there}, device="cuba")
     monkeypatch.setenv("LAYERSWAP_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(EvaluationError, match="device 'cuba' cannot be used"):
@@ -240,9 +251,9 @@ def test_this_machine_is_asked_for_benchmarks_and_devices(folder, tmp_path, monk
 
 @pytest.mark.parametrize("metric", [["exact_matc", "whole"], ["exact_match", "hole"]])
 def test_a_metric_that_a_task_lacks_is_named_before_training(folder, metric):
-    graph = spec(folder, judge={**LAB, "metric": metric})
+    graph = spec(folder, evaluate={**LAB, "metric": metric})
     with pytest.raises(
-        EvaluationError, match=r"judge.metric: lab_problem_nela has no .*exact_match"
+        EvaluationError, match=r"evaluate.metric: lab_problem_nela has no .*exact_match"
     ):
         check_here(list(graph), device=True)
 
@@ -251,7 +262,7 @@ def test_missing_data_of_a_task_are_named_before_training(folder, tmp_path):
     shutil.copytree(folder / "tasks", tmp_path / "tasks")
     path = tmp_path / "tasks" / "lab_problem_nela.yaml"
     path.write_text(path.read_text().replace("lab_problem_nela.jsonl", "nowhere.jsonl"))
-    graph = spec(folder, judge={**LAB, "include": [str(tmp_path / "tasks")]})
+    graph = spec(folder, evaluate={**LAB, "include": [str(tmp_path / "tasks")]})
     with pytest.raises(EvaluationError, match="lab_problem_nela"):
         check_here(list(graph), device=True)
 
@@ -309,14 +320,14 @@ def test_what_is_read_from_outside_is_part_of_the_keys(folder, tmp_path, monkeyp
     assert not changed()
     monkeypatch.chdir(there)
     assert not changed()
-    follow = {"select", "change", "judge", "tables"}
+    follow = {"select", "change", "evaluate", "tables"}
     (there / "outside.jsonl").write_text("{}")
     task = there / "tasks" / "lab_problem_nela.yaml"
     task.write_text(task.read_text() + f"metadata: {{more: {there / 'outside.jsonl'}}}\n")
     before = spec(there, **changes).keys
     for path, kinds in (
-        ("tasks/lab_problem_nela.jsonl", {"judge", "tables"}),
-        ("outside.jsonl", {"judge", "tables"}),
+        ("tasks/lab_problem_nela.jsonl", {"evaluate", "tables"}),
+        ("outside.jsonl", {"evaluate", "tables"}),
         ("places.yaml", {"train", *follow}),
         ("task-more.jsonl", {"train", *follow}),
         ("base/model.safetensors", {"train", *follow}),
@@ -345,26 +356,32 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
 def test_compositions_are_counted_by_the_layers_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,
-                "ties": [0.2], "grid": None, "baselines": ["base", "experts", "soup"]}  # fmt: skip
+                "ties": [0.2], "grid": None, "baselines": ["base", "experts", "soup"],
+                "both": [], "variants": []}  # fmt: skip
     kept = {"task": 2, "sw": 3}
     # The base and five experts once; of each of six pairs the default swap and the soup.
-    assert judged_models(settings, kept, ()) == 1 + 5 + 6 * 2
-    # 81 configurations of 32 layers take 398 layer evaluations (evaluate.trie); the default is one.
+    assert models_to_run(settings, kept) == 1 + 5 + 6 * 2
+    # A thousand of each are counted as fast, by what one pair costs.
+    assert models_to_run(settings, {"task": 1000, "sw": 1000}) == 1 + 2000 + 2 * 10**6
+    # 81 configurations of 32 layers take 398 layer evaluations (engine.trie); the default is one.
     settings |= {"grid": {"bottom": [3, 4, 5], **wide}, "baselines": []}
-    assert judged_models(settings, {"task": 1, "sw": 1}, ()) == 398 / 32
+    assert models_to_run(settings, {"task": 1, "sw": 1}) == 398 / 32
     # Joint training and both partial experts with their swap.
     settings |= {"grid": None, "partitions": ["C"], "baselines": ["joint", "partial"]}
-    others = ["both/sw/joint", "partial/task/C", "partial/sw/C"]
-    one = judged_models(settings, {"task": 1, "sw": 1}, ())
-    assert 3 < judged_models(settings, {"task": 1, "sw": 1}, others) - one <= 4
+    one = models_to_run(settings, {"task": 1, "sw": 1})
+    settings["both"] = [{"method": "joint", "regime": "", "step": "both/sw/joint"}]
+    settings["variants"] = [{"regime": "", "partition": "C", "task": "partial/task/C",
+                             "language": "partial/sw/C"}]  # fmt: skip
+    assert 3 < models_to_run(settings, {"task": 1, "sw": 1}) - one <= 4
 
 
 def test_hours_follow_from_documents_and_tokens():
-    eight = Judging(suite="belebele", shots=0)
-    assert judging_hours(eight, 8, 2) == pytest.approx(2 * 900 * 400 * 16e9 / 1.2e14 / 3600)
-    assert judging_hours(eight, 16, 1) == judging_hours(eight, 8, 2)
-    assert judging_hours(Judging(suite="mbpp"), 8, 1) == 0  # nothing is run unless it is allowed
-    assert judging_hours(Judging(suite="mbpp", allow_code=True), 8, 1) > 0
+    eight = EvaluationSpec(suite="belebele", shots=0)
+    assert evaluation_hours(eight, 8, 2) == pytest.approx(2 * 900 * 400 * 16e9 / 1.2e14 / 3600)
+    assert evaluation_hours(eight, 16, 1) == evaluation_hours(eight, 8, 2)
+    programs = EvaluationSpec(suite="mbpp")
+    assert evaluation_hours(programs, 8, 1) == 0  # nothing is run unless it is allowed
+    assert evaluation_hours(programs.model_copy(update={"allow_code": True}), 8, 1) > 0
     assert training_hours(TrainingRun(limit=1000), 1, 2) == 2 * training_hours(
         TrainingRun(limit=1000), 1, 1
     )
@@ -373,19 +390,24 @@ def test_hours_follow_from_documents_and_tokens():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"judge": {}}, "judge: give either a suite or tasks"),
-        ({"judge": {"tasks": ["x"]}}, "judge: tasks: give the one folder"),
-        ({"judge": {"suite": "mgms"}}, "no suite 'mgms'.*mgsm"),
+        ({"evaluate": {}}, "evaluate: give either a suite or tasks"),
+        ({"evaluate": {"tasks": ["x"]}}, "evaluate: tasks: give the one folder"),
+        ({"evaluate": {"suite": "mgms"}}, "no suite 'mgms'.*mgsm"),
         (
-            {"judge": {"suite": "mgsm", "elsewhere": {"languages": ["en"], "suites": ["x"]}}},
+            {
+                "evaluate": {
+                    "suite": "mgsm",
+                    "other_languages": {"languages": ["en"], "suites": ["x"]},
+                }
+            },
             "no suite 'x'",
         ),
-        ({"judge": {**LAB, "tasks": ["lab_{lang}"]}}, "only {language} can be filled in"),
+        ({"evaluate": {**LAB, "tasks": ["lab_{lang}"]}}, "only {language} can be filled in"),
         (
-            {"judge": {**LAB, "tasks": ["x"], "elsewhere": {"languages": ["basu"]}}},
+            {"evaluate": {**LAB, "tasks": ["x"], "other_languages": {"languages": ["basu"]}}},
             "x has no {language}",
         ),
-        ({"judge": {**LAB, "limit": 1}}, "limit: write a number from 2; found 1"),
+        ({"evaluate": {**LAB, "limit": 1}}, "limit: write a number from 2; found 1"),
         ({"languages": {"a/b": {"data": "x"}}}, "'a/b' cannot be the name of a language"),
         ({"languages": {"task": {"data": "x"}}}, "'task' cannot be the name of a language"),
         ({"baselines": ["soop"]}, "baselines"),
@@ -402,10 +424,10 @@ def test_mistakes_of_a_study_are_named_by_line_and_key(folder, changes, said):
 
 def test_resources_are_the_studys_own(folder):
     graph = spec(folder, device="cuda", resources={
-        "train": {"gpus": 2, "memory_gb": 200}, "judge": {"cpus": 8}, "data": {"memory_gb": 20},
+        "train": {"gpus": 2, "memory_gb": 200}, "evaluate": {"cpus": 8}, "data": {"memory_gb": 20},
     })  # fmt: skip
     assert graph["train/task/0"].resources == Resources(4, 2, 200)
-    assert graph["judge/nela"].resources == Resources(8, 1, 96)
+    assert graph["evaluate/nela"].resources == Resources(8, 1, 96)
     assert graph["select/task"].resources == Resources()  # losses are only compared
     assert graph["train/task/0"].settings.get("launch") is None
     same = spec(folder, device="cuda")
@@ -479,7 +501,7 @@ def test_what_a_partition_decides_needs_one(folder, name):
         ({"base": "./nowhere"}, "base: .*/nowhere: no such folder"),
         ({"task": {"data": {"train": "no.jsonl"}}}, "no.jsonl: no such file"),
         ({"task": {"data": "nowhere"}}, "nowhere: no such folder, and no ready mix"),
-        ({"judge": {"tasks": ["x"], "include": ["nowhere"]}}, "nowhere: no such folder"),
+        ({"evaluate": {"tasks": ["x"], "include": ["nowhere"]}}, "nowhere: no such folder"),
     ],
 )
 def test_what_is_not_there_is_named_before_anything_is_written(folder, changes, said):

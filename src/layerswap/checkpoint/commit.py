@@ -10,7 +10,7 @@ import platform
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -182,7 +182,7 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
     return folder
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a JSON file in one step: readers see the old content or the new, never a part.
 
     Raises:

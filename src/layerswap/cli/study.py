@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,7 +66,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.study import preflight
     from layerswap.study.journal import STEPS, StudyJournal
     from layerswap.study.report import write_study_report
-    from layerswap.study.runner import run_graph, status
+    from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
     from layerswap.study.storage import place
     from layerswap.versions import need_extras
@@ -77,14 +78,14 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     preflight.check_here(StudyJournal(root, graph, storage).left(), device=on is None)
     executor = None
     if on is not None:
-        from layerswap.study.ray_executor import OnRay
+        from layerswap.study.executors import OnRay
 
         executor = OnRay(None if on == "ray" else on)
     summary = run_graph(
         graph, root, step_functions(), executor=executor, storage=storage,
         log=output.log,
     )  # fmt: skip
-    output.say(status_table(status(StudyJournal(root, graph, storage))))
+    output.say(status_table(StudyJournal(root, graph, storage).status()))
     if summary.failed:
         raise StudyError(
             f"{len(summary.failed)} steps failed and {len(summary.blocked)} depend on them; the "
@@ -104,8 +105,7 @@ def status(
     """
     from layerswap.cli.tables import status_table
     from layerswap.study.journal import read_journal
-    from layerswap.study.runner import status as states
     from layerswap.study.storage import place
 
-    rows = states(read_journal(*place(folder)))
-    output.finish("study status", {"steps": list(map(dict, rows))}, status_table(rows))
+    rows = read_journal(*place(folder)).status()
+    output.finish("study status", {"steps": list(map(asdict, rows))}, status_table(rows))

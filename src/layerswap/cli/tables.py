@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
     from layerswap.search.evaluator import SweepResult
+    from layerswap.study.journal import StepStatus
     from layerswap.study.steps import Graph
     from layerswap.training.expert.freezing import FreezeOrRevert
     from layerswap.training.expert.select import Selection
@@ -78,14 +79,13 @@ def plan_table(graph: Graph) -> str:
     return _text(["step", "needs", "GPU hours", "GB"], rows, caption)
 
 
-def status_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def status_table(rows: Sequence[StepStatus]) -> str:
     """The steps of a study and their states."""
-    done = sum(row["state"] == "done" for row in rows)
+    done = sum(row.state == "done" for row in rows)
     cells = [
-        [row["step"], row["state"], "" if row["seconds"] is None else f"{row['seconds']:.1f}",
-         row["why"]]
+        [row.step, row.state, "" if row.seconds is None else f"{row.seconds:.1f}", row.why]
         for row in rows
-    ]  # fmt: skip
+    ]
     return _text(["step", "state", "seconds", "why"], cells, f"{done} of {len(rows)} steps done")
 
 

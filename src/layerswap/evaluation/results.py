@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,23 +14,44 @@ from layerswap.evaluation.suites.suites import WrittenTask, written_tasks_of
 RowT = TypeVar("RowT")
 
 
-def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
-    """Write rows of a dataclass, a column for each of its fields."""
+def write_rows(
+    path: Path, rows: Sequence[Any], kind: type, columns: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Write rows of a dataclass, a column for each of its fields.
+
+    Args:
+        path: of the file.
+        rows: of the dataclass.
+        kind: the dataclass.
+        columns: further columns of each row, by name; the same names in all.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     names = [one.name for one in fields(kind)]
     records = [asdict(row) for row in rows]
+    if columns:
+        names += [name for name in columns[0] if name not in names]
+        records = [{**more, **row} for row, more in zip(records, columns, strict=True)]
     draft = path.with_name(f".{path.name}")
     pq.write_table(pa.table({name: [row[name] for row in records] for name in names}), draft)
     draft.replace(path)
 
 
 def read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
-    """The rows that `write_rows` wrote.
+    """The rows that `write_rows` wrote, without further columns.
 
     Raises:
-        EvaluationError: the file cannot be read, or has other columns.
+        EvaluationError: the file cannot be read, or lacks columns.
+    """
+    return [row for row, _ in read_all_columns(path, kind)]
+
+
+def read_all_columns(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, Any]]]:
+    """The rows that `write_rows` wrote, each with all its columns by name.
+
+    Raises:
+        EvaluationError: the file cannot be read, or lacks columns.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -41,9 +62,11 @@ def read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
         why = " ".join(str(error).split())[:160]
         raise EvaluationError(f"{path}: cannot be read ({why})") from None
     wanted: Any = kind
-    if rows and set(rows[0]) != {one.name for one in fields(wanted)}:
+    names = [one.name for one in fields(wanted)]
+    if rows and not set(names) <= set(rows[0]):
         raise EvaluationError(f"{path}: not a table of `layerswap eval`")
-    return [kind(**row) for row in rows]
+    for row in rows:
+        yield kind(**{name: row[name] for name in names}), row
 
 
 SCORES_TABLE = "scores.parquet"
@@ -148,9 +171,20 @@ def headline(result: Mapping[str, Any], asked: WrittenTask) -> float:
 
 
 def write_results(
-    out: Path, results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]
+    out: Path,
+    results: Mapping[str, Mapping[str, Any]],
+    asked: Sequence[WrittenTask],
+    *,
+    columns: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`."""
+    """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`.
+
+    Args:
+        out: the folder.
+        results: of each model, as lm-eval gives them.
+        asked: the tasks.
+        columns: further columns of `scores.parquet`, by model.
+    """
     from lm_eval.utils import handle_non_serializable
 
     for model, result in results.items():
@@ -159,7 +193,9 @@ def write_results(
         kept = {key: value for key, value in result.items() if key != "samples"}
         text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
         (folder / RESULTS).write_text(text + "\n", "utf-8")
-    write_rows(out / SCORES_TABLE, tidy(results, asked), Score)
+    scores = tidy(results, asked)
+    further = [columns[score.model] for score in scores] if columns else ()
+    write_rows(out / SCORES_TABLE, scores, Score, further)
     write_samples(out, results, asked)
 
 
@@ -169,12 +205,17 @@ def read_scores(out: Path) -> list[Score]:
     Raises:
         EvaluationError: there is none, or it is another table.
     """
+    return [score for score, _ in read_all_scores(out)]
+
+
+def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
+    """The same, each score with all its columns. See `read_scores`."""
     path = out / SCORES_TABLE
     if not path.is_file():
         raise EvaluationError(
             f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval` wrote"
         )
-    return read_rows(path, Score)
+    return read_all_columns(path, Score)
 
 
 def read_any_scores(out: Path) -> list[Score]:

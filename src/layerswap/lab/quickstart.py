@@ -48,7 +48,7 @@ from layerswap.merge.metadata import fingerprint
 from layerswap.search.conditions import CHOSEN, Condition, contenders, swapped
 from layerswap.search.protocol import choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
-from layerswap.study.runner import Context, Work, run_graph
+from layerswap.study.runner import Context, StepFunction, run_graph
 from layerswap.study.steps import Graph, Step
 from layerswap.versions import __version__
 
@@ -151,7 +151,7 @@ def _refuse_other(target: Path, graph: Graph, *, overwrite: bool) -> None:
             )
 
 
-def works(progress: Bar) -> Mapping[str, Work]:
+def works(progress: Bar) -> Mapping[str, StepFunction]:
     """The function of every step, with a progress bar where it takes a while."""
 
     def grid(context: Context) -> None:

@@ -113,12 +113,12 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
             "multilingual soup",
         ],
         "ties": [0.2, 0.5],
-        "judge": {
+        "evaluate": {
             "tasks": ["lab_problem_{language}"],
             "include": ["tasks"],
             "metric": ["exact_match", "whole"],
             "development": DEVELOPMENT,
-            "elsewhere": {"languages": [lab.world.source.name]},
+            "other_languages": {"languages": [lab.world.source.name]},
         },
         "dtype": "float32",
     }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,24 +53,25 @@ def split_documents(
 
 
 def choose(
-    scores: Mapping[Condition, Values | float], among: Iterable[Condition] = ()
+    scores: Mapping[Condition, Values | float],
+    among: Iterable[Condition] = (),
+    *,
+    of_equals: Literal["smallest", "first"] = "smallest",
 ) -> Condition:
     """The candidate with the highest mean score on the development documents.
-
-    Of equals, the one that departs least from the task expert: with the fewest layers in its
-    zones, and then the first.
 
     Args:
         scores: of every candidate, per document or its mean.
         among: candidates that may be chosen; all when empty.
+        of_equals: `smallest` takes the one that departs least from the task expert, with the
+            fewest layers in its zones, and of those the first; `first` takes the first.
     """
-    return max(
-        among or scores,
-        key=lambda one: (
-            float(np.mean(scores[one])),
-            -sum(vars(one.zones).values()) if one.zones else 0,
-        ),
-    )
+
+    def rank(one: Condition) -> tuple[float, int]:
+        size = sum(vars(one.zones).values()) if one.zones and of_equals == "smallest" else 0
+        return float(np.mean(scores[one])), -size
+
+    return max(among or scores, key=rank)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""What a study reads from outside: where it is, and a fingerprint of each file."""
+"""Inputs of a study from outside: their absolute paths, and a fingerprint of each file."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from layerswap.checkpoint import fingerprint
 from layerswap.errors import RecipeError
@@ -17,7 +18,7 @@ from layerswap.training.expert.spec import Data, Files
 
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
-"""What may be a path in a YAML that only lm-eval can read."""
+"""A possible path in a YAML that only lm-eval can read."""
 
 
 def base_of(spec: StudySpec, folder: Path) -> str:
@@ -33,23 +34,21 @@ def base_of(spec: StudySpec, folder: Path) -> str:
 
 
 def resolve_data(data: Data, folder: Path) -> Any:
-    """Data that are there already: a folder, or files, by absolute paths.
+    """Data that exist already: a folder, or files by their part, by absolute paths.
 
     Raises:
-        RecipeError: they are not there.
+        RecipeError: they do not exist.
     """
     if isinstance(data, Files):
-        names = {"train": data.train, "validation": data.validation}
-        return {
-            part: existing_path(folder / name) for part, name in names.items() if name is not None
-        }
+        names = data.model_dump(exclude_none=True)
+        return {part: existing_path(folder / name) for part, name in names.items()}
     if not (folder / data).is_dir():
         raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
     return existing_path(folder / data)
 
 
 def existing_path(path: Path) -> str:
-    """A file, a folder, or a pattern of files, by its absolute path.
+    """The absolute path of a file, a folder, or a pattern of files.
 
     Raises:
         RecipeError: there is none.
@@ -57,13 +56,12 @@ def existing_path(path: Path) -> str:
     path = path.expanduser()
     found = any(_files(path)) if PATTERN & set(path.name) else path.exists()
     if not found:
-        kind = "file" if path.suffix else "folder"
-        raise RecipeError(f"{path}: no such {kind}")
+        raise RecipeError(f"{path}: no such {'file' if path.suffix else 'folder'}")
     return str(path.absolute())
 
 
 def with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
-    """A run whose recipe of places, if it has one, is named by its absolute path.
+    """The run with the absolute path of its recipe of places, if it has one.
 
     Raises:
         RecipeError: there is no such recipe.
@@ -75,7 +73,7 @@ def with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
 
 
 def fingerprints(*paths: str | None) -> dict[str, str]:
-    """Of every file that these paths, folders or patterns stand for; a Hub id has none."""
+    """Fingerprints of every file of these paths, folders or patterns; a Hub id has none."""
     return {
         str(file): _fingerprint(file, file.stat().st_size, file.stat().st_mtime_ns)
         for path in paths
@@ -85,15 +83,15 @@ def fingerprints(*paths: str | None) -> dict[str, str]:
 
 
 def folder_fingerprint(path: str | None) -> dict[str, str]:
-    """One for all files of a folder, by their names in it; none where there is no folder."""
+    """One fingerprint of all files of a folder, by their names in it; none of a missing folder."""
     if path is None or not Path(path).is_dir():
         return {}
-    told = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
-    return {str(path): hashlib.sha256("\n".join(told).encode()).hexdigest()}
+    lines = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
+    return {str(path): hashlib.sha256("\n".join(lines).encode()).hexdigest()}
 
 
 def task_fingerprints(folder: str) -> dict[str, str]:
-    """Of a folder of lm-eval tasks, and of the files elsewhere that its YAMLs name."""
+    """Fingerprints of a folder of lm-eval tasks, and of the files elsewhere that its YAMLs name."""
     named = {
         token
         for path in _files(Path(folder))
@@ -105,9 +103,7 @@ def task_fingerprints(folder: str) -> dict[str, str]:
 
 
 def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:
-    """Of the local files that a mix reads."""
-    import yaml
-
+    """Fingerprints of the local files that a mix reads."""
     return fingerprints(*(str(folder / one) for one in _paths(yaml.safe_load(text))))
 
 
@@ -123,7 +119,7 @@ def _paths(data: Any) -> Iterator[str]:
 
 @cache
 def _fingerprint(file: Path, size: int, changed: int) -> str:
-    """Read once for a plan, of whose steps most have files in common."""
+    """Computed once for a plan, most of whose steps have files in common."""
     return fingerprint(file)
 
 
@@ -131,8 +127,7 @@ def _files(path: Path) -> Iterator[Path]:
     if PATTERN & set(path.name):
         found = list(path.parent.glob(path.name))
     elif path.is_dir():
-        inside = (Path(root, name) for root, _, names in os.walk(path) for name in names)
-        found = [one for one in inside if "__pycache__" not in one.parts]
+        found = [one for one in path.rglob("*") if "__pycache__" not in one.parts]
     else:
-        found = [path] if path.is_file() else []
+        found = [path]
     yield from sorted(one for one in found if one.is_file())

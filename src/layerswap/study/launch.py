@@ -1,8 +1,7 @@
-"""A training in several processes, launched by accelerate."""
+"""Launch of a training in several processes, by accelerate."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,16 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint.commit import write_json
 from layerswap.errors import RecipeError, StudyError
 from layerswap.training.expert import distributed
 
 SPEC, CONFIGURATION, OUTPUT = "expert.yaml", "accelerate.yaml", "training.txt"
-TOLD = 500
-"""Characters of what a launch wrote last that a failure repeats."""
+REPEATED = 500
+"""Characters of the last line of a launch that a failure repeats."""
 
 
 def launch_configuration(name: str, folder: Path) -> str:
-    """Accelerate's configuration of a name, or in a file.
+    """The text of a configuration of accelerate.
 
     Args:
         name: `ddp`, `fsdp2`, `zero3` or a file.
@@ -41,19 +41,19 @@ def launch_training(
 ) -> None:
     """Train as `layerswap train` does, in the processes that accelerate starts.
 
-    What they write goes to `training.txt` beside `out`.
+    Their output goes to `training.txt` beside `out`.
 
     Args:
         spec: of the expert, as in its YAML.
         out: the folder of the expert.
         launch: `processes`, and accelerate's `configuration`; on the CPU when that is None.
-        resume: go on from the newest checkpoint.
+        resume: start from the newest checkpoint.
 
     Raises:
         StudyError: a process ended with an error.
     """
     folder = out.parent
-    (folder / SPEC).write_text(json.dumps(dict(spec), indent=2) + "\n", "utf-8")  # as YAML is
+    write_json(folder / SPEC, dict(spec))  # JSON is YAML too
     # Port 0: accelerate takes a free one, so that several trainings can share a machine.
     how = ["--num_processes", str(launch["processes"]), "--main_process_port", "0"]
     environment = dict(os.environ)
@@ -71,15 +71,15 @@ def launch_training(
             command, check=False, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
     if done.returncode:
-        said = (folder / OUTPUT).read_text("utf-8", errors="replace")
+        text = (folder / OUTPUT).read_text("utf-8", errors="replace")
         raise StudyError(
-            f"the launched training ended with {done.returncode}; {folder / OUTPUT} has all that "
-            f"it said, last: {_last_line(said)}"
+            f"the launched training ended with exit status {done.returncode}; its output is in "
+            f"{folder / OUTPUT}, last: {_last_line(text)}"
         )
 
 
 def _last_line(text: str) -> str:
-    """The error that a process wrote, or whatever came last."""
+    """The error that a process wrote, or its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
-    return (errors or lines or [""])[-1][:TOLD]
+    return (errors or lines or [""])[-1][:REPEATED]

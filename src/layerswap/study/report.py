@@ -1,14 +1,15 @@
-"""Where the numbers of a report come from: steps, their keys and what did them."""
+"""The report of a study: one page, its tables and its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
-from layerswap.evaluation.statistics import Friedman
+from layerswap.evaluation.results import read_samples
 from layerswap.report.charts import draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
@@ -16,112 +17,36 @@ from layerswap.report.page import Report, Section, write_report
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table, interval_words, slug, write_tables
-from layerswap.study.conditions import DEFAULT, RESULTS, grid_name
+from layerswap.search.conditions import (
+    BASE,
+    CHOSEN,
+    DEFAULT,
+    FLATTERED,
+    LANGUAGE_EXPERT,
+    SOUP,
+    TASK_EXPERT,
+    Condition,
+)
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.results import (
-    BEST,
-    CHOSEN,
-    Condition,
-    elsewhere,
-    findings,
+    RESULTS,
+    BenchmarkResult,
     fraction,
-    heading_elsewhere,
-    in_detail,
-    over_languages,
-    rank_table,
-    tables_of,
+    over_languages_heading,
+    read_conditions,
+    study_results,
 )
 from layerswap.study.step_functions import MAP_FOLDER
 from layerswap.study.storage import Storage
 from layerswap.versions import __version__
 
-
-def provenance(
-    entries: Sequence[StepRecord], told: str, seeds: Mapping[str, int] | None = None
-) -> Section:
-    """A section with a row for each step that is done.
-
-    Args:
-        entries: what the journal says of the steps, in order.
-        told: which numbers are of which step, in a sentence or two.
-        seeds: of the steps that have one, by name.
-    """
-    seeds = seeds or {}
-    rows: list[Sequence[str | float | None]] = [
-        [entry.name, entry.key[:16], str(seeds.get(entry.name, "")), f"{entry.seconds:.1f}",
-         entry.where]
-        for entry in entries
-    ]  # fmt: skip
-    versions: dict[str, set[str]] = {}
-    for entry in entries:
-        for package, number in entry.versions.items():
-            versions.setdefault(package, set()).add(number)
-    made = ", ".join(f"{name} {' and '.join(sorted(v))}" for name, v in sorted(versions.items()))
-    return Section(
-        "Where the numbers come from",
-        f"{told} Made with {made}.",
-        table=Table(["step", "key", "seed", "seconds", "machine"], rows,
-                    caption="A step's output is in steps/<kind>-<key>."),
-    )  # fmt: skip
-
-
+FIGURES, TABLES = "figures", "tables"
+BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, Condition("joint"), BASE)
+"""Treatments whose answers are shown one by one, beside the chosen swap and TIES."""
 SHOWN = 300
-"""Most documents of a language."""
+"""Most documents of a language whose answers are shown."""
 RIGHT = 0.5
 """A document whose score is above this counts as right."""
-
-
-def examples_of(one: Condition, results: Path) -> Iterator[Section]:
-    """Answers of the first pair, on documents that nothing was chosen on."""
-    from layerswap.evaluation.results import read_samples, read_scores
-
-    models = _shown(one)
-    scores = {
-        (s.model, s.task, s.document): fraction(s) for s in read_scores(results)
-        if s.main and s.model in models.values()
-        and one.benchmark in (s.benchmark, s.task)
-    }  # fmt: skip
-    samples = {
-        (s.model, s.task, s.document): s for s in read_samples(results)
-        if (s.model, s.task, s.document) in scores
-    }  # fmt: skip
-    places = sorted({(task, document) for _, task, document in samples})
-    tested = [places[i] for i in one.test if i < len(places)][:SHOWN]
-    examples = []
-    for task, document in tested:
-        keys = [(model, task, document) for model in models.values()]
-        if all(key in samples for key in keys):
-            first = samples[keys[0]]
-            examples.append(ShownAnswer(
-                task, document, first.question, first.target,
-                tuple(samples[key].answer for key in keys),
-                tuple(scores[key] > RIGHT for key in keys),
-            ))  # fmt: skip
-    if examples:
-        yield Section(
-            f"Answers one by one, {one.benchmark}, {one.language}",
-            "Of the first pair of experts, on documents that nothing was chosen on.",
-            panel=examples_panel(list(models), examples),
-        )
-
-
-def _shown(one: Condition) -> dict[str, str]:
-    """What to call each model that is browsed, and its name in the results."""
-    pair = next(iter(one.pairs))
-    found = {}
-    if pair in one.chosen:
-        found[CHOSEN] = f"{pair}: {grid_name(one.chosen[pair])}"
-    found[DEFAULT] = f"{pair}: {DEFAULT}"
-    for name in one.pairs[pair]:
-        if name in ("task expert", "language expert", "soup") or name.startswith("ties"):
-            found[name] = f"{pair}: {name}"
-    for name in ("joint", "base"):
-        if name in one.pairs[pair]:
-            found[name] = name
-    return found
-
-
-FIGURES, TABLES = "figures", "tables"
 
 
 def write_study_report(root: Path, storage: Storage | None = None) -> Path:
@@ -132,35 +57,32 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
         storage: what is behind it; the report is copied there.
 
     Raises:
-        StudyError: the folder is no study's, cannot be written, or nothing was judged yet.
+        StudyError: the folder is no study's, cannot be written, or nothing was evaluated yet.
     """
-    told = StudyResults(read_journal(root, storage))
-    folder = told.journal.root
+    study = FinishedSteps(read_journal(root, storage))
+    folder = study.journal.root
     try:
-        page = _write_all(told, folder)
+        page = _write_all(study, folder)
+        if storage is not None:
+            parts = [path for name in (TABLES, FIGURES) for path in (folder / name).iterdir()]
+            for path in (page, *sorted(parts)):
+                storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
     except OSError as error:
         raise StudyError(f"{folder}: the report cannot be written ({error})") from None
-    if storage is not None:
-        for path in (
-            page,
-            *sorted((folder / TABLES).iterdir()),
-            *sorted((folder / FIGURES).iterdir()),
-        ):
-            storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
     return page
 
 
-def _write_all(told: StudyResults, folder: Path) -> Path:
+def _write_all(study: FinishedSteps, folder: Path) -> Path:
     tables, figures = folder / TABLES, folder / FIGURES
     tables.mkdir(exist_ok=True)
     figures.mkdir(exist_ok=True)
     for old in (path for kind in ("svg", "pdf", "png") for path in figures.glob(f"*.{kind}")):
         old.unlink()  # of languages and benchmarks that the study may have had before
-    write_tables(tables / tables.name, tables_of(told.found))
-    for language, atlas in told.atlases.items():
+    write_tables(tables / tables.name, study.results.tables)
+    for language, atlas in study.atlases.items():
         drawn = draw_maps([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
         drawn.save(figures / f"change-{language}")
-    report = told.report()
+    report = study.report()
     drawings = {slug(one.heading.lower()): one.figure for one in report.sections}
     for name, drawing in {"stack": report.figure, **drawings}.items():
         if drawing is not None:
@@ -168,44 +90,49 @@ def _write_all(told: StudyResults, folder: Path) -> Path:
     return write_report(folder / PAGE, report)
 
 
-class StudyResults:
-    """What a study found, as far as it is done.
+class FinishedSteps:
+    """The finished steps of a study, and what their outputs show.
 
     Args:
         journal: of the study.
 
     Raises:
-        StudyError: nothing was judged yet, or the steps are not a study's.
+        StudyError: nothing was evaluated yet, or the steps are not a study's.
     """
 
     def __init__(self, journal: StudyJournal) -> None:
         self.journal = journal
-        if "tables" not in journal.graph.by_name:
+        if "tables" not in journal.graph:
             own = journal.root / PAGE
             there = f"its report is {own}" if own.is_file() else "there is nothing to report"
             raise StudyError(f"{journal.root}: holds no study with tables; {there}")
         self.settings = journal.graph["tables"].settings
-        told = {"judge", "change"}  # the kinds of step that are read
-        self.folders = {
-            name: journal.bring(name) if journal.graph[name].kind in told else journal.folder(name)
-            for name in journal.finished()
-        }
-        self.found = findings(self.folders, self.settings["development"])
-        if not self.found.conditions:
-            raise StudyError(f"{journal.root}: nothing was judged yet; there is nothing to report")
+        self.records = journal.finished()
+        self.evaluations = self._of_kind("evaluate")
+        self.results = study_results(self.evaluations, self.settings["development"])
+        if not self.results.benchmarks:
+            raise StudyError(f"{journal.root}: nothing was evaluated yet; nothing to report")
         self.atlases = {
-            name.partition("/")[2]: Atlas.load(folder / MAP_FOLDER)
-            for name, folder in self.folders.items()
-            if name.startswith("change/")
+            language: Atlas.load(folder / MAP_FOLDER)
+            for language, folder in self._of_kind("change").items()
+        }
+
+    def _of_kind(self, kind: str) -> dict[str, Path]:
+        """The folders of the finished steps of a kind, by language."""
+        steps = [step for step in self.journal.graph if step.kind == kind]
+        return {
+            step.settings["language"]: self.journal.bring(step.name)
+            for step in steps
+            if step.name in self.records
         }
 
     def report(self) -> Report:
         """The page."""
-        left = [step.name for step in self.journal.graph if step.name not in self.folders]
-        lead = [self.settings["description"], *(_sentence(one) for one in self.found.conditions)]
-        stack = self._stack()
+        first = self.results.benchmarks[0]
+        left = [step.name for step in self.journal.graph if step.name not in self.records]
+        lead = [self.settings["description"], *map(_sentence, self.results.benchmarks)]
+        stack = self._stack(first)
         if stack is not None:
-            first = self.found.conditions[0]
             pair = next(iter(first.chosen))
             lead.append(f"Drawn: the composition chosen for the pair {pair} in {first.language}.")
         lead += self._cautions()
@@ -219,12 +146,12 @@ class StudyResults:
             title=self.settings["name"],
             lead="\n\n".join(line for line in lead if line),
             figure=stack,
-            sections=list(self.sections()),
+            sections=list(self._sections()),
             colophon=f"layerswap {__version__}.",
         )
 
     def _cautions(self) -> Iterator[str]:
-        """What the numbers do not say by themselves."""
+        """Cautions that the numbers do not show."""
         selects = [step.settings for step in self.journal.graph if step.kind == "select"]
         tasks = dict.fromkeys(task for one in selects for task in one["tasks"])
         if tasks:
@@ -233,19 +160,20 @@ class StudyResults:
                 "these are flattered."
             )
 
-    def sections(self) -> Iterator[Section]:
+    def _sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
-        for benchmark in dict.fromkeys(one.benchmark for one in self.found.conditions):
-            same = [one for one in self.found.conditions if one.benchmark == benchmark]
-            if len(same) > 1:
-                yield Section(f"{benchmark}, all languages", table=over_languages(benchmark, same))
-            for one in same:
-                yield from _about(one)
-        for other in self.found.other_languages:
-            table = elsewhere(other, self.found.own(other))
-            yield Section(heading_elsewhere(other), table=table)
-        if self.found.ranked is not None:
-            yield _ranks(self.found.ranked)
+        tables = self.results.tables
+        for benchmark in dict.fromkeys(one.benchmark for one in self.results.benchmarks):
+            heading = over_languages_heading(benchmark)
+            if heading in tables:
+                yield Section(heading, table=tables[heading])
+            for one in self.results.benchmarks:
+                if one.benchmark == benchmark:
+                    yield from _about(one, tables)
+        for other in self.results.other_languages:
+            yield Section(other.heading, table=tables[other.heading])
+        if self.results.ranked is not None:
+            yield Section("Ranks", figure=draw_ranks(self.results.ranked), table=tables["Ranks"])
         for language, atlas in self.atlases.items():
             yield Section(
                 f"What fine-tuning changed, {language}",
@@ -253,82 +181,141 @@ class StudyResults:
                 "threshold (paper 1, figure 2).",
                 panel=map_panel(atlas, atlas.threshold()),
             )
-        for one in self.found.conditions:
-            yield from examples_of(one, self.folders[f"judge/{one.language}"] / RESULTS)
-        yield self._provenance()
-
-    def _provenance(self) -> Section:
-        steps = [step for step in self.journal.graph if step.name in self.folders]
-        return provenance(
-            [entry for step in steps if (entry := self.journal.entry(step.name))],
-            "Scores of a language are of the step judge/<language>, whose models are the experts "
-            "that the steps select/... kept.",
+        for one in self.results.benchmarks:
+            yield from examples_of(one, self.evaluations[one.language] / RESULTS)
+        steps = [step for step in self.journal.graph if step.name in self.records]
+        yield provenance(
+            list(self.records.values()),
+            "Scores of a language are of the step evaluate/<language>, whose models are the "
+            "experts that the steps select/... kept.",
             {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
         )
 
-    def _stack(self) -> Drawing | None:
+    def _stack(self, first: BenchmarkResult) -> Drawing | None:
         """The chosen composition of the first pair of the first language."""
         atlas = next(iter(self.atlases.values()), None)
-        zones = next(iter(self.found.conditions[0].chosen.values()), None)
-        if atlas is None or zones is None:
+        chosen = next(iter(first.chosen.values()), None)
+        if atlas is None or chosen is None:
             return None
-        names = {"task": "task expert", "language": f"{self.found.conditions[0].language} expert"}
-        return draw_stack(swap(atlas.layers, zones=zones), names)
+        names = {"task": "task expert", "language": f"{first.language} expert"}
+        return draw_stack(swap(atlas.layers, zones=chosen.zones), names)
 
 
-def _sentence(one: Condition) -> str:
+def _sentence(found: BenchmarkResult) -> str:
     """The result of one language in plain words, with its uncertainty."""
-    rows = one.rows
-    name = CHOSEN if CHOSEN in rows else DEFAULT
     placed: dict[str, list[str]] = {"above": [], "level with": [], "below": []}
-    for other, row in rows.items():
-        apart = row.against.get(name)
-        if apart is None or other == BEST:
+    for other, apart in found.over_pairs.against(found.headline).items():
+        if other == FLATTERED:
             continue
         if apart.high < 0:
             placed["above"].append(f"{other} (by {-100 * apart.mean:.1f})")
         elif apart.low > 0:
             placed["below"].append(f"{other} (by {100 * apart.mean:.1f})")
         else:
-            placed["level with"].append(other)
-    score = interval_words(rows[name].score)
-    said = f"{one.benchmark} in {one.language}: the {name}, reaches {score}%"
-    told = "; ".join(f"{where} {', '.join(names)}" for where, names in placed.items() if names)
-    return f"{said}. It is {told}." if told else f"{said}."
+            placed["level with"].append(str(other))
+    score = interval_words(found.over_pairs.intervals[found.headline])
+    reaches = f"{found.benchmark} in {found.language}: the {found.headline}, reaches {score}%"
+    others = "; ".join(f"{where} {', '.join(names)}" for where, names in placed.items() if names)
+    return f"{reaches}. It is {others}." if others else f"{reaches}."
 
 
-def _about(one: Condition) -> Iterator[Section]:
-    rows = one.rows
+def _about(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
+    heading = f"{found.benchmark}, {found.language}"
     yield Section(
-        f"{one.benchmark}, {one.language}",
+        heading,
         figure=draw_intervals(
-            [(name, row.score) for name, row in rows.items()],
-            measure=one.benchmark,
-            highlight=CHOSEN if CHOSEN in rows else DEFAULT,
+            [(str(one), interval) for one, interval in found.over_pairs.intervals.items()],
+            measure=found.benchmark,
+            highlight=str(found.headline),
         ),
-        table=in_detail(one),
+        table=tables[heading],
     )
-    if one.grid:
-        counts = {zones: list(one.chosen.values()).count(zones) for zones in one.grid}
-        pairs = len(one.chosen)
-        marks = {zones: f"chosen for {n} of {pairs} pairs" for zones, n in counts.items() if n}
+    if not found.grid:
+        return
+    picked = list(found.chosen.values())
+    marks = {
+        one.zones: f"chosen for {picked.count(one)} of {len(picked)} pairs"
+        for one in picked
+        if one.zones
+    }
+    intervals = {one.zones: interval for one, interval in found.grid.items() if one.zones}
+    yield Section(
+        f"The compositions, {heading}",
+        "Mean over pairs on the development documents, by the number of layers from the "
+        "language expert at the bottom and at the top. An asterisk: chosen for some pair.",
+        panel=grid_panel(
+            {zones: interval.mean for zones, interval in intervals.items()},
+            title=f"{heading}, %", intervals=intervals, marks=marks,
+        ),
+    )  # fmt: skip
+
+
+def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
+    """Answers of the first pair, on documents that nothing was chosen on."""
+    models = _browsed(found)
+    names = {str(one): one for one in models.values()}
+    scores = {
+        (one, score.task, score.document): fraction(score)
+        for one, score in read_conditions(results)
+        if score.main and str(one) in names and found.benchmark in (score.benchmark, score.task)
+    }
+    samples = {
+        (names[s.model], s.task, s.document): s for s in read_samples(results)
+        if s.model in names and (names[s.model], s.task, s.document) in scores
+    }  # fmt: skip
+    places = sorted({(task, document) for _, task, document in samples})
+    examples = []
+    for task, document in [places[i] for i in found.test if i < len(places)][:SHOWN]:
+        keys = [(model, task, document) for model in models.values()]
+        if all(key in samples for key in keys):
+            first = samples[keys[0]]
+            examples.append(ShownAnswer(
+                task, document, first.question, first.target,
+                tuple(samples[key].answer for key in keys),
+                tuple(scores[key] > RIGHT for key in keys),
+            ))  # fmt: skip
+    if examples:
         yield Section(
-            f"The compositions, {one.benchmark}, {one.language}",
-            "Mean over pairs on the development documents, by the number of layers from the "
-            "language expert at the bottom and at the top. An asterisk: chosen for some pair.",
-            panel=grid_panel(
-                {zones: interval.mean for zones, interval in one.grid.items()},
-                title=f"{one.benchmark}, {one.language}, %",
-                intervals=one.grid,
-                marks=marks,
-            ),
+            f"Answers one by one, {found.benchmark}, {found.language}",
+            "Of the first pair of experts, on documents that nothing was chosen on.",
+            panel=examples_panel(list(map(str, models)), examples),
         )
 
 
-def _ranks(ranked: Friedman) -> Section:
-    table = rank_table(ranked)
+def _browsed(found: BenchmarkResult) -> dict[Condition, Condition]:
+    """By treatment, the conditions of the first pair whose answers are shown."""
+    pair, treatments = next(iter(found.pairs.items()))
+    models = {CHOSEN: replace(found.chosen[pair], pair=pair)} if found.chosen else {}
+    for one in sorted(treatments, key=lambda one: one in found.shared):
+        if one in BROWSED or one.method == "ties":
+            models[one] = one if one in found.shared else replace(one, pair=pair)
+    return models
+
+
+def provenance(
+    records: Sequence[StepRecord], which: str, seeds: Mapping[str, int] | None = None
+) -> Section:
+    """A section with a row for each step that is done.
+
+    Args:
+        records: of the steps, in order.
+        which: the numbers of the page that each step made, in a sentence or two.
+        seeds: of the steps that have one, by name.
+    """
+    seeds = seeds or {}
+    rows: list[Sequence[str | float | None]] = [
+        [record.name, record.key[:16], str(seeds.get(record.name, "")), f"{record.seconds:.1f}",
+         record.where]
+        for record in records
+    ]  # fmt: skip
+    versions: dict[str, set[str]] = {}
+    for record in records:
+        for package, number in record.versions.items():
+            versions.setdefault(package, set()).add(number)
+    made = ", ".join(f"{name} {' and '.join(sorted(v))}" for name, v in sorted(versions.items()))
     return Section(
-        "Ranks",
-        figure=draw_ranks(ranked),
-        table=table,
-    )
+        "Where the numbers come from",
+        f"{which} Made with {made}.",
+        table=Table(["step", "key", "seed", "seconds", "machine"], rows,
+                    caption="A step's output is in steps/<kind>-<key>."),
+    )  # fmt: skip

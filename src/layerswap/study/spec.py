@@ -1,7 +1,8 @@
-"""`STUDY.yaml`: a whole experiment, from data to tables."""
+"""Schema of `STUDY.yaml`: a whole experiment, from data to tables."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,10 +20,19 @@ from layerswap.compose.yaml_file import nearest, read_yaml
 from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
-from layerswap.study.steps import StudyResources
+from layerswap.study.steps import Resources
 from layerswap.training.expert.spec import Data, Lora, Rate, Side, Trained
 from layerswap.training.mix.schema import NonEmpty
 
+TASK = "task"
+"""The kind of the task experts; the kinds of the others are the study's languages."""
+StepKind = Literal["data", "train", "select", "change", "evaluate"]
+USUAL: dict[StepKind, Resources] = {
+    "train": Resources(cpus=4, gpus=1, memory_gb=64),
+    "select": Resources(cpus=4, gpus=1, memory_gb=64),
+    "evaluate": Resources(cpus=4, gpus=1, memory_gb=96),
+}
+"""Resources of the kinds of step that run models, where there are devices."""
 Baseline = Literal[
     "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
     "reverted", "soups", "multilingual soup",
@@ -32,7 +42,7 @@ Baseline = Literal[
 class TrainingRun(Strict):
     """One training of an expert; keys as in `EXPERT.yaml` (docs/training.md).
 
-    `train` names the places that train; with a partition, the part is the expert's own.
+    `train` names the places that train; with a partition, the part follows from the expert's kind.
     """
 
     preset: str | None = None
@@ -46,12 +56,8 @@ class TrainingRun(Strict):
     seed: int = 0
 
 
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, int) else value
-
-
 class Turns(Strict):
-    """How simultaneous partition SFT shares the places, for the baseline of that name.
+    """Settings of simultaneous partition SFT, for the baseline of that name.
 
     Attributes:
         partition: of the second paper.
@@ -61,15 +67,19 @@ class Turns(Strict):
 
     partition: Literal["A", "B", "C", "Z"] = "C"
     outside: Side | None = None
-    every: Annotated[list[PositiveInt], BeforeValidator(_listed), Field(min_length=1)] = [1]
+    every: Annotated[
+        list[PositiveInt],
+        BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
+        Field(min_length=1),
+    ] = [1]
 
 
-class Selecting(Strict):
-    """What checkpoints are ranked by; the validation loss when nothing is given.
+class SelectBy(Strict):
+    """Scores that rank checkpoints; the validation loss when no tasks are given.
 
     Attributes:
         tasks: lm-eval tasks.
-        include: folders with task YAMLs of one's own.
+        include: folders with task YAMLs.
         limit: most documents of a task.
     """
 
@@ -84,42 +94,42 @@ class Experts(Strict):
     Attributes:
         data: a mix (ready recipe or file), a folder that `layerswap data` wrote, or files.
         runs: trainings with other hyperparameters or seeds.
-        keep: how many checkpoints are kept, no more of one run than its share.
-        by: what they are ranked by.
+        keep: number of checkpoints to keep, no more of one run than its share.
+        by: scores that rank them.
     """
 
     data: Data
     runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
     keep: PositiveInt = 1
-    by: Selecting = Selecting()
+    by: SelectBy = SelectBy()
 
 
 class OtherLanguages(Strict):
-    """Other languages in which the models of every language are judged (paper 1, tables 2 and 5).
+    """Other languages in which the models of every language are evaluated (paper 1, tables 2, 5).
 
     Attributes:
-        languages: such as the language of the task data; a language's own is passed over.
-        suites: what is asked there; what `judge` asks when not given.
+        languages: such as the language of the task data; a language's own is skipped.
+        suites: suites to run there; those of `evaluate` when not given.
     """
 
     languages: Annotated[list[NonEmpty], Field(min_length=1)]
     suites: list[NonEmpty] = []
 
 
-class Judging(Strict):
-    """What models are judged on: a suite, or tasks of one's own.
+class EvaluationSpec(Strict):
+    """Benchmarks of a study: a suite, or lm-eval tasks.
 
     Attributes:
         suite: see `layerswap eval`.
         tasks: lm-eval tasks; `{language}` stands for the language as the study writes it.
-        include: folders with task YAMLs of one's own.
-        metric: the metric of `tasks` that counts, and its filter.
+        include: the folder with the YAMLs of `tasks`.
+        metric: the metric of `tasks` that is reported, and its filter.
         shots: exemplars in a prompt.
         limit: most documents of a task.
         development: share of the documents on which the composition is chosen.
         allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
             leaves MBPP out.
-        elsewhere: the same models in other languages; of the grid, those that were chosen.
+        other_languages: the same models in other languages; of the grid, those that were chosen.
     """
 
     suite: str | None = None
@@ -130,11 +140,12 @@ class Judging(Strict):
     limit: Annotated[int, Field(ge=2)] | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     allow_code: bool = False
-    elsewhere: OtherLanguages | None = None
+    other_languages: OtherLanguages | None = None
 
     @model_validator(mode="after")
-    def _known(self) -> Judging:
-        for suite in filter(None, [self.suite, *(self.elsewhere.suites if self.elsewhere else ())]):
+    def _suites_exist(self) -> EvaluationSpec:
+        there = self.other_languages.suites if self.other_languages else []
+        for suite in filter(None, [self.suite, *there]):
             try:
                 parts_of(suite)
             except EvaluationError as error:
@@ -142,7 +153,7 @@ class Judging(Strict):
         return self
 
     @model_validator(mode="after")
-    def _one(self) -> Judging:
+    def _tasks_or_suite(self) -> EvaluationSpec:
         if bool(self.suite) == bool(self.tasks):
             raise ValueError("give either a suite or tasks")
         for task in self.tasks:
@@ -151,13 +162,64 @@ class Judging(Strict):
             except (KeyError, IndexError, ValueError):
                 why = f"tasks: {task}: only {{language}} can be filled in"
                 raise ValueError(why) from None
-        elsewhere = self.elsewhere is not None and not self.elsewhere.suites
+        there = self.other_languages is not None and not self.other_languages.suites
         same = next((task for task in self.tasks if "{language}" not in task), None)
-        if elsewhere and same:
-            raise ValueError(f"elsewhere: {same} has no {{language}}, so it is the same in all")
+        if there and same:
+            raise ValueError(
+                f"other_languages: {same} has no {{language}}, so it is the same in all"
+            )
         if self.tasks and len(self.include) != 1:
             raise ValueError("tasks: give the one folder that holds them, in include")
         return self
+
+
+class StepResources(Strict):
+    """Resources of the steps of one kind; the usual ones where a key is not given.
+
+    Attributes:
+        cpus: processors.
+        gpus: devices; a fraction shares one.
+        memory_gb: main memory, GB.
+    """
+
+    cpus: Annotated[float, Field(gt=0, strict=False)] | None = None
+    gpus: Annotated[float, Field(ge=0, strict=False)] | None = None
+    memory_gb: Annotated[float, Field(gt=0, strict=False)] | None = None
+
+
+class TrainingResources(StepResources):
+    """Resources of a training, which accelerate may launch in several processes.
+
+    Attributes:
+        processes: of one training; the effective batch grows with them, unless it is given.
+        launch: accelerate's configuration for them: `ddp`, `fsdp2`, `zero3` or a file.
+    """
+
+    processes: PositiveInt = 1
+    launch: NonEmpty = "ddp"
+
+
+class StudyResources(Strict):
+    """Resources of the steps of each kind, by which a cluster places them."""
+
+    data: StepResources = StepResources()
+    train: TrainingResources = TrainingResources()
+    select: StepResources = StepResources()
+    change: StepResources = StepResources()
+    evaluate: StepResources = StepResources()
+
+    def of(self, kind: StepKind, *, device: str) -> Resources:
+        """The resources of the steps of a kind: those given here, else the usual ones.
+
+        Args:
+            kind: of step.
+            device: where models run.
+        """
+        usual = Resources() if device == "cpu" else USUAL.get(kind, Resources())
+        if kind == "train" and device != "cpu" and self.train.processes > 1:
+            usual = replace(usual, gpus=self.train.processes)
+        own = set(StepResources.model_fields)
+        return replace(usual, **getattr(self, kind).model_dump(include=own, exclude_none=True))
 
 
 class StudySpec(Strict):
@@ -173,26 +235,24 @@ class StudySpec(Strict):
             the first, the second with the second, and so on.
         grid: compositions to try beside the default; the best is chosen on development documents.
         partitions: partitions of the second paper, as compositions of the two experts.
-        simultaneous: how that baseline is trained.
-        both: how what is trained on the data of both is trained; as the first run of the language
-            when not given.
-        lora: trains the experts, and the baselines that are trained, with LoRA as well, from the
-            first run of each (paper 2, table 3).
-        baselines: what the swap is compared with. `partial`: for each partition, experts that
-            train their own part of it alone, each by itself and swapped (paper 2, tables 1 and
-            2). `reverted`: for each partition, the experts with all but their own part of it put
-            back to the base (paper 2, section 6). `soups`: the soup of the kept language experts
-            swapped with that of the kept task experts; `multilingual soup`: the soup of all
-            languages' experts in the former's place (paper 1, table 6).
         outside: who trains and gives what lies outside the layers in those partitions; the
             published choice when not given.
+        simultaneous: settings of that baseline.
+        both: the training on the data of both; as the first run of the language when not given.
+        lora: trains the experts, and the baselines that are trained, with LoRA as well, from the
+            first run of each (paper 2, table 3).
+        baselines: models that the swap is compared with. `partial`: for each partition, experts
+            that train their own part of it alone, each by itself and swapped (paper 2, tables 1
+            and 2). `reverted`: for each partition, the experts with all but their own part of it
+            put back to the base (paper 2, section 6). `soups`: the soup of the kept language
+            experts swapped with that of the kept task experts; `multilingual soup`: the soup of
+            all languages' experts in the former's place (paper 1, table 6).
         ties: densities of that baseline; each is one (Yadav et al., 2023, keep a fifth).
-        change: whether what the kept experts changed is measured and shown (paper 1, figures 2
-            and 4 to 9).
-        judge: what models are judged on.
-        device: where models are judged.
-        dtype: of the models that are judged.
-        billions: parameters of the base, for estimates.
+        change: measure and show what the kept experts changed (paper 1, figures 2 and 4 to 9).
+        evaluate: benchmarks.
+        device: where models are evaluated.
+        dtype: of the models that are evaluated.
+        billions: parameters of the base in billions, for estimates.
         resources: processors, devices and memory of the steps of each kind.
     """
 
@@ -211,17 +271,22 @@ class StudySpec(Strict):
     baselines: list[Baseline] = ["base", "experts", "soup"]
     ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
     change: bool = True
-    judge: Judging
+    evaluate: EvaluationSpec
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     billions: Annotated[float, Field(gt=0, strict=False)] = 8.0
     resources: StudyResources = StudyResources()
 
+    @property
+    def kinds(self) -> dict[str, Experts]:
+        """The experts of every kind: those of `task`, then those of each language."""
+        return {TASK: self.task, **self.languages}
+
     @field_validator("languages")
     @classmethod
     def _names(cls, languages: dict[str, Experts]) -> dict[str, Experts]:
         for name in languages:
-            if name == "task" or "/" in name:
+            if name == TASK or "/" in name:
                 raise ValueError(f"{name!r} cannot be the name of a language")
         return languages
 
@@ -254,8 +319,7 @@ def read_study(path: Path) -> StudySpec:
     """The study in a YAML file; its paths are relative to the file.
 
     Raises:
-        RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
-            path.
+        RecipeError: the file cannot be read, or every mistake in it, by line and key path.
     """
     expected = "a study is a mapping with `base`, `task` and `languages`"
     return read_yaml(path, StudySpec, expected)

@@ -1,47 +1,47 @@
-"""What each kind of step does; all of it is done by the other rooms."""
+"""Functions that run the steps of a study, by the work of the other rooms."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint import open_checkpoint
+from layerswap.checkpoint.commit import write_json
+from layerswap.compose.recipe import check_recipe
 from layerswap.errors import StudyError
 from layerswap.evaluation.languages import same_language
-from layerswap.evaluation.results import read_scores
+from layerswap.evaluation.results import read_scores, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
-from layerswap.merge.planner import Plan
-from layerswap.study.conditions import (
-    ELSEWHERE,
-    EXPERT,
-    RESULTS,
-    SELECTION,
-    grid_name,
-    models,
-    pair_of,
-    selected,
-    treatment_of,
-    zones_of,
-)
+from layerswap.merge.planner import Plan, make_plan
+from layerswap.report.tables import write_tables
+from layerswap.search.conditions import Condition
+from layerswap.study.conditions import LanguageModels, recipes
 from layerswap.study.launch import launch_training
-from layerswap.study.results import condition, read_judged
-from layerswap.study.runner import Context, Work
+from layerswap.study.results import (
+    OTHER_LANGUAGES,
+    RESULTS,
+    benchmark_result,
+    read_condition_scores,
+    study_results,
+)
+from layerswap.study.runner import Context, StepFunction
+from layerswap.study.spec import TASK
 
-MAP_FOLDER = "map"
+MIX, EXPERT, SELECTION, MAP_FOLDER = "mix", "expert", "selection.json", "map"
+TABLES, NUMBERS = "tables", "tables.json"
 
 
-def step_functions() -> Mapping[str, Work]:
-    """What does each kind of step."""
-    from layerswap.study.results import write_study_tables
-
+def step_functions() -> Mapping[str, StepFunction]:
+    """The function of each kind of step."""
     return {
         "data": build_data,
         "train": train,
         "select": select_experts,
         "change": measure_change,
-        "judge": judge,
+        "evaluate": evaluate_language,
         "tables": write_study_tables,
     }
 
@@ -55,11 +55,11 @@ def build_data(context: Context) -> None:
     text = context.step.settings["mix"]
     mix = parse_mix(text, where=context.step.name)
     built = build_mix(mix, folder=Path(context.step.settings["folder"]))
-    save_mix(built, context.folder / "mix", recipe=text, overwrite=True)
+    save_mix(built, context.folder / MIX, recipe=text, overwrite=True)
 
 
 def train(context: Context) -> None:
-    """Train an expert; a training that was cut short goes on."""
+    """Train an expert; a training that was cut short resumes."""
     from layerswap.training.expert import trainer
     from layerswap.training.expert.save import TRAINING
     from layerswap.training.expert.spec import check_expert
@@ -67,7 +67,7 @@ def train(context: Context) -> None:
     settings = context.step.settings
     launch = settings.get("launch")
     sets = [
-        str(context.inputs[one["step"]] / "mix") if "step" in one else one["given"]
+        str(context.inputs[one["step"]] / MIX) if "step" in one else one["given"]
         for one in settings["data"]
     ]
     spec = expert_of(settings, sets)
@@ -87,8 +87,8 @@ def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any
         settings: of the step.
         sets: the data that it trains on.
     """
-    ours = ("data", "turns", "launch")
-    spec = {key: one for key, one in settings.items() if one is not None and key not in ours}
+    own = ("data", "turns", "launch")
+    spec = {key: one for key, one in settings.items() if one is not None and key not in own}
     turns = dict(settings.get("turns", {}))
     if turns:
         both = {"task": sets[0], "language": sets[1], "every": turns.pop("every")}
@@ -97,15 +97,14 @@ def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any
 
 
 def select_experts(context: Context) -> None:
-    """Rank the checkpoints of several trainings."""
+    """Rank the checkpoints of several trainings, and write which are kept."""
     from layerswap.training.expert.select import candidates, scorer, select
 
     settings = context.step.settings
-    tasks = settings["tasks"]
     score = None
-    if tasks:
+    if settings["tasks"]:
         score = scorer(
-            tasks,
+            settings["tasks"],
             include=[Path(one) for one in settings["include"]],
             limit=settings["limit"],
             device=settings["device"],
@@ -123,10 +122,9 @@ def select_experts(context: Context) -> None:
             f"{keep} are to be kept, but there are {len(folders)}; keep fewer, or save more often "
             "(save_every)"
         )
-    # Folders are told from the study's own, so that a study can be moved.
+    # Paths are relative to the folder of all steps, so that a study can be moved.
     root = context.folder.parent
-    told = [str(one.relative_to(root)) for one in folders]
-    (context.folder / SELECTION).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+    write_json(context.folder / SELECTION, [str(one.relative_to(root)) for one in folders])
 
 
 def measure_change(context: Context) -> None:
@@ -136,101 +134,138 @@ def measure_change(context: Context) -> None:
 
     settings = context.step.settings
     named = {
-        f"{kind}-{i}": str(path)
-        for kind in ("task", settings["language"])
-        for i, path in enumerate(selected(context, f"select/{kind}"), 1)
+        f"{kind}-{i}": path
+        for kind in (TASK, settings["language"])
+        for i, path in enumerate(selected(context, kind), 1)
     }
     atlas = measure_delta(settings["base"], named)
     write_atlas(atlas, context.folder / MAP_FOLDER, overwrite=True)
 
 
-def judge(context: Context) -> None:
-    """Judge every pair of experts of one language: the compositions and the baselines.
+def evaluate_language(context: Context) -> None:
+    """Evaluate every pair of experts of one language: the compositions and the baselines.
 
-    In other languages, the baselines and what was chosen of the compositions.
+    In other languages, the baselines and the chosen compositions.
     """
-    from layerswap.evaluation.results import write_results
-
-    settings = context.step.settings
-    language, elsewhere = settings["language"], settings["judge"]["elsewhere"]
-    named = dict(models(context))
-    own = [one for one in [settings["judge"]["suite"]] if one]
+    settings, spec = context.step.settings, context.step.settings["evaluate"]
+    language, there = settings["language"], spec["other_languages"] or {}
+    plans = dict(plans_of(context))
+    own = [spec["suite"]] if spec["suite"] else []
     folder, asked = _tasks(context, own, [language])
-    write_results(context.folder / RESULTS, _judged(context, named, asked, folder), asked)
+    _evaluate(context, plans, asked, folder, RESULTS)
     refuse_unscored(context.folder / RESULTS, asked)
-    others = [
-        one for one in (elsewhere or {}).get("languages", ()) if not same_language(one, language)
-    ]
-    if not others:
-        return
-    folder, asked = _tasks(context, elsewhere["suites"] or own, others)
-    kept = _chosen(context, named)
-    write_results(context.folder / ELSEWHERE, _judged(context, kept, asked, folder), asked)
+    others = [one for one in there.get("languages", ()) if not same_language(one, language)]
+    if others:
+        folder, asked = _tasks(context, there["suites"] or own, others)
+        _evaluate(context, _without_losers(context, plans), asked, folder, OTHER_LANGUAGES)
+
+
+def write_study_tables(context: Context) -> None:
+    """Write `tables.json`, `tables.md` and `tables.tex` from the results of all languages.
+
+    Raises:
+        StudyError: nothing was evaluated.
+    """
+    settings = context.step.settings
+    folders = {one: context.inputs[f"evaluate/{one}"] for one in settings["languages"]}
+    results = study_results(folders, settings["development"])
+    if not results.benchmarks:
+        raise StudyError("nothing was evaluated")
+    write_json(context.folder / NUMBERS, {"name": settings["name"], **results.to_dict()})
+    write_tables(context.folder / TABLES, results.tables)
+
+
+def selected(context: Context, kind: str) -> list[str]:
+    """The folders of the experts of a kind that were selected, the best first."""
+    folder = context.inputs[f"select/{kind}"]
+    names = json.loads((folder / SELECTION).read_text("utf-8"))
+    return [str(folder.parent / name) for name in names]
+
+
+def plans_of(context: Context) -> Iterator[tuple[Condition, Plan]]:
+    """The plan of every condition of the language that a step evaluates."""
+    settings = context.step.settings
+    models = LanguageModels(
+        {kind: selected(context, kind) for kind in settings["kinds"]},
+        {step: str(folder / EXPERT) for step, folder in context.inputs.items()},
+        open_checkpoint(settings["base"]).layers,
+    )
+    for condition, recipe in recipes(settings, models):
+        where = f"study, {condition}"
+        yield condition, make_plan(check_recipe({**recipe, "bake": True}, where=where))
 
 
 def refuse_unscored(folder: Path, asked: Sequence[WrittenTask]) -> None:
-    """Refuse results without the metric that counts, telling those that there are.
+    """Refuse results without the metric that is reported.
 
     Raises:
-        StudyError: no document has it.
+        StudyError: no document has it; the message names those that there are.
     """
     scores = read_scores(folder)
     if scores and not any(score.main for score in scores):
         known = sorted({f"{score.metric}, {score.filter}" for score in scores})
         metric = ", ".join(asked[0].metric)
-        raise StudyError(f"judge: metric: no document has [{metric}]; there are {'; '.join(known)}")
+        raise StudyError(
+            f"evaluate.metric: no document has [{metric}]; there are {'; '.join(known)}"
+        )
 
 
-def _judged(
-    context: Context, named: Mapping[str, Plan], asked: Sequence[WrittenTask], folder: Path
-) -> dict[str, Any]:
+def _evaluate(
+    context: Context,
+    plans: Mapping[Condition, Plan],
+    asked: Sequence[WrittenTask],
+    tasks: Path,
+    name: str,
+) -> None:
+    """Evaluate conditions on tasks, and write their results into a folder of the step."""
     from layerswap.evaluation.response_cache import AnswerStore
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models
 
     settings = context.step.settings
     how = EvaluationSettings(
-        limit=settings["judge"]["limit"],
+        limit=settings["evaluate"]["limit"],
         device=settings["device"],
         dtype=settings["dtype"],
-        allow_code=settings["judge"]["allow_code"],
+        allow_code=settings["evaluate"]["allow_code"],
     )
     store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
     # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
-    for _, group in groupby(named.items(), key=lambda one: pair_of(one[0])):
+    for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
+        models = {str(condition): plan for condition, plan in group}
         results |= evaluate_models(
-            dict(group), [one.name for one in asked], [folder], settings=how, store=store,
+            models, [one.name for one in asked], [tasks], settings=how, store=store,
             log=context.log,
         )  # fmt: skip
-    return results
+    columns = {str(condition): condition.to_dict() for condition in plans}
+    write_results(context.folder / name, results, asked, columns=columns)
 
 
-def _chosen(context: Context, named: Mapping[str, Plan]) -> dict[str, Plan]:
+def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[Condition, Plan]:
     """All but the compositions of the grid that no benchmark of the language's own chose."""
-    settings = context.step.settings
-    kept: set[str] = set()
-    for (benchmark, language), pairs in read_judged(context.folder / RESULTS).items():
-        one = condition(language, benchmark, pairs, settings["judge"]["development"])
-        for picked in (one.chosen, one.best):
-            kept |= {f"{pair}: {grid_name(zones)}" for pair, zones in picked.items()}
+    development = context.step.settings["evaluate"]["development"]
+    picked: set[tuple[str, Condition]] = set()
+    for (benchmark, language), scores in read_condition_scores(context.folder / RESULTS).items():
+        found = benchmark_result(language, benchmark, scores, development)
+        picked |= {*found.chosen.items(), *found.best.items()}
     return {
-        name: plan
-        for name, plan in named.items()
-        if name in kept or zones_of(treatment_of(name)) is None
+        one: plan
+        for one, plan in plans.items()
+        if one.zones is None or (one.pair, one.treatment) in picked
     }
 
 
 def _tasks(
     context: Context, suites: Sequence[str], languages: Sequence[str]
 ) -> tuple[Path, list[WrittenTask]]:
-    """The tasks to ask in some languages, and the folder that holds them.
+    """The tasks to evaluate on in some languages, and the folder that holds them.
 
-    Without suites they are tasks of one's own.
+    Without suites they are the tasks that the study names.
     """
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite
 
-    settings = context.step.settings["judge"]
+    settings = context.step.settings["evaluate"]
     if suites:
         tasks = TaskFolder(context.folder / "tasks")
         data = DataFolder.given(None)
@@ -252,5 +287,5 @@ def _tasks(
 
 
 def benchmark_of(task: str) -> str:
-    """What a task is called in all languages: `mgsm_{language}` is `mgsm`."""
+    """The name of a task in all languages: `mgsm_{language}` is `mgsm`."""
     return task.replace("{language}", "").strip("_-") or task

@@ -1,29 +1,27 @@
-"""What the steps of a study take while they run, which a cluster places them by."""
+"""Steps of a study and the graph of what each needs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
-from pydantic import Field, PositiveInt
-
-from layerswap.compose.schema import Strict
 from layerswap.errors import StudyError
-from layerswap.training.mix.schema import NonEmpty
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a step takes while it runs.
+    """Resources that a step holds while it runs.
 
     Attributes:
         cpus: processors.
         gpus: devices; a fraction shares one.
-        memory_gb: of main memory.
+        memory_gb: main memory, GB.
     """
 
     cpus: float = 1
@@ -33,11 +31,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step is thought to cost, for a plan that is not run.
+    """The estimated cost of a step.
 
     Attributes:
-        gpu_hours: of device time.
-        disk_gb: of what it writes.
+        gpu_hours: device time, h.
+        disk_gb: size of its output, GB.
     """
 
     gpu_hours: float = 0
@@ -50,13 +48,13 @@ class Step:
 
     Attributes:
         name: unique in the study, such as `train/task/2`.
-        kind: what it does.
-        settings: how; plain data.
+        kind: selects the function that runs it.
+        settings: that function's settings; plain data.
         needs: names of the steps whose folders it reads.
         inputs: fingerprints of the files outside the study that it reads, by name.
-        resources: what it takes.
-        estimate: what it is thought to cost.
-        version: raised when its kind comes to write something else for the same settings.
+        resources: held while it runs; no part of its key.
+        estimate: its estimated cost; no part of its key.
+        version: raised when its kind writes something else for the same settings.
     """
 
     name: str
@@ -68,57 +66,78 @@ class Step:
     estimate: Estimate = Estimate()
     version: int = 1
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Step:
+        """The step whose fields `dataclasses.asdict` gave.
+
+        Raises:
+            KeyError, TypeError: a field is missing, or has another type.
+        """
+        return cls(
+            data["name"], data["kind"], data["settings"], tuple(data["needs"]), data["inputs"],
+            Resources(**data["resources"]), Estimate(**data["estimate"]), data["version"],
+        )  # fmt: skip
+
 
 class Graph:
-    """The steps of a study, in an order in which each comes after what it needs.
+    """The steps of a study, each after those that it needs.
 
     Args:
         steps: in any order.
 
     Raises:
-        StudyError: a name is there twice, a need is not there, or steps need each other.
+        StudyError: two steps have one name, a needed step is missing, or steps need each other.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.by_name = {step.name: step for step in steps}
-        if len(self.by_name) < len(steps):
-            names = [step.name for step in steps]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise StudyError(f"step {twice} is there twice")
+        for name, count in Counter(step.name for step in steps).items():
+            if count > 1:
+                raise StudyError(f"step {name} is there twice")
+        by_name = {step.name: step for step in steps}
         for step in steps:
             for need in step.needs:
-                if need not in self.by_name:
+                if need not in by_name:
                     raise StudyError(f"step {step.name} needs {need}, which is not there")
-        self.order = list(self._sorted())
+        sorter = TopologicalSorter(dict.fromkeys(by_name, ()))  # in the order given
+        for step in steps:
+            sorter.add(step.name, *step.needs)
+        try:
+            self._steps = {name: by_name[name] for name in sorter.static_order()}
+        except CycleError as error:
+            names = ", ".join(sorted({*error.args[1]}))
+            raise StudyError(f"steps need each other: {names}") from None
 
     def __iter__(self) -> Iterator[Step]:
-        return (self.by_name[name] for name in self.order)
+        return iter(self._steps.values())
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self._steps)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._steps
 
     def __getitem__(self, name: str) -> Step:
-        return self.by_name[name]
+        return self._steps[name]
 
     @cached_property
     def keys(self) -> dict[str, str]:
-        """The key of every step, as 64 hexadecimal digits."""
+        """The key of every step: the SHA-256 of all that its output depends on."""
         found: dict[str, str] = {}
         for step in self:
-            told = {
+            content = {
                 "kind": step.kind,
                 "version": step.version,
                 "settings": step.settings,
                 "inputs": dict(step.inputs),
                 "needs": [found[name] for name in step.needs],
             }
-            text = json.dumps(told, sort_keys=True, ensure_ascii=False)
+            text = json.dumps(content, sort_keys=True, ensure_ascii=False)
             found[step.name] = hashlib.sha256(text.encode()).hexdigest()
         return found
 
     def folder(self, name: str) -> str:
         """The name of a step's folder: kind and key."""
-        return f"{self.by_name[name].kind}-{self.keys[name][:16]}"
+        return f"{self[name].kind}-{self.keys[name][:16]}"
 
     def followers(self, name: str) -> list[str]:
         """Every step that needs this one, directly or not, in order."""
@@ -126,75 +145,4 @@ class Graph:
         for step in self:
             if reached & set(step.needs):
                 reached.add(step.name)
-        return [one for one in self.order if one in reached and one != name]
-
-    def _sorted(self) -> Iterator[str]:
-        done: set[str] = set()
-        waiting = dict(self.by_name)
-        while waiting:
-            ready = [name for name, step in waiting.items() if set(step.needs) <= done]
-            if not ready:
-                raise StudyError(f"steps need each other: {', '.join(sorted(waiting))}")
-            for name in ready:
-                done.add(name)
-                del waiting[name]
-                yield name
-
-
-Kind = Literal["data", "train", "select", "change", "judge"]
-USUAL: dict[Kind, Resources] = {
-    "train": Resources(cpus=4, gpus=1, memory_gb=64),
-    "select": Resources(cpus=4, gpus=1, memory_gb=64),
-    "judge": Resources(cpus=4, gpus=1, memory_gb=96),
-}
-"""Of the kinds of step that run models, where there are devices."""
-
-
-class StepResources(Strict):
-    """What a step takes while it runs; what is not given is left as it is.
-
-    Attributes:
-        cpus: processors.
-        gpus: devices; a fraction shares one.
-        memory_gb: of main memory.
-    """
-
-    cpus: Annotated[float, Field(gt=0, strict=False)] | None = None
-    gpus: Annotated[float, Field(ge=0, strict=False)] | None = None
-    memory_gb: Annotated[float, Field(gt=0, strict=False)] | None = None
-
-
-class TrainingResources(StepResources):
-    """The same of a training, which accelerate may launch in several processes.
-
-    Attributes:
-        processes: of one training; the effective batch grows with them, unless it is given.
-        launch: accelerate's configuration for them: `ddp`, `fsdp2`, `zero3` or a file.
-    """
-
-    processes: PositiveInt = 1
-    launch: NonEmpty = "ddp"
-
-
-class StudyResources(Strict):
-    """What the steps of each kind take, which a cluster places them by."""
-
-    data: StepResources = StepResources()
-    train: TrainingResources = TrainingResources()
-    select: StepResources = StepResources()
-    change: StepResources = StepResources()
-    judge: StepResources = StepResources()
-
-    def of(self, kind: Kind, *, device: str) -> Resources:
-        """What the steps of a kind take: what is said here, and what is usual where it is not.
-
-        Args:
-            kind: of step.
-            device: where models run.
-        """
-        usual = Resources() if device == "cpu" else USUAL.get(kind, Resources())
-        takes: StepResources = getattr(self, kind)
-        given = {name: getattr(takes, name) for name in ("cpus", "gpus", "memory_gb")}
-        if kind == "train" and device != "cpu" and self.train.processes > 1:
-            usual = replace(usual, gpus=self.train.processes)
-        return replace(usual, **{name: value for name, value in given.items() if value is not None})
+        return [step.name for step in self if step.name in reached and step.name != name]
