@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from layerswap._types import Advance, Log
-from layerswap.checkpoint import refuse_target
+from layerswap.checkpoint import fingerprint, refuse_target
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import zone_grid
@@ -44,7 +44,6 @@ from layerswap.lab.scoring import (
 )
 from layerswap.lab.tasks import LabSplit
 from layerswap.merge import Plan, make_plan
-from layerswap.merge.metadata import fingerprint
 from layerswap.search.conditions import CHOSEN, Condition, contenders, swapped
 from layerswap.search.protocol import choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
