@@ -1,1 +1,0 @@
-"""Studies that ship with the package."""
