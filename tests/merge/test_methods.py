@@ -16,11 +16,12 @@ from merging import elect_and_average, keep_first, keep_largest
 from layerswap.compose.blend import METHODS as SPECS
 from layerswap.deltas.measure import Rows
 from layerswap.merge import thresholds
-from layerswap.merge.methods import METHODS, Chunk, kept_rows
+from layerswap.merge.methods import METHODS, Chunk, WholeTensor, aligned, kept_rows
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 SIZE = 1003
 SHAPE = (17, 59)
+BASE = torch.randn(SIZE, generator=torch.Generator().manual_seed(99)) * 0.02
 
 
 def deltas(count, seed=0, scale=1e-3):
@@ -44,27 +45,41 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
     gram = stacked @ stacked.T if METHODS[method].gram else None
     fishers = fishers_of(parts) if SPECS[method].fisher else []
     kept = kept_elements(parts[0], values) if METHODS[method].rows else None
-    results, start = [], 0
-    for pieces in chunks():
-        before = [piece.clone() for piece in pieces]
-        results.append(
-            METHODS[method].combine(
-                Chunk(
-                    pieces,
-                    weights,
-                    values,
-                    found,
-                    gram,
-                    name=name,
-                    start=start,
-                    fishers=[fisher[start : start + len(pieces[0])] for fisher in fishers],
-                    base=None if kept is None else torch.zeros(len(pieces[0])),
-                    kept=None if kept is None else kept[start : start + len(pieces[0])],
-                )
-            )
+    base = (
+        torch.zeros(SIZE) if METHODS[method].rows else BASE if METHODS[method].sees_base else None
+    )
+
+    def cut(vector, start, stop):
+        return None if vector is None else vector[start:stop].clone()
+
+    def read(start, stop, measured=None):
+        return Chunk(
+            [cut(part, start, stop) for part in parts],
+            weights,
+            values,
+            found,
+            gram,
+            measured=measured,
+            name=name,
+            shape=SHAPE,
+            start=start,
+            fishers=[cut(fisher, start, stop) for fisher in fishers],
+            base=cut(base, start, stop),
+            kept=cut(kept, start, stop),
         )
-        assert all(torch.equal(a, b) for a, b in zip(before, pieces, strict=True)), "parts changed"
-        start += len(pieces[0])
+
+    align = METHODS[method].align(SHAPE)
+    measure = METHODS[method].measure
+    measured = measure(WholeTensor(SIZE, read, chunk, align)) if measure else None
+    results = []
+    for start in range(0, SIZE, chunk):
+        stop = min(start + chunk, SIZE)
+        first, last = aligned(start, stop, align)
+        seen = read(first, min(last, SIZE), measured)
+        before = [part.clone() for part in seen.parts]
+        results.append(METHODS[method].combine(seen)[start - first : stop - first])
+        equal = (torch.equal(a, b) for a, b in zip(before, seen.parts, strict=True))
+        assert all(equal), "parts changed"
     return torch.cat(results)
 
 
@@ -225,11 +240,161 @@ def test_model_stock():
     close(merged("model_stock", parts), ratio * np.mean(arrays64, axis=0))
 
 
+def draws_of(expert, seed=0):
+    key = np.frombuffer(hashlib.sha256(f"{seed}/w/{expert}".encode()).digest()[:16], np.uint64)
+    return np.random.Philox(key=key).random_raw(SIZE) / 2.0**64
+
+
+def magprune(parts, density, epsilon):
+    """MagPrune by rank in each row, every kept entry divided by its own probability."""
+    found = []
+    for expert, x in enumerate(parts):
+        rows = np.abs(x).reshape(SHAPE)
+        rank = np.array([[(row < value).sum() for value in row] for row in rows]).ravel()
+        probability = density - epsilon + rank / (SHAPE[1] - 1) * 2 * epsilon
+        found.append(np.where(draws_of(expert) < probability, x / probability, 0.0))
+    return found
+
+
+def test_della():
+    parts, weights = deltas(3), [1.0, 0.5, 2.0]
+    dropped = magprune(arrays(parts), 0.4, 0.2)
+    settings = {"density": 0.4, "epsilon": 0.2}
+    close(merged("della", parts, weights, **settings), elect_and_average(dropped, weights))
+    total = 0.7 * sum(w * x for w, x in zip(weights, dropped, strict=True))
+    close(merged("della_linear", parts, weights, scale=0.7, **settings), total)
+
+
+def test_della_without_rescaling_keeps_entries_as_they_are():
+    part = deltas(1)[0]
+    found = merged("della_linear", [part], density=0.5, rescale="none")
+    assert torch.all((found == 0) | (found == part))
+    assert 0.4 < float((found != 0).double().mean()) < 0.6
+
+
+@pytest.mark.parametrize("density", [0.001, 0.3, 1.0])
+def test_sce(density):
+    parts = deltas(3)
+    stacked = np.stack(arrays(parts))
+    variance = stacked.var(axis=0).astype(np.float32)
+    count = int(density * (variance > 0).sum())
+    chosen = np.zeros(SIZE, dtype=bool)
+    chosen[np.argsort(-variance, kind="stable")[:count]] = True
+    stacked = stacked * chosen
+    shares = (stacked**2).mean(axis=1)
+    shares = shares / shares.sum() if shares.sum() else np.ones(3)
+    agrees = np.sign(stacked) * np.sign(stacked.sum(axis=0)) > 0
+    mass = (shares[:, None] * agrees).sum(axis=0)
+    total = (shares[:, None] * agrees * stacked).sum(axis=0)
+    close(merged("sce", parts, density=density), total / np.where(mass > 0, mass, 1))
+
+
+@pytest.mark.parametrize("boost", [0.0, 0.1])
+def test_ram(boost):
+    parts, epsilon = deltas(3), 1e-3
+    stacked = np.stack(arrays(parts))
+    changed = np.abs(stacked) > np.float32(epsilon)
+    count = changed.sum(axis=0)
+    factors = []
+    for mask in changed:
+        shared, alone = (mask & (count > 1)).sum(), (mask & (count == 1)).sum()
+        factors.append(1 + boost * min(max(shared / max(alone, epsilon), 0), 0.2))
+    reference = np.zeros(SIZE)
+    for i in range(SIZE):
+        values = [x for x, mask in zip(stacked[:, i], changed[:, i], strict=True) if mask]
+        if len(values) > 1:
+            reference[i] = np.mean(values)
+        elif values:
+            reference[i] = values[0] * factors[int(changed[:, i].argmax())]
+    close(merged("ram", parts, epsilon=epsilon, boost=boost), reference)
+
+
+def test_nearswap():
+    part = deltas(1)[0]
+    x = arrays([part])[0]
+    reference = np.where(np.abs(x) <= 5e-4, x, np.sign(x) * 5e-4)
+    close(merged("nearswap", [part], t=5e-4), reference)
+
+
+def test_arcee_fusion():
+    part = deltas(1, scale=1e-2)[0]
+    base = arrays([BASE])[0].reshape(SHAPE)
+    x = arrays([part])[0].reshape(SHAPE)
+
+    def softmax(rows):
+        return np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True) + 1e-8
+
+    p, q = softmax(base + x), softmax(base)
+    importance = (np.abs(x) * (p * np.log(p / q)).sum(axis=1, keepdims=True)).ravel()
+    low, median, high = (np.sort(importance)[int(s * (SIZE - 1))] for s in (0.25, 0.5, 0.75))
+    kept = importance >= median + 1.5 * (high - low)
+    assert 10 < kept.sum() < SIZE / 2
+    close(merged("arcee_fusion", [part]), np.where(kept, x.ravel(), 0))
+
+
+@pytest.mark.parametrize("t", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("angle", ["tensor", "row", "column"])
+def test_nuslerp(angle, t):
+    a, b = deltas(2)
+    b = b + 0.3 * a
+    x, y = (array.reshape(SHAPE) for array in arrays([a, b]))
+    axis = {"tensor": None, "row": 1, "column": 0}[angle]
+    dot = (x * y).sum(axis=axis, keepdims=True)
+    norms = np.sqrt((x**2).sum(axis=axis, keepdims=True) * (y**2).sum(axis=axis, keepdims=True))
+    theta = np.arccos(dot / norms)
+    reference = (np.sin((1 - t) * theta) * x + np.sin(t * theta) * y) / np.sin(theta)
+    close(merged("nuslerp", [a, b], [1 - t, t], angle=angle), reference.ravel())
+
+
+def test_multislerp():
+    """The publication's steps, the tangent step too."""
+    parts, weights = deltas(3), np.array([0.2, 0.5, 0.3])
+    x = np.stack(arrays(parts))
+    norms = np.linalg.norm(x, axis=1)
+    units = x / (norms + 1e-8)[:, None]
+    mean = weights @ units
+    mean = mean / np.linalg.norm(mean)
+    tangent = weights @ (units - (units @ mean)[:, None] * mean)
+    length = np.linalg.norm(tangent) + 1e-8
+    reference = (mean * math.cos(length) + tangent * math.sin(length) / length) * (weights @ norms)
+    close(merged("multislerp", parts, list(weights)), reference)
+    close(merged("multislerp", parts, list(2 * weights), scale=2.0), 2 * reference)
+
+
+def test_multislerp_of_opposites_is_linear():
+    part = deltas(1)[0]
+    close(merged("multislerp", [part, -part], [0.5, 0.5]), np.zeros(SIZE))
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_karcher(steps):
+    parts = [part + deltas(1, seed=9)[0] for part in deltas(3)]
+    x = np.stack(arrays(parts))
+    norms = np.linalg.norm(x, axis=1)
+    units = x / norms[:, None]
+    mean = units.mean(axis=0)
+    mean = mean / np.linalg.norm(mean)
+    for _ in range(steps):
+        angles = [math.acos(np.clip(unit @ mean, -1, 1)) for unit in units]
+        logs = [
+            angle / math.sin(angle) * (unit - (unit @ mean) * mean)
+            for unit, angle in zip(units, angles, strict=True)
+        ]
+        tangent = np.mean(logs, axis=0)
+        step = np.linalg.norm(tangent)
+        if step < 1e-5:
+            break
+        mean = math.cos(step) * mean + math.sin(step) / step * tangent
+    close(merged("karcher", parts, max_iter=steps), norms.mean() * mean)
+
+
 # The battery: what must hold of every method, so that a new one gets it for its entry.
 
 ALL = sorted(METHODS)
 DELTAS = [name for name in ALL if SPECS[name].base]
-RANDOM = {"dare_linear", "dare_ties"}
+RANDOM = {"dare_linear", "dare_ties", "della", "della_linear"}
+SELECTING = {"arcee_fusion"}
+"""Methods that always leave something out."""
 
 
 def experts_for(method, count=3):
@@ -240,14 +405,15 @@ def experts_for(method, count=3):
 def full(method):
     """Parameters under which the method drops nothing."""
     names = SPECS[method].parameters
-    return {key: value for key, value in {"density": 1.0, "outliers": 0.0}.items() if key in names}
+    values = {"density": 1.0, "outliers": 0.0, "epsilon": 0.0, "t": 1e6}
+    return {key: value for key, value in values.items() if key in names}
 
 
 def test_every_method_of_a_recipe_is_computed_and_nothing_else():
     assert METHODS.keys() == SPECS.keys()
 
 
-@pytest.mark.parametrize("method", ALL)
+@pytest.mark.parametrize("method", [m for m in ALL if m not in SELECTING])
 def test_equal_inputs_give_themselves_back(method):
     x = deltas(1)[0]
     count = experts_for(method)
@@ -255,7 +421,9 @@ def test_equal_inputs_give_themselves_back(method):
     close(merged(method, [x] * count, weights, **full(method)), arrays([x])[0])
 
 
-@pytest.mark.parametrize("method", [m for m in ALL if SPECS[m].experts[0] == 1])
+@pytest.mark.parametrize(
+    "method", [m for m in ALL if SPECS[m].experts[0] == 1 and m not in SELECTING]
+)
 def test_one_expert_at_weight_one_gives_itself_back(method):
     x = deltas(1)[0]
     assert torch.equal(merged(method, [x], [1.0], **full(method)), x)

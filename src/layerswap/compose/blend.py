@@ -7,7 +7,7 @@ method applied to blends. The arithmetic is in `merge.methods`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +62,12 @@ class MethodSpec:
 
     Attributes:
         paper: where the method is described.
-        base: True if it works on deltas, and so needs the base.
+        base: True if it works on deltas, and so needs the base. A method with the parameter
+            `origin` does so where that is `base`.
         parameters: its settings.
         experts: the number of experts it takes: smallest and largest.
         fisher: True if it needs the diagonal Fisher of every expert.
+        rule: says what is wrong with all settings together, if anything.
     """
 
     paper: str
@@ -73,6 +75,15 @@ class MethodSpec:
     parameters: Mapping[str, Parameter]
     experts: tuple[int, float] = (1, float("inf"))
     fisher: bool = False
+    rule: Callable[[Mapping[str, Any]], str | None] = lambda values: None
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every parameter of the method, those that are not given by their defaults."""
+        return {name: p.default for name, p in self.parameters.items()} | dict(given)
+
+    def needs_base(self, values: Mapping[str, object]) -> bool:
+        """True if the method takes deltas from the base under these settings."""
+        return self.base or values.get("origin") == "base"
 
 
 SCALE = Parameter(1.0, high=1e6)
@@ -84,6 +95,24 @@ def _density(default: float) -> Parameter:
 
 SEED = Parameter(0, high=2**63 - 1, whole=True)
 DISJOINT = Parameter("mean", choices=("mean", "sum"))
+ORIGIN = Parameter("zero", choices=("zero", "base"))
+ONE, TWO = (1, 1), (2, 2)
+
+
+def _probabilities(values: Mapping[str, Any]) -> str | None:
+    density, epsilon = values["density"], values["epsilon"]
+    if density < 1 and not epsilon < min(density, 1 - density):
+        return f"density {density:g} with epsilon {epsilon:g} leaves the range from 0 to 1"
+    return None
+
+
+_DELLA = {
+    "density": _density(0.5),
+    "epsilon": Parameter(0.15, high=0.5),
+    "rescale": Parameter("entry", choices=("entry", "none")),
+    "scale": SCALE,
+    "seed": SEED,
+}
 METHODS: dict[str, MethodSpec] = {
     "task_arithmetic": MethodSpec("Ilharco et al., 2023", True, {"scale": SCALE}),
     "ties": MethodSpec(
@@ -133,9 +162,41 @@ METHODS: dict[str, MethodSpec] = {
             "axis": Parameter("input", choices=("input", "output")),
             "scope": Parameter("tensor", choices=("tensor", "model")),
         },
-        (1, 1),
+        ONE,
     ),
-    "slerp": MethodSpec("Shoemake, 1985", False, {}, (2, 2)),
+    "della": MethodSpec(
+        "Deep et al., 2024", True, {**_DELLA, "disjoint": DISJOINT}, rule=_probabilities
+    ),
+    "della_linear": MethodSpec("Deep et al., 2024", True, _DELLA, rule=_probabilities),
+    "sce": MethodSpec("Wan et al., 2024", True, {"density": _density(1.0), "scale": SCALE}),
+    "ram": MethodSpec(
+        "Reinforced Agent Merging, 2026",
+        True,
+        {
+            "epsilon": Parameter(1e-5, high=1e6),
+            "boost": Parameter(0.0, high=1e6),
+            "limit": Parameter(0.2, high=1e6),
+            "scale": SCALE,
+        },
+    ),
+    "nearswap": MethodSpec("alchemonaut, 2024", True, {"t": Parameter(1e-4, high=1e6)}, ONE),
+    "arcee_fusion": MethodSpec("Arcee AI, 2025", True, {}, ONE),
+    "slerp": MethodSpec("Shoemake, 1985", False, {}, TWO),
+    "nuslerp": MethodSpec(
+        "Shoemake, 1985",
+        False,
+        {"angle": Parameter("tensor", choices=("tensor", "row", "column")), "origin": ORIGIN},
+        TWO,
+    ),
+    "multislerp": MethodSpec("Goddard, 2025", False, {"origin": ORIGIN, "scale": SCALE}),
+    "karcher": MethodSpec(
+        "Karcher, 1977",
+        False,
+        {
+            "max_iter": Parameter(10, low=1, high=10_000, whole=True),
+            "tol": Parameter(1e-5, high=1.0, open_low=True),
+        },
+    ),
     "model_stock": MethodSpec("Jang et al., 2024", True, {}, (2, float("inf"))),
 }
 """Every method that a recipe can name under `merge`, beside the blend of a soup."""
@@ -158,6 +219,9 @@ def check_operation(method: str, parameters: Mapping[str, object], experts: int)
             spec.parameters[name].check(value)
         except RecipeError as error:
             raise error.within(name) from None
+    wrong = spec.rule(spec.settings(parameters))
+    if wrong:
+        raise RecipeError(f"{method}: {wrong}")
     low, high = spec.experts
     if not low <= experts <= high:
         wanted = f"exactly {low}" if low == high else f"at least {low}"
@@ -204,16 +268,16 @@ class Operation:
                 it cannot take.
         """
         spec = METHODS[check_operation(method, parameters or {}, len(inputs))]
-        if spec.base and base is None:
+        values = spec.settings(parameters or {})
+        if spec.needs_base(values) and base is None:
             raise RecipeError(f"{method} works on deltas and needs the base")
-        values = {name: p.default for name, p in spec.parameters.items()} | dict(parameters or {})
         ordered = sorted(inputs.items(), key=lambda pair: str(pair[0]))
         if spec.fisher and set(fishers or ()) != set(inputs):
             raise RecipeError(f"{method} needs the Fisher of every expert")
         return cls(
             method,
             tuple(ordered),
-            base if spec.base else None,
+            base if spec.needs_base(values) else None,
             tuple(sorted(values.items())),
             tuple(fishers[blend] for blend, _ in ordered) if spec.fisher and fishers else (),
         )

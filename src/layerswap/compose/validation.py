@@ -160,8 +160,8 @@ def _wrong_weights(data: Mapping[Any, Any]) -> Iterator[Mistake]:
 def _base_mistakes(data: Mapping[Any, Any], experts: Mapping[Any, Any]) -> Iterator[Mistake]:
     if data.get("mergekit") is not None and data.get("base") is not None and "base" in experts:
         yield ("mergekit",), "beside the base no expert can be called 'base'; give it another name"
-    for path, method, _ in _merges(data, experts):
-        if not METHODS[method].base:
+    for path, method, merge in _merges(data, experts):
+        if not METHODS[method].needs_base(merge):
             continue
         if data.get("base") is None:
             yield path, f"{method} works on deltas; give `base`"

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, TensorInfo
 from layerswap.checkpoint.read import is_finite, read_elements
 from layerswap.compose.blend import Operation
 from layerswap.deltas.measure import Axis, Rows
 from layerswap.errors import MergeError
-from layerswap.merge.methods import METHODS, Chunk, kept_rows, model_floor
+from layerswap.merge.methods import METHODS, Chunk, WholeTensor, aligned, kept_rows, model_floor
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
@@ -195,6 +195,7 @@ class _Facts:
     thresholds: Thresholds = ()
     gram: torch.Tensor | None = None
     kept: torch.Tensor | None = None
+    measured: Any = None
 
 
 def blend(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
@@ -246,25 +247,32 @@ class Reader:
         """Elements [start, stop) of a term: as the expert has them, or as its method makes them."""
         if not isinstance(term, MergedTensor):
             return elements(term, self._handles, start, stop, self._factors)
-        operation, facts = term.operation, self._measured(term)
-        method = METHODS[operation.method]
-        merged = method.combine(
-            Chunk(
-                parts=self._parts(term, start, stop),
-                weights=[weight for _, weight in operation.inputs],
-                parameters=dict(operation.parameters),
-                thresholds=facts.thresholds,
-                gram=facts.gram,
-                base=self.total(term.base, start, stop) if method.rows and term.base else None,
-                kept=None if facts.kept is None else _rows(term).spread(facts.kept, start, stop),
-                fishers=[self.total(terms, start, stop) for terms in term.fishers],
-                name=term.name,
-                start=start,
-            )
-        )
+        method = METHODS[term.operation.method]
+        first, last = aligned(start, stop, method.align(term.shape))
+        chunk = self._chunk(term, first, min(last, term.elements), self._measured(term))
+        merged = method.combine(chunk)[start - first : stop - first]
         if term.base is None or method.rows:
             return merged
         return merged.add_(self.total(term.base, start, stop))
+
+    def _chunk(self, term: MergedTensor, start: int, stop: int, facts: _Facts) -> Chunk:
+        """Elements [start, stop) of a derived tensor as its method sees them."""
+        operation, method = term.operation, METHODS[term.operation.method]
+        sees_base = (method.rows or method.sees_base) and term.base is not None
+        return Chunk(
+            parts=self._parts(term, start, stop),
+            weights=[weight for _, weight in operation.inputs],
+            parameters=dict(operation.parameters),
+            thresholds=facts.thresholds,
+            gram=facts.gram,
+            base=self.total(term.base, start, stop) if sees_base and term.base else None,
+            kept=None if facts.kept is None else _rows(term).spread(facts.kept, start, stop),
+            fishers=[self.total(terms, start, stop) for terms in term.fishers],
+            measured=facts.measured,
+            name=term.name,
+            shape=term.shape,
+            start=start,
+        )
 
     def blame(self, terms: Terms, start: int, stop: int) -> str | None:
         """What to say of the first expert's tensor that holds NaN or infinity, if one does."""
@@ -326,6 +334,14 @@ class Reader:
             return _Facts(kept=kept_rows(self.row_mavs(term), dict(operation.parameters), floor))
         if known is not None:
             return _Facts(known)
+        if method.measure is not None:
+            whole = WholeTensor(
+                term.elements,
+                lambda start, stop: self._chunk(term, start, stop, _Facts()),
+                CHUNK_ELEMENTS,
+                method.align(term.shape),
+            )
+            return _Facts(measured=method.measure(whole))
         ranks = method.ranks(dict(operation.parameters), term.elements) if term.elements else ()
         if ranks:
             return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), ranks))

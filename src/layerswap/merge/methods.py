@@ -8,11 +8,13 @@ in its entry; the caller measures it in passes over the same chunks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerswap.compose.blend import Value
+from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +32,11 @@ class Chunk:
         thresholds: per expert, the magnitudes at the ranks that the method asked for.
         gram: float64 `[experts, experts]`, inner products of the whole tensors, if asked for.
         fishers: per expert, the diagonal Fisher at the same elements, for a method that needs it.
-        base: the base's weights, for a method that selects.
+        base: the base's weights, for a method that sees them.
         kept: whether each element lies in a row that is kept, for a method that selects rows.
+        measured: what the method's `measure` returned for the whole tensor.
         name: the tensor's name.
+        shape: the tensor's shape.
         start: position of the chunk's first element in the tensor.
     """
 
@@ -44,12 +48,65 @@ class Chunk:
     fishers: Sequence[torch.Tensor] = ()
     base: torch.Tensor | None = None
     kept: torch.Tensor | None = None
+    measured: Any = None
     name: str = ""
+    shape: tuple[int, ...] = ()
     start: int = 0
+
+    @property
+    def width(self) -> int:
+        """Length of a row: of the last axis."""
+        return self.shape[-1] if self.shape else 1
+
+    def arrays(self) -> list[Any]:
+        """The parts as NumPy vectors that share their memory."""
+        return [part.numpy() for part in self.parts]
 
     def number(self, parameter: str) -> float:
         """A numeric parameter."""
         return float(self.parameters[parameter])
+
+
+@dataclass(frozen=True)
+class WholeTensor:
+    """A tensor as a method measures it, before it combines any chunk of it.
+
+    Attributes:
+        elements: number of its elements.
+        read: the chunk of elements [start, stop), without anything measured.
+        step: elements to read at a time.
+        align: a multiple of elements at which chunks begin and end.
+    """
+
+    elements: int
+    read: Callable[[int, int], Chunk]
+    step: int
+    align: int = 1
+
+    def chunks(self) -> Iterator[Chunk]:
+        """A pass over the tensor."""
+        step = max(1, self.step // self.align) * self.align
+        for start in range(0, self.elements, step):
+            yield self.read(start, min(start + step, self.elements))
+
+    def quantile_magnitudes(self, score: Callable[[Chunk], Any], ranks: Sequence[int]) -> Any:
+        """The magnitudes at the given ranks, from 1 for the largest, of a score per element."""
+        import torch
+
+        def part(start: int, stop: int) -> list[Any]:
+            first, last = aligned(start, stop, self.align)
+            values = score(self.read(first, min(last, self.elements)))[start - first :]
+            return [torch.from_numpy(values[: stop - start])]
+
+        stream = Stream(
+            self.elements, lambda: ([torch.from_numpy(score(c))] for c in self.chunks()), part
+        )
+        return magnitude_thresholds([stream], 1, ranks)[0]
+
+
+def aligned(start: int, stop: int, align: int) -> tuple[int, int]:
+    """The bounds widened to multiples of `align`."""
+    return start - start % align, stop + -stop % align
 
 
 @dataclass(frozen=True)
@@ -63,12 +120,22 @@ class ChunkMethod:
         gram: whether it needs the inner products.
         rows: whether it takes whole rows from the expert or the base as they are: it sees
             weights, not deltas, and which elements lie in kept rows.
+        measure: what the method must know of the whole tensor beyond that, as plain numbers.
+        whole_rows: whether chunks are made of whole rows along the last axis.
+        sees_base: whether it needs the base's weights beside the deltas.
     """
 
     combine: Callable[[Chunk], torch.Tensor]
     ranks: Callable[[Mapping[str, Value], int], Sequence[int]] = field(default=lambda p, n: ())
     gram: bool = False
     rows: bool = False
+    measure: Callable[[WholeTensor], Any] | None = None
+    whole_rows: bool = False
+    sees_base: bool = False
+
+    def align(self, shape: Sequence[int]) -> int:
+        """The multiple of elements at which a chunk of a tensor may begin and end."""
+        return max(1, shape[-1]) if self.whole_rows and shape else 1
 
 
 def task_arithmetic(chunk: Chunk) -> torch.Tensor:
@@ -226,6 +293,296 @@ def fisher(chunk: Chunk) -> torch.Tensor:
     return total.div_(mass).to(chunk.parts[0].dtype)
 
 
+def della(chunk: Chunk) -> torch.Tensor:
+    """Drop by rank, rescale, elect signs and merge (Deep et al., 2024: MagPrune and TIES).
+
+    Along each row of the last axis an entry is kept with a probability that rises with the rank
+    of its magnitude, from `density - epsilon` to `density + epsilon` (the paper's window is twice
+    this epsilon), and is divided by that probability.
+    """
+    return _elect_and_merge(_pruned(chunk), chunk)
+
+
+def della_linear(chunk: Chunk) -> torch.Tensor:
+    """Drop by rank and rescale as `della`, then add."""
+    return _weighted(_pruned(chunk), chunk.weights).mul_(chunk.number("scale"))
+
+
+def _pruned(chunk: Chunk) -> list[torch.Tensor]:
+    import numpy as np
+    import torch
+
+    density, epsilon, found = chunk.number("density"), chunk.number("epsilon"), []
+    if density >= 1:
+        return list(chunk.parts)
+    for expert, part in enumerate(chunk.arrays()):
+        rows = np.abs(part).reshape(-1, chunk.width)
+        order = np.argsort(rows, axis=1, kind="stable")
+        ranks = np.empty_like(order)
+        np.put_along_axis(ranks, order, np.arange(chunk.width)[None], axis=1)
+        share = ranks.ravel() / (chunk.width - 1) if chunk.width > 1 else np.full(len(part), 0.5)
+        probability = (density - epsilon) + share * 2 * epsilon
+        kept = part * (_draws(chunk, expert) < (probability * 2.0**64).astype(np.uint64))
+        if chunk.parameters["rescale"] == "entry":
+            kept = (kept / probability).astype(part.dtype)
+        found.append(torch.from_numpy(kept))
+    return found
+
+
+def sce(chunk: Chunk) -> torch.Tensor:
+    """Select, calculate, erase (Wan et al., 2024, FuseChat, section 3.3).
+
+    Keeps the `density` share of entries, of those that differ, whose variance over the experts is
+    largest; weighs each expert by the mean square of what it keeps; drops what disagrees with the
+    sign of the sum; and averages the rest.
+    """
+    import numpy as np
+    import torch
+
+    threshold, *shares = chunk.measured
+    parts = _selected(chunk, threshold)
+    sign = np.sign(sum(w * part for w, part in zip(chunk.weights, parts, strict=True)))
+    total, mass = np.zeros(len(sign)), np.zeros(len(sign))
+    for part, share in zip(parts, shares, strict=True):
+        agrees = np.sign(part) * sign > 0
+        total += share * (agrees * part)
+        mass += share * agrees
+    merged = total / np.where(mass > 0, mass, 1.0) * chunk.number("scale")
+    return torch.from_numpy(merged.astype(chunk.arrays()[0].dtype))
+
+
+def _selected(chunk: Chunk, threshold: float) -> list[Any]:
+    """The parts in float64, 0 where their variance is below the threshold."""
+    parts = [part.astype("float64") for part in chunk.arrays()]
+    return [part * (_variance(chunk) >= threshold) for part in parts] if threshold else parts
+
+
+def _variance(chunk: Chunk) -> Any:
+    import numpy as np
+
+    return np.var(np.stack(chunk.arrays()).astype("float64"), axis=0).astype("float32")
+
+
+def _measure_sce(whole: WholeTensor) -> Any:
+    """The smallest variance that is kept, and the weight of each expert."""
+    import numpy as np
+
+    sample = whole.read(0, 0)
+    density, threshold = sample.number("density"), 0.0
+    if density < 1:
+        count = int(density * sum(int(np.count_nonzero(_variance(c))) for c in whole.chunks()))
+        threshold = whole.quantile_magnitudes(_variance, [count])[0]
+    squares = np.zeros(len(sample.parts))
+    for chunk in whole.chunks():
+        squares += [float(np.square(part).sum()) for part in _selected(chunk, threshold)]
+    shares = squares * np.asarray(sample.weights)
+    return (threshold, *(shares / shares.sum() if shares.sum() > 0 else sample.weights))
+
+
+def ram(chunk: Chunk) -> torch.Tensor:
+    """Reinforced agent merging (2601.13572): shared changes are averaged, others kept whole.
+
+    A change counts if it is larger than `epsilon`. With `boost` r and `limit` alpha, what one
+    expert alone changed is scaled by `1 + r min(rho, alpha)`, rho being the number of entries
+    that the expert changed with others over the number that it changed alone (RAM+), tensor by
+    tensor.
+    """
+    import numpy as np
+    import torch
+
+    parts, epsilon = chunk.arrays(), chunk.number("epsilon")
+    changed = [np.abs(part) > epsilon for part in parts]
+    alone = sum(mask.astype(np.int32) for mask in changed) == 1
+    total, mass = np.zeros(len(parts[0])), np.zeros(len(parts[0]))
+    for part, mask, weight, boost in zip(
+        parts, changed, chunk.weights, chunk.measured, strict=True
+    ):
+        total += weight * mask * part.astype("float64") * np.where(alone, boost, 1.0)
+        mass += weight * mask
+    merged = total / np.where(mass > 0, mass, 1.0) * chunk.number("scale")
+    return torch.from_numpy(merged.astype(parts[0].dtype))
+
+
+def _measure_ram(whole: WholeTensor) -> Any:
+    """The factor of each expert's own changes."""
+    import numpy as np
+
+    sample = whole.read(0, 0)
+    boost, limit = sample.number("boost"), sample.number("limit")
+    epsilon = sample.number("epsilon")
+    if not boost:
+        return [1.0] * len(sample.parts)
+    shared, alone = np.zeros(len(sample.parts)), np.zeros(len(sample.parts))
+    for chunk in whole.chunks():
+        changed = np.stack([np.abs(part) > epsilon for part in chunk.arrays()])
+        count = changed.sum(axis=0)
+        shared += (changed & (count > 1)).sum(axis=1)
+        alone += (changed & (count == 1)).sum(axis=1)
+    ratio = shared / np.maximum(alone, max(epsilon, 1e-30))
+    return list(1 + boost * np.minimum(ratio, limit))
+
+
+def nearswap(chunk: Chunk) -> torch.Tensor:
+    """Move each weight to the expert's by at most `t` (alchemonaut, 2024, QuartetAnemoi).
+
+    A delta is taken whole where its magnitude is at most `t`, and scaled by `t / |delta|` where
+    it is larger.
+    """
+    (part,) = chunk.parts
+    return part * (chunk.number("t") / part.abs().clamp_min(1e-6)).clamp_max(1)
+
+
+def arcee_fusion(chunk: Chunk) -> torch.Tensor:
+    """Take the most important changes of one expert (Arcee AI; as mergekit defines it).
+
+    The importance of an entry is |delta| times the divergence of its row, KL of the softmax of
+    the expert's row from that of the base's. Entries whose importance is at least the median plus
+    1.5 times the distance between the quartiles, of the whole tensor, are taken.
+    """
+    import torch
+
+    (part,) = chunk.arrays()
+    return torch.from_numpy(part * (_importance(chunk) >= chunk.measured[0]))
+
+
+def _importance(chunk: Chunk) -> Any:
+    """|delta| times the divergence of the row, float32."""
+    import numpy as np
+
+    assert chunk.base is not None
+    (part,), base = chunk.arrays(), chunk.base.numpy().astype("float64")
+
+    def softmax(rows: Any) -> Any:
+        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True) + 1e-8
+
+    p = softmax((base + part).reshape(-1, chunk.width))
+    q = softmax(base.reshape(-1, chunk.width))
+    divergence = np.maximum((p * np.log(p / q)).sum(axis=1, keepdims=True), 0.0)
+    found = np.abs(part).reshape(-1, chunk.width) * divergence
+    return found.ravel().astype("float32")
+
+
+def _measure_importance(whole: WholeTensor) -> Any:
+    last = whole.elements - 1
+    ranks = [whole.elements - int(share * last) for share in (0.25, 0.5, 0.75)]
+    low, median, high = whole.quantile_magnitudes(_importance, ranks)
+    return (median + 1.5 * (high - low),)
+
+
+def nuslerp(chunk: Chunk) -> torch.Tensor:
+    """Along the arc between two tensors or two deltas, at t = the second's share of weight.
+
+    As `slerp`, with the angle of the whole tensor or of each row or column, and interpolated
+    linearly only where the cosine is 1 or -1 within float64's rounding.
+    """
+    import numpy as np
+    import torch
+
+    first, second = chunk.arrays()
+    t = chunk.weights[1] / (chunk.weights[0] + chunk.weights[1])
+    dots = chunk.measured
+    norms = np.maximum(np.sqrt(dots[0]), 1e-7) * np.maximum(np.sqrt(dots[2]), 1e-7)
+    cosine = np.clip(dots[1] / norms, -1, 1)
+    flat = 1 - cosine**2 <= 1e-16
+    angle = np.arccos(np.where(flat, 0.0, cosine))
+    sine = np.where(flat, 1.0, np.sin(angle))
+    shares = [
+        np.where(flat, share, np.sin(share * angle) / sine)[_vectors(chunk)] for share in (1 - t, t)
+    ]
+    return torch.from_numpy((shares[0] * first + shares[1] * second).astype(first.dtype))
+
+
+def _vectors(chunk: Chunk) -> Any:
+    """The number of the vector, with an angle of its own, that each element belongs to."""
+    import numpy as np
+
+    position = np.arange(chunk.start, chunk.start + len(chunk.parts[0]))
+    if chunk.parameters["angle"] == "row":
+        return position // chunk.width
+    if chunk.parameters["angle"] == "column" and chunk.shape:
+        return position % max(1, math.prod(chunk.shape[1:]))
+    return np.zeros_like(position)
+
+
+def _measure_angles(whole: WholeTensor) -> Any:
+    """Inner products `[3, vectors]`, float64: of the first with itself, of both, of the second."""
+    import numpy as np
+
+    sample = whole.read(0, 0)
+    count = {
+        "tensor": 1,
+        "row": whole.elements // max(1, sample.width),
+        "column": math.prod(sample.shape[1:]) if sample.shape else 1,
+    }[str(sample.parameters["angle"])]
+    found = np.zeros((3, count))
+    for chunk in whole.chunks():
+        a, b = (part.astype("float64") for part in chunk.arrays())
+        place = _vectors(chunk)
+        products = (a * a, a * b, b * b)
+        found += [np.bincount(place, product, minlength=count) for product in products]
+    return found
+
+
+def multislerp(chunk: Chunk) -> torch.Tensor:
+    """The direction of the mean unit tensor, at the mean norm (Goddard, 2025, Multi-SLERP).
+
+    The tangent step of the publication, from the mean direction, is 0 for any weights: the mean
+    of the units' tangent parts is the mean's own, which has none. Where the mean unit is 0 the
+    tensors are averaged.
+    """
+    import numpy as np
+
+    assert chunk.gram is not None
+    gram, weights = chunk.gram.numpy(), np.asarray(chunk.weights) / math.fsum(chunk.weights)
+    norms = np.sqrt(np.diagonal(gram)) + 1e-8
+    shares = weights / norms
+    length = math.sqrt(max(0.0, float(shares @ gram @ shares)))
+    if len(chunk.parts) == 1 or length < 1e-8:
+        shares = weights
+    else:
+        shares = shares / length * float(weights @ np.sqrt(np.diagonal(gram)))
+    return _weighted(chunk.parts, list(shares * chunk.number("scale")))
+
+
+def karcher(chunk: Chunk) -> torch.Tensor:
+    """The Karcher mean of the tensors' directions, at their mean norm (Karcher, 1977; 2603.04972).
+
+    Repeats: map the units to the tangent space of the mean by the sphere's logarithm, average,
+    and map back by its exponential; until the step is below `tol` or `max_iter` times. All points
+    are combinations of the tensors, so their inner products are enough.
+    """
+    import numpy as np
+
+    assert chunk.gram is not None
+    gram, tol = chunk.gram.numpy(), chunk.number("tol")
+    norms, weights = np.sqrt(np.diagonal(gram)), np.asarray(chunk.weights, dtype="float64")
+    weights = weights / weights.sum()
+    valid = norms > tol
+    inverse = np.where(valid, 1 / np.where(valid, norms, 1.0), 0.0)
+    units = gram * np.outer(inverse, inverse)
+
+    def length(point: Any) -> float:
+        return math.sqrt(max(0.0, float(point @ units @ point)))
+
+    shares = np.where(valid, weights, 0.0)
+    if not shares.any():
+        return _weighted(chunk.parts, [0.0] * len(norms))
+    shares = shares / shares.sum()
+    mean = shares / length(shares) if length(shares) >= tol else np.eye(len(norms))[valid.argmax()]
+    for _ in range(int(chunk.number("max_iter"))):
+        cosines = np.clip(units @ mean, -1, 1)
+        angles = np.arccos(cosines)
+        steps = np.where(angles < tol, 0.0, shares * angles / np.maximum(np.sin(angles), 1e-300))
+        tangent = steps - float(steps @ cosines) * mean
+        step = length(tangent)
+        if step < tol:
+            break
+        mean = math.cos(step) * mean + math.sin(step) / step * tangent
+        mean = mean / length(mean)
+    return _weighted(chunk.parts, list(float(weights @ norms) * mean * inverse))
+
+
 def _kept_rank(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
     """The smallest magnitude kept: at least one entry, and nothing to measure if all are."""
     density = float(parameters["density"])
@@ -247,10 +604,21 @@ METHODS: dict[str, ChunkMethod] = {
     "breadcrumbs": ChunkMethod(breadcrumbs, ranks=_band_ranks),
     "fisher": ChunkMethod(fisher),
     "revert": ChunkMethod(revert, rows=True),
+    "della": ChunkMethod(della, whole_rows=True),
+    "della_linear": ChunkMethod(della_linear, whole_rows=True),
+    "sce": ChunkMethod(sce, measure=_measure_sce),
+    "ram": ChunkMethod(ram, measure=_measure_ram),
+    "nearswap": ChunkMethod(nearswap),
+    "arcee_fusion": ChunkMethod(
+        arcee_fusion, measure=_measure_importance, whole_rows=True, sees_base=True
+    ),
     "slerp": ChunkMethod(slerp, gram=True),
+    "nuslerp": ChunkMethod(nuslerp, measure=_measure_angles),
+    "multislerp": ChunkMethod(multislerp, gram=True),
+    "karcher": ChunkMethod(karcher, gram=True),
     "model_stock": ChunkMethod(model_stock, gram=True),
 }
-"""How each method of `compose.operation.METHODS` is computed."""
+"""How each method of `compose.blend.METHODS` is computed."""
 
 
 def _weighted(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
@@ -286,12 +654,18 @@ def _mask(chunk: Chunk, expert: int, density: float) -> torch.Tensor:
     import numpy as np
     import torch
 
+    # In whole numbers: the largest uint64 has no float of its own.
+    return torch.from_numpy(_draws(chunk, expert) <= np.uint64(max(0, int(density * 2**64) - 1)))
+
+
+def _draws(chunk: Chunk, expert: int) -> Any:
+    """Random uint64, one per element, by seed, tensor name, expert and position alone."""
+    import numpy as np
+
     text = f"{chunk.parameters['seed']}/{chunk.name}/{expert}".encode()
     key = np.frombuffer(hashlib.sha256(text).digest()[:16], dtype=np.uint64)
     stream = np.random.Philox(key=key)
     # One step of the counter gives four draws; a chunk may begin between two steps.
     stream.advance(chunk.start // 4)
     skip = chunk.start % 4
-    draws = stream.random_raw(skip + len(chunk.parts[expert]))[skip:]
-    # In whole numbers: the largest uint64 has no float of its own.
-    return torch.from_numpy(draws <= np.uint64(max(0, int(density * 2**64) - 1)))
+    return stream.random_raw(skip + len(chunk.parts[expert]))[skip:]

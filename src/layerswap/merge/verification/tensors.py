@@ -182,7 +182,7 @@ def _measured_whole(tensor: OutputTensor, known: Mapping[Operation, Thresholds])
             operation = derived.operation
             method = METHODS[operation.method]
             ranks = method.ranks(dict(operation.parameters), derived.elements)
-            if operation not in known and (method.gram or ranks):
+            if operation not in known and (method.gram or method.measure or ranks):
                 return True
     return False
 
