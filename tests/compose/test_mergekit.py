@@ -113,6 +113,30 @@ def test_truth_values_jump_where_numbers_are_interpolated():
          Blend.of("b")),
         ("merge_method: passthrough\nmodels: [{model: ./a, parameters: {scale: 1}}]",
          Blend.of("a")),
+        ("merge_method: passthrough\nmodels: [{model: ./a, parameters: {scale: 0.5}}]",
+         merge("scale", weights={"a": 1}, scale=0.5)),
+        ("merge_method: della\nparameters: {density: 0.5}\n" + TWO,
+         merge("della", weights={"a": 1, "b": 0.5}, density=0.5)),
+        ("merge_method: della\nparameters: {density: 0.5, rescale: false, epsilon: 0.1}\n" + TWO,
+         merge("della", weights={"a": 1, "b": 0.5}, density=0.5, epsilon=0.1, rescale="none")),
+        ("merge_method: della_linear\nparameters: {density: 0.5, lambda: 2}\n" + TWO,
+         merge("della_linear", weights={"a": 1, "b": 0.5}, density=0.5, scale=2.0)),
+        ("merge_method: sce\nparameters: {select_topk: 0.3}\n" + TWO, merge("sce", density=0.3)),
+        ("merge_method: ram\n" + TWO, merge("ram", epsilon=1e-5)),
+        ("merge_method: ramplus_tl\nparameters: {r: 0.3, epsilon: 1e-4}\n" + TWO,
+         merge("ram", epsilon=1e-4, boost=0.3, limit=0.2)),
+        ("merge_method: nearswap\nbase_model: ./base\nmodels: [{model: ./a}]\n"
+         "parameters: {t: 0.001}", merge("nearswap", weights={"a": 1}, t=0.001)),
+        ("merge_method: arcee_fusion\nbase_model: ./base\nmodels: [{model: ./a}]",
+         merge("arcee_fusion", weights={"a": 1})),
+        ("merge_method: nuslerp\nparameters: {nuslerp_flatten: false}\n" + TWO,
+         merge("nuslerp", weights={"a": 1, "b": 0.5}, angle="row", origin="base")),
+        ("merge_method: nuslerp\n" + TWO.split("\n", 1)[1],
+         merge("nuslerp", weights={"a": 1, "b": 0.5})),
+        ("merge_method: multislerp\nparameters: {normalize_weights: false}\n" + TWO,
+         merge("multislerp", weights={"a": 1, "b": 0.5}, origin="base", scale=1.5)),
+        ("merge_method: karcher\nparameters: {max_iter: 20}\n" + TWO.split("\n", 1)[1],
+         merge("karcher", max_iter=20)),
     ],
 )  # fmt: skip
 def test_methods(text, expected):
@@ -364,16 +388,17 @@ LINEAR = "merge_method: linear\nparameters: {weight: 1}\n"
 BOTH = "models: [{model: a}, {model: b}]\n"
 FRANKEN = "; layerswap keeps every layer where it is: frankenmerges are out of scope"
 KNOWN = (
-    "breadcrumbs, breadcrumbs_ties, dare_linear, dare_ties, linear, model_stock, passthrough, "
-    "slerp, task_arithmetic, ties"
+    "arcee_fusion, breadcrumbs, breadcrumbs_ties, dare_linear, dare_ties, della, della_linear, "
+    "karcher, linear, model_stock, multislerp, nearswap, nuslerp, passthrough, ram, ramplus_tl, "
+    "sce, slerp, task_arithmetic, ties"
 )
 
 
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("merge_method: della\n" + BOTH,
-         [f", line 1: merge_method: layerswap has no 'della'; there are {KNOWN}"]),
+        ("merge_method: quux\n" + BOTH,
+         [f", line 1: merge_method: layerswap has no 'quux'; there are {KNOWN}"]),
         ("merge_method: tise\n" + BOTH,
          [", line 1: merge_method: layerswap has no 'tise'; did you mean 'ties'?"]),
         ("models: [{model: a}]", [": merge_method: is missing"]),
@@ -443,9 +468,14 @@ KNOWN = (
          [", line 3: models: slerp takes exactly 2 models, the base model included; found 3",
           ", line 4: parameters.t: 2 is not a number from 0 to 1"]),
         ("merge_method: passthrough\n" + BOTH + "parameters: {scale: 0.5}",
-         [", line 2: models: passthrough takes exactly 1 model; found 2",
-          ", line 3: parameters.scale: layerswap copies what passes through and cannot scale it; "
-          "leave it out"]),
+         [", line 2: models: passthrough takes exactly 1 model; found 2"]),
+        ("merge_method: nuslerp\nbase_model: b\nparameters: {weight: 1}\n" + BOTH,
+         [", line 4: models: nuslerp takes exactly 2 models beside the base model; found 1"]),
+        ("merge_method: nearswap\nbase_model: b\nparameters: {tt: 1}\n" + BOTH,
+         [", line 3: parameters.tt: mergekit has no parameter 'tt'; did you mean 't'?",
+          ", line 3: parameters.t: nearswap needs t, the largest change"]),
+        ("merge_method: della\nbase_model: c\nparameters: {weight: 1, epsilon: 0.6}\n" + BOTH,
+         [", line 3: parameters.epsilon: 0.6 is not a number from 0 to 0.5"]),
         ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [0, 3]}]\n"
          "- sources: [{model: b, layer_range: [1, 4]}]",
          [", line 4: slices[1].sources[0].layer_range: layer 1 would become layer 3" + FRANKEN]),

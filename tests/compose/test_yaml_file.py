@@ -34,15 +34,22 @@ def test_lines_of_key_paths():
     assert parse_yaml("", "r.yaml") == (None, {})
 
 
+def test_aliases_stand_for_their_value():
+    value, lines = parse_yaml("a: &x {b: 1, c: 2}\nd: *x\ne: {<<: *x, c: 3}\n", "r.yaml")
+    assert value == {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 2}, "e": {"b": 1, "c": 3}}
+    assert lines["d", "b"] == 1
+    assert lines["e", "c"] == 3
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: 1\na: 2", "r.yaml: line 2: key 'a' is given twice"),
         ("x:\n  a: 1\n  b: 2\n  a: 3", "r.yaml: line 4: key 'a' is given twice"),
-        ("a: &x 1\nb: *x", "r.yaml: line 2: alias *x; write the value out instead"),
-        ("a: &a [*a]", "r.yaml: line 1: alias *a; write the value out instead"),
-        ("a: &x {b: 1}\nc: {<<: *x}", "r.yaml: line 2: alias *x; write the value out instead"),
-        (BOMB, "r.yaml: line 2: alias *a0; write the value out instead"),
+        ("a: &a [*a]", "r.yaml: line 1: a value contains itself by an alias"),
+        (BOMB, "r.yaml: line 6: aliases make more than 100,000 values of this"),
+        ("a: &x {b: 1, b: 2}\nc: *x", "r.yaml: line 1: key 'b' is given twice"),
+        ("a: *x", "r.yaml: line 1: not valid YAML (found undefined alias 'x')"),
         ("[" * 5000, "r.yaml: lists and mappings are nested too deeply"),
         ("[" * 3000 + "]" * 3000, "r.yaml: lists and mappings are nested too deeply"),
         ("a: 1\n---\nb: 2", "r.yaml: line 2: not valid YAML (but found another document)"),

@@ -202,6 +202,62 @@ CASES = {
         "merge_method": "model_stock", "base_model": "base",
         "models": [model("a"), model("b"), model("c")],
     },
+    "della, everything kept": {
+        "merge_method": "della", "base_model": "base",
+        "models": [model("a", weight=0.5), model("b", weight=0.25)],
+    },
+    "sce": {
+        "merge_method": "sce", "base_model": "base", "models": [model("a"), model("b"), model("c")],
+        "parameters": {"select_topk": 0.3},
+    },
+    "sce, everything selected": {
+        "merge_method": "sce", "base_model": "base", "models": [model("a"), model("b")],
+    },
+    "ram": {
+        "merge_method": "ram", "base_model": "base", "models": [model("a"), model("b")],
+        "parameters": {"epsilon": 0.02},
+    },
+    "ramplus_tl": {
+        "merge_method": "ramplus_tl", "base_model": "base",
+        "models": [model("a"), model("b"), model("c")],
+        "parameters": {"epsilon": 0.02, "r": 0.3, "alpha": 0.9},
+    },
+    "nearswap": {
+        "merge_method": "nearswap", "base_model": "base", "models": [model("a")],
+        "parameters": {"t": 0.01},
+    },
+    "arcee_fusion": {
+        "merge_method": "arcee_fusion", "base_model": "base", "models": [model("a")],
+    },
+    "nuslerp": {
+        "merge_method": "nuslerp", "models": [model("a", weight=1), model("b", weight=0.4)],
+    },
+    "nuslerp of deltas, by rows": {
+        "merge_method": "nuslerp", "base_model": "base",
+        "models": [model("a", weight=[1, 0.3]), model("b", weight=0.4)],
+        "parameters": {"nuslerp_flatten": False},
+    },
+    "nuslerp of deltas, by columns": {
+        "merge_method": "nuslerp", "base_model": "base",
+        "models": [model("a", weight=1), model("b", weight=0.4)],
+        "parameters": {"nuslerp_flatten": False, "nuslerp_row_wise": True},
+    },
+    "multislerp": {
+        "merge_method": "multislerp",
+        "models": [model("a", weight=1), model("b", weight=0.4), model("c", weight=0.7)],
+    },
+    "multislerp of deltas, weights as they are": {
+        "merge_method": "multislerp", "base_model": "base",
+        "models": [model("a", weight=1), model("b", weight=0.4)],
+        "parameters": {"normalize_weights": False},
+    },
+    "karcher": {
+        "merge_method": "karcher", "models": [model("a"), model("b"), model("c")],
+        "parameters": {"max_iter": 20},
+    },
+    "passthrough, scaled": {
+        "merge_method": "passthrough", "models": [model("a", scale=0.5)],
+    },
     "modules": {
         "merge_method": "linear", "parameters": {"weight": 1},
         "modules": {

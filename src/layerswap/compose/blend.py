@@ -181,6 +181,9 @@ METHODS: dict[str, MethodSpec] = {
     ),
     "nearswap": MethodSpec("alchemonaut, 2024", True, {"t": Parameter(1e-4, high=1e6)}, ONE),
     "arcee_fusion": MethodSpec("Arcee AI, 2025", True, {}, ONE),
+    "scale": MethodSpec(
+        "Goddard et al., 2024", False, {"scale": Parameter(1.0, low=-1e6, high=1e6)}, ONE
+    ),
     "slerp": MethodSpec("Shoemake, 1985", False, {}, TWO),
     "nuslerp": MethodSpec(
         "Shoemake, 1985",

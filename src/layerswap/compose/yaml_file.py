@@ -22,22 +22,26 @@ Model = TypeVar("Model", bound=BaseModel)
 Checked = TypeVar("Checked")
 
 
+LARGEST = 100_000
+"""Values that a file may hold once every alias (`*name`) is written out."""
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, except that a key given twice and an alias are errors.
+    """PyYAML's safe loader, except that a key given twice is an error, and aliases are bounded.
 
     Aliases can make a value that is exponentially large, or that contains itself.
     """
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            line = event.start_mark.line + 1
-            raise RecipeError(f"line {line}: alias *{event.anchor}; write the value out instead")
-        return super().compose_node(parent, index)
+    def compose_document(self) -> yaml.Node | None:
+        node = super().compose_document()  # type: ignore[no-untyped-call]
+        _written_out(node, {})
+        return node  # type: ignore[no-any-return]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in seen:
@@ -45,6 +49,28 @@ class _Loader(yaml.SafeLoader):
                     raise RecipeError(f"line {line}: key {key!r} is given twice")
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """The number of values in a node with every alias written out; -1 while it is counted.
+
+    Raises:
+        RecipeError: it is too large, or contains itself.
+    """
+    size = sizes.get(id(node))
+    line = node.start_mark.line + 1
+    if size == -1:
+        raise RecipeError(f"line {line}: a value contains itself by an alias")
+    if size is None:
+        sizes[id(node)] = -1
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = (
+            part for entry in inner for part in (entry if isinstance(entry, tuple) else [entry])
+        )
+        size = sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in parts)
+    if size > LARGEST:
+        raise RecipeError(f"line {line}: aliases make more than {LARGEST:,} values of this")
+    return size
 
 
 def read_text(path: Path) -> str:
@@ -64,7 +90,8 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
     """The value of a YAML document, and the line (from 1) of every key path in it.
 
     Raises:
-        RecipeError: naming `where` and the line: not YAML, a key given twice, or an alias.
+        RecipeError: naming `where` and the line: not YAML, a key given twice, or aliases that
+            make too much.
     """
     try:
         loader = _Loader(text)

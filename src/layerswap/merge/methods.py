@@ -240,6 +240,11 @@ def kept_rows(
     return kept & (mav >= float(parameters["threshold"]))
 
 
+def scale(chunk: Chunk) -> torch.Tensor:
+    """The weights of one expert times `scale`, as mergekit scales what passes through."""
+    return _weighted(chunk.parts, [chunk.number("scale")])
+
+
 def slerp(chunk: Chunk) -> torch.Tensor:
     """Along the arc between two tensors (Shoemake, 1985), at t = the second's share of weight.
 
@@ -612,6 +617,7 @@ METHODS: dict[str, ChunkMethod] = {
     "arcee_fusion": ChunkMethod(
         arcee_fusion, measure=_measure_importance, whole_rows=True, sees_base=True
     ),
+    "scale": ChunkMethod(scale),
     "slerp": ChunkMethod(slerp, gram=True),
     "nuslerp": ChunkMethod(nuslerp, measure=_measure_angles),
     "multislerp": ChunkMethod(multislerp, gram=True),

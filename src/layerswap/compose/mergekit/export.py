@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend, Member, Operation
 from layerswap.compose.composition import Composition
+from layerswap.compose.mergekit.methods import METHODS
+from layerswap.compose.mergekit.methods import SHARED as SHARED_DEFAULTS
 from layerswap.compose.mergekit.read import renamed
 from layerswap.compose.mergekit.resolve import llama_tensors
 from layerswap.compose.mergekit.schema import read_reference, value_at
@@ -21,10 +23,18 @@ if TYPE_CHECKING:
 
 
 Value = float | bool
-DEFAULTS: Mapping[str, Value] = {"density": 1.0, "gamma": 0.01, "lambda": 1.0}
-"""What mergekit takes for a parameter that is not set."""
-WEIGHTLESS = ("passthrough", "slerp", "model_stock")
-"""Methods whose models have no weights."""
+DEFAULTS: Mapping[str, Value] = {
+    **{name: value for name, value in SHARED_DEFAULTS.items() if name != "epsilon"},
+    "density": 1.0,
+    "gamma": 0.01,
+}
+"""What mergekit takes for a parameter that is not set; for epsilon it depends on the method."""
+ALONE = (
+    "model_stock", "sce", "ram", "nearswap", "arcee_fusion", "nuslerp", "multislerp", "karcher",
+)  # fmt: skip
+"""Methods that mergekit can put nothing beside in one model."""
+WEIGHTED = [name for name, method in METHODS.items() if "weight" in method.required]
+"""mergekit's methods whose models have weights."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ def _own(
     layout: MergekitLayout,
 ) -> dict[str, Any]:
     """The settings of one source: its weight, where models have one."""
-    if layout.method in WEIGHTLESS or model == layout.base:
+    if layout.method not in WEIGHTED or model == layout.base:
         return {}
     weights = {name: settings.weights.get(model, 0.0) for name, settings in context.items()}
     return {"parameters": {"weight": _setting(weights, default.weights.get(model, 0.0))}}
@@ -219,7 +229,7 @@ def _hoisted(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 SHARED = {"density": "density", "outliers": "gamma", "scale": "lambda"}
 """Parameters of ours by the name that mergekit has for them."""
-AVERAGES = {"ties": True, "dare_ties": False}
+AVERAGES = {"ties": True, "dare_ties": False, "della": True}
 """Whether mergekit divides by the weights by default, of methods where it can be chosen."""
 
 
@@ -327,8 +337,12 @@ def _layout_of(
         return MergekitLayout("slerp", pair[0], pair, settings, tensors)
     if operations[0].fishers:
         raise RecipeError(f"mergekit has no {methods[0]} method")
-    if methods[0] == "model_stock" and len(set(places.values())) > 1:
-        raise RecipeError("mergekit cannot put anything beside model_stock in one model")
+    if methods[0] in ALONE:
+        if len(set(places.values())) > 1:
+            raise RecipeError(f"mergekit cannot put anything beside {methods[0]} in one model")
+        name, settings = _alone(next(iter(places)), operations[0])
+        base = BASE if operations[0].base is not None else None
+        return MergekitLayout(name, base, models, dict.fromkeys(places, settings), tensors)
     settings = {place: _added(place, blend, operations[0]) for place, blend in places.items()}
     return MergekitLayout(methods[0], BASE, models, settings, tensors)
 
@@ -397,9 +411,47 @@ def _operation(place: Place, operation: Operation) -> PlaceSettings:
     }
     if operation.method in AVERAGES:
         shared["normalize"] = parameters["disjoint"] == "mean"
+    if operation.method.startswith("della"):
+        shared |= {
+            "epsilon": float(parameters["epsilon"]),
+            "rescale": parameters["rescale"] == "entry",
+        }
     return PlaceSettings(
         {_name(place, blend): weight for blend, weight in operation.inputs}, shared
     )
+
+
+def _alone(place: Place, operation: Operation) -> tuple[str, PlaceSettings]:
+    """The method and settings of mergekit for an operation that is at every place."""
+    values = dict(operation.parameters)
+    weights = {_name(place, blend): weight for blend, weight in operation.inputs}
+    scale, name = float(values.get("scale", 1.0)), operation.method
+    if operation.base is not None and operation.base != Blend.of(BASE):
+        raise RecipeError(f"{operation} takes deltas from {operation.base}")
+    weighs = name in ("nuslerp", "multislerp", "model_stock")
+    if not weighs and (len(set(weights.values())) > 1 or scale != 1):
+        raise RecipeError(f"mergekit's {name} has no weights and no scale")
+    shared: dict[str, Value] = {}
+    if name == "sce":
+        shared = {"select_topk": float(values["density"])}
+    elif name == "ram":
+        shared = {"epsilon": float(values["epsilon"])}
+        if values["boost"]:
+            name = "ramplus_tl"
+            shared |= {"r": float(values["boost"]), "alpha": float(values["limit"])}
+    elif name == "nearswap":
+        shared = {"t": float(values["t"])}
+    elif name == "karcher":
+        shared = {"max_iter": int(values["max_iter"]), "tol": float(values["tol"])}
+    elif name == "nuslerp":
+        flat = values["angle"] == "tensor"
+        shared = {"nuslerp_flatten": flat, "nuslerp_row_wise": values["angle"] == "column"}
+    elif name == "multislerp" and scale != 1:
+        # mergekit multiplies by the sum of weights that are not normalised.
+        total = math.fsum(weights.values())
+        weights = {model: weight * scale / total for model, weight in weights.items()}
+        shared = {"normalize_weights": False}
+    return name, PlaceSettings(weights, shared)
 
 
 def _name(place: Place, blend: Blend) -> str:
@@ -432,6 +484,6 @@ def _finished(config: dict[str, Any], recipe: Recipe, stored: str | None) -> Exp
         )
     else:
         notes.append("mergekit computes in the stored dtype: set dtype: float32, and out_dtype")
-    if method.startswith("dare"):
+    if method.startswith(("dare", "della")):
         notes.append("mergekit draws other masks: the result is the same only on average")
     return Exported(config, tuple(notes))

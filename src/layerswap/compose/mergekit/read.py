@@ -76,7 +76,8 @@ def _base_of(method: MergekitMethod) -> str | None:
         return None
     stack = read_stack(method.model_dump(exclude_none=True))
     merged = {source.model for one in stack for source in one.sources}
-    taken = METHODS[method.merge_method].deltas or method.base_model not in merged
+    reading = METHODS[method.merge_method]
+    taken = reading.deltas or reading.optional_base or method.base_model not in merged
     return method.base_model if taken else None
 
 

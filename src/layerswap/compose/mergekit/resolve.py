@@ -9,7 +9,14 @@ from typing import Any
 from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
-from layerswap.compose.mergekit.methods import METHODS, PER_MODEL, ModelEntry, Shared, merged
+from layerswap.compose.mergekit.methods import (
+    METHODS,
+    PER_MODEL,
+    SHARED,
+    ModelEntry,
+    Shared,
+    merged,
+)
 from layerswap.compose.mergekit.schema import (
     MergekitMethod,
     Scalar,
@@ -21,7 +28,10 @@ from layerswap.compose.mergekit.schema import (
 from layerswap.compose.yaml_file import KeyPath
 from layerswap.errors import RecipeError
 
-DISCRETE = ("filter_wise", "int8_mask", "normalize", "rescale")
+DISCRETE = (
+    "filter_wise", "int8_mask", "normalize", "normalize_weights", "nuslerp_flatten",
+    "nuslerp_row_wise", "rescale",
+)  # fmt: skip
 """Parameters that are true or false."""
 Parameters = Mapping[str, Setting]
 
@@ -272,7 +282,8 @@ def _blend_at(
         )
     try:
         entries = [_entry(name, one, source, tensor, t) for source in sources]
-        return merged(name, entries, one.base, _shared(name, one, tensor, t))
+        base = one.base if one.base in [entry.model for entry in entries] else None
+        return merged(name, entries, base, _shared(name, one, sources[0], tensor, t))
     except RecipeError as error:
         raise error.within(tensor) from None
 
@@ -281,9 +292,7 @@ def _entry(name: str, one: StackSlice, source: StackSource, tensor: str, t: floa
     values = {}
     for parameter, default in PER_MODEL.items():
         found = one.value(parameter, tensor, t, source)
-        needed = parameter in METHODS[name].required and (
-            not METHODS[name].deltas or source.model != one.base
-        )
+        needed = parameter in METHODS[name].required and needs_weight(name, source, one)
         if found is None and needed:
             raise RecipeError(
                 f"no {parameter} for {source.model!r}: no filter matches, and there is no default"
@@ -292,20 +301,23 @@ def _entry(name: str, one: StackSlice, source: StackSource, tensor: str, t: floa
     return ModelEntry(source.model, **values)
 
 
-def _shared(name: str, one: StackSlice, tensor: str, t: float) -> Shared:
+def needs_weight(name: str, source: StackSource, one: StackSlice) -> bool:
+    """True if a model must have a weight: a base that deltas are taken from has none."""
     method = METHODS[name]
-    normalize = one.value("normalize", tensor, t)
-    rescale = one.value("rescale", tensor, t)
-    scale = one.value("lambda", tensor, t)
-    position = one.value("t", tensor, t)
-    if position is None and "t" in method.required:
-        raise RecipeError("no t: no filter matches, and there is no default")
-    return Shared(
-        method.normalize if normalize is None else bool(normalize),
-        True if rescale is None else bool(rescale),
-        1.0 if scale is None else float(scale),
-        float(position or 0.0),
-    )
+    return not (method.deltas or method.optional_base) or source.model != one.base
+
+
+def _shared(name: str, one: StackSlice, source: StackSource, tensor: str, t: float) -> Shared:
+    found: dict[str, Scalar] = {}
+    for parameter, default in {**SHARED, "normalize": METHODS[name].normalize, "t": None}.items():
+        # Only what passes through has one source, which may set the scale itself.
+        own = source if parameter == "scale" else None
+        value = one.value(parameter, tensor, t, own)
+        if value is None and parameter == "t" and "t" in METHODS[name].required:
+            raise RecipeError("no t: no filter matches, and there is no default")
+        if value is not None or default is not None:
+            found[parameter] = default if value is None else value  # type: ignore[assignment]
+    return found
 
 
 def _divided(place: Place, first: str, other: Blend, tensor: str, blend: Blend) -> str:

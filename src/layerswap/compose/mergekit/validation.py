@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from layerswap.compose.mergekit.methods import METHODS, range_of
-from layerswap.compose.mergekit.resolve import Parameters, StackSlice, StackSource, read_stack
+from layerswap.compose.mergekit.methods import METHODS, PER_MODEL, SHARED, WEIGHTED_SUMS, range_of
+from layerswap.compose.mergekit.resolve import Parameters, StackSlice, needs_weight, read_stack
 from layerswap.compose.mergekit.schema import scalars
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
 from layerswap.errors import RecipeError
 
-ONLY_THEIRS = (
-    "arcee_fusion", "della", "della_linear", "karcher", "multislerp", "nearswap", "nuslerp",
-    "ram", "ramplus_tl", "sce",
-)  # fmt: skip
-"""Methods of mergekit that layerswap does not have."""
-PARAMETERS = (
-    "weight", "density", "gamma", "epsilon", "lambda", "normalize", "rescale", "int8_mask", "t",
-    "scale", "filter_wise",
-)  # fmt: skip
+PARAMETERS = (*PER_MODEL, *SHARED, "normalize", "int8_mask", "t", "filter_wise", "eps")
 """What mergekit knows; like mergekit we pass over those that the method does not have."""
 DTYPES = ("float32", "bfloat16", "float16")
 BODIES = ("models", "slices", "modules")
@@ -67,9 +59,7 @@ def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
     name = data.get("merge_method")
     if not isinstance(name, str) or name in METHODS:
         return
-    known = sorted(METHODS)
-    close = f"; there are {', '.join(known)}" if name in ONLY_THEIRS else nearest(name, known)
-    yield ("merge_method",), f"layerswap has no {name!r}{close}"
+    yield ("merge_method",), f"layerswap has no {name!r}{nearest(name, sorted(METHODS))}"
 
 
 def _body_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
@@ -127,12 +117,14 @@ def _parameter_mistakes(path: KeyPath, raw: Mapping[Any, Any], method: object) -
 def _used(method: str) -> set[str]:
     """The parameters with a range that a method looks at."""
     found = {*METHODS[method].required}
-    if METHODS[method].deltas and method != "model_stock":
+    if method in WEIGHTED_SUMS:
         found.add("lambda")
     if METHODS[method].sparse:
         found.add("density")
     if METHODS[method].sparse == "band":
         found.add("gamma")
+    if METHODS[method].sparse == "ranked":
+        found.add("epsilon")
     return found
 
 
@@ -141,8 +133,6 @@ def _unsupported(method: str, name: str, values: list[float | bool]) -> str | No
         return f"layerswap's {method} does not rescale; leave it out"
     if name == "filter_wise" and any(values) and method == "model_stock":
         return "layerswap's model_stock works on whole tensors; leave it out"
-    if name == "scale" and method == "passthrough" and any(value != 1 for value in values):
-        return "layerswap copies what passes through and cannot scale it; leave it out"
     return None
 
 
@@ -177,11 +167,14 @@ def _source_mistakes(one: StackSlice, name: object) -> Iterator[Mistake]:
         if source.model in models[:i]:
             yield source.path, f"{source.model!r} is there twice"
     low, high = method.sources
-    if not low <= len(set(models)) <= high:
+    counted = set(models) - ({one.base} if method.optional_base else set())
+    if not low <= len(counted) <= high:
         wanted = f"exactly {low}" if low == high else f"at least {low}"
-        with_base = "" if high == 1 else ", the base model included"
+        with_base = ", the base model included"
+        if high == 1 or method.optional_base:
+            with_base = " beside the base model" if method.optional_base else ""
         noun = "model" if low == 1 else "models"
-        text = f"{name} takes {wanted} {noun}{with_base}; found {len(set(models))}"
+        text = f"{name} takes {wanted} {noun}{with_base}; found {len(counted)}"
         yield one.path, text
     if method.deltas or name == "slerp":
         if one.base is None:
@@ -205,12 +198,9 @@ def _missing(one: StackSlice, name: str, parameter: str) -> Iterator[Mistake]:
     shared = any(parameter in scope for scope in one.scopes)
     if parameter == "t":
         if not shared:
-            yield ("parameters", "t"), f"{name} needs t, from 0 (the base model) to 1"
+            meant = "from 0 (the base model) to 1" if name == "slerp" else "the largest change"
+            yield ("parameters", "t"), f"{name} needs t, {meant}"
         return
     for source in one.sources:
-        if _needs_weight(source, one, name) and not shared and parameter not in source.parameters:
+        if needs_weight(name, source, one) and not shared and parameter not in source.parameters:
             yield source.path, f"{name} needs a {parameter} for {source.model!r}"
-
-
-def _needs_weight(source: StackSource, one: StackSlice, name: str) -> bool:
-    return not (METHODS[name].deltas and source.model == one.base)
