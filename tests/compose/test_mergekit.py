@@ -324,6 +324,24 @@ def test_the_recipe_can_be_written_and_read_again(text):
     assert again.model_dump(mode="json", exclude_defaults=True) == data
 
 
+def test_slices_may_repeat_drop_and_move_layers():
+    found = resolved("""
+merge_method: passthrough
+slices:
+- sources: [{model: a, layer_range: [0, 3]}]
+- sources: [{model: b, layer_range: [1, 4]}]
+""")
+    assert (found.layers, found.taken) == (6, (0, 1, 2, 1, 2, 3))
+    assert [str(found[Place(layer, "mlp")]) for layer in range(6)] == [*"aaabbb"]
+    assert str(found[Place(None, "embedding")]) == "a"
+    assert str(found[Place(None, "head")]) == "b"
+    assert " 3 = 1 " in str(found)
+    shorter = resolved("merge_method: passthrough\nslices: [{sources: [{model: a, "
+                       "layer_range: [0, 3]}]}]")  # fmt: skip
+    assert (shorter.layers, shorter.taken) == (3, (0, 1, 2))
+    assert type(found).from_dict(found.to_dict()) == found
+
+
 def test_filters_are_read_by_the_names_of_the_checkpoint():
     text = "merge_method: slerp\nbase_model: a\nmodels: [{model: b}]\n"
     text += "parameters: {t: [{filter: attn, value: 0}, {value: 1}]}"
@@ -365,9 +383,8 @@ def test_a_filter_inside_a_place():
         ("merge_method: slerp\nparameters: {t: {filter: mlp, value: 1}}\nbase_model: b\n"
          "models: [{model: a}]", 1,
          "model.embed_tokens.weight: no t: no filter matches, and there is no default"),
-        ("merge_method: passthrough\nslices: [{sources: [{model: a, layer_range: [0, 3]}]}]", 4,
-         "the slices have 3 layers and the models 4; layerswap keeps the depth: frankenmerges "
-         "are out of scope"),
+        ("merge_method: passthrough\nslices: [{sources: [{model: a, layer_range: [2, 5]}]}]", 4,
+         "layer 4 is taken from models of 4 layers"),
     ],
 )  # fmt: skip
 def test_refused_when_it_meets_the_models(text, layers, message):
@@ -386,7 +403,6 @@ def test_llama_tensors_are_those_of_the_model():
 
 LINEAR = "merge_method: linear\nparameters: {weight: 1}\n"
 BOTH = "models: [{model: a}, {model: b}]\n"
-FRANKEN = "; layerswap keeps every layer where it is: frankenmerges are out of scope"
 KNOWN = (
     "arcee_fusion, breadcrumbs, breadcrumbs_ties, dare_linear, dare_ties, della, della_linear, "
     "karcher, linear, model_stock, multislerp, nearswap, nuslerp, passthrough, ram, ramplus_tl, "
@@ -476,9 +492,9 @@ KNOWN = (
           ", line 3: parameters.t: nearswap needs t, the largest change"]),
         ("merge_method: della\nbase_model: c\nparameters: {weight: 1, epsilon: 0.6}\n" + BOTH,
          [", line 3: parameters.epsilon: 0.6 is not a number from 0 to 0.5"]),
-        ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [0, 3]}]\n"
-         "- sources: [{model: b, layer_range: [1, 4]}]",
-         [", line 4: slices[1].sources[0].layer_range: layer 1 would become layer 3" + FRANKEN]),
+        (LINEAR + "slices:\n"
+         "- sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [1, 3]}]",
+         [", line 4: slices[0]: the sources take different layers; layerswap merges equal ones"]),
         ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [3, 3]}]\n"
          "- sources: [{model: b, layer_range: [3]}]",
          [", line 3: slices[0].sources[0].layer_range: [3, 3] holds no layer",

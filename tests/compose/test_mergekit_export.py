@@ -332,3 +332,48 @@ def test_a_method_everywhere_comes_back(merge):
     result = export(recipe)
     assert "slices" not in result.config
     assert parse_recipe(str(result)).resolve(3) == recipe.resolve(3)
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [
+        {"method": "della", "density": 0.6, "epsilon": 0.1, "rescale": "none"},
+        {"method": "della_linear", "density": 0.5, "scale": 2.0},
+        {"method": "sce", "density": 0.3},
+        {"method": "ram"},
+        {"method": "ram", "epsilon": 1e-4, "boost": 0.1, "limit": 0.3},
+        {"method": "nearswap", "t": 0.01, "experts": ["task"]},
+        {"method": "arcee_fusion", "experts": ["task"]},
+        {"method": "nuslerp", "experts": {"task": 1, "language": 3}},
+        {"method": "nuslerp", "angle": "row", "origin": "base", "experts": ["task", "language"]},
+        {"method": "nuslerp", "angle": "column", "experts": ["task", "language"]},
+        {"method": "multislerp", "experts": {"task": 0.5, "language": 0.25, "third": 0.25}},
+        {"method": "multislerp", "origin": "base", "scale": 1.5},
+        {"method": "karcher", "max_iter": 20},
+        {"method": "scale", "scale": 0.5, "experts": ["task"]},
+    ],
+)
+def test_newer_methods_come_back(merge):
+    data = {"experts": SOURCES, "base": "/m/base", "merge": {"experts": list(EXPERTS), **merge}}
+    recipe = check_recipe(data, where="drawn")
+    (back,), (expected,) = (
+        set(r.resolve(2).blends.values())
+        for r in (parse_recipe(str(export(recipe))), recipe)
+    )
+    (found,), (wanted,) = back.members, expected.members
+    assert (found.method, found.parameters, found.base) == (
+        wanted.method, wanted.parameters, wanted.base,
+    )  # fmt: skip
+    total, scale = sum(w for _, w in found.inputs), sum(w for _, w in wanted.inputs)
+    shares = {blend: pytest.approx(w / scale) for blend, w in wanted.inputs}
+    assert {blend: w / total for blend, w in found.inputs} == shares
+
+
+def test_moved_layers_come_back():
+    text = HEADER + "stack: [0-2, 1-3]\nswap: {bottom: 1, top: 2, outside: task}\n"
+    recipe = parse_recipe(text)
+    back = parse_recipe(exported(text, layers=4)).resolve(4)
+    expected = recipe.resolve(4)
+    assert expected.taken == back.taken == (0, 1, 2, 1, 2, 3)
+    for place in dict.fromkeys(llama_tensors(6).values()):
+        assert back[place] == expected[place], place

@@ -28,6 +28,9 @@ CONFIG = "config.json"
 CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
 """Model types whose matrices are stored [in, out] (transformers' Conv1D)."""
 
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+"""Names that configurations have for the number of layers."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -271,7 +274,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _configured_layers(config: Mapping[str, Any]) -> int | None:
     text = text_config(config)
-    for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
+    for key in LAYER_COUNTS:
         if isinstance(text.get(key), int):
             return int(text[key])
     return None

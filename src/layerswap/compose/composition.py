@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from types import MappingProxyType
@@ -28,12 +28,19 @@ class Composition:
     Attributes:
         layers: number of transformer layers, L.
         blends: the blend of every place: `layers * 4` places inside the layers, 4 outside.
+        taken: for every layer the layer of the experts that it is made of, where layers are
+            repeated, dropped or moved; None where each stays where it is.
+
+    Example: with `taken=(0, 1, 1)` layer 2 of the output is layer 1 of the experts again.
     """
 
     layers: int
     blends: Mapping[Place, Blend]
+    taken: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.taken is not None and (len(self.taken) != self.layers or min(self.taken) < 0):
+            raise RecipeError(f"{self.layers} layers cannot be made of layers {self.taken}")
         expected = set(all_places(self.layers))
         if set(self.blends) != expected:
             wrong = (expected - set(self.blends), set(self.blends) - expected)
@@ -45,7 +52,9 @@ class Composition:
         object.__setattr__(self, "blends", MappingProxyType(dict(self.blends)))
 
     @classmethod
-    def build(cls, layers: int, blend_of: Callable[[Place], Blend]) -> Composition:
+    def build(
+        cls, layers: int, blend_of: Callable[[Place], Blend], taken: tuple[int, ...] | None = None
+    ) -> Composition:
         """The composition that has `blend_of(place)` at every place.
 
         Raises:
@@ -53,11 +62,11 @@ class Composition:
         """
         if layers < 1:
             raise RecipeError(f"a model has at least 1 layer, not {layers}")
-        return cls(layers, {place: blend_of(place) for place in all_places(layers)})
+        return cls(layers, {place: blend_of(place) for place in all_places(layers)}, taken)
 
     def replace(self, changes: Mapping[Place, Blend]) -> Composition:
         """A copy with other blends at some places."""
-        return Composition(self.layers, {**self.blends, **changes})
+        return replace(self, blends={**self.blends, **changes})
 
     def rename(self, blends: Mapping[str, Blend]) -> Composition:
         """A copy in which each expert named in `blends` is replaced by that blend.
@@ -65,8 +74,8 @@ class Composition:
         This is nesting: a soup of experts may stand wherever an expert can (paper 1, table 6),
         and since blends are linear the result is again one blend per place.
         """
-        return Composition(
-            self.layers, {place: blend.rename(blends) for place, blend in self.blends.items()}
+        return replace(
+            self, blends={place: blend.rename(blends) for place, blend in self.blends.items()}
         )
 
     @property
@@ -83,7 +92,7 @@ class Composition:
         return self.blends[place]
 
     def __hash__(self) -> int:
-        return hash((self.layers, tuple(sorted(self.blends.items(), key=str))))
+        return hash((self.layers, self.taken, tuple(sorted(self.blends.items(), key=str))))
 
     def __str__(self) -> str:
         return draw(self)
@@ -104,6 +113,7 @@ class Composition:
         """A JSON-ready form: `{"layers": L, "places": [{"layer", "role", "weights"}, ...]}`."""
         return {
             "layers": self.layers,
+            **({} if self.taken is None else {"taken": list(self.taken)}),
             "places": [
                 {"layer": place.layer, "role": place.role, **blend.to_dict()}
                 for place, blend in self.blends.items()
@@ -126,8 +136,9 @@ class Composition:
             # Compared first, so that a false number of layers never costs memory.
             if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
                 raise RecipeError(f"{len(blends)} places are not those of {layers} layers")
-            return cls(layers, blends)
-        except (KeyError, TypeError, AttributeError) as error:
+            taken = tuple(map(int, data["taken"])) if "taken" in data else None
+            return cls(layers, blends, taken)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise RecipeError(f"not a composition ({type(error).__name__}: {error})") from None
 
 
@@ -207,15 +218,23 @@ def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
     """
     rows = stack_rows(composition)
     glyph_of = _glyphs(composition, glyphs)
-    indent = max(len(row.label) for row in rows)
+    labels = [_label(row, composition.taken) for row in rows]
+    indent = max(map(len, labels))
     lines, previous = [], None
-    for row in rows:
+    for row, label in zip(rows, labels, strict=True):
         bar = _bar(row, glyph_of)
         note = _note(row)
         shown = "" if note == previous else " " + note
-        lines.append(f"{row.label:>{indent}} {bar}{shown}".rstrip())
+        lines.append(f"{label:>{indent}} {bar}{shown}".rstrip())
         previous = note
     return "\n".join(lines)
+
+
+def _label(row: DrawnRow, taken: tuple[int, ...] | None) -> str:
+    """The row's label; of a layer that was moved, with the experts' layer that it is."""
+    if taken is None or not row.label.isdigit() or taken[int(row.label)] == int(row.label):
+        return row.label
+    return f"{row.label} = {taken[int(row.label)]}"
 
 
 def _row(composition: Composition, layer: int | None, label: str, roles: Sequence[str]) -> DrawnRow:

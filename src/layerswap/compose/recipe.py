@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,10 +31,12 @@ from layerswap.compose.schema import (
     PartitionMethod,
     PatternEntry,
     SoupMethod,
+    StackedLayers,
     Strict,
     SwapMethod,
     as_source,
     read_rule,
+    stacked,
 )
 from layerswap.compose.validation import METHOD_KEYS, mistakes
 from layerswap.compose.yaml_file import (
@@ -61,6 +64,8 @@ class Recipe(Strict):
         partition: a named partition of the second paper.
         merge: another merge method, such as TIES, at every place.
         mergekit: a mergekit configuration over the experts; `read_recipe` writes it.
+        stack: the experts' layers that the output is made of, from the input up, where layers
+            are repeated, dropped or moved; the method then composes the new stack.
         weights: weights of a blend: `uniform`, `magnitude`, or a number per expert.
         places: overrides, applied in order.
         tokenizer: whose tokenizer the output has where they differ: `task`, `language`, an
@@ -82,6 +87,7 @@ class Recipe(Strict):
     partition: PartitionMethod | None = None
     merge: MergeMethod | None = None
     mergekit: MergekitMethod | None = None
+    stack: StackedLayers | None = None
     weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
     places: list[Override] = []
     tokenizer: str | None = None
@@ -138,11 +144,14 @@ class Recipe(Strict):
             RecipeError: the zones do not fit, or an override names places that do not exist.
         """
         method = self.method
-        composition = (
-            resolve(method, layers, tensors)
-            if isinstance(method, MergekitMethod)
-            else _compose(method, layers, self._weights(magnitude))
-        )
+        if isinstance(method, MergekitMethod):
+            composition = resolve(method, layers, tensors)
+        else:
+            taken = tuple(range(layers)) if self.stack is None else stacked(self.stack, layers)
+            composition = _compose(method, len(taken), self._weights(magnitude))
+            if taken != tuple(range(layers)):
+                composition = replace(composition, taken=taken)
+        layers = composition.layers
         for i, override in enumerate(self.places):
             try:
                 blend = Blend.of(override.take)

@@ -28,6 +28,7 @@ BASE = "base"
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_RULES = ("uniform", "magnitude")
 LARGEST_WEIGHT = 1e100
+LARGEST_STACK = 10_000
 LAYERS = re.compile(r"all|outside|(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 """What the key `layers` of an override may hold."""
 
@@ -213,6 +214,35 @@ class Override(Where):
     take: Annotated[dict[str, float], BeforeValidator(_read_take)]
 
 
+def _read_stack(value: object) -> object:
+    if not isinstance(value, list) or not value:
+        raise ValueError("write a list of layers and ranges of layers, such as [0-15, 8-23]")
+    texts = [_read_layers(item) for item in value]
+    wrong = next((text for text in texts if text in ("all", "outside")), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} is not a number or a range like 3-7")
+    return texts
+
+
+StackedLayers = Annotated[list[str], BeforeValidator(_read_stack)]
+"""Layers and ranges of layers of the experts, from the input up."""
+
+
+def stacked(ranges: list[str], layers: int) -> tuple[int, ...]:
+    """The layer of the experts that each layer of the output is.
+
+    Raises:
+        RecipeError: a range is not inside the experts' layers, or there are too many.
+    """
+    found: list[int] = []
+    for text in ranges:
+        first, last = _bounds(text, layers)
+        found += range(first, last + 1)
+        if len(found) > LARGEST_STACK:
+            raise RecipeError(f"stack: more than {LARGEST_STACK:,} layers")
+    return tuple(found)
+
+
 class PatternEntry(Strict):
     """The place of tensors that no built-in layout knows."""
 
@@ -233,9 +263,14 @@ def _layer_numbers(text: str, layers: int) -> set[int | None]:
         return {None}
     if text == "all":
         return {None, *range(layers)}
+    first, last = _bounds(text, layers)
+    return set(range(first, last + 1))
+
+
+def _bounds(text: str, layers: int) -> tuple[int, int]:
     match = LAYERS.fullmatch(text)
     assert match is not None, "the validator let other layers through"
     first, last = int(match[1]), int(match[2] or match[1])
     if not first <= last < layers:
         raise RecipeError(f"layers: {text} is not inside 0-{layers - 1}")
-    return set(range(first, last + 1))
+    return first, last

@@ -69,6 +69,8 @@ def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
         yield ("weights",), "a partition blends nothing; remove `weights`"
     if data.get("mergekit") is not None and "weights" in data:
         yield ("weights",), "weights stand in `mergekit`; remove `weights`"
+    if data.get("mergekit") is not None and data.get("stack") is not None:
+        yield ("stack",), "the layers stand in `mergekit`; remove `stack`"
     if data.get("merge") is not None and "weights" in data:
         yield ("weights",), "weights of a merge stand in `merge.experts`; remove `weights`"
     base = data.get("base")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.places import Place
+from layerswap.checkpoint.restack import restacked_names
 from layerswap.compose.blend import Blend, Member, Operation
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit.methods import METHODS
@@ -59,7 +60,7 @@ class MergekitLayout:
         base: the base model's name, or None.
         models: every model, in the order to list them.
         settings: what to write for every place that has a tensor.
-        tensors: the place of every tensor.
+        tensors: the place of every tensor, by its name and layer in the output.
     """
 
     method: str
@@ -69,19 +70,20 @@ class MergekitLayout:
     tensors: Mapping[str, Place]
 
 
-def _body(layers: int, layout: MergekitLayout) -> dict[str, Any]:
+def _body(taken: Sequence[int], layout: MergekitLayout) -> dict[str, Any]:
     """The keys `models` or `slices`, and `parameters`, of a configuration.
 
     Raises:
         RecipeError: no filter tells two tensors apart that must be told apart.
     """
-    groups = list(_groups(layers, layout))
+    groups = list(_groups(taken, layout))
     contexts = [_context(groups, i, layout) for i in range(len(groups))]
     listed = _listed(contexts, layout)
     entries = []
     for (first, stop), context, models in zip(groups, contexts, listed, strict=True):
         default = _usual(context, layout)
-        layer_range = {"layer_range": [first, stop]} if len(groups) > 1 else {}
+        ranged = len(groups) > 1 or isinstance(taken, tuple)
+        layer_range = {"layer_range": [taken[first], taken[stop - 1] + 1]} if ranged else {}
         sources = [
             {"model": model, **layer_range, **_own(model, context, default, layout)}
             for model in models
@@ -115,15 +117,16 @@ def _usual(context: Mapping[str, PlaceSettings], layout: MergekitLayout) -> Plac
     return max(settings, key=settings.count)
 
 
-def _groups(layers: int, layout: MergekitLayout) -> Iterator[tuple[int, int]]:
-    """Neighbouring layers that are alike, as [first, stop)."""
+def _groups(taken: Sequence[int], layout: MergekitLayout) -> Iterator[tuple[int, int]]:
+    """Neighbouring layers that are alike and stay neighbours, as [first, stop)."""
+    layers = len(taken)
     by_layer: list[dict[str, PlaceSettings]] = [{} for _ in range(layers)]
     for place, settings in layout.settings.items():
         if place.layer is not None:
             by_layer[place.layer][place.role] = settings
     first = 0
     for layer in range(1, layers):
-        if by_layer[layer] != by_layer[layer - 1]:
+        if by_layer[layer] != by_layer[layer - 1] or taken[layer] != taken[layer - 1] + 1:
             yield first, layer
             first = layer
     yield first, layers
@@ -283,10 +286,10 @@ def export(
             "layerswap.json holds"
         )
     composition = _composition(recipe, layers, tensors)
-    tensors = tensors or llama_tensors(composition.layers)
-    tensors = {n: p for n, p in tensors.items() if p.layer is None or p.layer < composition.layers}
-    layout = _layout_of(recipe, composition, tensors)
-    config = {"merge_method": layout.method, **_body(composition.layers, layout)}
+    taken = composition.taken or range(composition.layers)
+    names = restacked_names(tensors or llama_tensors(max(taken) + 1), taken)
+    layout = _layout_of(recipe, composition, {name: place for name, (_, place) in names.items()})
+    config = {"merge_method": layout.method, **_body(taken, layout)}
     if layout.base is not None:
         config["base_model"] = layout.base
     return _finished(renamed(_ordered(config), references), recipe, stored)
@@ -309,7 +312,9 @@ def _reference(name: str, expert: Expert) -> str:
 def _composition(
     recipe: Recipe, layers: int | None, tensors: Mapping[str, Place] | None
 ) -> Composition:
-    alike = (recipe.soup is not None or recipe.merge is not None) and not recipe.places
+    alike = (recipe.soup is not None or recipe.merge is not None) and not (
+        recipe.places or recipe.stack
+    )
     if layers is None and not alike:
         raise RecipeError("the number of layers is not known; give --layers")
     return recipe.resolve(1 if alike else layers or 1, None, tensors)
@@ -337,6 +342,14 @@ def _layout_of(
         return MergekitLayout("slerp", pair[0], pair, settings, tensors)
     if operations[0].fishers:
         raise RecipeError(f"mergekit has no {methods[0]} method")
+    if methods[0] == "scale":
+        settings = {place: _copied(place, blend) for place, blend in places.items()}
+        if not _passes_through(
+            {place: Blend.of(next(iter(s.weights))) for place, s in settings.items()},
+            composition.layers,
+        ):
+            raise RecipeError("mergekit scales only layers that pass through")
+        return MergekitLayout("passthrough", None, models, settings, tensors)
     if methods[0] in ALONE:
         if len(set(places.values())) > 1:
             raise RecipeError(f"mergekit cannot put anything beside {methods[0]} in one model")
@@ -379,6 +392,15 @@ def _turned(place: Place, blend: Blend, pair: Sequence[str]) -> PlaceSettings:
         return PlaceSettings({}, {"t": float(pair.index(member))})
     weights = {_name(place, blend): weight for blend, weight in member.inputs}
     return PlaceSettings({}, {"t": weights[pair[1]] / math.fsum(weights.values())})
+
+
+def _copied(place: Place, blend: Blend) -> PlaceSettings:
+    """The settings of one place that passes through, scaled or not."""
+    member = _only(place, blend, "scale")
+    if isinstance(member, str):
+        return PlaceSettings({member: 1.0}, {"scale": 1.0})
+    inner = _name(place, member.inputs[0][0])
+    return PlaceSettings({inner: 1.0}, {"scale": float(dict(member.parameters)["scale"])})
 
 
 def _added(place: Place, blend: Blend, example: Operation) -> PlaceSettings:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from layerswap.checkpoint.places import Place
+from layerswap.checkpoint.restack import restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit.methods import (
@@ -71,11 +72,11 @@ class StackSlice:
     scopes: tuple[Parameters, ...]
 
     @property
-    def length(self) -> int:
-        """How many layers it has."""
+    def taken(self) -> range:
+        """The layers of the models that it is made of."""
         layers = self.sources[0].layers
         assert layers is not None, "checked before anything is resolved"
-        return layers[1] - layers[0]
+        return range(*layers)
 
     def value(
         self, name: str, tensor: str, t: float, source: StackSource | None = None
@@ -207,26 +208,24 @@ def resolve(
         tensors: the place of every tensor; those of a Llama when None.
 
     Raises:
-        RecipeError: another number of layers, a filter that divides a place, or weights that no
-            blend has.
+        RecipeError: layers that the models do not have, a filter that divides a place, or
+            weights that no blend has.
     """
     stack = read_stack(method.model_dump(exclude_none=True), layers)
-    total = sum(one.length for one in stack)
-    if total != layers:
-        raise RecipeError(
-            f"the slices have {total} layers and the models {layers}; layerswap keeps the depth: "
-            "frankenmerges are out of scope"
-        )
+    taken = tuple(layer for one in stack for layer in one.taken)
+    beyond = max(taken)
+    if beyond >= layers:
+        raise RecipeError(f"layer {beyond} is taken from models of {layers} layers")
     found: dict[Place, tuple[str, Blend]] = {}
     positions = _positions(stack)
-    for tensor, place in (tensors or llama_tensors(layers)).items():
+    for tensor, (_, place) in restacked_names(tensors or llama_tensors(layers), taken).items():
         blend = _blend_at(method.merge_method, stack, positions, tensor, place)
         first, other = found.setdefault(place, (tensor, blend))
         if other != blend:
             raise RecipeError(_divided(place, first, other, tensor, blend))
     blends = {place: blend for place, (_, blend) in found.items()}
-
-    return Composition.build(layers, lambda place: _nearest(place, blends))
+    moved = None if taken == tuple(range(layers)) else taken
+    return Composition.build(len(taken), lambda place: _nearest(place, blends), moved)
 
 
 def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
@@ -248,8 +247,8 @@ def _positions(stack: Iterable[StackSlice]) -> list[tuple[int, float]]:
     """For every layer its slice, and where in the slice it is, 0..1."""
     found = []
     for number, one in enumerate(stack):
-        steps = one.length - 1
-        found += [(number, i / steps if steps else 1.0) for i in range(one.length)]
+        steps = len(one.taken) - 1
+        found += [(number, i / steps if steps else 1.0) for i in range(len(one.taken))]
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from layerswap.compose.mergekit.methods import METHODS, PER_MODEL, SHARED, WEIGHTED_SUMS, range_of
 from layerswap.compose.mergekit.resolve import Parameters, StackSlice, needs_weight, read_stack
 from layerswap.compose.mergekit.schema import scalars
+from layerswap.compose.schema import LARGEST_STACK
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
 from layerswap.errors import RecipeError
 
@@ -25,11 +26,10 @@ def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     found = [*_method_mistakes(data), *_body_mistakes(data)]
     for path, parameters in _all_parameters(data):
         found += _parameter_mistakes(path, parameters, data.get("merge_method"))
-    expected, stack = 0, read_stack(data)
+    stack = read_stack(data)
     found += _nothing_on_the_base(stack, data.get("merge_method"))
     for one in stack:
-        found += _layer_mistakes(one, expected)
-        expected = max((s.layers[1] for s in one.sources if s.layers), default=expected)
+        found += _layer_mistakes(one)
         found += _source_mistakes(one, data.get("merge_method"))
     return found
 
@@ -141,22 +141,20 @@ def _readable(raw: Mapping[Any, Any]) -> Parameters:
     return stack[0].sources[0].parameters
 
 
-def _layer_mistakes(one: StackSlice, expected: int) -> Iterator[Mistake]:
+def _layer_mistakes(one: StackSlice) -> Iterator[Mistake]:
     for source in one.sources:
         if source.layers is None:
             continue
         first, stop = source.layers
         if not 0 <= first < stop:
             yield (*source.path, "layer_range"), f"[{first}, {stop}] holds no layer"
-        elif first != expected:
-            yield (
-                (*source.path, "layer_range"),
-                f"layer {first} would become layer {expected}; layerswap keeps every layer where "
-                "it is: frankenmerges are out of scope",
-            )
-    lengths = {s.layers[1] - s.layers[0] for s in one.sources if s.layers}
-    if len(lengths) > 1:
+        elif stop > LARGEST_STACK:
+            yield (*source.path, "layer_range"), f"no model has {stop} layers"
+    ranges = {source.layers for source in one.sources if source.layers}
+    if len({stop - first for first, stop in ranges}) > 1:
         yield one.path, "the sources have different numbers of layers"
+    elif len(ranges) > 1:
+        yield one.path, "the sources take different layers; layerswap merges equal ones"
 
 
 def _source_mistakes(one: StackSlice, name: object) -> Iterator[Mistake]:
