@@ -357,8 +357,7 @@ def test_newer_methods_come_back(merge):
     data = {"experts": SOURCES, "base": "/m/base", "merge": {"experts": list(EXPERTS), **merge}}
     recipe = check_recipe(data, where="drawn")
     (back,), (expected,) = (
-        set(r.resolve(2).blends.values())
-        for r in (parse_recipe(str(export(recipe))), recipe)
+        set(r.resolve(2).blends.values()) for r in (parse_recipe(str(export(recipe))), recipe)
     )
     (found,), (wanted,) = back.members, expected.members
     assert (found.method, found.parameters, found.base) == (

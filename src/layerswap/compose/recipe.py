@@ -130,15 +130,18 @@ class Recipe(Strict):
         layers: int,
         magnitude: Mapping[str, float] | None = None,
         tensors: Mapping[str, Place] | None = None,
+        *,
+        taken: tuple[int, ...] | None = None,
     ) -> Composition:
         """The composition for a model of `layers` layers, over experts that have a source.
 
         Args:
-            layers: number of layers, L.
+            layers: number of layers of the experts, L.
             magnitude: the measured weight of each expert that the method blends; needed when
                 `weights` is `magnitude`.
             tensors: the place of every tensor, by which mergekit's filters are read; those of
                 a Llama when None.
+            taken: the stack, where `layers` counts its layers already and no longer the experts'.
 
         Raises:
             RecipeError: the zones do not fit, or an override names places that do not exist.
@@ -147,10 +150,12 @@ class Recipe(Strict):
         if isinstance(method, MergekitMethod):
             composition = resolve(method, layers, tensors)
         else:
-            taken = tuple(range(layers)) if self.stack is None else stacked(self.stack, layers)
-            composition = _compose(method, len(taken), self._weights(magnitude))
-            if taken != tuple(range(layers)):
-                composition = replace(composition, taken=taken)
+            if taken is None and self.stack is not None:
+                taken = stacked(self.stack, layers)
+            depth = layers if taken is None else len(taken)
+            composition = _compose(method, depth, self._weights(magnitude))
+            moved = taken is not None and taken != tuple(range(layers))
+            composition = replace(composition, taken=taken if moved else None)
         layers = composition.layers
         for i, override in enumerate(self.places):
             try:

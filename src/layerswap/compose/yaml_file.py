@@ -33,9 +33,10 @@ class _Loader(yaml.SafeLoader):
     """
 
     def compose_document(self) -> yaml.Node | None:
-        node = super().compose_document()  # type: ignore[no-untyped-call]
-        _written_out(node, {})
-        return node  # type: ignore[no-any-return]
+        node = super().compose_document()
+        if node is not None:
+            _written_out(node, {})
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()

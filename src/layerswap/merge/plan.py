@@ -209,7 +209,7 @@ class MergePlan:
         for sizes in zones:
             method = self.recipe.swap.model_copy(update=vars(sizes))
             recipe = self.recipe.model_copy(update={"swap": method})
-            composition = recipe.resolve(layers, self.magnitude)
+            composition = recipe.resolve(layers, self.magnitude, taken=self.composition.taken)
             plans.append(replace(self, recipe=recipe, composition=composition))
         if not plans:
             raise RecipeError(f"no combination of these zone sizes fits {layers} layers")

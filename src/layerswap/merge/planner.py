@@ -21,6 +21,7 @@ from layerswap.checkpoint import (
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import INDEX, SINGLE, fetch_checkpoint
 from layerswap.checkpoint.preconditions import stamps_of
+from layerswap.checkpoint.restack import restack
 from layerswap.compose import Recipe, read_recipe
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import Expert, SwapMethod
@@ -261,6 +262,13 @@ def make_plan(recipe: Recipe | PathLike, *, allow_pickle: bool = False) -> Plan:
     magnitude = _measure(recipe, sources, base, drop.union(rows))
     tensors = {name: place for name, place in first.places.items() if name not in drop}
     composition = recipe.resolve(first.layers, magnitude, tensors)
+    if composition.taken is not None:
+        if opened.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
+            raise RecipeError(
+                "layers can be moved of full weights alone: no Fisher, and bake: true"
+            )
+        sources = {name: restack(one, composition.taken) for name, one in sources.items()}
+        base = restack(base, composition.taken) if base is not None else None
     fishers = {}
     if any(expert.fisher for expert in recipe.experts.values()):
         fishers = open_fishers(recipe, sources, drop, aligned=alignment is not None)
