@@ -58,7 +58,7 @@ def test_the_model_has_the_new_depth_and_its_record_makes_it_again(experts, tmp_
     assert len(model.model.layers) == model.config.num_hidden_layers == 5
     loaded = plan.load().state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in tensors_of(out).items())
-    assert verify(out).ok
+    assert verify(out).passed
 
 
 def test_a_grid_is_over_the_new_stack(experts):

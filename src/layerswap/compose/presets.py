@@ -1,15 +1,15 @@
-"""The papers' compositions: layer swapping, soups, and partitions A, B, C and Z."""
+"""The papers' compositions: layer swapping, soups, partitions A, B, C and Z, and chat vectors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose.blend import Blend
+from layerswap.compose.blend import Blend, Operation
 from layerswap.compose.composition import Composition
 from layerswap.errors import RecipeError
 
@@ -213,6 +213,72 @@ def partition_zones(name: str, layers: int) -> Zones:
     zones = Zones(bottom, top)
     zones.check(layers)
     return zones
+
+
+def instruct(
+    layers: int,
+    *,
+    language: str = "language",
+    instructed: str = "instruct",
+    base: str = "base",
+    weight: float | Sequence[float] = 1.0,
+    zones: Zones | None = None,
+    outside: Literal["add", "language"] = "add",
+) -> Composition:
+    """The language model plus what instruction tuning changed: the chat vector per layer.
+
+    Every place takes `L + w (I - B)` (Huang et al., 2024, equation 1; 2603.28263), which is task
+    arithmetic over B with weight 1 for L and w for I. The outer zones keep the language model as
+    it is, and transition layers take half of w.
+
+    Args:
+        layers: number of layers.
+        language: name of the base that was adapted to a language, L.
+        instructed: name of the base that was tuned on instructions, I.
+        base: name of the base, B.
+        weight: w, or several from the first layer to the last, interpolated between.
+        zones: layers without the chat vector; none when None.
+        outside: `add`: embeddings, final norm and head take the first weight; `language`: they
+            are the language model's.
+
+    Raises:
+        RecipeError: the zones overlap, or a weight is negative.
+
+    Example: `print(instruct(8, zones=Zones(2, 1)))`
+    """
+    _check_pair(language, instructed)
+    zones = zones or Zones(0, 0)
+    zones.check(layers)
+    weights = [float(weight)] if isinstance(weight, int | float) else [float(w) for w in weight]
+    if not weights or min(weights) < 0:
+        raise RecipeError("a chat vector has one weight or several, from 0")
+
+    def added(layer: int) -> float:
+        from_top = layers - 1 - layer
+        if layer < zones.bottom or from_top < zones.top:
+            return 0.0
+        position = layer / max(1, layers - 1) * (len(weights) - 1)
+        low = int(position)
+        high = min(low + 1, len(weights) - 1)
+        found = weights[low] + (position - low) * (weights[high] - weights[low])
+        between = (
+            layer < zones.bottom + zones.bottom_transition
+            or from_top < zones.top + zones.top_transition
+        )
+        return found / 2 if between else found
+
+    def blend_of(place: Place) -> Blend:
+        if place.layer is not None:
+            share = added(place.layer)
+        else:
+            # Head and embedding may be tied, so both take the first weight.
+            share = weights[0] if outside == "add" else 0.0
+        if not share:
+            return Blend.of(language)
+        inputs = {Blend.of(language): 1.0, Blend.of(instructed): share}
+        return Blend.of(Operation.of("task_arithmetic", inputs, base=Blend.of(base)))
+
+    return Composition.build(layers, blend_of)
 
 
 def _check_pair(task: str, language: str) -> None:

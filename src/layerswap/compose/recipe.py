@@ -21,11 +21,12 @@ from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition, summed
 from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
 from layerswap.compose.mergekit.validation import mistakes as mergekit_mistakes
-from layerswap.compose.presets import partition, soup, swap
+from layerswap.compose.presets import instruct, partition, soup, swap
 from layerswap.compose.schema import (
     BASE,
     DTYPES,
     Expert,
+    InstructMethod,
     MergeMethod,
     Override,
     PartitionMethod,
@@ -49,12 +50,13 @@ from layerswap.compose.yaml_file import (
 )
 from layerswap.errors import RecipeError
 
-Method = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | MergekitMethod
+OwnMethod = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | InstructMethod
+Method = OwnMethod | MergekitMethod
 """How a recipe composes."""
 
 
 class Recipe(Strict):
-    """A whole recipe. Exactly one of `swap`, `soup`, `partition` and `merge` says how to compose.
+    """A whole recipe; exactly one of swap, soup, partition, merge and instruct composes.
 
     Attributes:
         experts: the experts by name.
@@ -63,6 +65,7 @@ class Recipe(Strict):
         soup: one blend everywhere.
         partition: a named partition of the second paper.
         merge: another merge method, such as TIES, at every place.
+        instruct: a language model with a chat vector.
         mergekit: a mergekit configuration over the experts; `read_recipe` writes it.
         stack: the experts' layers that the output is made of, from the input up, where layers
             are repeated, dropped or moved; the method then composes the new stack.
@@ -86,6 +89,7 @@ class Recipe(Strict):
     soup: SoupMethod | None = None
     partition: PartitionMethod | None = None
     merge: MergeMethod | None = None
+    instruct: InstructMethod | None = None
     mergekit: MergekitMethod | None = None
     stack: StackedLayers | None = None
     weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
@@ -106,7 +110,8 @@ class Recipe(Strict):
     @property
     def method(self) -> Method:
         """The one method that is given."""
-        method = self.swap or self.soup or self.partition or self.merge or self.mergekit
+        keys = (*METHOD_KEYS, "mergekit")
+        method: Method | None = next(filter(None, (getattr(self, key) for key in keys)), None)
         assert method is not None, "the validator let a recipe without a method through"
         return method
 
@@ -176,6 +181,8 @@ class Recipe(Strict):
         first = (
             list(method.experts)
             if isinstance(method, SoupMethod | MergeMethod | MergekitMethod)
+            else [method.language, method.instruct]
+            if isinstance(method, InstructMethod)
             else [method.task, method.language]
         )
         first = [name for name in first if name in self.experts]  # mergekit names the base too
@@ -239,7 +246,7 @@ def check_recipe(data: Any, *, where: str, lines: Mapping[KeyPath, int] | None =
 
 
 def _compose(
-    method: SwapMethod | SoupMethod | PartitionMethod | MergeMethod,
+    method: OwnMethod,
     layers: int,
     weights: Mapping[str, float] | None,
 ) -> Composition:
@@ -252,6 +259,15 @@ def _compose(
     if isinstance(method, PartitionMethod):
         return partition(
             method.name, layers, task=method.task, language=method.language, outside=method.outside
+        )
+    if isinstance(method, InstructMethod):
+        return instruct(
+            layers,
+            language=method.language,
+            instructed=method.instruct,
+            weight=method.weight,
+            zones=method.zones,
+            outside=method.outside,
         )
     pair = (method.task, method.language)
     return swap(

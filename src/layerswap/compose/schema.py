@@ -80,6 +80,16 @@ def read_rule(value: object) -> object:
     return value
 
 
+def _read_gradient(value: object) -> list[float]:
+    values = value if isinstance(value, list) else [value]
+    for weight in values:
+        if type(weight) not in (int, float) or not 0 <= weight <= LARGEST_WEIGHT:
+            raise ValueError(f"{weight!r:.40} is not a number from 0")
+    if not values:
+        raise ValueError("write a number, or numbers from the first layer to the last")
+    return [float(weight) for weight in values]
+
+
 def _read_take(value: object) -> object:
     return {value: 1.0} if isinstance(value, str) else _read_weights(value)
 
@@ -182,6 +192,24 @@ class PartitionMethod(Strict):
     task: str = "task"
     language: str = "language"
     outside: Literal["language", "task"] | None = None
+
+
+class InstructMethod(Strict):
+    """The chat vector on a language model; see `compose.presets.instruct`."""
+
+    language: str = "language"
+    instruct: str = "instruct"
+    weight: Annotated[list[float], BeforeValidator(_read_gradient)] = [1.0]
+    bottom: NonNegativeInt = 0
+    top: NonNegativeInt = 0
+    bottom_transition: NonNegativeInt = 0
+    top_transition: NonNegativeInt = 0
+    outside: Literal["add", "language"] = "add"
+
+    @property
+    def zones(self) -> Zones:
+        """The layers that the chat vector leaves alone."""
+        return Zones(self.bottom, self.top, self.bottom_transition, self.top_transition)
 
 
 class Where(Strict):

@@ -10,7 +10,12 @@ from layerswap.compose.blend import METHODS
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
 from layerswap.errors import RecipeError
 
-METHOD_KEYS = ("swap", "soup", "partition", "merge")
+METHOD_KEYS = ("swap", "soup", "partition", "merge", "instruct")
+PAIRS = {
+    "swap": ("task", "language"), "partition": ("task", "language"),
+    "instruct": ("language", "instruct"),
+}  # fmt: skip
+"""The two experts of the methods that have two, by the keys that name them."""
 SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)?", re.IGNORECASE)
 
 
@@ -61,10 +66,17 @@ def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
         empty = [name for name in METHOD_KEYS if name in data and data[name] is None]
         hint = f"; for the defaults write `{empty[0]}: {{}}`" if empty and not given else ""
         yield (), f"give exactly one of {', '.join(METHOD_KEYS)}; found {found}{hint}"
-    for method in ("swap", "partition"):
+    for method, parts in PAIRS.items():
         pair = [name for path, name in _method_names(data).items() if path[0] == method]
         if len(pair) == 2 and pair[0] == pair[1]:
-            yield (method,), f"the task and the language expert are both {pair[0]!r}"
+            yield (method,), f"the {parts[0]} and the {parts[1]} expert are both {pair[0]!r}"
+    if data.get("instruct") is not None:
+        if "weights" in data:
+            yield ("weights",), "the weight of a chat vector is `instruct.weight`; remove `weights`"
+        if data.get("base") is None:
+            yield ("instruct",), "a chat vector is the difference from a base; give `base`"
+        elif "base" in (data.get("experts") or ()):
+            yield ("instruct",), "with deltas no expert can be called 'base'; give it another name"
     if data.get("partition") is not None and "weights" in data:
         yield ("weights",), "a partition blends nothing; remove `weights`"
     if data.get("mergekit") is not None and "weights" in data:
@@ -104,10 +116,9 @@ def _references(
 def _method_names(data: Mapping[Any, Any]) -> dict[KeyPath, object]:
     """The experts that the method combines, by the key path that names them."""
     names: dict[KeyPath, object] = {}
-    for method in ("swap", "partition"):
+    for method, parts in PAIRS.items():
         if isinstance(data.get(method), dict):
-            for part in ("task", "language"):
-                names[(method, part)] = data[method].get(part, part)
+            names |= {(method, part): data[method].get(part, part) for part in parts}
     soup = data.get("soup")
     if isinstance(soup, dict) and isinstance(soup.get("experts"), list):
         names |= {("soup", "experts", i): name for i, name in enumerate(soup["experts"])}
