@@ -7,7 +7,16 @@ from itertools import product
 import pytest
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose import Blend, Zones, default_zones, partition, soup, swap, zone_grid
+from layerswap.compose import (
+    Blend,
+    Zones,
+    default_zones,
+    instruct,
+    partition,
+    soup,
+    swap,
+    zone_grid,
+)
 from layerswap.compose.presets import scaled
 from layerswap.errors import RecipeError
 
@@ -194,4 +203,33 @@ def test_partitions(name, layers, a_counts, b_counts):
 def test_illegal_partitions(name, layers, options, message):
     with pytest.raises(RecipeError) as caught:
         partition(name, layers, **options)
+    assert str(caught.value) == message
+
+
+def test_a_chat_vector_by_layer():
+    found = instruct(6, weight=[1, 0], zones=Zones(1, 0, 1, 1), outside="language")
+    shares = []
+    for layer in range(6):
+        (member,) = found[Place(layer, "mlp")].members
+        weights = {} if isinstance(member, str) else {str(b): w for b, w in member.inputs}
+        assert isinstance(member, str) or (member.base, weights["language"]) == (
+            Blend.of("base"),
+            1,
+        )
+        shares.append(weights.get("instruct", 0.0))
+    assert shares == pytest.approx([0, 0.4, 0.6, 0.4, 0.2, 0])
+    assert found[Place(None, "embedding")] == found[Place(None, "head")] == Blend.of("language")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": [1.0, -1.0]}, "a chat vector has one weight or several, from 0"),
+        ({"weight": []}, "a chat vector has one weight or several, from 0"),
+        ({"zones": Zones(3, 2)}, "zones overlap: bottom 3 + top 2 = 5, but there are 4 layers"),
+    ],
+)
+def test_refused_chat_vectors(settings, message):
+    with pytest.raises(RecipeError) as caught:
+        instruct(4, **settings)
     assert str(caught.value) == message

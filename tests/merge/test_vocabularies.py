@@ -132,6 +132,35 @@ def test_deltas_are_taken_row_by_row(unlike, tmp_path, method):
         assert torch.allclose(found[tensor][6], habari, atol=1e-6)
 
 
+def test_a_chat_vector_leaves_new_tokens_as_the_language_model_has_them(tmp_path):
+    """L + w (I - B) at every row that the base has; the language model's row at every other."""
+    words = {"base": "a b c d e", "instruct": "a b c d e", "language": "a b c d e habari f"}
+    found = {
+        name: expert(tmp_path, name, len(text.split()) + 1, text, seed)
+        for seed, (name, text) in enumerate(words.items())
+    }
+    recipe = {
+        "base": str(found.pop("base")),
+        "experts": {name: str(path) for name, path in found.items()},
+        "instruct": {"weight": [1.0, 0.5], "bottom": 1},
+        "tokenizer": "language",
+    }
+    out = tensors_of(ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out"))
+    base, instruct, language = (tensors_of(tmp_path / name) for name in words)
+    for tensor in (EMBEDDING, HEAD):
+        assert len(out[tensor]) == 8
+        expected = language[tensor][:6] + instruct[tensor] - base[tensor]
+        torch.testing.assert_close(out[tensor][:6], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(out[tensor][6:], language[tensor][6:], rtol=1e-6, atol=1e-7)
+    for layer, weight in enumerate((0, 5 / 6, 4 / 6, 0.5)):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        expected = language[name] + weight * (instruct[name] - base[name])
+        torch.testing.assert_close(out[name], expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(
+        out["model.layers.0.mlp.up_proj.weight"], language["model.layers.0.mlp.up_proj.weight"]
+    )
+
+
 def test_tied_embeddings(tmp_path):
     experts = {
         "task": expert(tmp_path, "task", 8, WORDS["task"], 0, tie_word_embeddings=True),

@@ -19,6 +19,7 @@ from layerswap.cli import (
     evaluate,
     fisher,
     freeze_or_revert,
+    instruct,
     lab,
     linearity,
     merge,
@@ -50,6 +51,7 @@ options.command(app, "quickstart")(quickstart.quickstart)
 options.command(app, "merge", json=True)(merge.merge)
 options.command(app, "adapters", json=True)(adapters.adapters)
 options.command(app, "plan", json=True)(plan.plan)
+options.command(app, "instruct", json=True)(instruct.instruct)
 options.command(app, "data")(data.data)
 options.command(app, "train")(train.train)
 options.command(app, "select")(select.select)

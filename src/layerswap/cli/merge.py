@@ -39,6 +39,33 @@ def merge(
 
     Example: layerswap merge --task-expert math-expert --language-expert swahili-expert --out merged
     """
+    write_recipe(
+        recipe,
+        out=out,
+        allow_pickle=allow_pickle,
+        overwrite=overwrite,
+        allow_non_finite=allow_non_finite,
+        resume=resume,
+        push=push,
+        public=public,
+        threads=threads,
+    )
+
+
+def write_recipe(
+    recipe: Recipe,
+    *,
+    out: Path,
+    command: str = "merge",
+    allow_pickle: bool = False,
+    overwrite: bool = False,
+    allow_non_finite: bool = False,
+    resume: bool = False,
+    push: str | None = None,
+    public: bool = False,
+    threads: int | None = None,
+) -> None:
+    """Write what a recipe describes, with progress and notes, for the command of that name."""
     from rich.filesize import decimal
 
     from layerswap.checkpoint import refuse_target
@@ -72,4 +99,4 @@ def merge(
     if push is not None:
         facts["uploaded"] = push_folder(written, push, private=not public)
         output.say(f"uploaded to {facts['uploaded']}")
-    output.finish("merge", facts)
+    output.finish(command, facts)
