@@ -143,3 +143,15 @@ def test_delta_does_not_write_into_a_checkpoint(layerswap, experts):
     result = layerswap("delta", *both(experts), "--out", out)
     assert result.code == 2
     assert result.err == f"error: {out}: would write into the checkpoint of the base\n"
+
+
+def test_suggest_lets_a_third_expert_in(layerswap, experts, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    result = layerswap(
+        "suggest", "--base", experts.base, "--task-expert", experts.task, "--language-expert",
+        experts.language, "--third-expert", experts.base, "--threshold", 1, "--recipe", recipe,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "0.5 third" in result.out
+    written = yaml.safe_load(recipe.read_text())
+    assert written["experts"]["third"] == experts.base

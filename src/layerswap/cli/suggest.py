@@ -10,7 +10,7 @@ import typer
 from layerswap.cli import options, output
 
 if TYPE_CHECKING:
-    from layerswap.deltas import Suggestion
+    from layerswap.deltas.atlas import Atlas
 
 
 def suggest(
@@ -29,6 +29,16 @@ def suggest(
         typer.Option(help="Folder that `layerswap delta` wrote. Replaces --base."),
     ] = None,
     first: Annotated[int, typer.Option(min=1, help="Number of compositions to list.")] = 10,
+    third_expert: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Third expert, such as one for safety, taken or blended in where it changed more.",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, help="Difference of shares from which one expert is taken.")
+    ] = 0.001,
     recipe: Annotated[
         Path | None, typer.Option(help="Recipe file to write with the proposal.")
     ] = None,
@@ -41,22 +51,36 @@ def suggest(
     Example: layerswap suggest --base b --task-expert math-expert --language-expert swahili-expert
     """
     from layerswap.cli.tables import evidence_table
-    from layerswap.deltas.atlas import Atlas
+    from layerswap.compose import swap
+    from layerswap.deltas.atlas import Atlas as Opened
     from layerswap.deltas.suggestion import suggest as propose
-    from layerswap.deltas.suggestion import write_proposal
+    from layerswap.deltas.suggestion import with_third, write_proposal
     from layerswap.errors import RecipeError
 
     if (base is None) == (atlas is None):
         raise RecipeError("give --base, or --atlas with a folder that layerswap delta wrote")
     if recipe is not None and base is None:
         raise RecipeError("--recipe needs the checkpoints: give --base in place of --atlas")
+    names = [task_expert, language_expert, *filter(None, [third_expert])]
     if base is not None:
-        found = _measured(base, task_expert, language_expert, threads)
+        opened = _measured(base, names, threads)
+        names = ["task", "language", "third"][: len(names)]
     else:
         assert atlas is not None
-        found = propose(Atlas.load(atlas), task_expert, language_expert)
+        opened = Opened.load(atlas)
+    found = propose(opened, *names[:2])
+    composition = None
+    if third_expert is not None:
+        pair = {"task": names[0], "language": names[1]}
+        plain = swap(opened.layers, zones=found.zones, **pair)
+        composition = with_third(plain, opened, names[2], threshold=threshold)
     if recipe is not None and base is not None:
-        write_proposal(recipe, found.zones, base=base, task=task_expert, language=language_expert)
+        third = None
+        if third_expert is not None and composition is not None:
+            third = third_expert, composition
+        write_proposal(
+            recipe, found.zones, base=base, task=task_expert, language=language_expert, third=third
+        )
     lines = [evidence_table(found.evidence), f"proposal: {found.zones}"]
     if not (found.zones.bottom or found.zones.top):
         lines.append(
@@ -64,14 +88,17 @@ def suggest(
             "the deltas alone speak for the task expert"
         )
     lines += [f"  {zones}  (score {score:+.4f})" for zones, score in found.ranked[:first]]
-    output.finish("suggest", found.to_dict(), "\n".join(lines))
+    facts = found.to_dict()
+    if composition is not None:
+        lines += ["", str(composition)]
+        facts["composition"] = composition.to_dict()
+    output.finish("suggest", facts, "\n".join(lines))
 
 
-def _measured(base: str, task: str, language: str, threads: int | None) -> Suggestion:
+def _measured(base: str, experts: list[str], threads: int | None) -> Atlas:
     from layerswap.cli.progress import byte_progress
     from layerswap.deltas.atlas import measure, open_subjects
-    from layerswap.deltas.suggestion import suggest as propose
 
-    subjects = open_subjects(base, {"task": task, "language": language})
+    subjects = open_subjects(base, dict(zip(("task", "language", "third"), experts, strict=False)))
     with byte_progress("reading", subjects.nbytes) as progress:
-        return propose(measure(subjects, threads=threads, progress=progress), "task", "language")
+        return measure(subjects, threads=threads, progress=progress)

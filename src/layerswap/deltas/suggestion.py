@@ -16,13 +16,16 @@ it. See docs/delta.md for the argument.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from layerswap._types import PathLike
-from layerswap.compose import Zones, zone_grid
+from layerswap.checkpoint.places import Place
+from layerswap.compose import LAYER_ROLES, Blend, Composition, Zones, swap, zone_grid
+from layerswap.compose.composition import all_places
 from layerswap.deltas.atlas import Atlas, rows_threshold
 from layerswap.deltas.measure import Sums
 from layerswap.errors import RecipeError
@@ -262,19 +265,118 @@ def _cosines(atlas: Atlas, task: str, language: str) -> dict[int, float]:
     return {layer: sums.cosine for layer, sums in totals.items()}
 
 
-def write_proposal(path: Path, zones: Zones, *, base: str, task: str, language: str) -> None:
+def with_third(
+    composition: Composition,
+    atlas: Atlas,
+    third: str,
+    *,
+    threshold: float = 0.001,
+    share: float = 0.5,
+    by: Literal["role", "layer"] = "role",
+) -> Composition:
+    """Let a third expert, such as one for safety, into a composition where it changed more.
+
+    The rule of 2601.22620: the relative change of a module is `|delta| / |base|` over its
+    matrices, and its share is that over the sum of all modules. Where the third expert's share is
+    larger than the composition's by more than `threshold` the third expert is taken, where it is
+    smaller by more than that the composition stays, and between them both are blended, as outside
+    the layers. Over a composition of one expert this is the paper's rule for two.
+
+    Args:
+        composition: of experts in the atlas.
+        atlas: what the experts and the third one changed.
+        third: the third expert's name in the atlas.
+        threshold: tau, a difference of shares.
+        share: alpha, the third expert's weight in a blend.
+        by: decide for attention and mlp apart, or for whole layers.
+
+    Raises:
+        RecipeError: an expert is not in the atlas, or another number of layers.
+    """
+    for name in (*composition.experts, third):
+        if name not in atlas.experts:
+            raise RecipeError(f"no expert {name!r} in the atlas; it has {', '.join(atlas.experts)}")
+    if composition.layers != atlas.layers:
+        raise RecipeError(f"{composition.layers} layers composed, {atlas.layers} in the atlas")
+    roles = [("attention",), ("mlp",)] if by == "role" else [LAYER_ROLES]
+    modules = [[Place(layer, r) for r in part] for layer in range(atlas.layers) for part in roles]
+    relative = {name: _relative(atlas, name, by) for name in (*composition.experts, third)}
+    theirs = [sum(relative[third].get(place, 0.0) for place in module) for module in modules]
+    ours = [
+        sum(
+            weight * relative[name].get(place, 0.0)
+            for place in module
+            for name, weight in composition[place].shares.items()
+        )
+        for module in modules
+    ]
+    changes = {
+        place: Blend.nested({Blend.of(third): share, composition[place]: 1 - share})
+        for place in all_places(composition.layers)
+        if place.layer is None
+    }
+    for module, new, old in zip(modules, theirs, ours, strict=True):
+        gap = new / (sum(theirs) or 1) - old / (sum(ours) or 1)
+        for place in module if gap >= -threshold else ():
+            weights = {Blend.of(third): share, composition[place]: 1 - share}
+            changes[place] = Blend.of(third) if gap > threshold else Blend.nested(weights)
+    return composition.replace(changes)
+
+
+def _relative(atlas: Atlas, expert: str, by: str) -> dict[Place, float]:
+    """The relative change of attention and mlp in each layer, over the matrices."""
+    found: dict[Place, list[float]] = {}
+    for tensors in atlas.matrices().values():
+        for tensor in tensors:
+            if atlas.places[tensor].role in ("attention", "mlp"):
+                change = atlas.changes[expert, tensor].relative_norm
+                found.setdefault(atlas.places[tensor], []).append(change)
+    # As the authors' code: roots of squares for a module, sums for a layer.
+    total = math.hypot if by == "role" else lambda *values: sum(values)
+    return {place: float(total(*values)) for place, values in found.items()}
+
+
+def write_proposal(
+    path: Path,
+    zones: Zones,
+    *,
+    base: str,
+    task: str,
+    language: str,
+    third: tuple[str, Composition] | None = None,
+) -> None:
     """Write a proposal as a recipe that `layerswap merge` takes.
+
+    Args:
+        path: the file.
+        zones: of the swap.
+        base: checkpoint of the base.
+        task: that of the task expert.
+        language: that of the language expert.
+        third: that of a third expert, called `third`, and what `with_third` made of the swap.
 
     Raises:
         RecipeError: the file cannot be written.
     """
     import yaml
 
-    data = {
+    data: dict[str, Any] = {
         "base": base,
         "experts": {"task": task, "language": language},
         "swap": asdict(zones),
     }
+    if third is not None:
+        data["experts"]["third"], composition = third
+        plain = swap(composition.layers, zones=zones)
+        data["places"] = [
+            {
+                "layers": "outside" if place.layer is None else place.layer,
+                "roles": [place.role],
+                "take": {str(member): weight for member, weight in blend.weights},
+            }
+            for place, blend in composition.blends.items()
+            if blend != plain[place]
+        ]
     try:
         path.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
     except OSError as error:
