@@ -342,6 +342,18 @@ slices:
     assert type(found).from_dict(found.to_dict()) == found
 
 
+def test_a_model_with_an_adapter():
+    text = "models: [{model: ./a@x+org/l@y}, {model: {model: {path: b}, lora: {path: ./l}}}]"
+    recipe = parse_recipe(LINEAR + text)
+    experts = {
+        name: expert.model_dump(exclude_none=True) for name, expert in recipe.experts.items()
+    }
+    assert experts == {
+        "l": {"source": "./a", "revision": "x", "adapter": "org/l@y"},
+        "l-2": {"source": "b", "adapter": "./l"},
+    }
+
+
 def test_filters_are_read_by_the_names_of_the_checkpoint():
     text = "merge_method: slerp\nbase_model: a\nmodels: [{model: b}]\n"
     text += "parameters: {t: [{filter: attn, value: 0}, {value: 1}]}"
@@ -434,11 +446,10 @@ KNOWN = (
           ", line 3: models[0].modell: unknown key; did you mean 'model'?"]),
         (LINEAR + "models: [{model: a}, {model: a}]",
          [", line 3: models[1]: 'a' is there twice"]),
-        (LINEAR + "models: [{model: a+lora}, {model: b@c@d}, {model: {model: c, lora: d}}]",
-         [", line 3: models[0].model: 'a+lora' puts an adapter onto a model, which is not "
-          "supported here; merge the adapter into the model first",
+        (LINEAR + "models: [{model: a+b+c}, {model: b@c@d}, {model: {model: c, tokenizer: d}}]",
+         [", line 3: models[0].model: 'a+b+c' adds two adapters; merge one into the model first",
           ", line 3: models[1].model: 'b@c@d' has two '@'; write owner/name@revision",
-          ", line 3: models[2].model: 'lora' of a model is not supported; write the model "
+          ", line 3: models[2].model: 'tokenizer' of a model is not supported; write the model "
           "alone"]),
         ("merge_method: linear\nmodels: [{model: a, parameters: {weight: 1}}, {model: b}]",
          [", line 2: models[1]: linear needs a weight for 'b'"]),

@@ -185,9 +185,8 @@ BOTH = "  both: {merge: {method: METHOD, experts: [task, language]}}\n"
         (HEADER + "base: /m/base\nswap: {}\nweights: magnitude",
          "weights: magnitude weights are measured when merging; write the numbers that "
          "layerswap.json holds"),
-        ("experts: {a: x+y, b: z}\nsoup: {experts: [a, b]}",
-         "a: mergekit cannot name it: 'x+y' puts an adapter onto a model, which is not "
-         "supported here; merge the adapter into the model first"),
+        ("experts: {a: x+y+w, b: z}\nsoup: {experts: [a, b]}",
+         "a: mergekit cannot name it: 'x+y+w' adds two adapters; merge one into the model first"),
         (MERGES + "merge: {method: ties, experts: [task, language]}",
          "embedding: mergekit's ties ranks tensor by tensor; set `scope: tensor`"),
         (MERGES + BOTH.replace("METHOD", "task_arithmetic") + "soup: {experts: [both, task]}",

@@ -318,3 +318,28 @@ def test_a_rank_where_the_output_is_no_adapter(base, adapters, bake):
     other = adapters["rslora"] if bake else base
     with pytest.raises(LayerswapError, match="rank: only a merge of adapters into an adapter has"):
         ls.swap(task=adapters["plain"], language=other, rank=4, bake=bake)
+
+
+def test_a_model_with_an_adapter_of_its_own_is_one_expert(base, adapters, tmp_path):
+    """As mergekit's `model+adapter`: the adapter is added to the model that the recipe names."""
+    model = save_tokenizer(save_expert(tmp_path / "model", tiny_llama(), 9))
+    experts = {
+        "adapted": {"source": str(model), "adapter": str(adapters["plain"])},
+        "plain": str(base),
+    }
+    recipe = {"experts": experts, "soup": {"experts": ["adapted", "plain"]}}
+    plan = ls.make_plan(check_recipe(recipe, where="test"))
+    out = plan.save(tmp_path / "out")
+    found, expected, other = tensors_of(out), dense(model, adapters["plain"]), dense(base)
+    for name, tensor in found.items():
+        wanted = (expected[name] + other[name]) / 2
+        torch.testing.assert_close(tensor.double(), wanted, rtol=1e-5, atol=1e-6)
+    assert ls.verify(out).passed
+    assert any(str(adapters["plain"]) in str(file) for file in plan.experts["adapted"].files)
+
+
+def test_an_adapter_needs_a_model_to_be_added_to(adapters):
+    plain, other = str(adapters["plain"]), str(adapters["rslora"])
+    recipe = {"experts": {"a": {"source": plain, "adapter": other}}, "soup": {"experts": ["a"]}}
+    with pytest.raises(LayerswapError, match="a: adapter: the source is an adapter itself"):
+        ls.make_plan(check_recipe(recipe, where="test"))

@@ -72,6 +72,7 @@ class Checkpoint:
     def files(self) -> list[Path]:
         """The weight files that are its own: those of the adapter, where it is one."""
         tensors: list[TensorInfo] = list(self.tensors.values())
+        tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
             lows = self.adapter.modules.values()
             tensors = [*(low.a for low in lows), *self.adapter.saved.values()]

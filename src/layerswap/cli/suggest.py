@@ -71,8 +71,7 @@ def suggest(
     found = propose(opened, *names[:2])
     composition = None
     if third_expert is not None:
-        pair = {"task": names[0], "language": names[1]}
-        plain = swap(opened.layers, zones=found.zones, **pair)
+        plain = swap(opened.layers, task=names[0], language=names[1], zones=found.zones)
         composition = with_third(plain, opened, names[2], threshold=threshold)
     if recipe is not None and base is not None:
         third = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -81,7 +81,7 @@ def read_rule(value: object) -> object:
 
 
 def _read_gradient(value: object) -> list[float]:
-    values = value if isinstance(value, list) else [value]
+    values: list[Any] = value if isinstance(value, list) else [value]
     for weight in values:
         if type(weight) not in (int, float) or not 0 <= weight <= LARGEST_WEIGHT:
             raise ValueError(f"{weight!r:.40} is not a number from 0")
@@ -139,7 +139,8 @@ class MergeMethod(Strict):
 class Expert(Strict):
     """Where an expert comes from: a checkpoint, a soup of other experts, or another merge.
 
-    Its diagonal Fisher, which the merge method `fisher` needs, is a folder or a Hub id.
+    Its diagonal Fisher, which the merge method `fisher` needs, is a folder or a Hub id, and so is a
+    LoRA adapter that is added to its source.
     """
 
     source: Annotated[str, Field(min_length=1)] | None = None
@@ -147,6 +148,7 @@ class Expert(Strict):
     soup: Weights | None = None
     merge: MergeMethod | None = None
     fisher: Annotated[str, Field(min_length=1)] | None = None
+    adapter: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> Expert:
@@ -154,6 +156,8 @@ class Expert(Strict):
             raise ValueError("an expert has one of source, soup and merge")
         if self.revision is not None and self.source is None:
             raise ValueError("a revision needs a source")
+        if self.adapter is not None and self.source is None:
+            raise ValueError("an adapter needs a source that it is added to")
         return self
 
 

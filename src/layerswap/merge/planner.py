@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,8 @@ def open_sources(recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = F
                 adapters[name] = read_adapter(folder), commit
             else:
                 full[name] = _open(expert, recipe, allow_pickle)
+            if expert.adapter is not None:
+                full[name] = _with_adapter(full, name, expert.adapter, recipe)
         except LayerswapError as error:
             raise error.within(name) from None
         _refuse_unfinished(name, expert.source, folder.resolve())
@@ -164,6 +166,21 @@ def open_sources(recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = F
         except LayerswapError as error:
             raise error.within(name) from None
     return Sources({name: full[name] for name in names if name in full}, base, only)
+
+
+def _with_adapter(
+    full: Mapping[str, Checkpoint], name: str, adapter: str, recipe: Recipe
+) -> Checkpoint:
+    """A full checkpoint with an adapter added to it, as one full checkpoint."""
+    if name not in full:
+        raise MergeError("adapter: the source is an adapter itself; give the model as the source")
+    model = full[name]
+    folder, _ = fetch_checkpoint(adapter)
+    if not is_adapter(folder):
+        raise MergeError(f"adapter: {adapter} is no LoRA adapter")
+    source = f"{model.source}+{adapter}"
+    found = adapt(model, read_adapter(folder), source=source, patterns=recipe.place_patterns)
+    return replace(found, revision=model.revision, folder=model.folder, adapter=None)
 
 
 def _open_base(

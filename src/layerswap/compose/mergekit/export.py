@@ -303,6 +303,7 @@ def _stored(recipe: Recipe) -> dict[str, Expert]:
 
 def _reference(name: str, expert: Expert) -> str:
     text = f"{expert.source}@{expert.revision}" if expert.revision else str(expert.source)
+    text += f"+{expert.adapter}" if expert.adapter else ""
     try:
         return str(read_reference(text))
     except ValueError as error:
@@ -353,9 +354,9 @@ def _layout_of(
     if methods[0] in ALONE:
         if len(set(places.values())) > 1:
             raise RecipeError(f"mergekit cannot put anything beside {methods[0]} in one model")
-        name, settings = _alone(next(iter(places)), operations[0])
+        name, alike = _alone(next(iter(places)), operations[0])
         base = BASE if operations[0].base is not None else None
-        return MergekitLayout(name, base, models, dict.fromkeys(places, settings), tensors)
+        return MergekitLayout(name, base, models, dict.fromkeys(places, alike), tensors)
     settings = {place: _added(place, blend, operations[0]) for place, blend in places.items()}
     return MergekitLayout(methods[0], BASE, models, settings, tensors)
 

@@ -86,7 +86,7 @@ def _names(models: list[str], base: str | None) -> dict[str, str]:
     names = {} if base is None else {base: BASE}
     taken = set(names.values())
     for model in models:
-        stem = model.partition("@")[0].rstrip("/").rpartition("/")[2] or "model"
+        stem = model.rpartition("+")[2].partition("@")[0].rstrip("/").rpartition("/")[2] or "model"
         number, name = 1, stem
         while name in taken:
             number += 1
@@ -104,5 +104,10 @@ def _tokenizer(file: _File, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _expert(model: str) -> dict[str, str]:
-    source, _, revision = model.partition("@")
-    return {"source": source, **({"revision": revision} if revision else {})}
+    whole, _, adapter = model.partition("+")
+    source, _, revision = whole.partition("@")
+    return {
+        "source": source,
+        **({"revision": revision} if revision else {}),
+        **({"adapter": adapter} if adapter else {}),
+    }

@@ -99,32 +99,36 @@ def _scalar(value: object) -> Scalar:
 
 
 def read_reference(value: object) -> object:
-    """A model as mergekit refers to it, as one text: a folder or Hub id, `@revision` at its end.
+    """A model as mergekit refers to it, as one text: `model@revision+adapter@revision`.
+
+    A model and an adapter are folders or Hub ids; revision and adapter may be left out.
 
     Raises:
-        ValueError: an adapter, another architecture, or no text.
+        ValueError: another architecture, two adapters, or no text.
     """
     if isinstance(value, dict):
-        extra = sorted(set(value) - {"model"})
-        if "lora" in value and value["lora"] is None:
-            extra.remove("lora")
+        extra = sorted(set(value) - {"model", "lora"})
         if extra:
             raise ValueError(f"{extra[0]!r} of a model is not supported; write the model alone")
-        inner = value.get("model")
-        if isinstance(inner, dict):
-            revision = inner.get("revision")
-            inner = f"{inner.get('path')}@{revision}" if revision else inner.get("path")
-        value = inner
+        model, lora = _path(value.get("model")), _path(value.get("lora"))
+        value = model if lora is None else f"{model}+{lora}"
     if not isinstance(value, str) or not value:
         return value
-    if "+" in value:
-        raise ValueError(
-            f"{value!r:.80} puts an adapter onto a model, which is not supported here; merge the "
-            "adapter into the model first"
-        )
-    if value.count("@") > 1:
+    if value.count("+") > 1:
+        raise ValueError(f"{value!r:.80} adds two adapters; merge one into the model first")
+    if any(part.count("@") > 1 for part in value.split("+")):
         raise ValueError(f"{value!r:.80} has two '@'; write owner/name@revision")
+    if not all(value.split("+")):
+        raise ValueError(f"{value!r:.80} names no adapter or no model")
     return value
+
+
+def _path(value: object) -> object:
+    """A model's path, `@revision` at its end, from the text or the mapping that mergekit reads."""
+    if not isinstance(value, dict):
+        return value
+    revision = value.get("revision")
+    return f"{value.get('path')}@{revision}" if revision else value.get("path")
 
 
 def _read_range(value: object) -> object:
