@@ -178,8 +178,8 @@ def _with_adapter(
     folder, _ = fetch_checkpoint(adapter)
     if not is_adapter(folder):
         raise MergeError(f"adapter: {adapter} is no LoRA adapter")
-    source = f"{model.source}+{adapter}"
-    found = adapt(model, read_adapter(folder), source=source, patterns=recipe.place_patterns)
+    found = adapt(model, read_adapter(folder), source=model.source, patterns=recipe.place_patterns)
+    # The record names the model as the source, and the recipe in it the adapter beside.
     return replace(found, revision=model.revision, folder=model.folder, adapter=None)
 
 
