@@ -8,6 +8,7 @@ a test each where they change numbers, which fails when one is gone.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import random
@@ -397,6 +398,21 @@ def test_layers_passed_through_are_the_same_bits(kind, models, tmp_path):
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert ("lm_head.weight" in ours) == (kind != "-tied")
+
+
+def test_repeated_dropped_and_moved_layers_are_the_same_bits(models, tmp_path):
+    slices = [("a", 0, 3), ("b", 1, 3), ("a", 2, 3), ("c", 0, 1)]
+    config = {
+        "merge_method": "passthrough",
+        "slices": [{"sources": [part(name, *layers)]} for name, *layers in slices],
+    }
+    ours, theirs = merge_with_both(config, models, tmp_path)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    configs = [
+        json.loads((tmp_path / out / "config.json").read_text()) for out in ("ours", "theirs")
+    ]
+    assert [found["num_hidden_layers"] for found in configs] == [7, 7]
 
 
 TIES = {"method": "ties", "experts": ["task", "language"], "scope": "tensor", "density": 0.5}
