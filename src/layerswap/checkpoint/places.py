@@ -253,3 +253,36 @@ def _unplaced(unknown: Sequence[str], total: int) -> str:
         f"say so in the recipe, as `patterns: [{{match: '{example}', role: ...}}]` "
         f"with a role of {', '.join(ROLES)}"
     )
+
+
+def restacked_names(
+    places: Mapping[str, Place], taken: Sequence[int]
+) -> dict[str, tuple[str, Place]]:
+    """By the name in the new stack, a tensor's own name and its new place; layers in order.
+
+    Example: with `taken=(0, 0)`, `model.layers.1.mlp.up_proj.weight` is
+    `model.layers.0.mlp.up_proj.weight`.
+    """
+    inside: dict[int, list[str]] = {}
+    for name, place in places.items():
+        if place.layer is not None:
+            inside.setdefault(place.layer, []).append(name)
+    found: dict[str, tuple[str, Place]] = {}
+    for name, place in places.items():
+        if place.layer is None:
+            found[name] = name, place
+        elif inside:
+            for layer, source in enumerate(taken):
+                for own in inside.get(source, ()):
+                    new = Place(layer, places[own].role)
+                    found[_renumbered(own, source, layer)] = own, new
+            inside = {}
+    return found
+
+
+def _renumbered(name: str, old: int, new: int) -> str:
+    parts = name.split(".")
+    if str(old) in parts:
+        parts[parts.index(str(old))] = str(new)
+        return ".".join(parts)
+    return re.sub(rf"(?<!\d){old}(?!\d)", str(new), name, count=1)

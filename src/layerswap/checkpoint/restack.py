@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from layerswap.checkpoint.folder import LAYER_COUNTS, Checkpoint, text_config
-from layerswap.checkpoint.places import Place
+from layerswap.checkpoint.places import restacked_names
 from layerswap.errors import MergeError
 
 PERIODS = (
@@ -47,39 +46,6 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
             n: checkpoint.low_rank[o] for n, (o, _) in names.items() if o in checkpoint.low_rank
         },
     )
-
-
-def restacked_names(
-    places: Mapping[str, Place], taken: Sequence[int]
-) -> dict[str, tuple[str, Place]]:
-    """By the name in the new stack, a tensor's own name and its new place; layers in order.
-
-    Example: with `taken=(0, 0)`, `model.layers.1.mlp.up_proj.weight` is
-    `model.layers.0.mlp.up_proj.weight`.
-    """
-    inside: dict[int, list[str]] = {}
-    for name, place in places.items():
-        if place.layer is not None:
-            inside.setdefault(place.layer, []).append(name)
-    found: dict[str, tuple[str, Place]] = {}
-    for name, place in places.items():
-        if place.layer is None:
-            found[name] = name, place
-        elif inside:
-            for layer, source in enumerate(taken):
-                for own in inside.get(source, ()):
-                    new = Place(layer, places[own].role)
-                    found[_renumbered(own, source, layer)] = own, new
-            inside = {}
-    return found
-
-
-def _renumbered(name: str, old: int, new: int) -> str:
-    parts = name.split(".")
-    if str(old) in parts:
-        parts[parts.index(str(old))] = str(new)
-        return ".".join(parts)
-    return re.sub(rf"(?<!\d){old}(?!\d)", str(new), name, count=1)
 
 
 def restacked_config(

@@ -21,7 +21,6 @@ from layerswap.checkpoint import (
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import INDEX, SINGLE, fetch_checkpoint
 from layerswap.checkpoint.preconditions import stamps_of
-from layerswap.checkpoint.restack import restack
 from layerswap.compose import Recipe, read_recipe
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import Expert, SwapMethod
@@ -280,6 +279,8 @@ def make_plan(recipe: Recipe | PathLike, *, allow_pickle: bool = False) -> Plan:
     tensors = {name: place for name, place in first.places.items() if name not in drop}
     composition = recipe.resolve(first.layers, magnitude, tensors)
     if composition.taken is not None:
+        from layerswap.checkpoint.restack import restack
+
         if opened.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
             raise RecipeError(
                 "layers can be moved of full weights alone: no Fisher, and bake: true"

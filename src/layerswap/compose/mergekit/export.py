@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.places import Place
-from layerswap.checkpoint.restack import restacked_names
+from layerswap.checkpoint.places import Place, restacked_names
 from layerswap.compose.blend import Blend, Member, Operation
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit.methods import METHODS

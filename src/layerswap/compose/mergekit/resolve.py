@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from layerswap.checkpoint.places import Place
-from layerswap.checkpoint.restack import restacked_names
+from layerswap.checkpoint.places import Place, restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit.methods import (
