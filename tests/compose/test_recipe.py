@@ -115,7 +115,7 @@ def test_overrides_outside_the_model(override, message):
     assert str(caught.value) == message
 
 
-ONE = "give exactly one of swap, soup, partition, merge; found "
+ONE = "give exactly one of swap, soup, partition, merge, instruct; found "
 NUMBER = "; a weight is a number from 0"
 FORM = "write a list of experts, or a weight per expert; found "
 LAYERS = " is not a number, a range like 3-7, all or outside"
