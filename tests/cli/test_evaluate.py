@@ -259,9 +259,9 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (["--tasks", "own_chose"], "no task 'own_chose' (did you mean 'own_choose'"),
+        (["--tasks", "own_chose"], "no task 'own_chose'; did you mean 'own_choose'?"),
         (["--tasks", "own_choose", "--suite", "mgsm"], "give either --tasks or --suite"),
-        (["--tasks", "own_choose", "--language", "sw"], "--language and --data are for --suite"),
+        (["--tasks", "own_choose", "--language", "sw"], "--language and --data belong to --suite"),
         (["--tasks", "own_choose", "--apply-chat-template"], "has no chat template to apply"),
         (["--tasks", "own_choose", "--gen-kwargs", "nonsense"], "gen_kwargs"),
         (["--suite", "mgsm"], "--suite needs --language"),

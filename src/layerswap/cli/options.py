@@ -391,12 +391,15 @@ def prompt_options(
     """The options of prompts as the evaluation takes them."""
     from layerswap.evaluation.prompts import PromptOptions
 
-    return PromptOptions(
+    found = PromptOptions(
         apply_chat_template=apply_chat_template,
         system_instruction=system_instruction,
         fewshot_as_multiturn=fewshot_as_multiturn,
         gen_kwargs=gen_kwargs,
     )
+    if gen_kwargs is not None:
+        _ = found.generation  # a mistake in it fails before the work
+    return found
 
 
 def named_folders(option: str, texts: list[str]) -> dict[str, str]:

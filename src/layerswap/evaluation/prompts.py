@@ -46,10 +46,9 @@ class PromptOptions(Strict):
             return dict(given or {})
         from lm_eval.utils import simple_parse_args_string
 
-        try:
-            return dict(simple_parse_args_string(given))
-        except ValueError:
-            raise EvaluationError(f"gen_kwargs: {given!r} is not name=value,name=value") from None
+        if not all("=" in part for part in given.split(",")):
+            raise EvaluationError(f"gen_kwargs: {given!r} is not name=value,name=value")
+        return dict(simple_parse_args_string(given))
 
     def tokenizer(self, tokenizer: Any, log: Log = lambda line: None) -> Any:
         """The tokenizer with the chat template that is asked for.
