@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import yaml
-from test_harness import world  # noqa: F401
+from lm_eval_world import write_sweep
 
 MOST = 57
 WALK = """
@@ -34,20 +33,8 @@ finally:
 """
 
 
-def test_a_sweep_touches_few_modules(world, tmp_path):  # noqa: F811
-    data = {
-        "recipe": {
-            "experts": {"task": str(world["task"]), "language": str(world["language"])},
-            "swap": {},
-        },
-        "grid": {"bottom": "0-1", "top": [0, 1]},
-        "tasks": ["maembe_choose", "maembe_generate"],
-        "include": [str(world["tasks"])],
-        "choose_by": {"task": "maembe_choose", "metric": "acc_norm"},
-        "development": 0.6,
-    }
-    spec = tmp_path / "sweep.yaml"
-    spec.write_text(yaml.safe_dump(data))
+def test_a_sweep_touches_few_modules(world, tmp_path):
+    spec = write_sweep(world, tmp_path / "sweep.yaml")
     done = subprocess.run(
         [sys.executable, "-c", WALK, str(spec), "--out", str(tmp_path / "out")],
         capture_output=True, text=True, check=False,

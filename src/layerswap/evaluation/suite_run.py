@@ -125,9 +125,11 @@ def evaluate_models(
         return results
     for group in _sharing(models):
         plans = [models[name] for name in group]
+        tokenizer = plan_tokenizer(plans[0])
+        settings.prompts.tokenizer(tokenizer, log)
         found = evaluate(
             Sweep(plans, device=settings.device, dtype=settings.dtype),
-            plan_tokenizer(plans[0]),
+            tokenizer,
             tasks,
             include=include,
             num_fewshot=settings.num_fewshot,
