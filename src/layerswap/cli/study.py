@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +15,8 @@ from layerswap.cli import options, output
 if TYPE_CHECKING:
     from layerswap.study.steps import Graph
 
+WATCH = 2.0
+"""Seconds between two looks at a study."""
 app = typer.Typer(no_args_is_help=True, help="Run a whole experiment from one file.")
 StudyFile = Annotated[
     str, typer.Argument(metavar="STUDY.yaml", help="Study file, or the name of a ready study.")
@@ -61,11 +66,12 @@ def run(
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     """Run a planned study and show how it ended."""
-    from layerswap.cli.tables import status_table
+    from layerswap.cli.tables import results_table, status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
-    from layerswap.study.journal import STEPS, StudyJournal
-    from layerswap.study.report import write_study_report
+    from layerswap.study.best import BEST
+    from layerswap.study.journal import STEPS, StudyJournal, read_journal
+    from layerswap.study.report import FinishedSteps, write_study_report
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
     from layerswap.study.storage import place
@@ -92,14 +98,48 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
             "others are done. Run the command again to retry; to restart a step and those after "
             f"it, delete its folder in {root / STEPS}"
         )
-    output.say(f"see {write_study_report(root, storage)}")
+    page = write_study_report(root, storage)
+    study = FinishedSteps(read_journal(root, storage))
+    output.say(results_table(study.results))
+    output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
+    if study.settings["merge"]:
+        _merge(root)
+    else:
+        output.say(f"next: layerswap study merge {root}")
+
+
+def _merge(root: Path, languages: Sequence[str] = ()) -> None:
+    from layerswap.study.best import merge_best
+
+    for path in merge_best(root, languages, log=output.log):
+        output.say(f"wrote {path}")
+
+
+@options.command(app)
+def merge(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")],
+    language: Annotated[
+        list[str] | None,
+        typer.Option(help="Language as the study writes it. Repeatable. Default: all."),
+    ] = None,
+) -> None:
+    """Merge the suggested composition of each language of a study.
+
+    Writes a checkpoint with its card into DIR/merged/<language>.
+
+    Example: layerswap study merge study
+    """
+    _merge(folder, language or ())
 
 
 @options.command(app, json=True)
 def status(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print the running steps until none runs.")
+    ] = False,
 ) -> None:
-    """Show the state of every step of a study, and why steps failed.
+    """Show the state of every step of a study: since when it runs and how far, or why it failed.
 
     Example: layerswap study status study
     """
@@ -107,5 +147,14 @@ def status(
     from layerswap.study.journal import read_journal
     from layerswap.study.storage import place
 
-    rows = read_journal(*place(folder)).status()
+    journal = read_journal(*place(folder))
+    rows = journal.status()
+    shown: dict[str, str] = {}
+    while watch and any(row.state == "running" for row in rows):
+        for row in rows:
+            if row.state == "running" and shown.get(row.step) != row.progress:
+                shown[row.step] = row.progress
+                output.log(f"{row.step}, {row.seconds:.0f} s: {row.progress}")
+        time.sleep(WATCH)
+        rows = journal.status()
     output.finish("study status", {"steps": list(map(asdict, rows))}, status_table(rows))

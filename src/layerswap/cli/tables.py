@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from layerswap.report.tables import Table
     from layerswap.search.evaluator import SweepResult
     from layerswap.study.journal import StepStatus
+    from layerswap.study.results import StudyResults
     from layerswap.study.steps import Graph
     from layerswap.training.expert.freezing import FreezeOrRevert
     from layerswap.training.expert.select import Selection
@@ -79,14 +80,23 @@ def plan_table(graph: Graph) -> str:
     return _text(["step", "needs", "GPU hours", "GB"], rows, caption)
 
 
+def results_table(results: StudyResults) -> str:
+    """The scores of every treatment of a study, with intervals."""
+    table = results.summary
+    return _text(table.columns, table.rows, table.caption)
+
+
 def status_table(rows: Sequence[StepStatus]) -> str:
     """The steps of a study and their states."""
     done = sum(row.state == "done" for row in rows)
     cells = [
-        [row.step, row.state, "" if row.seconds is None else f"{row.seconds:.1f}", row.why]
+        [row.step, row.state, "" if row.seconds is None else f"{row.seconds:.1f}",
+         f"since {row.since}: {row.progress}" if row.since else row.why]
         for row in rows
-    ]
-    return _text(["step", "state", "seconds", "why"], cells, f"{done} of {len(rows)} steps done")
+    ]  # fmt: skip
+    return _text(
+        ["step", "state", "seconds", "progress, or why"], cells, f"{done} of {len(rows)} steps done"
+    )
 
 
 def places_table(rows: Sequence[FreezeOrRevert]) -> str:

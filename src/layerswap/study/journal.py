@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 from uuid import uuid4
@@ -16,8 +21,11 @@ from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 from layerswap.versions import versions
 
-State = Literal["waiting", "done", "failed", "blocked"]
+State = Literal["waiting", "running", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
+RUNNING = "running.json"
+HEARTBEAT, SILENCE = 15.0, 300.0
+"""Seconds between signs of life of a running step, and without one until it counts as lost."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
@@ -54,16 +62,50 @@ class StepRecord:
     after: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class RunningStep:
+    """A sign of life of a step that runs.
+
+    Attributes:
+        where: the machine.
+        process: its process there.
+        started: s since the epoch.
+        seen: when this was written, s since the epoch.
+        progress: the last line of its log.
+    """
+
+    where: str
+    process: int
+    started: float
+    seen: float
+    progress: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """True unless its process ended; on another machine, if it was seen lately."""
+        if self.where != socket.gethostname():
+            return time.time() - self.seen < SILENCE
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+
 @dataclass(frozen=True)
 class StepStatus:
     """The state of a step, recorded or not.
 
     Attributes:
         step: its name.
-        state: `waiting` and `blocked` have no record.
-        seconds: wall-clock time, s, of a step that ended.
+        state: `waiting`, `running` and `blocked` have no record.
+        seconds: wall-clock time, s, of a step that ended, or until now.
         why: the reason of a failure, or of not being tried.
         blocked_by: the failed step that a blocked one needs.
+        since: when a running one started, in ISO 8601 with the time zone.
+        progress: the last line of its log.
     """
 
     step: str
@@ -71,6 +113,8 @@ class StepStatus:
     seconds: float | None = None
     why: str = ""
     blocked_by: str = ""
+    since: str = ""
+    progress: str = ""
 
 
 class StudyJournal:
@@ -171,9 +215,31 @@ class StudyJournal:
             elif step.name in failed:
                 need = failed[step.name]
                 found.append(StepStatus(step.name, "blocked", None, f"needs {need}", need))
+            elif (now := self._running(step.name)) is not None:
+                since = datetime.fromtimestamp(now.started).astimezone().isoformat("T", "seconds")
+                seconds = round(time.time() - now.started, 1)
+                found.append(StepStatus(
+                    step.name, "running", seconds, since=since, progress=now.progress,
+                ))  # fmt: skip
             else:  # not tried yet, cut short, or a step that it needs was run again
                 found.append(StepStatus(step.name, "waiting"))
         return found
+
+    def _running(self, name: str) -> RunningStep | None:
+        """The sign of life of a step that runs, here or on another machine."""
+        place = f"{STEPS}/{self.graph.folder(name)}/{RUNNING}"
+        try:
+            here = (self.root / place).read_bytes()
+        except OSError:
+            here = None
+        for content in (here, self.storage.read(place) if self.storage and not here else None):
+            try:
+                found = RunningStep(**json.loads(content or b"{}"))
+            except (ValueError, TypeError):
+                continue
+            if found.alive:
+                return found
+        return None
 
     def begin(self, step: Step) -> Path:
         """The folder to work in; it holds the output of an earlier attempt."""
@@ -181,6 +247,37 @@ class StudyJournal:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD).unlink(missing_ok=True)
         return folder
+
+    @contextmanager
+    def running(self, step: Step) -> Iterator[Callable[[str], None]]:
+        """Show that a step runs, from its start to its end; gives the log of its progress."""
+        place = f"{STEPS}/{self.graph.folder(step.name)}/{RUNNING}"
+        sign = RunningStep(socket.gethostname(), os.getpid(), time.time(), time.time())
+        ended = threading.Event()
+
+        def note(line: str) -> None:
+            sign.progress = line
+
+        def beat() -> None:
+            while True:
+                sign.seen = time.time()
+                with suppress(OSError):  # a sign of life is no reason to fail
+                    write_json(self.root / place, asdict(sign))
+                    if self.storage is not None:
+                        self.storage.write(place, (self.root / place).read_bytes())
+                if ended.wait(HEARTBEAT):
+                    return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield note
+        finally:
+            ended.set()
+            thread.join()
+            (self.root / place).unlink(missing_ok=True)
+            if self.storage is not None:
+                self.storage.remove(place)
 
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int

@@ -102,7 +102,7 @@ class _Planner:
                 last.append(f"change/{language}")
         settings: dict[str, Any] = {
             "languages": list(spec.languages), "development": spec.evaluate.development,
-            **spec.model_dump(include={"name", "description"}),
+            **spec.model_dump(include={"name", "description", "merge"}),
         }  # fmt: skip
         yield Step("tables", "tables", settings, tuple(last), version=VERSIONS["tables"])
 

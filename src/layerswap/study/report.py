@@ -27,6 +27,7 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
+from layerswap.study.best import BEST, write_best
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.results import (
     RESULTS,
@@ -50,7 +51,7 @@ RIGHT = 0.5
 
 
 def write_study_report(root: Path, storage: Storage | None = None) -> Path:
-    """Write `report.html`, `tables/` and `figures/` into the folder of a study.
+    """Write `report.html`, `tables/`, `figures/` and `best/` into the folder of a study.
 
     Args:
         root: the study's folder; the local one, where there is a storage.
@@ -63,8 +64,9 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
     folder = study.journal.root
     try:
         page = _write_all(study, folder)
+        write_best(study.journal, study.results)
         if storage is not None:
-            parts = [path for name in (TABLES, FIGURES) for path in (folder / name).iterdir()]
+            parts = [path for name in (TABLES, FIGURES, BEST) for path in (folder / name).iterdir()]
             for path in (page, *sorted(parts)):
                 storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
     except OSError as error:
@@ -140,6 +142,7 @@ class FinishedSteps:
             "Above and below: the 95% interval of the paired difference is clear of zero. "
             "Intervals are over documents, not over trainings."
         )
+        lead.append(f"To write the suggested models: layerswap study merge {self.journal.root}")
         if left:
             lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
         return Report(

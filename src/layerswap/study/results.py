@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class BenchmarkResult:
         best: by pair, the composition that is best on the test documents.
         test: positions of the test documents, in the order of task and document.
         shared: the treatments that all pairs share.
+        development: by condition, the mean score of each pair's chosen and default swap on the
+            development documents.
     """
 
     language: str
@@ -47,6 +49,7 @@ class BenchmarkResult:
     best: Mapping[str, Condition]
     test: tuple[int, ...]
     shared: frozenset[Condition]
+    development: Mapping[Condition, float]
 
     @cached_property
     def over_pairs(self) -> TestResult:
@@ -68,6 +71,25 @@ class BenchmarkResult:
     def headline(self) -> Condition:
         """The treatment that the result is about: the chosen swap, or the default one."""
         return self.references[-1]
+
+    @property
+    def suggested(self) -> Condition:
+        """The swap to use: the chosen one of the pair that is best on the development documents.
+
+        Its default swap, where that is the better one on the test documents.
+        """
+        chosen = {replace(self.chosen.get(pair, DEFAULT), pair=pair): pair for pair in self.pairs}
+        best = choose({one: self.development[one] for one in chosen}, of_equals="first")
+        scores = self.pairs[chosen[best]]
+        if CHOSEN in scores and scores[CHOSEN].mean() < scores[DEFAULT].mean():
+            return replace(DEFAULT, pair=best.pair)
+        return best
+
+    @property
+    def suggested_score(self) -> Interval:
+        """The score of `suggested` on the test documents."""
+        name = DEFAULT if self.suggested.zones is None else CHOSEN
+        return mean_interval(self.pairs[self.suggested.pair][name])
 
     @cached_property
     def _by_treatment(self) -> dict[Condition, list[Values]]:
@@ -100,6 +122,7 @@ def benchmark_result(
     chosen: dict[str, Condition] = {}
     best: dict[str, Condition] = {}
     grids: dict[Condition, list[Values]] = defaultdict(list)
+    means: dict[Condition, float] = {}
     for pair, own in by_pair.items():
         grid = {one: values for one, values in own.items() if one.zones is not None}
         kept = {**shared, **{one: values for one, values in own.items() if one not in grid}}
@@ -111,11 +134,13 @@ def benchmark_result(
             chosen[pair] = choose(first, of_equals="first")
             best[pair] = choose(rest, of_equals="first")
             kept |= {CHOSEN: grid[chosen[pair]], FLATTERED: grid[best[pair]]}
+        for one in {DEFAULT, chosen.get(pair, DEFAULT)} & own.keys():
+            means[replace(one, pair=pair)] = float(own[one][split.development].mean())
         pairs[pair] = {one: values[split.test] for one, values in kept.items()}
-    means = {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()}
+    grid_means = {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()}
     return BenchmarkResult(
-        language, benchmark, pairs, means, chosen, best, tuple(split.test.tolist()),
-        frozenset(shared),
+        language, benchmark, pairs, grid_means, chosen, best, tuple(split.test.tolist()),
+        frozenset(shared), means,
     )  # fmt: skip
 
 
@@ -210,6 +235,16 @@ class StudyResults:
     def tables(self) -> dict[str, Table]:
         """Every table, by its heading."""
         return dict(self._tables())
+
+    @cached_property
+    def summary(self) -> Table:
+        """Treatments down, every language and benchmark across, with intervals."""
+        scores = [found.over_pairs.intervals for found in self.benchmarks]
+        treatments = dict.fromkeys(one for by in scores for one in by if one != FLATTERED)
+        cells = [[str(one), *(by.get(one) for by in scores)] for one in treatments]
+        columns = [f"{found.benchmark}, {found.language}" for found in self.benchmarks]
+        caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
+        return Table(["treatment", *columns], cells, caption=caption)
 
     def _tables(self) -> Iterator[tuple[str, Table]]:
         for benchmark in dict.fromkeys(one.benchmark for one in self.benchmarks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -143,32 +143,42 @@ def run_step(
     An interruption from outside (Ctrl-C, a kill) leaves the step as if it had not been tried.
     """
     started = time.monotonic()
-    state: State = "failed"
-    why, attempt = "", 0
     folder = journal.begin(step)
-    while True:
-        attempt += 1
-        log(f"{step.name}" + (f", try {attempt}" if attempt > 1 else ""))
+    with journal.running(step) as note:
+
+        def both(line: str) -> None:
+            log(line)
+            note(line)
+
+        state, why, attempts = _try(journal, Context(step, folder, {}, both), functions)
+    record = journal.finish(step, state=state, started=started, why=why, attempts=attempts)
+    if state == "failed":
+        log(f"{step.name} failed: {why}")
+    return record
+
+
+def _try(
+    journal: StudyJournal, context: Context, functions: Mapping[str, StepFunction]
+) -> tuple[State, str, int]:
+    """Try a step; returns its state, the reason of a failure and the number of attempts."""
+    step = context.step
+    for attempt in range(1, TRIES + 1):
+        context.log(f"{step.name}" + (f", try {attempt}" if attempt > 1 else ""))
         try:
             inputs = {name: journal.bring(name) for name in step.needs}
-            functions[step.kind](Context(step, folder, inputs, log))
+            functions[step.kind](replace(context, inputs=inputs))
         except TRANSIENT as error:
             why = _reason(error)
             if attempt < TRIES:
                 time.sleep(PAUSE * 2 ** (attempt - 1))
-                continue
         except LayerswapError as error:
-            why = str(error)
+            return "failed", str(error), attempt
         except Exception as error:  # the study resumes with what does not need this step
-            why = _reason(error)
-            (folder / LOG).write_text(traceback.format_exc(), "utf-8")
+            (context.folder / LOG).write_text(traceback.format_exc(), "utf-8")
+            return "failed", _reason(error), attempt
         else:
-            state, why = "done", ""
-        break
-    record = journal.finish(step, state=state, started=started, why=why, attempts=attempt)
-    if state == "failed":
-        log(f"{step.name} failed: {why}")
-    return record
+            return "done", "", attempt
+    return "failed", why, TRIES
 
 
 def _reason(error: BaseException) -> str:

@@ -250,6 +250,7 @@ class StudySpec(Strict):
         ties: densities of that baseline; each is one (Yadav et al., 2023, keep a fifth).
         change: measure and show what the kept experts changed (paper 1, figures 2 and 4 to 9).
         evaluate: benchmarks.
+        merge: write the suggested model of each language at the end.
         device: where models are evaluated.
         dtype: of the models that are evaluated.
         billions: parameters of the base in billions, for estimates.
@@ -272,6 +273,7 @@ class StudySpec(Strict):
     ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
     change: bool = True
     evaluate: EvaluationSpec
+    merge: bool = False
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     billions: Annotated[float, Field(gt=0, strict=False)] = 8.0

@@ -18,7 +18,7 @@ from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
-from layerswap.study.conditions import LanguageModels, recipes
+from layerswap.study.conditions import LanguageModels, RecipeData, recipes
 from layerswap.study.launch import launch_training
 from layerswap.study.results import (
     OTHER_LANGUAGES,
@@ -136,7 +136,7 @@ def measure_change(context: Context) -> None:
     named = {
         f"{kind}-{i}": path
         for kind in (TASK, settings["language"])
-        for i, path in enumerate(selected(context, kind), 1)
+        for i, path in enumerate(selected(context.inputs, kind), 1)
     }
     atlas = measure_delta(settings["base"], named)
     write_atlas(atlas, context.folder / MAP_FOLDER, overwrite=True)
@@ -149,7 +149,10 @@ def evaluate_language(context: Context) -> None:
     """
     settings, spec = context.step.settings, context.step.settings["evaluate"]
     language, there = settings["language"], spec["other_languages"] or {}
-    plans = dict(plans_of(context))
+    plans = {
+        one: make_plan(check_recipe({**recipe, "bake": True}, where=f"study, {one}"))
+        for one, recipe in recipes_of(settings, context.inputs)
+    }
     own = [spec["suite"]] if spec["suite"] else []
     folder, asked = _tasks(context, own, [language])
     _evaluate(context, plans, asked, folder, RESULTS)
@@ -175,24 +178,33 @@ def write_study_tables(context: Context) -> None:
     write_tables(context.folder / TABLES, results.tables)
 
 
-def selected(context: Context, kind: str) -> list[str]:
-    """The folders of the experts of a kind that were selected, the best first."""
-    folder = context.inputs[f"select/{kind}"]
+def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
+    """The folders of the experts of a kind that were selected, the best first.
+
+    Args:
+        inputs: the folders of steps, by name.
+        kind: `task`, or a language.
+    """
+    folder = inputs[f"select/{kind}"]
     names = json.loads((folder / SELECTION).read_text("utf-8"))
     return [str(folder.parent / name) for name in names]
 
 
-def plans_of(context: Context) -> Iterator[tuple[Condition, Plan]]:
-    """The plan of every condition of the language that a step evaluates."""
-    settings = context.step.settings
+def recipes_of(
+    settings: Mapping[str, Any], inputs: Mapping[str, Path]
+) -> Iterator[tuple[Condition, RecipeData]]:
+    """The recipe of every condition of a language.
+
+    Args:
+        settings: of the step that evaluates it.
+        inputs: the folders of the steps that it needs, by name.
+    """
     models = LanguageModels(
-        {kind: selected(context, kind) for kind in settings["kinds"]},
-        {step: str(folder / EXPERT) for step, folder in context.inputs.items()},
+        {kind: selected(inputs, kind) for kind in settings["kinds"]},
+        {step: str(folder / EXPERT) for step, folder in inputs.items()},
         open_checkpoint(settings["base"]).layers,
     )
-    for condition, recipe in recipes(settings, models):
-        where = f"study, {condition}"
-        yield condition, make_plan(check_recipe({**recipe, "bake": True}, where=where))
+    return recipes(settings, models)
 
 
 def refuse_unscored(folder: Path, asked: Sequence[WrittenTask]) -> None:
@@ -230,12 +242,19 @@ def _evaluate(
     )
     store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
+    done = 0
+
+    def count(models: int) -> None:
+        nonlocal done
+        done += models
+        context.log(f"{context.step.name}: {done:,} of {len(plans):,} models")
+
     # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
     for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
         models = {str(condition): plan for condition, plan in group}
         results |= evaluate_models(
             models, [one.name for one in asked], [tasks], settings=how, store=store,
-            log=context.log,
+            log=context.log, progress=count,
         )  # fmt: skip
     columns = {str(condition): condition.to_dict() for condition in plans}
     write_results(context.folder / name, results, asked, columns=columns)

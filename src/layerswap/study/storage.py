@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ class Storage:
         """Write a file."""
         self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
         self._fs.pipe_file(self._at(name), content)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(name))
 
     def put(self, folder: Path, name: str, *, last: str) -> None:
         """Copy a local folder here; the file `last` of it after all others.
