@@ -1,16 +1,19 @@
 """The engine: nothing twice, nothing lost, and one failure stops only what needs it."""
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from layerswap.errors import RecipeError, StudyError
+from layerswap.study import journal as journals
 from layerswap.study import runner as running
 from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.runner import run_graph
@@ -154,6 +157,38 @@ def test_a_killed_study_goes_on(tmp_path):
     done = log.read_text().split()
     assert done[:3] == ["s0", "s1", "s2"]
     assert done[3:] == ["s2", "s3", "s4", "s5"]
+
+
+def test_what_runs_is_shown_with_its_progress(tmp_path, works, monkeypatch):
+    monkeypatch.setattr(journals, "LOOK", 0.01)
+    seen = []
+
+    def slow(context):
+        context.log("step 3 of 10")
+        while not (now := {row.step: row for row in journal.status()}["b"]).progress.startswith(
+            "s"
+        ):
+            time.sleep(0.01)
+        seen.append(now)
+
+    journal = StudyJournal(tmp_path, chain())
+    run_graph(chain(), tmp_path, {**works[1], "train": slow})
+    (row,) = seen
+    assert (row.state, row.progress) == ("running", "step 3 of 10")
+    assert row.since.startswith(time.strftime("%Y-%m-%dT"))
+    assert [row.state for row in journal.status()] == ["done"] * 4
+    # A sign of life of a process that is gone, or of another machine long ago, is none.
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (journal.folder("c") / "step.json").unlink()
+    place = journal.folder("c") / "running.json"
+    for where, process, ago, state in (
+        (socket.gethostname(), child.pid, 0, "waiting"), ("elsewhere", 1, 3600, "waiting"),
+        ("elsewhere", 1, 5, "running"),
+    ):  # fmt: skip
+        sign = journals.RunningStep(where, process, 0.0, time.time() - ago)
+        place.write_text(json.dumps(asdict(sign)))
+        assert {row.step: row.state for row in journal.status()}["c"] == state
 
 
 def test_what_is_no_graph_is_refused():

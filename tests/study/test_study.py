@@ -16,6 +16,8 @@ from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.lab.world import make_world
 from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
+from layerswap.search.protocol import split_documents
+from layerswap.study.best import merge_best
 from layerswap.study.conditions import models_to_run
 from layerswap.study.estimate import evaluation_hours, training_hours
 from layerswap.study.journal import StudyJournal, read_journal
@@ -123,6 +125,13 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} >= {
         "ranks.svg", "ranks.pdf", "change-nela.svg", "change-nela.pdf", "stack.svg",
     }  # fmt: skip
+    assert "layerswap study merge" in page
+    assert (tmp_path / "out" / "best" / "furo.yaml").read_text().startswith("# lab_problem in furo")
+    (merged,) = merge_best(tmp_path / "out", ["nela"], log=lines.append)
+    assert open_checkpoint(str(merged)).layers == 8
+    assert (merged / "README.md").is_file()
+    with pytest.raises(StudyError, match="has no 'sw'; its languages are furo, nela"):
+        list(merge_best(tmp_path / "out", ["sw"], log=lines.append))
     bucket = Storage(f"file://{tmp_path / 'bucket'}")
     shutil.copytree(tmp_path / "out", tmp_path / "bucket")
     (tmp_path / "bucket" / "report.html").unlink()
@@ -178,6 +187,19 @@ def test_the_choice_is_made_on_other_documents_than_the_score():
     assert CHOSEN in found.against(DEFAULT)
     assert DEFAULT not in found.against(DEFAULT)
     assert found.intervals[SOUP].n == 200
+
+
+def test_the_suggested_swap_is_chosen_on_development_and_no_worse_than_the_default():
+    split = split_documents(40, 0.5)
+    scores = {replace(DEFAULT, pair=p): np.full(40, 0.5) for p in ("0-0", "0-1")} | {
+        swapped(1, p): np.full(40, 0.4) for p in ("0-0", "0-1")
+    }
+    good = scores[swapped(1, "0-1")] = np.full(40, 0.6)
+    assert benchmark_result("sw", "mgsm", scores, 0.5).suggested == swapped(1, "0-1")
+    good[split.test] = 0.3  # it was luck
+    found = benchmark_result("sw", "mgsm", scores, 0.5)
+    assert found.suggested == replace(DEFAULT, pair="0-1")
+    assert found.suggested_score.mean == 0.5
 
 
 def test_in_other_languages_nothing_is_chosen_anew():

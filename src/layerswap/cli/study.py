@@ -24,7 +24,7 @@ StudyFile = Annotated[
 
 Where = Annotated[
     str | None,
-    typer.Option("--on", help="Executor: `ray`, or the address of a Ray cluster. Default: here."),
+    typer.Option("--on", help="Executor: slurm, ray, or a Ray cluster's address. Default: here."),
 ]
 
 
@@ -84,9 +84,9 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     preflight.check_here(StudyJournal(root, graph, storage).left(), device=on is None)
     executor = None
     if on is not None:
-        from layerswap.study.executors import OnRay
+        from layerswap.study.executors import executor_of
 
-        executor = OnRay(None if on == "ray" else on)
+        executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
     summary = run_graph(
         graph, root, step_functions(), executor=executor, storage=storage,
         log=output.log,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,10 @@ from layerswap.study.runner import StepFunction, run_step
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 
+MINUTES = 3 * 24 * 60
+"""Time limit of a Slurm job."""
+POLL = 1.0
+"""Seconds between two looks at the jobs."""
 RETRIES = 3
 """Times that a step is started again after its worker or its node was lost."""
 
@@ -114,6 +119,71 @@ class OnRay(ClusterExecutor):
         except self._ray.exceptions.RayError as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return ""
+
+
+class OnSlurm(ClusterExecutor):
+    """Submits each step as a Slurm job, through submitit.
+
+    Nodes share the study's folder or its storage. A job that was lost is a failed step, which the
+    next run of the study resumes.
+
+    Args:
+        logs: the folder of the jobs' logs.
+        cluster: submitit's executor; `local` runs jobs as processes of this machine.
+        parameters: further parameters of every job, such as `slurm_partition`.
+
+    Raises:
+        StudyError: submitit is not installed, or Slurm cannot be reached.
+    """
+
+    def __init__(self, logs: Path, *, cluster: str = "slurm", **parameters: Any) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise StudyError('--on slurm needs submitit: pip install "layerswap[slurm]"') from None
+        try:
+            self._executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
+        except RuntimeError as error:
+            raise StudyError(f"Slurm cannot be reached ({' '.join(str(error).split())})") from None
+        self._parameters = parameters
+
+    def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
+        """Start a step as a job; see `ClusterExecutor`."""
+        self._executor.update_parameters(
+            name=step.name.replace("/", "-"),
+            cpus_per_task=math.ceil(step.resources.cpus),
+            gpus_per_node=math.ceil(step.resources.gpus),
+            mem_gb=step.resources.memory_gb,
+            timeout_min=MINUTES,
+            **self._parameters,
+        )
+        return self._executor.submit(run_remotely, *call)
+
+    def wait(self, handles: list[Any]) -> list[Any]:
+        """Wait for a job; see `ClusterExecutor`."""
+        while not (ended := [job for job in handles if job.done()]):
+            time.sleep(POLL)
+        return ended
+
+    def lost(self, handle: Any) -> str:
+        """The error of a job; see `ClusterExecutor`."""
+        error = handle.exception()
+        return f"job {handle.job_id}: {' '.join(str(error).split())[-200:]}" if error else ""
+
+
+def executor_of(on: str, logs: Path) -> ClusterExecutor:
+    """The executor of a name.
+
+    Args:
+        on: `slurm`, `ray`, or the address of a Ray cluster.
+        logs: the folder for logs of jobs.
+
+    Raises:
+        StudyError: what it needs is not installed, or it cannot be reached.
+    """
+    if on == "slurm":
+        return OnSlurm(logs)
+    return OnRay(None if on == "ray" else on)
 
 
 def run_remotely(

@@ -24,8 +24,9 @@ from layerswap.versions import versions
 State = Literal["waiting", "running", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
 RUNNING = "running.json"
-HEARTBEAT, SILENCE = 15.0, 300.0
-"""Seconds between signs of life of a running step, and without one until it counts as lost."""
+LOOK, HEARTBEAT, SILENCE = 0.5, 30.0, 300.0
+"""Seconds between two looks for new progress of a running step, between its signs of life, and
+without one until it counts as lost on another machine."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
@@ -252,20 +253,22 @@ class StudyJournal:
     def running(self, step: Step) -> Iterator[Callable[[str], None]]:
         """Show that a step runs, from its start to its end; gives the log of its progress."""
         place = f"{STEPS}/{self.graph.folder(step.name)}/{RUNNING}"
-        sign = RunningStep(socket.gethostname(), os.getpid(), time.time(), time.time())
+        sign = RunningStep(socket.gethostname(), os.getpid(), time.time(), 0.0)
         ended = threading.Event()
 
         def note(line: str) -> None:
             sign.progress = line
 
         def beat() -> None:
+            written = ""
             while True:
-                sign.seen = time.time()
-                with suppress(OSError):  # a sign of life is no reason to fail
-                    write_json(self.root / place, asdict(sign))
-                    if self.storage is not None:
-                        self.storage.write(place, (self.root / place).read_bytes())
-                if ended.wait(HEARTBEAT):
+                if sign.progress != written or time.time() - sign.seen > HEARTBEAT:
+                    written, sign.seen = sign.progress, time.time()
+                    with suppress(OSError):  # a sign of life is no reason to fail
+                        write_json(self.root / place, asdict(sign))
+                        if self.storage is not None:
+                            self.storage.write(place, (self.root / place).read_bytes())
+                if ended.wait(LOOK):
                     return
 
         thread = threading.Thread(target=beat, daemon=True)
