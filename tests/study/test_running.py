@@ -170,6 +170,7 @@ def test_what_runs_is_shown_with_its_progress(tmp_path, works, monkeypatch):
         ):
             time.sleep(0.01)
         seen.append(now)
+        works[1]["data"](context)
 
     journal = StudyJournal(tmp_path, chain())
     run_graph(chain(), tmp_path, {**works[1], "train": slow})
