@@ -521,6 +521,11 @@ def test_what_a_partition_decides_needs_one(folder, name):
     ("changes", "said"),
     [
         ({"base": "./nowhere"}, "base: .*/nowhere: no such folder"),
+        ({"base": "./" + 3000 * "x"}, "base: .*: no such folder"),
+        ({"base": "./a\0b"}, "base: .*: no such folder"),
+        ({"base": "./a\ud800b"}, "base: input should be a valid string"),
+        ({"task": {"data": 3000 * "x"}}, "no such folder, and no ready mix"),
+        ({"task": {"data": {"train": "a\0b.jsonl"}}}, "no such file"),
         ({"task": {"data": {"train": "no.jsonl"}}}, "no.jsonl: no such file"),
         ({"task": {"data": "nowhere"}}, "nowhere: no such folder, and no ready mix"),
         ({"evaluate": {"tasks": ["x"], "include": ["nowhere"]}}, "nowhere: no such folder"),

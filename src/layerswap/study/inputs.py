@@ -28,9 +28,10 @@ def base_of(spec: StudySpec, folder: Path) -> str:
         RecipeError: it is written as a path, and there is no such folder.
     """
     local = folder / Path(spec.base).expanduser()
-    if spec.base.startswith((".", "/", "~")) and not local.is_dir():
+    there = exists(local) and local.is_dir()
+    if spec.base.startswith((".", "/", "~")) and not there:
         raise RecipeError(f"base: {local}: no such folder")
-    return str(local.absolute()) if local.is_dir() else spec.base
+    return str(local.absolute()) if there else spec.base
 
 
 def resolve_data(data: Data, folder: Path) -> Any:
@@ -42,9 +43,17 @@ def resolve_data(data: Data, folder: Path) -> Any:
     if isinstance(data, Files):
         names = data.model_dump(exclude_none=True)
         return {part: existing_path(folder / name) for part, name in names.items()}
-    if not (folder / data).is_dir():
+    if not (exists(folder / data) and (folder / data).is_dir()):
         raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
     return existing_path(folder / data)
+
+
+def exists(path: Path) -> bool:
+    """True if a path exists; False for one that no file system can hold."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def existing_path(path: Path) -> str:
@@ -54,7 +63,7 @@ def existing_path(path: Path) -> str:
         RecipeError: there is none.
     """
     path = path.expanduser()
-    found = any(_files(path)) if PATTERN & set(path.name) else path.exists()
+    found = any(_files(path)) if PATTERN & set(path.name) else exists(path)
     if not found:
         raise RecipeError(f"{path}: no such {'file' if path.suffix else 'folder'}")
     return str(path.absolute())
