@@ -45,11 +45,10 @@ def test_check_draws_for_a_number_of_layers(layerswap, configuration):
     rows = result.out.splitlines()[1:]
     assert rows[0].split() == ["head,", "final", "norm", "░░░░░░░░░░", "task"]
     assert rows[-2].split() == ["0", "██████████"]
-    result = layerswap("recipe", "check", configuration, "--layers", 12)
+    result = layerswap("recipe", "check", configuration, "--layers", 4)
     assert (result.code, result.err) == (
         2,
-        "error: the slices have 8 layers and the models 12; layerswap keeps the depth: "
-        "frankenmerges are out of scope\n",
+        "error: layer 7 is taken from models of 4 layers\n",
     )
 
 
