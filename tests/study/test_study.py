@@ -67,7 +67,7 @@ def spec(folder, **changes):
         "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint",
                       "simultaneous", "partial", "reverted", "soups", "multilingual soup"],
         "partitions": ["C"],
-        "lora": {"r": 4, "alpha": 4},
+        "lora": {"r": 4, "lora_alpha": 4},
         "evaluate": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
                   "metric": ["exact_match", "whole"], "limit": 12,
                   "other_languages": {"languages": ["basu", "nela"]}},

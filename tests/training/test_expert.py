@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,7 +133,10 @@ def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows
     from transformers import AutoModelForCausalLM
 
     out = trained(
-        tmp_path, base, data=files(rows, "task"), lora={"r": 4, "alpha": 8, "rslora": rslora}
+        tmp_path,
+        base,
+        data=files(rows, "task"),
+        lora={"r": 4, "lora_alpha": 8, "use_rslora": rslora},
     )
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), out)
     scale = {m.scaling["default"] for m in model.modules() if isinstance(
@@ -152,7 +156,7 @@ def open_expert(folder, base):
 
 def test_partial_lora_has_no_adapter_at_frozen_places(tmp_path, base, rows):
     out = trained(
-        tmp_path, base, data=files(rows, "task"), lora={"r": 2, "alpha": 4},
+        tmp_path, base, data=files(rows, "task"), lora={"r": 2, "lora_alpha": 4},
         train={"partition": "A", "part": "language"},
     )  # fmt: skip
     adapter = open_expert(out, base)
@@ -209,7 +213,7 @@ def test_simultaneous_sft_moves_the_part_whose_turn_it_is(
         },
         train={"partition": "C"}, effective_batch=16,
         hyperparameters={"per_device_train_batch_size": 8, "weight_decay": 0.1},
-        **({"lora": {"r": 2, "alpha": 2}} if kind == "lora" else {}),
+        **({"lora": {"r": 2, "lora_alpha": 2}} if kind == "lora" else {}),
     )  # fmt: skip
     assert moved == ([(True, False)] * every + [(False, True)] * every) * (8 // every)
     log = read_training(out)["log"]
@@ -501,3 +505,128 @@ def test_a_file_a_mapping_and_a_specification_train_the_same(tmp_path, base, row
     assert records[0]["spec"]["seed"] == 2
     with pytest.raises(LayerswapError, match=r"seeds: unknown key; did you mean 'seed'"):
         ls.train(spec, tmp_path / "none", seeds=2)
+
+
+def test_a_training_saves_by_time_and_says_how_far_it_is(tmp_path, base, rows, capfd, monkeypatch):
+    from layerswap.training.expert import sft, trainer
+
+    lines, found = [], []
+    real = sft.Checkpointing.on_save
+
+    def watched(self, args, state, *rest, **kwargs):
+        real(self, args, state, *rest, **kwargs)
+        found.append(sorted(int(p.name[11:]) for p in (out / "checkpoints").glob("checkpoint-*")))
+
+    monkeypatch.setattr(sft.Checkpointing, "on_save", watched)
+    monkeypatch.setattr(sft.ProgressLines.__init__, "__defaults__", (0.0,))
+    out = tmp_path / "out"
+    trainer.train({
+        "base": str(base), "data": files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
+        "save_every": 48, "hyperparameters": FAST,
+    }, out, log=lines.append)  # fmt: skip
+    # By samples after steps 3 and 6 (the output itself); by time after every other one.
+    assert found == [[1], [2], [3], [3, 4], [3, 5]]
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["checkpoint-3"]
+    shown = [line for line in lines if line.startswith("step")]
+    assert len(shown) == 6
+    assert re.fullmatch(r"step 2 of 6, loss \d+\.\d{3}, [\d,]+ tokens/s, \d+ s left", shown[1])
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "model shards" not in printed.err
+    assert "FutureWarning" not in printed.err
+
+
+def test_a_training_that_was_saved_by_time_is_resumed_from_there(tmp_path, base, rows):
+    from layerswap.training.expert import sft, trainer
+
+    spec = {"base": str(base), "data": files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
+            "hyperparameters": FAST}  # fmt: skip
+    whole = trainer.train(spec, tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    def stop(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft.ProgressLines, "on_step_begin", stop, raising=False)
+        with pytest.raises(Killed):
+            trainer.train(spec, tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-4"]
+    out = trainer.train(spec, tmp_path / "out", resume=True)
+    one, other = tensors(whole)[0], tensors(out)[0]
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_peft_names_choose_among_the_matrices_at_the_places_that_train(tmp_path, base, rows):
+    out = trained(
+        tmp_path, base, data=files(rows, "task"), limit=16,
+        lora={"r": 4, "lora_alpha": 2.5, "target_modules": ["q_proj", "mlp.up_proj"],
+              "exclude_modules": r".*layers\.3\..*", "rank_pattern": {"q_proj": 2}},
+    )  # fmt: skip
+    adapter = open_expert(out, base)
+    assert {".".join(n.split(".")[2:-1]) for n in adapter.low_rank} == {
+        f"{i}.{n}" for i in range(3) for n in ("self_attn.q_proj", "mlp.up_proj")
+    }
+    assert {one.rank for name, one in adapter.low_rank.items() if "q_proj" in name} == {2}
+    with pytest.raises(LayerswapError, match="and in target_modules"):
+        trained(tmp_path, base, data=files(rows, "task"), lora={"target_modules": ["no"]}, name="x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("dora", [True, False])
+def test_an_adapter_can_be_baked_and_then_composed(tmp_path, base, rows, dora):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    import layerswap as ls
+
+    lora = {"r": 4, "use_dora": dora}
+    spec = {"data": files(rows, "task"), "limit": 32, "lora": lora}
+    adapter = trained(tmp_path, base, **spec)
+    baked = trained(tmp_path, base, name="baked", bake=True, **spec)
+    start = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(start, adapter).merge_and_unload().state_dict()
+    after, _ = tensors(baked)
+    assert all(torch.equal(after[name], merged[name]) for name in after)
+    assert not (baked / "adapter_config.json").exists()
+    assert changed(baked, base) == {n for n in after if "_proj" in n}
+    ls.soup([base, baked]).save(tmp_path / "soup")
+    if dora:
+        with pytest.raises(LayerswapError, match="DoRA"):
+            ls.soup([adapter])
+
+
+def test_four_bits_need_lora_and_bitsandbytes(tmp_path, base, rows, monkeypatch):
+    from layerswap.training.expert import trainer
+
+    with pytest.raises(LayerswapError, match="load_in_4bit belongs to lora"):
+        trained(tmp_path, base, data=files(rows, "task"), load_in_4bit=True)
+    monkeypatch.setattr(trainer, "find_spec", lambda name: None)
+    with pytest.raises(LayerswapError, match="pip install bitsandbytes"):
+        trained(tmp_path, base, data=files(rows, "task"), load_in_4bit=True, lora={})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+        ("{% for m in messages %}{{ m.content", "unexpected end"),
+        ("{{ messages[9].content.x }}", "chat template fails on the roles"),
+    ],
+)
+def test_a_chat_template_that_fails_is_one_line(tmp_path, base, template, said):
+    import shutil
+
+    shutil.copytree(base, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(template)
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
+             {"role": "assistant", "content": "b"}]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    with pytest.raises(LayerswapError, match=said) as error:
+        trained(tmp_path, tmp_path / "base", data={"train": str(tmp_path / "rows.jsonl")})
+    assert "roles system, user, assistant in rows" in str(error.value)
+    assert not (tmp_path / "out").exists()

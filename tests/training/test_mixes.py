@@ -465,3 +465,58 @@ def test_trl_trains_on_the_rows(excerpts, tmp_path):
     labels = trainer.train_dataset[0]
     assert "labels" in labels or "completion_mask" in labels
     assert trainer.train().training_loss > 0
+
+
+def prompts_and_answers(tmp_path, **mix):
+    lines = [json.dumps({"q": f"question {i}", "a": f"answer {i}"}) for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    source = {"path": "rows.jsonl", "prompt": "{q}", "completion": "{a}"}
+    sources = {"rows": source | mix.pop("source", {})}
+    return build({"name": "m", "sources": sources, **mix}, tmp_path)
+
+
+def test_a_space_between_prompt_and_completion_is_warned_of(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bytes_of = Tokenizer(models.BPE())
+    bytes_of.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_of.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    bytes_of.train_from_iterator(["question 1 answer 1", "question 2 answer 2"] * 9, trainer)
+    tokenizer = str(tmp_path / "tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=bytes_of).save_pretrained(tokenizer)
+
+    def warnings(given=None, **mix):
+        made = prompts_and_answers(tmp_path, kind="prompt-completion", **mix)
+        return data_card(made, given)["warnings"]
+
+    for known in (None, tokenizer):
+        (warning,) = warnings(known, separator=" ")
+        assert warning.startswith("in 20 of 20 rows the tokens of the prompt do not begin")
+        assert warnings(known) == []
+        assert warnings(known, separator="", source={"completion": " {a}"}) == []
+    made = prompts_and_answers(tmp_path, kind="prompt-completion", separator=" ")
+    out = save_mix(made, tmp_path / "out", recipe="")
+    assert "## Warnings" in (out / "README.md").read_text()
+
+
+def test_evaluation_items_in_a_source_that_skips_the_filter_are_known(tmp_path):
+    items = [f"this is a long question number {i} about the same old thing again" for i in range(9)]
+    (tmp_path / "items.jsonl").write_text("\n".join(json.dumps({"q": q}) for q in items) + "\n")
+    lines = [json.dumps({"q": q, "a": "yes"}) for q in [*items[:3], "short"]]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    source = {"path": "rows.jsonl", "prompt": "{q}", "completion": "{a}", "skip": ["evaluation"]}
+    against = {"items": {"path": "items.jsonl", "columns": ["q"]}}
+    mix = {"name": "m", "sources": {"rows": source}, "kind": "prompt-completion",
+           "filters": {"evaluation": {"against": against}}}  # fmt: skip
+    found = build_mix(parse_mix(json.dumps(mix)), folder=tmp_path)
+    assert found.tallies["rows"].contaminated == {"items": 3}
+    out = save_mix(found, tmp_path / "out", recipe=json.dumps(mix))
+    assert (
+        "3 examples contain an item of the evaluation set items" in (out / "README.md").read_text()
+    )
+
+    from layerswap.training.expert.rows import load_rows
+
+    assert load_rows(str(out), folder=tmp_path).contaminated == {"items": 3}

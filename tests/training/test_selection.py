@@ -27,7 +27,7 @@ def runs(tmp_path_factory, base, rows):
     folder = tmp_path_factory.mktemp("runs")
     return [
         train(spec_of(base, rows, seed=seed, **more), folder / name)
-        for name, seed, more in (("one", 1, {}), ("two", 2, {"lora": {"r": 4, "alpha": 8}}))
+        for name, seed, more in (("one", 1, {}), ("two", 2, {"lora": {"r": 4, "lora_alpha": 8}}))
     ]
 
 

@@ -215,3 +215,21 @@ def test_an_empty_file_has_no_rows(tmp_path, name, limit):
     (tmp_path / name).write_text("")
     with pytest.raises(DataError):
         rows_of(tmp_path, path=name, limit=limit)
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+def test_files_that_are_damaged_are_one_line(tmp_path, limit):
+    damaged = {
+        "latin.jsonl": '{"text": "ok"}\n{"text": "café"}\n'.encode("latin-1"),
+        "latin.jsonl.gz": gzip.compress('{"text": "ok"}\n{"text": "café"}\n'.encode("latin-1")),
+        "broken.jsonl": b'{"text": "ok"}\n{"text": \n',
+        "packed.jsonl.gz": b"not packed",
+        "latin.csv": "text\ncafé\n".encode("latin-1"),
+        "short.parquet": b"PAR1xxxxPAR1",
+    }
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+        said = r"line 2: is not UTF-8 text" if "latin.jsonl" in name else "cannot be read"
+        with pytest.raises(DataError, match=said) as error:
+            rows_of(tmp_path, path=name, limit=limit)
+        assert "\n" not in str(error.value)

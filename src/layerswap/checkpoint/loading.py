@@ -69,6 +69,7 @@ def load_causal_lm(
     revision: str | None = None,
     dtype: str | torch.dtype = "auto",
     named: str | None = None,
+    **options: Any,
 ) -> PreTrainedModel:
     """The causal language model in a folder or on the Hub, on the CPU, in evaluation mode.
 
@@ -77,6 +78,7 @@ def load_causal_lm(
         revision: the Hub commit.
         dtype: of the weights; as stored for `auto`.
         named: what the user calls it; the source when None.
+        options: passed on to `from_pretrained`, such as `quantization_config`.
 
     Raises:
         CheckpointError: transformers cannot load it, or it needs code of its own.
@@ -86,7 +88,7 @@ def load_causal_lm(
     try:
         with without_progress_bars():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                source, revision=revision, dtype=dtype, trust_remote_code=False
+                source, revision=revision, dtype=dtype, trust_remote_code=False, **options
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _refusal(named or os.fspath(source), "the model", error) from None

@@ -86,6 +86,8 @@ def _build(
     if warning:
         output.log(f"warning: {warning}")
     output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
+    for warning in card["warnings"]:
+        output.log(f"warning: {warning}")
     wanted = checked.total
     if wanted is not None and len(built.examples) < wanted:
         output.say(f"the sources hold {len(built.examples):,} of the {wanted:,} examples wanted")

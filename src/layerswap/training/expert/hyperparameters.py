@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -129,7 +128,7 @@ def _defaults(spec: ExpertSpec, rows: str, known: Mapping[str, Any]) -> dict[str
         "num_train_epochs": 1,
         "report_to": "none",
         "logging_steps": 10,
-        "disable_tqdm": not sys.stderr.isatty(),
+        "disable_tqdm": True,
         "save_strategy": "no",
         "eval_strategy": "no",
         "use_cpu": not device,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import fingerprint
 from layerswap.errors import DataError, LayerswapError
 from layerswap.training.expert.spec import Data, Files
-from layerswap.training.mix.card import SPLITS, load_saved
+from layerswap.training.mix.card import CARD, SPLITS, load_saved
 from layerswap.training.mix.schema import Origin, ready_recipes
 from layerswap.training.mix.sources import matching_files, open_rows
 
@@ -29,12 +31,14 @@ class TrainingRows:
         train: rows with the columns of one of `FORMS`.
         validation: rows with the same columns, or None.
         fingerprints: fingerprints of its files, by name.
+        contaminated: known number of rows with an evaluation item, by evaluation set.
     """
 
     name: str
     train: Dataset
     validation: Dataset | None
     fingerprints: dict[str, str]
+    contaminated: dict[str, int] = field(default_factory=dict)
 
     @property
     def form(self) -> str:
@@ -82,7 +86,11 @@ def _from_folder(data: str, folder: Path) -> TrainingRows:
     mix, train, validation = load_saved(path)
     files = [path / f"{split}.parquet" for split in SPLITS]
     prints = {file.name: fingerprint(file) for file in files if file.is_file()}
-    return TrainingRows(mix.name, train, validation, prints)
+    card = json.loads((path / CARD).read_text("utf-8"))
+    contaminated: Counter[str] = Counter()
+    for facts in card.get("sources", {}).values():
+        contaminated.update(facts.get("contaminated", {}))
+    return TrainingRows(mix.name, train, validation, prints, dict(contaminated))
 
 
 def _from_files(data: Files, folder: Path) -> TrainingRows:

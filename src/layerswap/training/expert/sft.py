@@ -5,17 +5,22 @@ Imports TRL when it is imported; import this module inside functions only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
-from layerswap.training.expert.save import forget_older_states
+from layerswap._types import Log
+from layerswap.training.expert.head import use_labelled_positions
+from layerswap.training.expert.save import checkpoints, forget_older_states
 
 KEPT = ("input_ids", "labels", "seq_lengths")
 """Columns of prepared rows that are kept when data sets are joined."""
@@ -83,37 +88,104 @@ class AlternatingTurns(TrainerCallback):
                 parameter.requires_grad_(number == active)
 
 
-class EverySamples(TrainerCallback):
-    """Saves and validates after every `samples` training examples (paper 1, A.2).
+class Checkpointing(TrainerCallback):
+    """Saves and validates after every `samples` examples (paper 1, A.2), and saves by time.
+
+    A checkpoint that was saved by time only serves a resumption: a newer one replaces it, so the
+    checkpoints of a finished training do not depend on the speed of the machine. Older checkpoints
+    lose their optimiser states.
 
     Args:
         samples: examples between checkpoints.
+        minutes: maximum time between checkpoints.
         validate: compute the validation loss.
     """
 
-    def __init__(self, samples: int, *, validate: bool) -> None:
-        self.samples, self.validate = samples, validate
+    def __init__(self, samples: int, minutes: float, *, validate: bool) -> None:
+        self.samples, self.seconds, self.validate = samples, 60 * minutes, validate
+        self.saved = time.monotonic()
+
+    def _due(self, args: Any, step: int) -> bool:
+        examples = rows_of_step(args)
+        return step * examples // self.samples > (step - 1) * examples // self.samples
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After an optimiser step."""
-        step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        done, before = state.global_step * step, (state.global_step - 1) * step
-        if done // self.samples > before // self.samples:
+        """Decide after an optimiser step; the first process's clock decides for all."""
+        if self._due(args, state.global_step):
             control.should_save = True
             control.should_evaluate = self.validate
+        else:
+            late = [time.monotonic() - self.saved >= self.seconds]
+            if args.world_size > 1:
+                broadcast_object_list(late)
+            control.should_save = control.should_save or late[0]
         if state.global_step >= state.max_steps:
             # The end of the training is saved as the output itself.
             control.should_save = False
             control.should_evaluate = self.validate
 
-
-class KeepNewestState(TrainerCallback):
-    """Removes optimiser states that no resumption needs."""
-
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After a checkpoint is written."""
-        if state.is_world_process_zero:
-            forget_older_states(Path(args.output_dir))
+        """Remove what a newer checkpoint replaces."""
+        self.saved = time.monotonic()
+        self._clean(args, state, keep=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remove the last checkpoint that was saved by time."""
+        self._clean(args, state, keep=None)
+
+    def _clean(self, args: Any, state: Any, *, keep: int | None) -> None:
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir)
+        for step, checkpoint in checkpoints(folder).items():
+            if step != keep and not self._due(args, step):
+                shutil.rmtree(checkpoint)
+        forget_older_states(folder)
+
+
+class ProgressLines(TrainerCallback):
+    """Logs the step, the loss, the speed and the time left.
+
+    Args:
+        log: called with each line.
+        tokens: returns the number of tokens that this process has trained on.
+        seconds: time between lines.
+    """
+
+    def __init__(self, log: Log, tokens: Callable[[], int], seconds: float = 30.0) -> None:
+        self.log, self.tokens, self.seconds = log, tokens, seconds
+        self.loss = ""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock."""
+        self.first, self.started = state.global_step, time.monotonic()
+        self.shown = self.started
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Note the loss."""
+        if logs and "loss" in logs:
+            self.loss = f", loss {float(logs['loss']):.3f}"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log a line if it is time."""
+        now, step, steps = time.monotonic(), state.global_step, state.max_steps
+        if state.is_world_process_zero and (now - self.shown >= self.seconds or step >= steps):
+            self.shown, passed = now, max(now - self.started, 1e-9)
+            left = _duration(passed / (step - self.first) * (steps - step))
+            speed = self.tokens() * args.world_size / passed
+            self.log(f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s, {left} left")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def rows_of_step(args: Any) -> int:
+    """Rows in an optimiser step, over all processes."""
+    rows: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return rows * int(args.world_size)
 
 
 class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
@@ -128,6 +200,7 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
     Attributes:
         rates: factors of the learning rate by name of a parameter; 1 elsewhere. Set before
             training, because adapters have no names before the trainer exists.
+        tokens: number of tokens that this process has trained on.
     """
 
     train_dataset: Any
@@ -143,8 +216,12 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         **rest: Any,
     ) -> None:
         self.rates: Mapping[str, float] = {}
+        self.tokens = 0
         validation = validation_sets[0] if validation_sets else None
         super().__init__(train_dataset=train_sets[0], eval_dataset=validation, **rest)
+        if self.args.loss_type == "nll":  # its gradient is that of a sum
+            adapted = hasattr(self.model, "get_base_model")
+            use_labelled_positions(self.model.get_base_model() if adapted else self.model)
         self.every = every
         prepared = [self.train_dataset, *(self._prepared(s, "train") for s in train_sets[1:])]
         self.sizes = (len(prepared[0]), len(prepared[-1]))
@@ -170,6 +247,11 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         optimizer.param_groups = groups
         return optimizer
 
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """SFTTrainer's step; counts its tokens, padding included."""
+        self.tokens += inputs["input_ids"].numel()
+        return super().training_step(model, inputs, *args, **kwargs)
+
     def _prepared(self, rows: Dataset, name: str) -> Dataset:
         # SFTTrainer decides by its first data set whether rows have a completion.
         before = self.completion_only_loss
@@ -188,10 +270,12 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         if self.every is None:
             return super()._get_train_sampler(dataset)
-        args = self.args
-        step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        seed = args.seed if args.data_seed is None else args.data_seed
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        step = rows_of_step(self.args)
         return TurnSampler(self.sizes, step=step, every=self.every, seed=seed)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """No card: the finished expert has one, and checkpoints are its drafts."""
 
 
 def _joined(sets: Sequence[Dataset]) -> Dataset:

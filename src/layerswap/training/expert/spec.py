@@ -127,19 +127,27 @@ class Rate(Where):
 
 
 class Lora(Strict):
-    """Low-rank adapters on attention and mlp (Hu et al., 2022; Kalajdzievski, 2023).
+    """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
+
+    Rank, scaling and rsLoRA are by default those of the second paper, section 3.4; the rest is
+    PEFT's default. PEFT documents the keys.
 
     Attributes:
-        r: rank.
-        alpha: updates are scaled by alpha / sqrt(r), or by alpha / r without `rslora`.
-        rslora: rank-stabilised scaling, as in the second paper.
-        dropout: dropout of the adapter's input.
+        target_modules: names or a regular expression, as in PEFT, that restrict the adapters among
+            the attention and mlp matrices at the places that train; all of them if not given.
+        use_dora: weight-decomposed adapters (Liu et al., 2024); `bake` them to compose them.
     """
 
     r: PositiveInt = 64
-    alpha: Annotated[float, Field(gt=0, strict=False)] = 64.0
-    rslora: bool = True
-    dropout: Annotated[float, Field(ge=0, lt=1, strict=False)] = 0.0
+    lora_alpha: Annotated[float, Field(gt=0, strict=False)] = 64.0
+    lora_dropout: Annotated[float, Field(ge=0, lt=1, strict=False)] = 0.0
+    use_rslora: bool = True
+    use_dora: bool = False
+    target_modules: list[NonEmpty] | NonEmpty | None = None
+    exclude_modules: list[NonEmpty] | NonEmpty | None = None
+    rank_pattern: dict[NonEmpty, PositiveInt] = {}
+    alpha_pattern: dict[NonEmpty, Annotated[float, Field(gt=0, strict=False)]] = {}
+    init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
 
 
 class Sparse(Strict):
@@ -178,12 +186,15 @@ class ExpertSpec(Strict):
         train: the places that train; all if not given.
         rates: places with their own learning rate; the last entry for a place wins.
         lora: train adapters instead of whole weights.
+        bake: under LoRA, write full weights with the adapter merged into the base.
+        load_in_4bit: under LoRA, hold the frozen base in 4 bits (QLoRA; needs bitsandbytes).
         sparse: train twice, the second time only the parameters that changed most.
         preset: hyperparameters of a row of paper 1, table 4, or of paper 2, appendix A.4.
         hyperparameters: any of TRL's `SFTConfig` by its own name; they override the preset.
         effective_batch: examples in an optimiser step over all processes; sets the number of
             accumulated forward passes.
         save_every: training examples between checkpoints (paper 1: 5,000).
+        save_minutes: maximum time between checkpoints; one saved by time is replaced by the next.
         limit: maximum number of examples of each data set.
         dtype: dtype of the training weights; float32, or the stored one under LoRA.
         seed: seed of the data order, of dropout and of new adapters.
@@ -196,11 +207,14 @@ class ExpertSpec(Strict):
     train: Trained | None = None
     rates: list[Rate] = []
     lora: Lora | None = None
+    bake: bool = False
+    load_in_4bit: bool = False
     sparse: Sparse | None = None
     preset: str | None = None
     hyperparameters: dict[str, Any] = {}
     effective_batch: PositiveInt | None = None
     save_every: PositiveInt = 5000
+    save_minutes: Annotated[float, Field(gt=0, strict=False)] = 10.0
     limit: PositiveInt | None = None
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     seed: int = 0
@@ -217,6 +231,9 @@ class ExpertSpec(Strict):
         train, turns = self.train, self.simultaneous
         if [self.data, self.mix, turns].count(None) != 2:
             raise ValueError("give one of data, mix and simultaneous")
+        for key in ("bake", "load_in_4bit"):
+            if getattr(self, key) and not self.lora:
+                raise ValueError(f"{key} belongs to lora; give lora as well")
         if self.sparse and self.lora:
             raise ValueError("sparse is for whole weights, not for adapters")
         if self.sparse and turns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from layerswap.checkpoint.places import Place, place, place_tensors
 from layerswap.compose import Composition, partition, read_recipe
 from layerswap.compose.composition import all_places
 from layerswap.errors import RecipeError, TrainingError
-from layerswap.training.expert.spec import ExpertSpec, Rate, Trained
+from layerswap.training.expert.spec import ExpertSpec, Lora, Rate, Trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,8 +64,10 @@ def parameter_places(model: PreTrainedModel) -> dict[str, Place]:
     return place_tensors([name for name, _ in model.named_parameters()])
 
 
-def adapter_targets(model: PreTrainedModel, parts: Iterable[Part]) -> list[str]:
+def adapter_targets(model: PreTrainedModel, parts: Iterable[Part], lora: Lora) -> list[str]:
     """Full names of the matrices that get an adapter: attention and mlp, at the trained places.
+
+    `lora.target_modules` and `lora.exclude_modules` restrict them as in PEFT.
 
     Raises:
         TrainingError: no matrix is at these places.
@@ -82,10 +85,23 @@ def adapter_targets(model: PreTrainedModel, parts: Iterable[Part]) -> list[str]:
         and where is not None
         and where.role in ADAPTED
         and where.layer is not None
+        and _matches(name, lora.target_modules, default=True)
+        and not _matches(name, lora.exclude_modules, default=False)
     ]
     if not found:
-        raise TrainingError("lora: no attention or mlp matrix is at the places that train")
+        restricted = " and in target_modules" if lora.target_modules else ""
+        raise TrainingError(
+            f"lora: no attention or mlp matrix is at the places that train{restricted}"
+        )
     return found
+
+
+def _matches(name: str, pattern: list[str] | str | None, *, default: bool) -> bool:
+    if pattern is None or pattern == "all-linear":
+        return default
+    if isinstance(pattern, str):
+        return re.fullmatch(pattern, name) is not None
+    return any(name == end or name.endswith(f".{end}") for end in pattern)
 
 
 def names_by_part(

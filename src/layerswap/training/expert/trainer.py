@@ -8,10 +8,12 @@ import math
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,7 @@ from layerswap.training.expert.trainable import (
     rates_by_place,
     trained_parts,
 )
+from layerswap.training.mix.card import boundary_warning
 from layerswap.versions import need_extras, versions
 
 if TYPE_CHECKING:
@@ -105,7 +108,10 @@ def train(
         log(f"{job.out}: finished already")
         return job.out
     try:
-        _fit(job, log)
+        with without_progress_bars(), warnings.catch_warnings():
+            # Of TRL, PEFT and transformers about each other.
+            warnings.simplefilter("ignore", FutureWarning)
+            _fit(job, log)
     except BaseException:
         # A training that ends before its first checkpoint cannot be resumed, so it leaves nothing.
         if not checkpoints(job.out / CHECKPOINTS) and not resume:
@@ -149,7 +155,7 @@ class TrainingJob:
     def key(self) -> str:
         """SHA-256 of everything that determines the trained weights."""
         inputs = {
-            "spec": self.spec.model_dump(mode="json", exclude={"base"}),
+            "spec": self.spec.model_dump(mode="json", exclude={"base", "save_minutes"}),
             "base": self.base_fingerprints,
             "data": [rows.fingerprints for rows in self.sets],
             "parts": [sorted(map(str, part)) for part in self.parts],
@@ -175,6 +181,7 @@ class TrainingJob:
                     "train": len(rows.train),
                     "validation": len(rows.validation) if rows.validation is not None else 0,
                     "fingerprints": rows.fingerprints,
+                    "contaminated": rows.contaminated,
                 }
                 for rows in self.sets
             ],
@@ -194,6 +201,8 @@ def plan_training(
 ) -> TrainingJob:
     """Check a training without writing or training anything; see `train`."""
     need_extras("training", "train")
+    if spec.load_in_4bit and find_spec("bitsandbytes") is None:
+        raise TrainingError("load_in_4bit: needs bitsandbytes; run `pip install bitsandbytes`")
     check_distributed(spec)
     folder, target = Path(folder or ""), Path(out).expanduser().absolute()
     local = not spec.base.startswith(("/", "~")) and (folder / spec.base).is_dir()
@@ -204,36 +213,32 @@ def plan_training(
     sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
     form = "text" if all(rows.form == "text" for rows in sets) else sets[0].form
     config, decay = sft_config(spec, target / CHECKPOINTS, rows=form)
-    tokenizer = _load_tokenizer(base, sets)
+    tokenizer = _load_tokenizer(base)
+    for rows in sets:
+        _check_template(base, tokenizer, rows)
     return TrainingJob(spec, base, tokenizer, sets, tuple(parts), rates, config, decay, target)
 
 
-def make_trainer(job: TrainingJob, model: PreTrainedModel) -> Any:
+def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log = lambda line: None) -> Any:
     """TRL's trainer for a job, with adapters, frozen parts, turns and checkpoints set up."""
-    from transformers import PrinterCallback
+    from transformers import PrinterCallback, ProgressCallback
 
-    from layerswap.training.expert.sft import (
-        AlternatingTurns,
-        EverySamples,
-        ExpertTrainer,
-        KeepNewestState,
-    )
+    from layerswap.training.expert import sft
 
     places = parameter_places(model)
     held_out = [rows.validation for rows in job.sets if rows.validation is not None]
     validate = len(held_out) == len(job.sets)
     turns = job.spec.simultaneous
     try:
-        with without_progress_bars():
-            trainer: Any = ExpertTrainer(
-                model=model,
-                args=job.config,
-                processing_class=job.tokenizer,
-                peft_config=_lora(job, model),
-                train_sets=[rows.train for rows in job.sets],
-                validation_sets=equal_parts(held_out) if validate else [],
-                every=turns.every if turns else None,
-            )
+        trainer: Any = sft.ExpertTrainer(
+            model=model,
+            args=job.config,
+            processing_class=job.tokenizer,
+            peft_config=_lora(job, model),
+            train_sets=[rows.train for rows in job.sets],
+            validation_sets=equal_parts(held_out) if validate else [],
+            every=turns.every if turns else None,
+        )
     except (ValueError, RuntimeError, ImportError) as error:  # from TRL and from trackers
         raise TrainingError(" ".join(str(error).split())[:300]) from None
     if not len(trainer.train_dataset):
@@ -246,10 +251,13 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel) -> Any:
     trainer.rates = rates_by_name(named, places, job.rates)
     if turns:
         by_part = [[named[name] for name in part] for part in parts]
-        trainer.add_callback(AlternatingTurns(by_part, turns.every))
-    trainer.add_callback(EverySamples(job.spec.save_every, validate=validate))
-    trainer.add_callback(KeepNewestState())
+        trainer.add_callback(sft.AlternatingTurns(by_part, turns.every))
+    spec = job.spec
+    trainer.add_callback(sft.Checkpointing(spec.save_every, spec.save_minutes, validate=validate))
+    # Neither prints dictionaries on standard output.
     trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(sft.ProgressLines(log, lambda: trainer.tokens))
     _set_decay(trainer, job.decay)
     return trainer
 
@@ -260,7 +268,7 @@ def _fit(job: TrainingJob, log: Log) -> None:
     if job.spec.sparse:
         _train_first(job, log)
     model = _load_model(job)
-    trainer = make_trainer(job, model)
+    trainer = make_trainer(job, model, log)
     parameters = list(trainer.model.parameters())
     counts = {
         "trained": sum(p.numel() for p in parameters if p.requires_grad),
@@ -273,6 +281,8 @@ def _fit(job: TrainingJob, log: Log) -> None:
     trainer.save_model(str(job.out / DRAFT))
     if trainer.is_world_process_zero():
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        if job.spec.bake:
+            dtype = _bake(job)
         record = read_training(job.out) | {
             "finished": True,
             "parameters": counts,
@@ -294,17 +304,38 @@ def _run(trainer: Any) -> None:
         raise TrainingError("the weights are not numbers any more; try a lower learning rate")
 
 
-def _load_tokenizer(base: Checkpoint, sets: tuple[TrainingRows, ...]) -> Any:
+def _load_tokenizer(base: Checkpoint) -> Any:
     tokenizer = load_tokenizer(base.folder, named=base.source)
-    for rows in sets:
-        if rows.conversational and not tokenizer.chat_template:
-            raise TrainingError(
-                f"{base.source}: its tokenizer has no chat template, and {rows.name} is made of "
-                "messages; build the mix with kind: prompt-completion, or give it a chat_template"
-            )
     if tokenizer.eos_token is None:
         raise TrainingError(f"{base.source}: its tokenizer has no end-of-sequence token")
     return tokenizer
+
+
+def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> None:
+    """Refuse messages that the chat template refuses; tries one row of each sequence of roles."""
+    if not rows.conversational:
+        return
+    remedy = "build the mix with kind: prompt-completion, or give it a chat_template"
+    if not tokenizer.chat_template:
+        raise TrainingError(
+            f"{base.source}: its tokenizer has no chat template, and {rows.name} is made of "
+            f"messages; {remedy}"
+        )
+    seen = set()
+    for row in rows.train:
+        turns = [turn for column in rows.train.column_names for turn in row[column]]
+        roles = tuple(turn["role"] for turn in turns)
+        if roles in seen:
+            continue
+        seen.add(roles)
+        try:
+            tokenizer.apply_chat_template(turns, tokenize=False)
+        except Exception as error:  # jinja2 lets every error of the template through
+            reason = " ".join(str(error).split())[:200]
+            raise TrainingError(
+                f"{base.source}: its chat template fails on the roles {', '.join(roles)} in "
+                f"{rows.name} ({reason}); {remedy}"
+            ) from None
 
 
 def _load_model(job: TrainingJob) -> PreTrainedModel:
@@ -314,7 +345,24 @@ def _load_model(job: TrainingJob) -> PreTrainedModel:
     # A CPU is fast in float32 only; on a GPU a frozen base keeps its stored dtype.
     frozen = job.spec.lora and not job.config.use_cpu
     dtype = job.spec.dtype or ("auto" if frozen else "float32")
-    return load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source)
+    options = _quantization(job.spec)
+    return load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source, **options)
+
+
+def _quantization(spec: ExpertSpec) -> dict[str, Any]:
+    """QLoRA's base: 4-bit NormalFloat with double quantization (Dettmers et al., 2023)."""
+    if not spec.load_in_4bit:
+        return {}
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+    )
+    return {"quantization_config": config}
 
 
 def _lora(job: TrainingJob, model: PreTrainedModel) -> Any:
@@ -323,15 +371,26 @@ def _lora(job: TrainingJob, model: PreTrainedModel) -> Any:
         return None
     from peft import LoraConfig
 
-    alpha: Any = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
-    return LoraConfig(
-        r=lora.r,
-        lora_alpha=alpha,
-        use_rslora=lora.rslora,
-        lora_dropout=lora.dropout,
-        target_modules=adapter_targets(model, job.parts),
-        task_type="CAUSAL_LM",
-    )
+    chosen = lora.model_dump(exclude={"target_modules", "exclude_modules"})
+    if lora.lora_alpha == int(lora.lora_alpha):
+        chosen["lora_alpha"] = int(lora.lora_alpha)
+    targets = adapter_targets(model, job.parts, lora)
+    return LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **chosen)
+
+
+def _bake(job: TrainingJob) -> Any:
+    """Merge the adapter in the draft folder into the base, in float32."""
+    import torch
+    from peft import PeftModel
+
+    draft = job.out / DRAFT
+    whole = job.spec.model_copy(update={"load_in_4bit": False, "dtype": "float32"})
+    base = _load_model(replace(job, spec=whole))
+    merged = PeftModel.from_pretrained(base, str(draft)).merge_and_unload()
+    shutil.rmtree(draft)
+    dtype = getattr(torch, job.spec.dtype or "float32")
+    merged.to(dtype).save_pretrained(draft)
+    return dtype
 
 
 def _set_decay(trainer: Any, fraction: float | None) -> None:
@@ -363,7 +422,7 @@ def _train_first(job: TrainingJob, log: Log) -> None:
     before = {name: named[name].detach().clone() for name in names}
     config = copy(job.config)
     config.output_dir = str(folder / FIRST)
-    trainer = make_trainer(replace(job, config=config), model)
+    trainer = make_trainer(replace(job, config=config), model, log)
     _run(trainer)
     if trainer.is_world_process_zero():
         after = {name: named[name].detach() for name in names}
@@ -387,9 +446,18 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> str
     rows = len(trainer.train_dataset)
     note = ""
     if job.spec.dtype in ("bfloat16", "float16") and not job.spec.lora:
-        note = (
+        note += (
             f"\nnote: weights in {job.spec.dtype} lose steps smaller than their rounding; "
             "the papers' rates of 1e-7 vanish in it (docs/training.md)"
+        )
+    for data in job.sets:
+        warning = boundary_warning(data.train, job.tokenizer)
+        note += f"\nwarning: {data.name}: {warning}" if warning else ""
+        for name, count in data.contaminated.items():
+            note += f"\nwarning: {data.name}: {count:,} rows contain an item of {name}"
+    if job.spec.lora and job.spec.lora.use_dora and not job.spec.bake:
+        note += (
+            "\nnote: a DoRA adapter cannot be composed; `bake: true` writes full weights that can"
         )
     return f"training {counts['trained']:,} parameters ({share:.1%}) on {rows:,} rows{note}"
 

@@ -44,6 +44,8 @@ class Tally:
         not_wanted: rows excluded by `where`.
         empty: rows without a prompt, a completion or a text.
         kept: examples in the mix, validation included.
+        contaminated: examples in the mix that contain an evaluation item, by evaluation set, where
+            the source skips that filter.
     """
 
     origin: str
@@ -52,6 +54,7 @@ class Tally:
     not_wanted: int = 0
     empty: int = 0
     kept: int = 0
+    contaminated: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,6 +129,10 @@ def build_mix(
         raise DataError(_nothing_left(mix, tallies, filters))
     for name, count in Counter(example.source for example in drawn).items():
         tallies[name].kept = count
+    for name, source in mix.sources.items():
+        if index is not None and "evaluation" in source.skip:
+            found = (index.find(example.whole) for example in drawn if example.source == name)
+            tallies[name].contaminated = dict(Counter(item[0] for item in found if item))
     examples = [drawn[i] for i in _order(len(drawn), mix.seed, mix.name)]
     split = len(examples) - min(mix.validation, max(0, len(examples) - 1))
     train, validation = make_rows(examples[:split]), make_rows(examples[split:])

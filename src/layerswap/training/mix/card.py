@@ -24,6 +24,8 @@ CARD = "data_card.json"
 """The file that marks a folder as written by `save_mix`."""
 RECIPE = "mix.yaml"
 SPLITS = ("train", "validation")
+CHECKED_ROWS = 1000
+"""Number of rows that are tokenized to check where prompts end."""
 EXAMPLES = 2
 """Number of examples of each source that the card shows."""
 SHOWN_CHARACTERS = 400
@@ -47,8 +49,8 @@ def data_card(built: BuiltMix, tokenizer: str | None = None) -> dict[str, Any]:
         by_source[example.source].append(example)
     sources = {name: _source_facts(built, name, found) for name, found in by_source.items()}
     tokens = {}
-    if tokenizer:
-        encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}")
+    encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}") if tokenizer else None
+    if encoder is not None:
         for name, found in by_source.items():
             prompt, completion = (
                 _count_tokens(encoder, (getattr(example, part) for example in found))
@@ -80,6 +82,14 @@ def data_card(built: BuiltMix, tokenizer: str | None = None) -> dict[str, Any]:
             if built.index
             else {}
         ),
+        "warnings": [
+            *(
+                f"{name}: {count:,} examples contain an item of the evaluation set {of}"
+                for name, tally in built.tallies.items()
+                for of, count in tally.contaminated.items()
+            ),
+            *filter(None, [boundary_warning(built.train, encoder)]),
+        ],
         "note": mix.note,
         "unverified": [
             *mix.unverified,
@@ -144,6 +154,38 @@ def load_saved(folder: Path) -> tuple[Mix, Dataset, Dataset | None]:
     )
 
 
+def boundary_warning(rows: Dataset, tokenizer: Any | None = None) -> str | None:
+    """A warning if the tokens of prompts do not begin those of prompt and completion.
+
+    A space at the end of a prompt usually belongs to the first token of the completion. The prompt
+    that is trained then differs from the prompt that is evaluated.
+
+    Args:
+        rows: rows of a trainer; those without a prompt of text give no warning.
+        tokenizer: counts the rows; without it, prompts that end with a space count.
+    """
+    rows = rows.select(range(min(len(rows), CHECKED_ROWS)))
+    if "prompt" not in rows.column_names or not len(rows) or isinstance(rows[0]["prompt"], list):
+        return None
+    prompts, completions = rows["prompt"], rows["completion"]
+    if tokenizer is None:
+        wrong = [prompt.endswith(" ") for prompt in prompts]
+    else:
+        wholes = [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
+        alone, whole = (
+            tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+            for texts in (prompts, wholes)
+        )
+        wrong = [long[: len(short)] != short for short, long in zip(alone, whole, strict=True)]
+    if not any(wrong):
+        return None
+    return (
+        f"in {sum(wrong):,} of {len(rows):,} rows the tokens of the prompt do not begin those of "
+        "prompt and completion; end prompts without a space and begin completions with one "
+        '(separator: "", completion: " {answer}")'
+    )
+
+
 def markdown(card: dict[str, Any]) -> str:
     """The card as Markdown, with the front matter that the Hub and `datasets` read."""
     rows = card["rows"]
@@ -166,7 +208,8 @@ def markdown(card: dict[str, Any]) -> str:
             for name, one in card["evaluation_sets"].items()
         ]
         parts += ["### Evaluation items that were kept out", _table(header, body, "lrlr")]
-    for title, key in (("Note", "note"), ("Not verified", "unverified")):
+    sections = (("Warnings", "warnings"), ("Note", "note"), ("Not verified", "unverified"))
+    for title, key in sections:
         if card[key]:
             lines = card[key] if isinstance(card[key], list) else [card[key]]
             parts += [f"## {title}", "\n".join(f"- {' '.join(line.split())}" for line in lines)]
@@ -247,6 +290,7 @@ def _source_facts(built: BuiltMix, name: str, examples: list[MixExample]) -> dic
         "empty": tally.empty,
         "dropped": {f: counts[name] for f, counts in built.filters.counts.items() if counts[name]},
         "kept": tally.kept,
+        "contaminated": tally.contaminated,
         "mean_prompt_characters": _mean([len(example.prompt) for example in examples]),
         "mean_completion_characters": _mean([len(example.completion) for example in examples]),
         "examples": [

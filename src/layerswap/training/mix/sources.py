@@ -47,14 +47,19 @@ def open_rows(
         DataError: no such file, an unknown format, or a data set that is not available.
     """
     wanted = min((n for n in (origin.read, limit) if n is not None), default=None)
-    if origin.path is not None:
-        files = matching_files(folder, origin.path)
-        return Opened(_read_files(files, origin, wanted), origin.path)
-    assert origin.id is not None, "the schema lets no origin without id and path through"
-    copies = [local / origin.id, local / origin.id.rsplit("/", 1)[-1]] if local else []
-    copy = next((copy for copy in copies if copy.is_dir()), None)
-    if copy is not None:
-        return Opened(_read_copy(copy, origin, wanted), f"{origin.id} (local copy)")
+    try:
+        if origin.path is not None:
+            files = matching_files(folder, origin.path)
+            return Opened(_read_files(files, origin, wanted), origin.path)
+        assert origin.id is not None, "the schema lets no origin without id and path through"
+        copies = [local / origin.id, local / origin.id.rsplit("/", 1)[-1]] if local else []
+        copy = next((copy for copy in copies if copy.is_dir()), None)
+        if copy is not None:
+            return Opened(_read_copy(copy, origin, wanted), f"{origin.id} (local copy)")
+    except LayerswapError:
+        raise
+    except Exception as error:  # the readers of the formats share no class of error
+        raise DataError(f"cannot be read ({type(error).__name__}: {_short(error)})") from None
     return _read_hub(origin, wanted, local)
 
 
@@ -105,8 +110,23 @@ def _read_files(files: list[str], origin: Origin, wanted: int | None) -> Dataset
         }
         if origin.header is not None:
             options |= {"names": origin.header, "header": None}
+    if kind == "jsonl":
+        _check_utf8(file for file in files if not file.startswith(_ADDRESSES))
     builder = "json" if kind == "jsonl" else kind
     return _load(builder, origin, wanted, split="train", **options)
+
+
+def _check_utf8(files: Iterable[str]) -> None:
+    """Refuse files that are not UTF-8: Arrow reads them, and fails on a row much later."""
+    import fsspec
+
+    for file in files:
+        with fsspec.open(file, "rb", compression="infer") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError:
+                    raise DataError(f"{file}, line {number}: is not UTF-8 text") from None
 
 
 def _read_hub(origin: Origin, wanted: int | None, local: Path | None) -> Opened:

@@ -1,0 +1,109 @@
+"""The head on labelled positions against the model's own logits and loss."""
+
+import copy
+
+import pytest
+import torch
+
+IGNORED = -100
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(request):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=request.param,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def with_head(model, chunk):
+    from trl.trainer.utils import add_fused_lm_head
+
+    from layerswap.training.expert.head import use_labelled_positions
+
+    fused = copy.deepcopy(model)
+    add_fused_lm_head(fused, outputs=("log_probs", "entropy", "is_top1"))
+    use_labelled_positions(fused, chunk)
+    return fused
+
+
+def batch():
+    torch.manual_seed(1)
+    ids = torch.randint(0, 97, (3, 11))
+    labels = ids.clone()
+    labels[:, :7] = IGNORED
+    labels[1] = IGNORED
+    return {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("chunk", [97, 3 * 97, 1 << 20])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_loss_and_gradients_are_those_of_the_full_logits(model, chunk, frozen):
+    ours, theirs = with_head(model, chunk), copy.deepcopy(model)
+    for one in (ours, theirs):
+        one.get_output_embeddings().weight.requires_grad_(not frozen)
+    inputs = batch()
+    found, wanted = ours(**inputs, fused_lm_head=True), theirs(**inputs)
+    torch.testing.assert_close(found.loss, wanted.loss)
+    logs = wanted.logits[:, :-1].log_softmax(-1)
+    mask = inputs["labels"][:, 1:] != IGNORED
+    assert torch.equal(found.label_mask, mask)
+    entropy = -(logs.exp() * logs).sum(-1)
+    torch.testing.assert_close(found.entropy[mask], entropy[mask])
+    top = logs.argmax(-1) == inputs["labels"][:, 1:]
+    assert torch.equal(found.is_top1[mask], top[mask])
+    assert not found.log_probs[~mask].any()
+    found.loss.backward()
+    wanted.loss.backward()
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, msg=name)
+
+
+def test_a_batch_without_labels_has_no_gradient_and_evaluation_computes_none(model):
+    ours = with_head(model, 97)
+    inputs = batch()
+    inputs["labels"][:] = IGNORED
+    loss = ours(**inputs, fused_lm_head=True).loss
+    loss.backward()
+    assert loss == 0
+    assert not any(p.grad.any() for p in ours.parameters() if p.grad is not None)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**batch(), fused_lm_head=True).loss, model(**batch()).loss)
+
+
+def test_other_dtypes_and_scaled_logits_keep_the_librarys_head(model):
+    ours = with_head(copy.deepcopy(model).bfloat16(), 97)
+    found = ours(**batch(), fused_lm_head=True)
+    assert found.log_probs.isfinite().all()
+    scaled = copy.deepcopy(model)
+    scaled.config.final_logit_softcapping = 5.0
+    found = with_head(scaled, 97)(**batch(), fused_lm_head=True)
+    assert found.loss != with_head(model, 97)(**batch(), fused_lm_head=True).loss
+
+
+def test_a_training_never_scores_a_position_without_a_label(tmp_path, base, rows, monkeypatch):
+    from layerswap.training.expert import head, trainer
+
+    seen = []
+    real = head.LinearLogProb.apply
+
+    def watched(hidden, *rest):
+        seen.append(len(hidden))
+        return real(hidden, *rest)
+
+    monkeypatch.setattr(head.LinearLogProb, "apply", watched)
+    out = trainer.train({
+        "base": str(base), "data": {"train": str(rows / "task-train.jsonl")}, "limit": 16,
+        "hyperparameters": {"per_device_train_batch_size": 4},
+    }, tmp_path / "out")  # fmt: skip
+    from layerswap.training.expert.save import read_training
+
+    tokens = next(e["num_tokens"] for e in read_training(out)["log"] if "num_tokens" in e)
+    assert len(seen) == 4
+    assert 0 < sum(seen) < tokens / 2
