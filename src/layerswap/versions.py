@@ -34,7 +34,8 @@ def need_extras(what: str, *extras: Extra) -> None:
     for extra in extras:
         if missing := missing_of(extra):
             raise LayerswapError(
-                f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`"
+                f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`: "
+                f'pip install "layerswap[{extra}]", or in a clone pip install ".[{extra}]"'
             )
 
 

@@ -87,3 +87,30 @@ def test_a_table_refuses_rows_of_another_width():
         Table(["a", "b"], [["x"]])
     with pytest.raises(ValueError, match="cannot be highlighted"):
         Table(["a"], [["x"]], highlight=1)
+
+
+def test_csv_has_the_numbers_unrounded_and_no_formula():
+    import csv
+    import io
+
+    interval = Interval(0.4567891, 0.4, 0.5, 50)
+    one = Table(
+        ["model", "score", "n"], [["=cmd()", interval, 3], ["b, c", None, 4], ["-x", 0.5, 5]]
+    )
+    rows = list(csv.reader(io.StringIO(one.csv())))
+    assert rows == [
+        ["model", "score", "score, low", "score, high", "n"],
+        ["'=cmd()", "0.4567891", "0.4", "0.5", "3"],
+        ["b, c", "", "", "", "4"],
+        ["'-x", "0.5", "", "", "5"],
+    ]
+    page = render(Report("t", "l", [Section("A table", table=one)]))
+    assert 'download="A-table.csv" href="data:text/csv;charset=utf-8,model%2Cscore' in page
+
+
+def test_a_page_of_many_parts_has_a_table_of_contents():
+    parts = [Section(f"part <{i}>", "words") for i in range(5)]
+    page = render(Report("t", "l", parts))
+    assert page.count('<a href="#part-') == 5
+    assert '<h2 id="part-5">part &lt;4&gt;</h2>' in page
+    assert "<nav" not in render(Report("t", "l", parts[:3]))

@@ -28,7 +28,6 @@ def sweep(
     Example: layerswap sweep sweep.yaml --out results
     """
     from layerswap.cli.progress import step_progress
-    from layerswap.cli.tables import board_table
     from layerswap.evaluation.response_cache import AnswerStore
     from layerswap.report import sweep_files as files
     from layerswap.search.grid import run_sweep
@@ -54,8 +53,9 @@ def sweep(
             found = run_search(checked, recipe, study=folder / files.STUDY, **settings)
             best = f"best of {len(found.trials)}: number {found.best_trial.number}"
         facts = files.write_result(found, folder)
+    table = files.results_table(found)
     lines = [
-        board_table(found),
+        table.text() if table else "No task to compare the contenders on.",
         f"{best}; see {folder / files.PAGE}",
         f"write it: layerswap merge {folder / files.RECIPE} --out merged",
     ]

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from layerswap.evaluation.composability import Predictor
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
-    from layerswap.search.evaluator import SweepResult
     from layerswap.study.journal import StepStatus
     from layerswap.study.results import StudyResults
     from layerswap.study.steps import Graph
@@ -35,17 +34,6 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     ]  # fmt: skip
     columns = ["layer", "task", "language", "excess", "rows in common", "cosine"]
     return _text(columns, rows, "each layer's share of an expert's change")
-
-
-def board_table(found: SweepResult) -> str:
-    """A sweep's contenders on the test split, and how far the best is from each."""
-    if found.measure is None:
-        return "No task to compare the contenders on."
-    task, metric, name = found.measure
-    differences = found.differences
-    rows = [[str(one), value, differences.get(one)] for one, value in found.intervals.items()]
-    caption = f"{task}, {name}; 95% bootstrap intervals"
-    return _text(["model", metric, "chosen minus it"], rows, caption, unit="")
 
 
 def selection_table(found: Selection) -> str:

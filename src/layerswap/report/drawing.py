@@ -110,7 +110,7 @@ class Drawing:
         body = re.sub(r'\bid="(?=[mpch][0-9a-f]{10}")|#(?=[mpch][0-9a-f]{10}["\)])',
                       rf"\g<0>{mark}-", body)  # fmt: skip
         body = re.sub(r'<g id=([\'"])tip:(.*?)\1>', r"<g><title>\2</title>", body)
-        body = re.sub(r' id="\w+_\d+"', "", body)
+        body = re.sub(r' id="[\w.]+_\d+"', "", body)
         body = re.sub(r"\s*\n\s*", " ", body)
         title, description = escape(visible(self.title)), escape(visible(self.description))
         return (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.errors import LayerswapError, visible
-from layerswap.report.tables import Table, score
+from layerswap.report.tables import Table, score, slug
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -143,7 +143,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         paragraphs=_paragraphs, kind=_kind, score=score, amount=_amount, island=_island,
-        visible=visible,
+        visible=visible, slug=slug,
     )  # fmt: skip
     return environment
 

@@ -1,8 +1,9 @@
-"""A board on disk: every score, the summary, the best recipe, and the page."""
+"""Writes the result of a sweep: every score, the summary, the best recipe, and the page."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from layerswap.compose import Zones
 from layerswap.errors import EvaluationError
 from layerswap.report.charts import draw_heat_map
 from layerswap.report.page import Report, Section, write_report
-from layerswap.report.tables import Table
+from layerswap.report.tables import Table, difference_words, interval_words, score
 from layerswap.search.conditions import Condition
 from layerswap.search.evaluator import SweepResult
 from layerswap.search.grid import GridResult
@@ -125,6 +126,7 @@ def tell(board: GridResult) -> Report:
                 "minus that of those that take it from the task expert (development split).",
                 table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
             ),
+            _models(board.best_recipe),
         ],
         colophon="; ".join([f"layerswap {__version__}", *notes])
         + f"; {board.counts.distinct} layers run per batch instead of {board.counts.naive}.",
@@ -143,7 +145,7 @@ def tell_search(found: SearchResult) -> Report:
         lead=_lead(found, f"number {found.best_trial.number}"),
         sections=[
             *_contest(found, len(found.trials)),
-            Section(f"The best composition: {found.best_trial.score:.3f}", best),
+            Section(f"The best composition: {score(found.best_trial.score, '')}", best),
             Section(
                 "What each choice is worth",
                 "Mean score of the trials that made it (development split). A search tries good "
@@ -158,10 +160,30 @@ def tell_search(found: SearchResult) -> Report:
                     unit="",
                 ),
             ),
+            _models(found.best_recipe),
         ],
         colophon=f"layerswap {__version__}; {found.evaluated} layers run per batch of documents "
         f"instead of {found.naive}.",
     )
+
+
+def results_table(judged: SweepResult) -> Table | None:
+    """Everything that was compared on the test split, and its distance to the chosen composition.
+
+    None without a task.
+    """
+    if judged.measure is None:
+        return None
+    task, metric, name = judged.measure
+    rows: list[list[Any]] = [
+        [str(one), value, difference_words(judged.differences.get(one), "")]
+        for one, value in judged.intervals.items()
+    ]
+    caption = (
+        f"{task}, {name}: {judged.intervals[judged.reference].n} test documents; 95% bootstrap "
+        "intervals, paired differences; *: significant"
+    )
+    return Table(["model", metric, "chosen minus it"], rows, caption, unit="")
 
 
 def _lead(judged: SweepResult, best: str) -> str:
@@ -169,39 +191,38 @@ def _lead(judged: SweepResult, best: str) -> str:
         return f"The best is {best}. No task was given to compare it on."
     one = judged.intervals[judged.reference]
     return (
-        f"The best is {best}; on {one.n} documents that it was not chosen on, "
-        f"{' '.join(judged.measure[:2])} is {one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]."
+        f"The best is {best}. On {one.n} documents that it was not chosen on, "
+        f"{' '.join(judged.measure[:2])} is {interval_words(one, '')}."
     )
 
 
 def _contest(judged: SweepResult, tried: int) -> list[Section]:
-    """The contenders on the test split, where there is a task."""
-    if judged.measure is None:
-        return []
-    metric = judged.measure[1]
-    rows: list[list[Any]] = [[str(one), value] for one, value in judged.intervals.items()]
-    differences: list[list[Any]] = [[str(one), v] for one, v in judged.differences.items()]
-    return [
-        Section(
-            "On the test split",
-            "Means with 95% bootstrap intervals.",
-            table=Table(("model", metric), rows, unit=""),
-        ),
-        Section(
-            "The best composition against each other",
-            "Paired differences over the same documents: clear of zero means significant.",
-            table=Table(("best minus", "difference"), differences, unit=""),
-            note=f"The best of {tried} was chosen on other documents than these.",
-        ),
+    """The conditions on the test split, where there is a task."""
+    table = results_table(judged)
+    note = f"The best of {tried} was chosen on other documents than these."
+    return [Section("On the test split", table=table, note=note)] if table else []
+
+
+def _models(recipe: Mapping[str, Any]) -> Section:
+    """The checkpoints of a recipe, and the command that merges it."""
+    sources = {**recipe["experts"], **({"base": recipe["base"]} if "base" in recipe else {})}
+    rows = [
+        [name, one if isinstance(one, str) else json.dumps(one)] for name, one in sources.items()
     ]
+    return Section(
+        "Models",
+        f"This command writes the best composition: layerswap merge {RECIPE} --out merged",
+        table=Table(["name", "source"], rows),
+    )
 
 
 def _maps(board: GridResult) -> list[Section]:
     """A heat map over bottom and top for each choice of transitions and of the outside."""
     maps: dict[tuple[int, int, str], dict[tuple[int, int], float]] = {}
-    for one, score in board.development.items():
+    for one, value in board.development.items():
         if one.zones is not None:
-            maps.setdefault(_map_of(one), {})[one.zones.bottom, one.zones.top] = score
+            maps.setdefault(_map_of(one), {})[one.zones.bottom, one.zones.top] = value
+    limits = min(board.development.values()), max(board.development.values())
     chosen = board.chosen
     default = Condition("swap", zones=board.default, outside=chosen.outside if chosen else "")
     found = []
@@ -221,6 +242,7 @@ def _maps(board: GridResult) -> list[Section]:
                     best=_cell(chosen, key),
                     default=_cell(default, key),
                     unit="",
+                    limits=limits,
                 ),
             )
         )

@@ -6,6 +6,8 @@ start markup, a link or a new row.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 import shutil
@@ -102,8 +104,6 @@ class Table:
 
     def text(self) -> str:
         """The table for a terminal, as wide as the terminal at most."""
-        from io import StringIO
-
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table as RichTable
@@ -119,7 +119,7 @@ class Table:
             style = "bold" if i == self.highlight else ""
             drawn.add_row(*(Text(_plain(cell_words(c, self.unit)), style=style) for c in cells))
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
-        text = StringIO()
+        text = io.StringIO()
         Console(file=text, width=width).print(drawn)
         return text.getvalue().rstrip()
 
@@ -148,6 +148,23 @@ class Table:
         elif self.caption:
             lines.append(f"% {visible(self.caption)}")
         return "\n".join(lines)
+
+    def csv(self) -> str:
+        """The table as CSV with the numbers unrounded; an interval fills three columns."""
+        columns, rows = list(self.columns), [list(row) for row in self.rows]
+        for k in reversed(range(len(columns))):
+            if any(hasattr(row[k], "mean") for row in rows):
+                columns[k : k + 1] = [columns[k], f"{columns[k]}, low", f"{columns[k]}, high"]
+                for row in rows:
+                    cell: Any = row[k]
+                    whole = hasattr(cell, "mean")
+                    row[k : k + 1] = [cell.mean, cell.low, cell.high] if whole else [cell, "", ""]
+        text = io.StringIO()
+        # A cell that begins as a formula would be run by a spreadsheet.
+        safe = ([f"'{c}" if isinstance(c, str) and re.match(r"[=@\t]|[-+](?![\d.])", c) else c
+                 for c in row] for row in [columns, *rows])  # fmt: skip
+        csv.writer(text).writerows(safe)
+        return text.getvalue()
 
     def _lines(
         self, escape: Callable[[str], str], bold: str, line: str, between: str

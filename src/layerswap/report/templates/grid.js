@@ -32,7 +32,6 @@ panels.grid = root => {
         cell.textContent = percent(found.score, 1) + (found.mark ? " *" : "");
         cell.dataset.words = `bottom ${bottom}, top ${top}, transitions ${kind}: ${found.words}` +
           (found.mark ? `; ${found.mark}` : "");
-        cell.setAttribute("aria-label", cell.dataset.words);
         cell.style.background = rgb(shade);
         cell.style.color = ink(shade);
       }

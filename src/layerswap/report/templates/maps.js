@@ -41,7 +41,6 @@ panels.maps = root => {
         const shade = colour(stops, scale(found.x));
         cell.textContent = percent(found.x, 0);
         cell.dataset.words = `${title}, layer ${layer}, ${data.labels[i]}: ${percent(found.x, 2)}% (${found.words})`;
-        cell.setAttribute("aria-label", cell.dataset.words);
         cell.style.background = rgb(shade);
         cell.style.color = ink(shade);
       });
