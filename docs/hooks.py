@@ -1,4 +1,4 @@
-"""Fills pages with what is written elsewhere: the command line's reference, and the benchmarks."""
+"""Fills pages of the site: the command line's reference, the benchmarks, and names in Python."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,19 @@ def on_page_markdown(markdown: str, **rest: Any) -> str:
         return markdown.replace(COMMANDS, _commands())
     if BENCHMARKS in markdown:
         return markdown.replace(BENCHMARKS, _benchmarks())
-    return markdown
+    return re.sub(r"^::: (layerswap\S+)\n    options: \{", _named, markdown, flags=re.MULTILINE)
+
+
+def _named(found: re.Match[str]) -> str:
+    """A documented object under the name that users type, such as `ls.swap`, if it has one."""
+    from layerswap import _HOME
+
+    room, name = found[1].split(".")[1], found[1].rpartition(".")[2]
+    for public, home in _HOME.items():
+        module, _, there = home.partition(":")
+        if module.split(".")[0] == room and (there or public) == name:
+            return f"{found[0]}heading: ls.{public}, toc_label: ls.{public}, "
+    return found[0]
 
 
 def _commands() -> str:
