@@ -102,6 +102,27 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     output.choose(quiet=False, verbose=False, as_json=False)
 
 
+def test_answers_of_all_compositions_are_counted_from_the_start(monkeypatch, capsys, tmp_path):
+    from layerswap.cli import output, progress
+
+    output.choose(quiet=False, verbose=False, as_json=False)
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    requests = [f"r{i}" for i in range(4)]
+    for expected in ("0 of 8 answers", "8 of 8 answers"), ("0 of 4 answers", "4 of 4 answers"):
+        members = ("a", "b") if expected[0].startswith("0 of 8") else ("a", "b", "c")
+        with progress.answer_progress("evaluating", tmp_path / "answers.sqlite") as store:
+            for member in members:
+                store.known(member, requests)
+            for member in members[-2:] if len(members) == 2 else members[-1:]:
+                store.keep((member, request, [1]) for request in requests)
+                assert len(store.known(member, requests)) == 4
+            store.close()
+        shown = capsys.readouterr().err
+        assert expected[0] in shown
+        assert expected[1] in shown
+
+
 def test_shell_completion_can_be_installed(layerswap):
     assert "--install-completion" in layerswap("--help").out
 

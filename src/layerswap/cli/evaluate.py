@@ -58,11 +58,10 @@ def evaluate(
 
     Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
     """
-    from layerswap.cli.progress import step_progress
+    from layerswap.cli.progress import answer_progress
     from layerswap.engine.devices import check_dtype, open_device, pick_device
     from layerswap.evaluation import results as files
     from layerswap.evaluation.harness import check_task_names
-    from layerswap.evaluation.response_cache import AnswerStore
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite
@@ -97,11 +96,10 @@ def evaluate(
         limit, batch_size, pick_device(device), dtype, engine, allow_code,
         None if suite else num_fewshot, prompts,
     )  # fmt: skip
-    with step_progress("evaluating models", len(plans)) as progress:
+    with answer_progress("evaluating", folder / files.ANSWERS) as store:
         results = evaluate_models(
             plans, names or [one.name for one in asked], folders or [written.root],
-            settings=settings, store=AnswerStore(folder / files.ANSWERS), log=output.log,
-            progress=progress,
+            settings=settings, store=store, log=output.log,
         )  # fmt: skip
     asked = asked or files.tasks_of(results)
     files.write_results(folder, results, asked)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.cli import output
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from layerswap.evaluation.response_cache import AnswerStore
 
 
 def _now() -> float:
@@ -30,7 +33,7 @@ class Job:
     Attributes:
         label: its name.
         total: units of work; 0 while it is not known.
-        unit: `bytes`, or nothing for steps.
+        unit: `bytes`, another word, or nothing for steps.
         done: units that are done.
         started: when it began, in seconds.
         shown: when its last line was printed, in seconds.
@@ -53,10 +56,16 @@ class Job:
         self.shown = now
         rate = self.done / max(now - self.started, 1e-9)
         left = f", {(self.total - self.done) / rate:,.0f} s left" if rate and self.total else ""
-        of = f" of {self._amount(self.total)}" if self.total else ""
-        return f"{self.label}: {self._amount(self.done)}{of}, {self._amount(rate)}/s{left}"
+        return f"{self.label}: {self.amount(rate)}{left}"
 
-    def _amount(self, count: float) -> str:
+    def amount(self, rate: float | None) -> str:
+        """Units done, units in all, and units per second."""
+        of = f" of {self._words(self.total)}" if self.total else ""
+        kind = f" {self.unit}" if self.unit not in ("", "bytes") else ""
+        per_second = f", {self._words(rate)}/s" if rate else ""
+        return f"{self._words(self.done)}{of}{kind}{per_second}"
+
+    def _words(self, count: float) -> str:
         if self.unit == "bytes":
             return f"{count / 1e9:,.2f} GB"
         return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.2g}"
@@ -74,6 +83,44 @@ def step_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A job in steps; yields the function to call with the number of steps just done."""
     with _shown() as start:
         yield start(Job(label, total))
+
+
+@contextmanager
+def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
+    """A store of answers that shows how many it still waits for, of all compositions, and the rate.
+
+    The total is compositions times requests: a document with one prompt is one request, a choice of
+    four is four. Answers that are in the store already are not counted.
+
+    Args:
+        label: name of the job.
+        path: file of the store.
+    """
+    from layerswap.evaluation.response_cache import Answer, AnswerStore
+
+    with _shown() as start:
+        job = Job(label, 0, "answers")
+        advance = start(job)
+        asked: set[int] = set()
+
+        class CountingStore(AnswerStore):
+            """A store that counts the answers that are asked for and those that come."""
+
+            def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
+                wanted = list(requests)
+                found = super().known(composition, wanted)
+                new = {hash((composition, one)) for one in wanted if one not in found} - asked
+                asked.update(new)
+                job.total += len(new)
+                advance(0)
+                return found
+
+            def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
+                kept = list(answers)
+                super().keep(kept)
+                advance(len(kept))
+
+        yield CountingStore(path)
 
 
 @contextmanager
@@ -138,9 +185,7 @@ def _bars() -> Progress:
 
         def render(self, task: Task) -> Text:
             job: Job = task.fields["job"]
-            of = f" of {job._amount(job.total)}" if job.total else ""
-            rate = f", {job._amount(task.speed)}/s" if task.speed else ""
-            return Text(f"{job._amount(job.done)}{of}{rate}")
+            return Text(job.amount(task.speed))
 
     return Progress(
         TextColumn("{task.description}", markup=False), BarColumn(), Amount(),

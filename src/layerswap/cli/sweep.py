@@ -27,8 +27,7 @@ def sweep(
 
     Example: layerswap sweep sweep.yaml --out results
     """
-    from layerswap.cli.progress import step_progress
-    from layerswap.evaluation.response_cache import AnswerStore
+    from layerswap.cli.progress import answer_progress
     from layerswap.report import sweep_files as files
     from layerswap.search.grid import run_sweep
     from layerswap.search.spec import read_sweep
@@ -38,12 +37,11 @@ def sweep(
     checked, recipe = read_sweep(spec)
     need_extras("a sweep", "eval")
     folder = files.prepare_folder(out)
-    with step_progress("evaluating compositions", 0) as progress:
+    with answer_progress("evaluating", folder / files.ANSWERS) as store:
         settings: dict[str, Any] = {
-            "store": AnswerStore(folder / files.ANSWERS),
+            "store": store,
             "allow_code": allow_code,
             "log": output.log,
-            "progress": progress,
         }
         found: GridResult | SearchResult
         if checked.search is None:

@@ -151,12 +151,13 @@ class Table:
 
     def csv(self) -> str:
         """The table as CSV with the numbers unrounded; an interval fills three columns."""
-        columns, rows = list(self.columns), [list(row) for row in self.rows]
+        columns: list[Any] = list(self.columns)
+        rows: list[list[Any]] = [list(row) for row in self.rows]
         for k in reversed(range(len(columns))):
             if any(hasattr(row[k], "mean") for row in rows):
                 columns[k : k + 1] = [columns[k], f"{columns[k]}, low", f"{columns[k]}, high"]
                 for row in rows:
-                    cell: Any = row[k]
+                    cell = row[k]
                     whole = hasattr(cell, "mean")
                     row[k : k + 1] = [cell.mean, cell.low, cell.high] if whole else [cell, "", ""]
         text = io.StringIO()
