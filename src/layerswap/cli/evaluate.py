@@ -17,7 +17,7 @@ def evaluate(
         list[str], typer.Argument(help="Folders, Hub ids, adapters, or recipes (.yaml).")
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of results; answers in it are reused.")],
+    out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
     task: options.Tasks = None,
     include: options.Include = None,
     suite: Annotated[
