@@ -17,7 +17,6 @@ from layerswap._types import Advance, Log
 from layerswap.checkpoint import fingerprint, refuse_target
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.checkpoint.preconditions import fingerprint
 from layerswap.compose import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.atlas import Atlas, measure_delta
