@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import TensorInfo, read_header
-from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_elements
+from layerswap.checkpoint.read import FLOAT_DTYPES, read_matrix
 from layerswap.checkpoint.strict_json import clipped, read_json_object
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
+    import numpy.typing as npt
+
+    Factors = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -54,15 +57,15 @@ class LowRank:
         shape = self.b.shape[0], self.a.shape[1]
         return shape[::-1] if self.transposed else shape
 
-    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def factors(self) -> Factors:
         """`left @ right` is the delta in the layout of the weight; both float64."""
-        a, b = (_matrix(info) for info in (self.a, self.b))
-        left, right = (a.T, b.T) if self.transposed else (b, a)
-        return left.contiguous() * self.scaling, right.contiguous()
+        import numpy as np
 
-    def elements(
-        self, factors: tuple[torch.Tensor, torch.Tensor], start: int, stop: int
-    ) -> torch.Tensor:
+        a, b = (read_matrix(info) for info in (self.a, self.b))
+        left, right = (a.T, b.T) if self.transposed else (b, a)
+        return np.ascontiguousarray(left) * self.scaling, np.ascontiguousarray(right)
+
+    def elements(self, factors: Factors, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Elements [start, stop) of the delta in row-major order, as a float32 vector.
 
         Args:
@@ -70,16 +73,16 @@ class LowRank:
             start: first element.
             stop: one past the last element.
         """
-        import torch
+        import numpy as np
 
         left, right = factors
         width = self.shape[1]
         first = start // width // BLOCK_ROWS * BLOCK_ROWS
         blocks = [
-            (left[row : row + BLOCK_ROWS] @ right).float().reshape(-1)
+            (left[row : row + BLOCK_ROWS] @ right).astype(np.float32).reshape(-1)
             for row in range(first, math.ceil(stop / width), BLOCK_ROWS)
         ]
-        return torch.cat(blocks)[start - first * width : stop - first * width]
+        return np.concatenate(blocks)[start - first * width : stop - first * width]
 
 
 @dataclass(frozen=True)
@@ -267,8 +270,3 @@ def _number(folder: Path, config: Mapping[str, Any], key: str, path: str) -> flo
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise CheckpointError(f"{folder}: {ADAPTER_CONFIG} has no {key} for {clipped(repr(path))}")
     return value
-
-
-def _matrix(info: TensorInfo) -> torch.Tensor:
-    with open_file(info.file) as handle:
-        return read_elements(handle, info, 0, info.elements).double().reshape(info.shape)

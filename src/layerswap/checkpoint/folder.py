@@ -15,12 +15,14 @@ from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.hub import HUB_ID, download
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
-from layerswap.checkpoint.read import open_file, read_elements, read_tensor
+from layerswap.checkpoint.read import as_torch, narrowed, open_file, read_floats, read_tensor
 from layerswap.checkpoint.strict_json import clipped, read_json_object
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
+
+    from layerswap.checkpoint.read import Floats
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -110,7 +112,7 @@ class Checkpoint:
         return self.config.get("model_type") in CONV1D_TYPES and self.places[name].layer is not None
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor in its own dtype; see `elements` for a part of one.
+        """One tensor in its own dtype, for torch; see `elements` for a part of one.
 
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
@@ -119,25 +121,27 @@ class Checkpoint:
             raise CheckpointError(f"{self.source}: no tensor {name!r}")
         info = self.tensors[name]
         if name not in self.low_rank:
-            return read_tensor(info)
-        whole = self.elements(name, 0, info.elements)
-        return whole.to(read_tensor(info).dtype).reshape(info.shape)
+            return as_torch(read_tensor(info), info.dtype)
+        whole = narrowed(self.elements(name, 0, info.elements), info.dtype)
+        return as_torch(whole, info.dtype).reshape(info.shape)
 
-    def elements(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of a tensor in row-major order, as a vector.
+    def elements(self, name: str, start: int, stop: int) -> Floats:
+        """Elements [start, stop) of a floating-point tensor in row-major order, as a vector.
 
-        The dtype is the stored one; float32 where an adapter adds to the tensor.
+        In float32, or float64 where the tensor is stored so and no adapter adds to it.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
         info = self.tensors[name]
         with open_file(info.file) as handle:
-            stored = read_elements(handle, info, start, stop)
+            stored = read_floats(handle, info, start, stop)
         if name not in self.low_rank:
             return stored
         low = self.low_rank[name]
-        return stored.float().add_(low.elements(low.factors(), start, stop))
+        delta = low.elements(low.factors(), start, stop)
+        delta += stored
+        return delta
 
     @property
     def identity(self) -> str:

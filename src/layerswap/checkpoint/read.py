@@ -1,7 +1,10 @@
-"""Reading tensors, whole or in part, with plain positioned reads.
+"""Reads tensors, whole or in part, with plain positioned reads, and converts their dtypes.
 
 `os.pread` and not a memory map: a map of a file that shrinks, or on a network filesystem that
 fails, kills the process with SIGBUS, which no program can catch.
+
+NumPy has no bfloat16: its elements are held as their bits, in uint16, and so are those of 8 bits
+in uint8. `widened` and `narrowed` convert between what is stored and what is computed with.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo
 from layerswap.errors import CheckpointError
@@ -17,7 +20,12 @@ from layerswap.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    import numpy.typing as npt
     import torch
+
+    Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+    Stored = npt.NDArray[Any]
 
 FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
 """The dtypes that arithmetic is defined for; all others are only ever copied."""
@@ -57,8 +65,8 @@ def read_into(handle: int, offset: int, buffer: memoryview, path: Path) -> None:
         done += count
 
 
-def read_elements(handle: int, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    """Elements [start, stop) of a tensor, counted in row-major order.
+def read_stored(handle: int, info: TensorInfo, start: int, stop: int) -> Stored:
+    """Elements [start, stop) of a tensor, counted in row-major order, as they are stored.
 
     Args:
         handle: `info.file`, open.
@@ -67,28 +75,117 @@ def read_elements(handle: int, info: TensorInfo, start: int, stop: int) -> torch
         stop: one past the last element.
 
     Returns:
-        A vector in the stored dtype, in fresh memory.
+        A vector of `numpy_dtype(info.dtype)`, in fresh memory.
 
     Raises:
-        CheckpointError: the file cannot be read, or torch has no such dtype.
+        CheckpointError: the file cannot be read, or the dtype packs several elements in a byte.
+    """
+    import numpy as np
+
+    values = np.empty(stop - start, numpy_dtype(info.dtype))
+    if len(values):
+        position = info.offset + start * values.itemsize
+        read_into(handle, position, memoryview(values.view(np.uint8)), info.file)
+    return values
+
+
+def read_floats(handle: int, info: TensorInfo, start: int, stop: int) -> Floats:
+    """Elements [start, stop) of a floating-point tensor, to compute with; see `widened`."""
+    return widened(read_stored(handle, info, start, stop), info.dtype)
+
+
+def read_tensor(info: TensorInfo) -> Stored:
+    """One whole tensor as it is stored, with its shape, in fresh memory.
+
+    Raises:
+        CheckpointError: the file cannot be read, or the dtype packs several elements in a byte.
+    """
+    with open_file(info.file) as handle:
+        return read_stored(handle, info, 0, info.elements).reshape(info.shape)
+
+
+def read_matrix(info: TensorInfo) -> npt.NDArray[np.float64]:
+    """One whole floating-point tensor in float64."""
+    import numpy as np
+
+    return widened(read_tensor(info), info.dtype).astype(np.float64, copy=False)
+
+
+def widened(stored: Stored, dtype: str) -> Floats:
+    """Stored elements of a dtype of `FLOAT_DTYPES` in float32, or float64 where they are that.
+
+    Fresh memory, unless they are stored so.
+    """
+    import numpy as np
+
+    if dtype != "BF16":
+        return stored if dtype in ("F32", "F64") else stored.astype(np.float32)
+    bits = np.left_shift(stored, 16, dtype=np.uint32)  # the upper half of a float32
+    return bits.view(np.float32)
+
+
+def narrowed(values: Floats, dtype: str) -> Stored:
+    """Floats as they are stored in a dtype, rounded to the nearest, ties to even.
+
+    What is too large becomes infinite. A float64 goes through float32 on its way to 16 bits.
+    """
+    import numpy as np
+
+    if dtype == "F64":
+        return values.astype(np.float64, copy=False)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32, copy=False)
+        if dtype != "BF16":
+            return single.astype(numpy_dtype(dtype), copy=False)
+    bits = single.view(np.uint32)
+    rounded = np.right_shift(bits, 16)
+    rounded &= 1
+    rounded += bits
+    rounded += 0x7FFF
+    rounded >>= 16
+    short = rounded.astype(np.uint16)
+    if (wrong := np.isnan(single)).any():
+        short[wrong] = 0x7FC0  # adding to the bits of a NaN may give a number
+    return short
+
+
+def is_finite(stored: Stored, dtype: str = "F32") -> bool:
+    """True if no element, as it is stored in a floating-point dtype, is NaN or infinite."""
+    import numpy as np
+
+    if stored.size == 0:
+        return True
+    if dtype == "BF16":
+        return int(np.bitwise_and(stored, 0x7FFF).max()) < 0x7F80
+    # A NaN is the least and the largest of all, so that two numbers say it.
+    return bool(np.isfinite(stored.min()) and np.isfinite(stored.max()))
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy dtype that holds the elements of a safetensors dtype, or their bits.
+
+    Raises:
+        CheckpointError: it packs several elements in a byte.
+    """
+    import numpy as np
+
+    bits = DTYPE_BITS[dtype]
+    if bits < 8:
+        raise CheckpointError(f"elements of {dtype} cannot be taken one by one")
+    kinds = {"F": "f", "I": "i", "U": "u", "C": "c"}
+    kind = "u" if dtype == "BF16" or bits == 8 else kinds[dtype[0]]
+    return np.dtype("bool" if dtype == "BOOL" else f"<{'i' if dtype == 'I8' else kind}{bits // 8}")
+
+
+def as_torch(stored: Stored, dtype: str) -> torch.Tensor:
+    """A torch tensor over stored elements, which shares their memory.
+
+    Raises:
+        CheckpointError: torch has no such dtype.
     """
     import torch
 
-    dtype = torch_dtype(info.dtype)
-    size = DTYPE_BITS[info.dtype] // 8
-    buffer = bytearray((stop - start) * size)
-    read_into(handle, info.offset + start * size, memoryview(buffer), info.file)
-    return torch.frombuffer(buffer, dtype=dtype) if buffer else torch.empty(0, dtype=dtype)
-
-
-def read_tensor(info: TensorInfo) -> torch.Tensor:
-    """One whole tensor, as stored: its own dtype and shape, in fresh memory.
-
-    Raises:
-        CheckpointError: the file cannot be read, or torch has no such dtype.
-    """
-    with open_file(info.file) as handle:
-        return read_elements(handle, info, 0, info.elements).reshape(info.shape)
+    return torch.from_numpy(stored).view(torch_dtype(dtype))
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
@@ -134,13 +231,3 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
             if buffers[0] != buffers[1]:
                 return False
     return True
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """True if no element is NaN or infinite."""
-    import torch
-
-    if tensor.numel() == 0:
-        return True
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) and torch.isfinite(high))

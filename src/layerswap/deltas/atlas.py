@@ -340,8 +340,6 @@ def measure(
     progress: Advance | None = None,
 ) -> Atlas:
     """The atlas of checkpoints that are open already; see `measure_delta`."""
-    import torch
-
     base, order = subjects.base, list(subjects.experts)
     changes: dict[tuple[str, str], TensorChange] = {}
     sums: dict[tuple[str, str], dict[str, Sums]] = {
@@ -358,14 +356,9 @@ def measure(
             progress(base.tensors[name].nbytes * (1 + len(order)))
         return found
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     workers = threads or len(os.sched_getaffinity(0))
-    try:
-        with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:
-            measured = dict(zip(names, pool.map(work, names), strict=True))
-    finally:
-        torch.set_num_threads(before)
+    with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:
+        measured = dict(zip(names, pool.map(work, names), strict=True))
     for name in subjects.tensors:
         found, pairs = measured[name]
         changes.update({(e, name): c for e, c in zip(order, found, strict=True)})

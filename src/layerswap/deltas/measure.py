@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo
-from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_into, torch_dtype
+from layerswap.checkpoint import Checkpoint, TensorInfo
+from layerswap.checkpoint.read import FLOAT_DTYPES, narrowed, open_file, read_floats, widened
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import torch
+    import numpy.typing as npt
+
+    from layerswap.checkpoint.read import Floats
+
+    Array = npt.NDArray[Any]
 
 
 Axis = Literal["input", "output"]
@@ -61,7 +65,7 @@ class Rows:
         """Elements of a row."""
         return self.width if self.lines else self.height
 
-    def add(self, sums: torch.Tensor, start: int, values: torch.Tensor) -> None:
+    def add(self, sums: Array, start: int, values: Array) -> None:
         """Add whole lines of the tensor to the sums of their rows.
 
         Args:
@@ -69,36 +73,34 @@ class Rows:
             start: position of the first value in the tensor, at the beginning of a line.
             values: whole lines, as a vector.
         """
-        import torch
-
-        table = values.view(-1, self.width)
+        table = values.reshape(-1, self.width)
         line = start // self.width
         if self.lines:
-            sums[line : line + len(table)] += table.sum(dim=1)
+            sums[line : line + len(table)] += table.sum(axis=1)
             return
         done = 0
         while done < len(table):  # lines of one matrix after the other
             matrix = (line + done) // self.height
             stop = min(len(table), (matrix + 1) * self.height - line, done + LINES)
-            # A product with ones: adds in float32 as sum does, in a fraction of its time.
-            part = torch.mv(table[done:stop].T, torch.ones(stop - done))
-            sums[matrix * self.width : (matrix + 1) * self.width] += part
+            sums[matrix * self.width : (matrix + 1) * self.width] += table[done:stop].sum(axis=0)
             done = stop
 
-    def spread(self, kept: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    def spread(self, kept: Array, start: int, stop: int) -> Array:
         """What a vector with one value per row says of elements [start, stop) of the tensor."""
+        import numpy as np
+
         first, last = start // self.width, math.ceil(stop / self.width)
         if self.lines:
-            table = kept[first:last, None].expand(-1, self.width)
+            table = np.broadcast_to(kept[first:last, None], (last - first, self.width))
         else:
             matrix = [line // self.height for line in range(first, last)]
-            table = kept.view(self.matrices, self.width)[matrix]
+            table = kept.reshape(self.matrices, self.width)[matrix]
         return table.reshape(-1)[start - first * self.width : stop - first * self.width]
 
 
 def read_chunks(
     checkpoints: Sequence[Checkpoint], name: str, width: int, elements: int
-) -> Iterator[tuple[int, list[torch.Tensor]]]:
+) -> Iterator[tuple[int, list[Floats]]]:
     """One tensor of several checkpoints, some whole lines at a time.
 
     Args:
@@ -108,33 +110,26 @@ def read_chunks(
         elements: elements to read at a time, rounded down to whole lines, at least one.
 
     Yields:
-        Where the chunk starts, and per checkpoint a vector of its elements in the stored dtype
-        (float32 where an adapter adds to it). The vectors hold until the next chunk is asked for.
+        Where the chunk starts, and per checkpoint a vector of its elements in float32, or in
+        float64 where it is stored so.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    import torch
-
     infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
     lows = [checkpoint.low_rank.get(name) for checkpoint in checkpoints]
     factors = [low.factors() if low else None for low in lows]
     count = infos[0].elements
     step = min(max(1, elements // width) * width, count)
-    buffers = [bytearray(step * (DTYPE_BITS[info.dtype] // 8)) for info in infos]
     with ExitStack() as stack:
         handles = [stack.enter_context(open_file(info.file)) for info in infos]
         for start in range(0, count, step or 1):
             stop = min(start + step, count)
             parts = []
-            for i, info in enumerate(infos):
-                size = DTYPE_BITS[info.dtype] // 8
-                bytes_read = memoryview(buffers[i])[: (stop - start) * size]
-                read_into(handles[i], info.offset + start * size, bytes_read, info.file)
-                part = torch.frombuffer(bytes_read, dtype=torch_dtype(info.dtype))
-                low, pair = lows[i], factors[i]
+            for handle, info, low, pair in zip(handles, infos, lows, factors, strict=True):
+                part = read_floats(handle, info, start, stop)
                 if low is not None and pair is not None:
-                    part = part.float().add_(low.elements(pair, start, stop))
+                    part = low.elements(pair, start, stop) + part
                 parts.append(part)
             yield start, parts
 
@@ -243,18 +238,15 @@ def measure_tensor(
     Raises:
         CheckpointError: a shape differs, or a delta holds NaN or infinity.
     """
-    import torch
+    import numpy as np
 
     info = base.tensors[name]
     _check_shapes(info, experts, name)
     rows = Rows.of(info.shape, axis, transposed=transposed)
-    tallies = [_Tally(info, rows) for _ in experts]
+    tallies = [_Tally(info, expert, rows) for expert in experts]
     pairs = {pair: Sums() for pair in combinations(range(len(experts)), 2)}
-    memory = torch.empty(0)
     for start, (stored, *others) in read_chunks([base, *experts], name, rows.width, CHUNK_ELEMENTS):
-        if len(memory) < len(stored):
-            memory = torch.empty(len(stored))
-        original = memory[: len(stored)].copy_(stored)
+        original = stored.astype(np.float32, copy=False)
         squares = _square(original)
         for tally, part in zip(tallies, others, strict=True):
             tally.add(start, original, squares, part)
@@ -268,55 +260,50 @@ def measure_tensor(
 
 
 class _Tally:
-    """Adds up, chunk by chunk, what a `Change` says.
+    """Adds up, chunk by chunk, what a `TensorChange` says."""
 
-    Comparisons and counts are NumPy's: torch's take ten times as long on a processor.
-    """
-
-    def __init__(self, base: TensorInfo, rows: Rows) -> None:
-        import torch
+    def __init__(self, base: TensorInfo, expert: Checkpoint, rows: Rows) -> None:
+        import numpy as np
 
         self._elements, self._rows = base.elements, rows
-        self._sums = torch.zeros(rows.count, dtype=torch.float64)
+        # An adapter adds to its base in float32: nothing has been rounded to 16 bits.
+        stored = expert.tensors[base.name].dtype
+        self._measured = stored != "BF16" or base.name in expert.low_rank
+        self._sums = np.zeros(rows.count)
         self._sample: list[Any] = []
         self._step = max(1, base.elements // SAMPLED)
         self._squares = self._base_squares = self._lost_squares = self._half_steps = 0.0
-        self._largest, self._unchanged, self._measured = 0.0, 0, False
-        self._memory = torch.empty(3, 0)
+        self._largest, self._unchanged = 0.0, 0
 
-    def add(self, start: int, original: torch.Tensor, squares: float, stored: torch.Tensor) -> None:
+    def add(self, start: int, original: Array, squares: float, stored: Array) -> None:
         """Add a chunk: the base's elements, the sum of their squares, and the expert's."""
         import numpy as np
-        import torch
 
-        count = len(original)
-        if self._memory.shape[1] < count:
-            self._memory = torch.empty(3, count)
-        value, self.delta, size = self._memory[:, :count]
-        value.copy_(stored)
-        torch.sub(value, original, out=self.delta)
-        torch.abs(self.delta, out=size)
-        self.zero = np.equal(self.delta.numpy(), 0)
+        value = stored.astype(np.float32, copy=False)
+        self.delta = value - original
+        size = np.abs(self.delta)
+        self.zero = self.delta == 0
         self._rows.add(self._sums, start, size)
-        self._largest = max(self._largest, float(size.amax()))
+        self._largest = max(self._largest, float(size.max()))
         self._unchanged += int(np.count_nonzero(self.zero))
         self._squares += _square(self.delta)
         self._base_squares += squares
-        self._sample.append(size[(-start) % self._step :: self._step].numpy().copy())
-        self._add_loss(original, value, stored)
+        self._sample.append(size[(-start) % self._step :: self._step].copy())
+        self._add_loss(original, value)
 
-    def _add_loss(self, original: torch.Tensor, value: torch.Tensor, stored: torch.Tensor) -> None:
-        import torch
+    def _add_loss(self, original: Array, value: Array) -> None:
+        import numpy as np
 
-        if stored.dtype != torch.bfloat16:
-            self._measured = True
-            rounded = stored.bfloat16().float().sub_(original.bfloat16())
-            self._lost_squares += _square(rounded.sub_(self.delta))
+        if self._measured:
+            rounded = widened(narrowed(value, "BF16"), "BF16")
+            rounded -= widened(narrowed(original, "BF16"), "BF16")
+            rounded -= self.delta
+            self._lost_squares += _square(rounded)
             return
         # The step of bfloat16 at a value is 2**-7 of the power of two below it.
-        value.view(torch.int32).bitwise_and_(0x7F800000)
-        self._lost_squares += _square(value) * 2.0**-14 / 12
-        self._half_steps += float(value.sum()) * 2.0**-8
+        power = np.bitwise_and(value.view(np.int32), 0x7F800000).view(np.float32)
+        self._lost_squares += _square(power) * 2.0**-14 / 12
+        self._half_steps += float(power.sum(dtype=np.float64)) * 2.0**-8
 
     def against(self, other: _Tally) -> Sums:
         """The conflict of two experts in the chunk that was added last."""
@@ -324,8 +311,7 @@ class _Tally:
 
         both = np.logical_or(self.zero, other.zero)
         np.logical_not(both, out=both)
-        negative = np.signbit(self.delta.numpy())
-        opposed = np.not_equal(negative, np.signbit(other.delta.numpy()))
+        opposed = np.not_equal(np.signbit(self.delta), np.signbit(other.delta))
         np.logical_and(opposed, both, out=opposed)
         return Sums(
             _dot(self.delta, other.delta),
@@ -363,13 +349,12 @@ class _Tally:
         )
 
 
-def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
-    import torch
+def _dot(first: Array, second: Array) -> float:
+    # Not a dot product, whose result depends on the threads of the linear algebra library.
+    return float((first * second).sum())
 
-    return float(torch.dot(first, second))
 
-
-def _square(values: torch.Tensor) -> float:
+def _square(values: Array) -> float:
     return _dot(values, values)
 
 
@@ -428,6 +413,8 @@ def mean_absolute_delta(
     Raises:
         CheckpointError: a shape differs from the base's, or the delta holds NaN or infinity.
     """
+    import numpy as np
+
     info = base.tensors[name]
     stored = [expert.tensors[name] for expert, _ in inputs]
     for other in stored:
@@ -439,11 +426,11 @@ def mean_absolute_delta(
     total = 0.0
     for start in range(0, info.elements, MAGNITUDE_CHUNK_ELEMENTS):
         stop = min(start + MAGNITUDE_CHUNK_ELEMENTS, info.elements)
-        delta = -base.elements(name, start, stop).float()
+        delta = -base.elements(name, start, stop).astype(np.float32)
         for expert, weight in inputs:
-            delta.add_(expert.elements(name, start, stop).float(), alpha=weight)
-        # NumPy's sum, because the rounding of torch's depends on the number of threads.
-        total += float(delta.abs_().numpy().sum(dtype="float64"))
+            part = expert.elements(name, start, stop).astype(np.float32, copy=False)
+            delta += part if weight == 1 else part * weight
+        total += float(np.abs(delta, out=delta).sum(dtype=np.float64))
     if not math.isfinite(total):
         files = " or ".join(str(tensor.file) for tensor in (info, *stored))
         raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")

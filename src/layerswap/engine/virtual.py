@@ -14,9 +14,9 @@ from layerswap.engine.parameter_map import Group, ParameterMap, convert, paramet
 from layerswap.errors import EvaluationError
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.lazy_tensors import MergedTensor, Term, Thresholds
-from layerswap.merge.load import build_model
+from layerswap.merge.load import build_model, load_tensor
 from layerswap.merge.planner import Plan
-from layerswap.merge.writer import compute_tensor, measure_model
+from layerswap.merge.writer import measure_model
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class WeightSource:
 
     def compute(self) -> torch.Tensor:
         """The tensor on the CPU, bit for bit what `Plan.load` and `Plan.save` give it."""
-        return compute_tensor(self.tensor, dict(self.thresholds))
+        return load_tensor(self.tensor, dict(self.thresholds))
 
 
 class Measurements:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, TensorInfo
-from layerswap.checkpoint.read import is_finite, read_elements
+from layerswap.checkpoint.read import is_finite, read_floats
 from layerswap.compose.blend import Operation
 from layerswap.deltas.measure import Axis, Rows
 from layerswap.errors import MergeError
@@ -18,9 +19,13 @@ from layerswap.merge.methods import METHODS, Chunk, WholeTensor, aligned, kept_r
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
+    import numpy.typing as npt
 
-    Factors = dict[LowRank, tuple[torch.Tensor, torch.Tensor]]
+    from layerswap.checkpoint.adapter import Factors
+    from layerswap.checkpoint.read import Floats
+
+    Known = dict[LowRank, Factors]
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ def stored(source: StoredSource) -> Iterator[TensorInfo]:
 
 
 def elements(
-    source: StoredSource, handles: Mapping[Path, int], start: int, stop: int, factors: Factors
-) -> torch.Tensor:
+    source: StoredSource, handles: Mapping[Path, int], start: int, stop: int, factors: Known
+) -> Floats:
     """Elements [start, stop) of a source, as a vector.
 
     Args:
@@ -99,22 +104,24 @@ def elements(
         factors: adapters' matrices that were read already; filled as they are read.
 
     Returns:
-        In the stored dtype; float32 where an adapter adds to it or sources of two dtypes meet.
+        Float32, or float64 where everything is stored so, in fresh memory.
     """
-    import torch
+    import numpy as np
 
     if isinstance(source, TensorInfo):
-        return read_elements(handles[source.file], source, start, stop)
+        return read_floats(handles[source.file], source, start, stop)
     if isinstance(source, Adapted):
         low = source.low_rank
         if low not in factors:
             factors[low] = low.factors()
-        base = read_elements(handles[source.stored.file], source.stored, start, stop)
-        return base.float().add_(low.elements(factors[low], start, stop))
+        delta = low.elements(factors[low], start, stop)
+        delta += read_floats(handles[source.stored.file], source.stored, start, stop)
+        return delta
     parts = [elements(*piece, factors) for piece in _pieces(source, handles, start, stop)]
-    if len({part.dtype for part in parts}) > 1:
-        parts = [part.float() for part in parts]
-    return torch.cat(parts) if parts else torch.empty(0)
+    if not parts:
+        return np.empty(0, np.float32)
+    single = any(part.dtype == np.float32 for part in parts)
+    return np.concatenate([part.astype(np.float32) for part in parts] if single else parts)
 
 
 def _pieces(
@@ -193,30 +200,32 @@ class _Facts:
     """What a method needed to know of one whole tensor."""
 
     thresholds: Thresholds = ()
-    gram: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
+    gram: npt.NDArray[Any] | None = None
+    kept: npt.NDArray[Any] | None = None
     measured: Any = None
 
 
-def blend(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+def blend(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
     """The weighted sum of tensors (paper 1, Algorithm 1, line 8, with weights summing to 1).
 
     Args:
-        parts: tensors of one shape, of any floating dtypes.
+        parts: vectors of one length; they are overwritten.
         weights: one weight per part.
 
     Returns:
-        A new tensor, accumulated in float32 (float64 if a part is float64); the caller rounds
-        it once into the output dtype.
+        The sum in float32 (float64 if a part is float64), in the memory of a part; the caller
+        rounds it once into the output dtype.
     """
-    import torch
+    import numpy as np
 
-    wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
-    total = parts[0].to(wide, copy=True).mul_(weights[0])
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        # Two steps, because `alpha` fuses them where the processor can: other bits elsewhere.
-        total.add_(part.to(wide, copy=True).mul_(weight))
-    return total
+    if any(part.dtype == np.float64 for part in parts):
+        parts = [part.astype(np.float64, copy=False) for part in parts]
+    for part, weight in zip(parts, weights, strict=True):
+        if weight != 1:
+            np.multiply(part, weight, out=part)
+    for part in parts[1:]:
+        np.add(parts[0], part, out=parts[0])
+    return parts[0]
 
 
 class Reader:
@@ -234,16 +243,16 @@ class Reader:
     ) -> None:
         self._handles = handles
         self._facts: dict[int, _Facts] = {}
-        self._factors: Factors = {}
+        self._factors: Known = {}
         self._model_thresholds = model_thresholds
         self._allow_non_finite = allow_non_finite
 
-    def total(self, terms: Terms, start: int, stop: int) -> torch.Tensor:
+    def total(self, terms: Terms, start: int, stop: int) -> Floats:
         """Elements [start, stop) of a weighted sum, float32 (float64 if a term is)."""
         parts = [self.term(term, start, stop) for term, _ in terms]
         return blend(parts, [weight for _, weight in terms])
 
-    def term(self, term: Term, start: int, stop: int) -> torch.Tensor:
+    def term(self, term: Term, start: int, stop: int) -> Floats:
         """Elements [start, stop) of a term: as the expert has them, or as its method makes them."""
         if not isinstance(term, MergedTensor):
             return elements(term, self._handles, start, stop, self._factors)
@@ -253,7 +262,8 @@ class Reader:
         merged = method.combine(chunk)[start - first : stop - first]
         if term.base is None or method.rows:
             return merged
-        return merged.add_(self.total(term.base, start, stop))
+        merged += self.total(term.base, start, stop)
+        return merged
 
     def _chunk(self, term: MergedTensor, start: int, stop: int, facts: _Facts) -> Chunk:
         """Elements [start, stop) of a derived tensor as its method sees them."""
@@ -287,14 +297,14 @@ class Reader:
     def _is_finite(self, info: TensorInfo, start: int, stop: int) -> bool:
         return all(
             is_finite(
-                read_elements(
+                read_floats(
                     self._handles[info.file], info, first, min(first + CHUNK_ELEMENTS, stop)
                 )
             )
             for first in range(start, stop, CHUNK_ELEMENTS)
         )
 
-    def parts(self, term: MergedTensor) -> Iterator[list[torch.Tensor]]:
+    def parts(self, term: MergedTensor) -> Iterator[list[Floats]]:
         """A pass over a derived tensor: its experts' deltas (or weights), chunk by chunk."""
         for start in range(0, term.elements, CHUNK_ELEMENTS):
             yield self._parts(term, start, min(start + CHUNK_ELEMENTS, term.elements))
@@ -307,11 +317,13 @@ class Reader:
             lambda start, stop: self._parts(term, start, stop),
         )
 
-    def _parts(self, term: MergedTensor, start: int, stop: int) -> list[torch.Tensor]:
+    def _parts(self, term: MergedTensor, start: int, stop: int) -> list[Floats]:
+        import numpy as np
+
         parts = [self.total(terms, start, stop) for terms in term.inputs]
         if term.base is not None and not METHODS[term.operation.method].rows:
             base = self.total(term.base, start, stop)
-            parts = [part.sub_(base) for part in parts]
+            parts = [np.subtract(part, base, out=part, casting="same_kind") for part in parts]
         # Masks would drop a NaN silently, so it is looked for before any method sees it.
         if not self._allow_non_finite and not all(map(is_finite, parts)):
             raise MergeError(self._non_finite(term, start, stop))
@@ -347,35 +359,37 @@ class Reader:
             return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), ranks))
         return _Facts(gram=self._gram(term) if method.gram else None)
 
-    def row_mavs(self, term: MergedTensor) -> torch.Tensor:
+    def row_mavs(self, term: MergedTensor) -> npt.NDArray[np.float64]:
         """The MAV of every row of the delta, float64.
 
         Raises:
             MergeError: a MAV is NaN or infinite.
         """
-        import torch
+        import numpy as np
 
         assert term.base is not None
         rows = _rows(term)
-        sums = torch.zeros(rows.count, dtype=torch.float64)
+        sums = np.zeros(rows.count)
         step = max(1, CHUNK_ELEMENTS // rows.width) * rows.width
         for start in range(0, term.elements, step):
             stop = min(start + step, term.elements)
-            delta = self._parts(term, start, stop)[0].sub_(self.total(term.base, start, stop))
-            rows.add(sums, start, delta.abs_())
+            delta = self._parts(term, start, stop)[0]
+            delta -= self.total(term.base, start, stop)
+            rows.add(sums, start, np.abs(delta, out=delta))
         if not self._allow_non_finite and not is_finite(sums):
             raise MergeError(self._non_finite(term, 0, term.elements))
         return sums / rows.length
 
-    def _gram(self, term: MergedTensor) -> torch.Tensor:
-        import torch
+    def _gram(self, term: MergedTensor) -> npt.NDArray[np.float64]:
+        """Inner products, added up pair by pair: a product of matrices adds by its threads."""
+        import numpy as np
 
         count = len(term.inputs)
-        gram = torch.zeros(count, count, dtype=torch.float64)
+        gram = np.zeros((count, count))
         for parts in self.parts(term):
-            stacked = torch.stack(parts).double()
-            gram += stacked @ stacked.T
-        return gram
+            for i, j in combinations_with_replacement(range(count), 2):
+                gram[i, j] += np.multiply(parts[i], parts[j], dtype=np.float64).sum()
+        return np.triu(gram) + np.triu(gram, 1).T
 
 
 def _rows(term: MergedTensor) -> Rows:

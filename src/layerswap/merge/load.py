@@ -16,7 +16,11 @@ from layerswap.checkpoint.loading import (
     load_weights,
 )
 from layerswap.checkpoint.preconditions import check_unchanged
+from layerswap.checkpoint.read import as_torch
+from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
+from layerswap.merge.layout import OutputTensor
+from layerswap.merge.lazy_tensors import Thresholds
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import tokenizer_folder, write_configuration
 from layerswap.merge.plan import MergePlan
@@ -38,7 +42,18 @@ def load_model(plan: MergePlan) -> PreTrainedModel:
     if isinstance(plan, AdapterMergePlan):
         return _load_adapter(plan)
     thresholds = measure_model(plan.tensors)
-    return build_model(plan, {t.name: compute_tensor(t, thresholds) for t in plan.tensors})
+    return build_model(plan, {t.name: load_tensor(t, thresholds) for t in plan.tensors})
+
+
+def load_tensor(
+    tensor: OutputTensor, thresholds: Mapping[Operation, Thresholds] | None = None
+) -> torch.Tensor:
+    """One output tensor as a torch tensor on the CPU, bit-equal to what `plan.save` writes.
+
+    Raises:
+        MergeError: a blend gave NaN or infinity.
+    """
+    return as_torch(compute_tensor(tensor, thresholds), tensor.dtype)
 
 
 def build_model(

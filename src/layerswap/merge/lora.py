@@ -10,24 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import LowRank, Place, TensorInfo
+from layerswap.checkpoint import LowRank, Place, TensorInfo, header_bytes
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY
-from layerswap.checkpoint.read import is_finite, open_file, read_elements, read_tensor
+from layerswap.checkpoint.read import is_finite, narrowed, read_matrix, read_tensor, widened
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge.lazy_tensors import blend as blend_tensors
+from layerswap.merge.layout import FLOAT_NAMES
+from layerswap.merge.lazy_tensors import blend
 from layerswap.merge.metadata import write_adapter_documents
 from layerswap.merge.plan import MergePlan
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
+    import numpy.typing as npt
+
+    from layerswap.checkpoint.read import Stored
 
 Parts = Sequence[tuple[LowRank, float]]
 """Adapters' deltas at one module, with the weight of each."""
 
 
 @dataclass(frozen=True)
-class Factors:
+class LowRankDelta:
     """A delta `b @ a`, float64.
 
     Attributes:
@@ -36,42 +40,45 @@ class Factors:
         lost: what cutting the rank took away, as a share of the delta's Frobenius norm.
     """
 
-    a: torch.Tensor
-    b: torch.Tensor
+    a: npt.NDArray[np.float64]
+    b: npt.NDArray[np.float64]
     lost: float = 0.0
 
 
-def concatenate(parts: Parts) -> Factors:
+def concatenate(parts: Parts) -> LowRankDelta:
     """The weighted sum of low-rank deltas, exactly: their ranks side by side.
 
     `sum_i w_i s_i B_i A_i = [w_1 s_1 B_1, w_2 s_2 B_2, ...] @ [A_1; A_2; ...]`. The scalings s_i
     go into B, so that the result has scaling 1 whatever the adapters' alphas and whether they
     are rsLoRA.
     """
-    import torch
+    import numpy as np
 
-    a = torch.cat([_matrix(low, "a") for low, _ in parts], dim=0)
-    b = torch.cat([_matrix(low, "b") * (low.scaling * weight) for low, weight in parts], dim=1)
-    return Factors(a, b)
+    a = np.concatenate([read_matrix(low.a) for low, _ in parts])
+    b = np.concatenate(
+        [read_matrix(low.b) * (low.scaling * weight) for low, weight in parts], axis=1
+    )
+    return LowRankDelta(a, b)
 
 
-def truncate(factors: Factors, rank: int) -> Factors:
+def truncate(factors: LowRankDelta, rank: int) -> LowRankDelta:
     """The nearest delta of at most this rank (Eckart and Young, 1936).
 
     The singular values come from the two small matrices of a QR decomposition, so the full
     [out, in] delta is never made. Their square roots go to both sides evenly.
     """
-    import torch
+    import numpy as np
 
     if factors.a.shape[0] <= rank:
         return factors
-    q_b, r_b = torch.linalg.qr(factors.b)
-    q_a, r_a = torch.linalg.qr(factors.a.T)
-    u, sizes, v = torch.linalg.svd(r_b @ r_a.T)
-    root = sizes[:rank].sqrt()
-    total = float(sizes.square().sum())
-    lost = math.sqrt(float(sizes[rank:].square().sum()) / total) if total else 0.0
-    return Factors((root[:, None] * v[:rank]) @ q_a.T, (q_b @ u[:, :rank]) * root, lost)
+    q_b, r_b = np.linalg.qr(factors.b)
+    q_a, r_a = np.linalg.qr(factors.a.T)
+    u, sizes, v = np.linalg.svd(r_b @ r_a.T)
+    root = np.sqrt(sizes[:rank])
+    total = float(np.square(sizes).sum())
+    lost = math.sqrt(float(np.square(sizes[rank:]).sum()) / total) if total else 0.0
+    a, b = (root[:, None] * v[:rank]) @ q_a.T, (q_b @ u[:, :rank]) * root
+    return LowRankDelta(a, b, lost)
 
 
 def module_of(low: LowRank) -> str:
@@ -87,12 +94,6 @@ def key_of(low: LowRank, side: str) -> str:
     return f"{name[: name.rindex('_A')]}_{side}{name[name.rindex('_A') + 2 :]}"
 
 
-def _matrix(low: LowRank, side: str) -> torch.Tensor:
-    info = low.a if side == "a" else low.b
-    with open_file(info.file) as handle:
-        return read_elements(handle, info, 0, info.elements).double().reshape(info.shape)
-
-
 @dataclass(frozen=True)
 class AdapterMergePlan(MergePlan):
     """A plan over adapters only, whose output is an adapter.
@@ -101,8 +102,8 @@ class AdapterMergePlan(MergePlan):
     """
 
     def __post_init__(self) -> None:
-        for blend in self.composition.blends.values():
-            for member in blend.members:
+        for where in self.composition.blends.values():
+            for member in where.members:
                 if isinstance(member, Operation):
                     raise MergeError(
                         f"{member.method} of adapters is no adapter; ask for full weights with "
@@ -135,16 +136,16 @@ class AdapterMergePlan(MergePlan):
         for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
             if name in adapted:  # a copy of the base's embedding, beside its adapter
                 continue
-            blend = self._blend(name)
-            if not any(name in adapters[str(member)].saved for member, _ in blend):
+            shares = self._blend(name)
+            if not any(name in adapters[str(member)].saved for member, _ in shares):
                 continue
-            without = [str(m) for m, _ in blend if name not in self.experts[str(m)].tensors]
+            without = [str(m) for m, _ in shares if name not in self.experts[str(m)].tensors]
             if without:
                 raise MergeError(
                     f"{name!r} is trained whole in one adapter but not in {without[0]}; give the "
                     "base as a local folder to blend it"
                 )
-            yield name, [(self.experts[str(member)].tensors[name], w) for member, w in blend]
+            yield name, [(self.experts[str(member)].tensors[name], w) for member, w in shares]
 
     def to_dict(self) -> dict[str, Any]:
         """What `layerswap plan --json` prints."""
@@ -183,11 +184,10 @@ def write_adapter(folder: Path, plan: AdapterMergePlan, *, allow_non_finite: boo
     Raises:
         MergeError: a tensor holds NaN or infinity.
     """
-    import torch
-    from safetensors.torch import save_file
+    import numpy as np
 
-    dtype = getattr(torch, plan.dtype)
-    tensors: dict[str, torch.Tensor] = {}
+    dtype = FLOAT_NAMES[plan.dtype]
+    tensors: dict[str, Stored] = {}
     ranks: dict[str, int] = {}
     lost: dict[str, float] = {}
     for path, parts in plan.modules():
@@ -196,15 +196,21 @@ def write_adapter(folder: Path, plan: AdapterMergePlan, *, allow_non_finite: boo
             factors = truncate(factors, plan.recipe.rank)
         ranks[path], lost[path] = factors.a.shape[0], factors.lost
         for side, matrix in (("A", factors.a), ("B", factors.b)):
-            tensors[key_of(parts[0][0], side)] = matrix.to(dtype).contiguous()
+            tensors[key_of(parts[0][0], side)] = narrowed(matrix, dtype)
     whole = dict(plan.saved())
     for name, inputs in whole.items():
-        value = blend_tensors([read_tensor(i) for i, _ in inputs], [w for _, w in inputs])
-        tensors[f"base_model.model.{name}"] = value.to(dtype)
+        read = [widened(read_tensor(info), info.dtype) for info, _ in inputs]
+        value = blend(read, [weight for _, weight in inputs])
+        tensors[f"base_model.model.{name}"] = narrowed(value, dtype)
     for name, tensor in tensors.items():
-        if not allow_non_finite and not is_finite(tensor):
+        if not allow_non_finite and not is_finite(tensor, dtype):
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
-    save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+    order = sorted(tensors)
+    with (folder / ADAPTER_WEIGHTS).open("wb") as file:
+        entries = [(name, dtype, tensors[name].shape, tensors[name].nbytes) for name in order]
+        file.write(header_bytes(entries, {"format": "pt"}))
+        for name in order:
+            file.write(np.ascontiguousarray(tensors[name]).data)
     config = json.dumps(_config(plan, ranks, list(whole)), indent=2, ensure_ascii=False)
     (folder / ADAPTER_CONFIG).write_text(config + "\n", "utf-8")
     write_adapter_documents(folder, plan, max(lost.values(), default=0.0))

@@ -17,7 +17,9 @@ from layerswap.compose.blend import Value
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
-    import torch
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,14 @@ class Chunk:
         start: position of the chunk's first element in the tensor.
     """
 
-    parts: Sequence[torch.Tensor]
+    parts: Sequence[Array]
     weights: Sequence[float]
     parameters: Mapping[str, Value]
     thresholds: Sequence[Sequence[float]] = ()
-    gram: torch.Tensor | None = None
-    fishers: Sequence[torch.Tensor] = ()
-    base: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
+    gram: Array | None = None
+    fishers: Sequence[Array] = ()
+    base: Array | None = None
+    kept: Array | None = None
     measured: Any = None
     name: str = ""
     shape: tuple[int, ...] = ()
@@ -57,10 +59,6 @@ class Chunk:
     def width(self) -> int:
         """Length of a row: of the last axis."""
         return self.shape[-1] if self.shape else 1
-
-    def arrays(self) -> list[Any]:
-        """The parts as NumPy vectors that share their memory."""
-        return [part.numpy() for part in self.parts]
 
     def number(self, parameter: str) -> float:
         """A numeric parameter."""
@@ -91,16 +89,13 @@ class WholeTensor:
 
     def quantile_magnitudes(self, score: Callable[[Chunk], Any], ranks: Sequence[int]) -> Any:
         """The magnitudes at the given ranks, from 1 for the largest, of a score per element."""
-        import torch
 
         def part(start: int, stop: int) -> list[Any]:
             first, last = aligned(start, stop, self.align)
             values = score(self.read(first, min(last, self.elements)))[start - first :]
-            return [torch.from_numpy(values[: stop - start])]
+            return [values[: stop - start]]
 
-        stream = Stream(
-            self.elements, lambda: ([torch.from_numpy(score(c))] for c in self.chunks()), part
-        )
+        stream = Stream(self.elements, lambda: ([score(c)] for c in self.chunks()), part)
         return magnitude_thresholds([stream], 1, ranks)[0]
 
 
@@ -125,7 +120,7 @@ class ChunkMethod:
         sees_base: whether it needs the base's weights beside the deltas.
     """
 
-    combine: Callable[[Chunk], torch.Tensor]
+    combine: Callable[[Chunk], Array]
     ranks: Callable[[Mapping[str, Value], int], Sequence[int]] = field(default=lambda p, n: ())
     gram: bool = False
     rows: bool = False
@@ -138,12 +133,12 @@ class ChunkMethod:
         return max(1, shape[-1]) if self.whole_rows and shape else 1
 
 
-def task_arithmetic(chunk: Chunk) -> torch.Tensor:
+def task_arithmetic(chunk: Chunk) -> Array:
     """Scaled sum of deltas: `scale * sum_i w_i tau_i` (Ilharco et al., 2023, section 2)."""
-    return _weighted(chunk.parts, chunk.weights).mul_(chunk.number("scale"))
+    return _scaled(_weighted(chunk.parts, chunk.weights), chunk)
 
 
-def ties(chunk: Chunk) -> torch.Tensor:
+def ties(chunk: Chunk) -> Array:
     """Trim, elect sign and merge (Yadav et al., 2023, Algorithm 1).
 
     Keeps the `density` largest entries of each delta, elects per entry the sign with the larger
@@ -151,10 +146,12 @@ def ties(chunk: Chunk) -> torch.Tensor:
     `disjoint: sum`); scaled by `scale`. The paper ranks the entries of the whole model
     (`scope: model`); mergekit ranks tensor by tensor.
     """
-    # Masks are numbers, 1 and 0, because selecting is several times slower than multiplying.
+    import numpy as np
+
+    # Masks are multiplied with, because selecting is several times slower.
     kept = (
         [
-            part.abs().ge_(threshold).mul_(part)
+            np.multiply(np.abs(part) >= threshold, part, dtype=part.dtype)
             for part, (threshold,) in zip(chunk.parts, chunk.thresholds, strict=True)
         ]
         if chunk.thresholds
@@ -163,65 +160,67 @@ def ties(chunk: Chunk) -> torch.Tensor:
     return _elect_and_merge(kept, chunk)
 
 
-def dare_linear(chunk: Chunk) -> torch.Tensor:
+def dare_linear(chunk: Chunk) -> Array:
     """Drop and rescale, then add (Yu et al., 2024, equations 1 and 2, with task arithmetic).
 
     Each entry of a delta is dropped with probability 1 - `density`; the rest is divided by
     `density`. The draw depends on seed, tensor name, expert and position alone.
     """
-    return _weighted(_dropped(chunk), chunk.weights).mul_(chunk.number("scale"))
+    return _scaled(_weighted(_dropped(chunk), chunk.weights), chunk)
 
 
-def dare_ties(chunk: Chunk) -> torch.Tensor:
+def dare_ties(chunk: Chunk) -> Array:
     """Drop and rescale (Yu et al., 2024), then elect signs and merge as TIES, untrimmed."""
     return _elect_and_merge(_dropped(chunk), chunk)
 
 
-def breadcrumbs(chunk: Chunk) -> torch.Tensor:
+def breadcrumbs(chunk: Chunk) -> Array:
     """Mask outliers and small values of each delta, then add (Davari & Belilovsky, 2024, eq. 1-2).
 
     Tensor by tensor, drops the `outliers` share of largest magnitudes and keeps the `density`
     share below them; where the two add up to more than 1, fewer outliers are dropped.
     """
+    import numpy as np
+
     kept = []
     for part, (low, high) in zip(chunk.parts, chunk.thresholds, strict=True):
-        magnitude = part.abs()
-        kept.append(magnitude.ge(low).logical_and_(magnitude.lt(high)).mul(part))
-    return _weighted(kept, chunk.weights).mul_(chunk.number("scale"))
+        magnitude = np.abs(part)
+        mask = magnitude >= low
+        mask &= magnitude < high
+        kept.append(np.multiply(mask, part, dtype=part.dtype))
+    return _scaled(_weighted(kept, chunk.weights), chunk)
 
 
-def revert(chunk: Chunk) -> torch.Tensor:
+def revert(chunk: Chunk) -> Array:
     """Put rows that changed little back to the base (Bandarkar et al., 2025, section 3.3).
 
     A row is kept if its MAV is at least `threshold` and among the `keep` share of largest MAVs of
     its tensor (of all tensors, with `scope: model`). Both sides are taken as they are: nothing is
     subtracted and added again.
     """
-    import torch
+    import numpy as np
 
     assert chunk.base is not None
     assert chunk.kept is not None
-    return torch.where(chunk.kept, chunk.parts[0], chunk.base)
+    return np.where(chunk.kept, chunk.parts[0], chunk.base)
 
 
-def model_floor(mavs: Sequence[torch.Tensor], parameters: Mapping[str, Value]) -> float:
+def model_floor(mavs: Sequence[Array], parameters: Mapping[str, Value]) -> float:
     """The MAV from which `revert` keeps the rows of a whole model, from those of its tensors.
 
     It lies between two rows, so that no rounding of a MAV moves a row across; equal MAVs go
     together.
     """
-    import torch
+    import numpy as np
 
-    mav = torch.cat(list(mavs)).sort(descending=True).values
+    mav = np.sort(np.concatenate(list(mavs)))[::-1]
     count = round(float(parameters["keep"]) * len(mav))
     if count in (0, len(mav)):
         return 0.0 if count else float("inf")
     return float(mav[count - 1] + mav[count]) / 2
 
 
-def kept_rows(
-    mav: torch.Tensor, parameters: Mapping[str, Value], floor: float | None = None
-) -> torch.Tensor:
+def kept_rows(mav: Array, parameters: Mapping[str, Value], floor: float | None = None) -> Array:
     """Which rows `revert` keeps, from their MAVs; of equal MAVs the first.
 
     Args:
@@ -229,23 +228,22 @@ def kept_rows(
         parameters: of the method.
         floor: what `model_floor` gave, where the rows of the whole model are ranked together.
     """
-    import torch
+    import numpy as np
 
     if floor is not None:
         return mav >= max(floor, float(parameters["threshold"]))
     count = round(float(parameters["keep"]) * len(mav))
-    order = torch.argsort(mav, descending=True, stable=True)
-    kept = torch.zeros(len(mav), dtype=torch.bool)
-    kept[order[:count]] = True
+    kept = np.zeros(len(mav), bool)
+    kept[np.argsort(-mav, kind="stable")[:count]] = True
     return kept & (mav >= float(parameters["threshold"]))
 
 
-def scale(chunk: Chunk) -> torch.Tensor:
+def scale(chunk: Chunk) -> Array:
     """The weights of one expert times `scale`, as mergekit scales what passes through."""
     return _weighted(chunk.parts, [chunk.number("scale")])
 
 
-def slerp(chunk: Chunk) -> torch.Tensor:
+def slerp(chunk: Chunk) -> Array:
     """Along the arc between two tensors (Shoemake, 1985), at t = the second's share of weight.
 
     `sin((1-t)w)/sin(w) a + sin(tw)/sin(w) b`, w the angle between the flattened tensors; nearly
@@ -253,34 +251,36 @@ def slerp(chunk: Chunk) -> torch.Tensor:
     """
     assert chunk.gram is not None
     t = chunk.weights[1] / (chunk.weights[0] + chunk.weights[1])
-    norms = chunk.gram.diagonal().sqrt()
-    cosine = (chunk.gram[0, 1] / (norms[0] * norms[1])).nan_to_num(1.0).clamp(-1, 1)
+    norms = math.sqrt(chunk.gram[0, 0]) * math.sqrt(chunk.gram[1, 1])
+    cosine = float(chunk.gram[0, 1]) / norms if norms else 1.0
     shares: tuple[float, ...] = (1 - t, t)
-    if abs(float(cosine)) <= 0.9995:
-        angle = cosine.arccos()
-        shares = tuple(float((share * angle).sin() / angle.sin()) for share in shares)
+    if abs(cosine) <= 0.9995:
+        angle = math.acos(cosine)
+        shares = tuple(math.sin(share * angle) / math.sin(angle) for share in shares)
     return _weighted(chunk.parts, shares)
 
 
-def model_stock(chunk: Chunk) -> torch.Tensor:
+def model_stock(chunk: Chunk) -> Array:
     """Shrink the mean delta by the experts' agreement (Jang et al., 2024, equation 6).
 
     `t = N cos / (1 + (N-1) cos)`, with cos the mean cosine between two deltas of the tensor, and
     the merged delta is t times the mean delta.
     """
-    import torch
+    import numpy as np
 
     assert chunk.gram is not None
     count = len(chunk.parts)
-    norms = chunk.gram.diagonal().sqrt()
-    cosines = (chunk.gram / torch.outer(norms, norms)).nan_to_num(0.0)
-    cosine = float(cosines.sum() - cosines.diagonal().sum()) / (count * (count - 1))
-    cosine = max(cosine, 0.0)
+    norms = np.sqrt(np.diagonal(chunk.gram))
+    sizes = np.outer(norms, norms)
+    cosines = np.divide(chunk.gram, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    cosine = max(float(cosines.sum() - np.trace(cosines)) / (count * (count - 1)), 0.0)
     ratio = count * cosine / (1 + (count - 1) * cosine)
-    return _weighted(chunk.parts, [1 / count] * count).mul_(ratio)
+    merged = _weighted(chunk.parts, [1 / count] * count)
+    merged *= ratio
+    return merged
 
 
-def fisher(chunk: Chunk) -> torch.Tensor:
+def fisher(chunk: Chunk) -> Array:
     """Fisher-weighted average (Matena & Raffel, 2022: Fisher merging with diagonal Fishers).
 
     `sum_i w_i F_i theta_i / sum_i w_i F_i`, element by element, in float64. No F is below
@@ -288,17 +288,21 @@ def fisher(chunk: Chunk) -> torch.Tensor:
     average. With `normalise: model` each F is divided by its Euclidean norm over the whole model,
     as the authors' code does by default (which raises to its floor only the first model's F).
     """
-    import torch
+    import numpy as np
 
-    total, mass = (torch.zeros_like(chunk.parts[0], dtype=torch.float64) for _ in range(2))
+    total, mass = (np.zeros(chunk.parts[0].shape) for _ in range(2))
     for part, precision, weight in zip(chunk.parts, chunk.fishers, chunk.weights, strict=True):
-        share = precision.double().clamp_min(chunk.number("floor")).mul_(weight)
-        mass.add_(share)
-        total.add_(share.mul_(part))
-    return total.div_(mass).to(chunk.parts[0].dtype)
+        share = np.maximum(precision.astype(np.float64), chunk.number("floor"))
+        share *= weight
+        mass += share
+        share *= part
+        total += share
+    total /= mass
+    with np.errstate(over="ignore"):
+        return total.astype(chunk.parts[0].dtype)
 
 
-def della(chunk: Chunk) -> torch.Tensor:
+def della(chunk: Chunk) -> Array:
     """Drop by rank, rescale, elect signs and merge (Deep et al., 2024: MagPrune and TIES).
 
     Along each row of the last axis an entry is kept with a probability that rises with the rank
@@ -308,19 +312,18 @@ def della(chunk: Chunk) -> torch.Tensor:
     return _elect_and_merge(_pruned(chunk), chunk)
 
 
-def della_linear(chunk: Chunk) -> torch.Tensor:
+def della_linear(chunk: Chunk) -> Array:
     """Drop by rank and rescale as `della`, then add."""
-    return _weighted(_pruned(chunk), chunk.weights).mul_(chunk.number("scale"))
+    return _scaled(_weighted(_pruned(chunk), chunk.weights), chunk)
 
 
-def _pruned(chunk: Chunk) -> list[torch.Tensor]:
+def _pruned(chunk: Chunk) -> list[Array]:
     import numpy as np
-    import torch
 
     density, epsilon, found = chunk.number("density"), chunk.number("epsilon"), []
     if density >= 1:
         return list(chunk.parts)
-    for expert, part in enumerate(chunk.arrays()):
+    for expert, part in enumerate(chunk.parts):
         rows = np.abs(part).reshape(-1, chunk.width)
         order = np.argsort(rows, axis=1, kind="stable")
         ranks = np.empty_like(order)
@@ -330,11 +333,11 @@ def _pruned(chunk: Chunk) -> list[torch.Tensor]:
         kept = part * (_draws(chunk, expert) < (probability * 2.0**64).astype(np.uint64))
         if chunk.parameters["rescale"] == "entry":
             kept = (kept / probability).astype(part.dtype)
-        found.append(torch.from_numpy(kept))
+        found.append(kept)
     return found
 
 
-def sce(chunk: Chunk) -> torch.Tensor:
+def sce(chunk: Chunk) -> Array:
     """Select, calculate, erase (Wan et al., 2024, FuseChat, section 3.3).
 
     Keeps the `density` share of entries, of those that differ, whose variance over the experts is
@@ -342,7 +345,6 @@ def sce(chunk: Chunk) -> torch.Tensor:
     sign of the sum; and averages the rest.
     """
     import numpy as np
-    import torch
 
     threshold, *shares = chunk.measured
     parts = _selected(chunk, threshold)
@@ -353,19 +355,19 @@ def sce(chunk: Chunk) -> torch.Tensor:
         total += share * (agrees * part)
         mass += share * agrees
     merged = total / np.where(mass > 0, mass, 1.0) * chunk.number("scale")
-    return torch.from_numpy(merged.astype(chunk.arrays()[0].dtype))
+    return merged.astype(chunk.parts[0].dtype)
 
 
 def _selected(chunk: Chunk, threshold: float) -> list[Any]:
     """The parts in float64, 0 where their variance is below the threshold."""
-    parts = [part.astype("float64") for part in chunk.arrays()]
+    parts = [part.astype("float64") for part in chunk.parts]
     return [part * (_variance(chunk) >= threshold) for part in parts] if threshold else parts
 
 
 def _variance(chunk: Chunk) -> Any:
     import numpy as np
 
-    return np.var(np.stack(chunk.arrays()).astype("float64"), axis=0).astype("float32")
+    return np.var(np.stack(chunk.parts).astype("float64"), axis=0).astype("float32")
 
 
 def _measure_sce(whole: WholeTensor) -> Any:
@@ -384,7 +386,7 @@ def _measure_sce(whole: WholeTensor) -> Any:
     return (threshold, *(shares / shares.sum() if shares.sum() > 0 else sample.weights))
 
 
-def ram(chunk: Chunk) -> torch.Tensor:
+def ram(chunk: Chunk) -> Array:
     """Reinforced agent merging (2601.13572): shared changes are averaged, others kept whole.
 
     A change counts if it is larger than `epsilon`. With `boost` r and `limit` alpha, what one
@@ -393,9 +395,8 @@ def ram(chunk: Chunk) -> torch.Tensor:
     tensor.
     """
     import numpy as np
-    import torch
 
-    parts, epsilon = chunk.arrays(), chunk.number("epsilon")
+    parts, epsilon = chunk.parts, chunk.number("epsilon")
     changed = [np.abs(part) > epsilon for part in parts]
     alone = sum(mask.astype(np.int32) for mask in changed) == 1
     total, mass = np.zeros(len(parts[0])), np.zeros(len(parts[0]))
@@ -405,7 +406,7 @@ def ram(chunk: Chunk) -> torch.Tensor:
         total += weight * mask * part.astype("float64") * np.where(alone, boost, 1.0)
         mass += weight * mask
     merged = total / np.where(mass > 0, mass, 1.0) * chunk.number("scale")
-    return torch.from_numpy(merged.astype(parts[0].dtype))
+    return merged.astype(parts[0].dtype)
 
 
 def _measure_ram(whole: WholeTensor) -> Any:
@@ -419,7 +420,7 @@ def _measure_ram(whole: WholeTensor) -> Any:
         return [1.0] * len(sample.parts)
     shared, alone = np.zeros(len(sample.parts)), np.zeros(len(sample.parts))
     for chunk in whole.chunks():
-        changed = np.stack([np.abs(part) > epsilon for part in chunk.arrays()])
+        changed = np.stack([np.abs(part) > epsilon for part in chunk.parts])
         count = changed.sum(axis=0)
         shared += (changed & (count > 1)).sum(axis=1)
         alone += (changed & (count == 1)).sum(axis=1)
@@ -427,27 +428,28 @@ def _measure_ram(whole: WholeTensor) -> Any:
     return list(1 + boost * np.minimum(ratio, limit))
 
 
-def nearswap(chunk: Chunk) -> torch.Tensor:
+def nearswap(chunk: Chunk) -> Array:
     """Move each weight to the expert's by at most `t` (alchemonaut, 2024, QuartetAnemoi).
 
     A delta is taken whole where its magnitude is at most `t`, and scaled by `t / |delta|` where
     it is larger.
     """
+    import numpy as np
+
     (part,) = chunk.parts
-    return part * (chunk.number("t") / part.abs().clamp_min(1e-6)).clamp_max(1)
+    return part * np.minimum(chunk.number("t") / np.maximum(np.abs(part), 1e-6), 1)
 
 
-def arcee_fusion(chunk: Chunk) -> torch.Tensor:
+def arcee_fusion(chunk: Chunk) -> Array:
     """Take the most important changes of one expert (Arcee AI; as mergekit defines it).
 
     The importance of an entry is |delta| times the divergence of its row, KL of the softmax of
     the expert's row from that of the base's. Entries whose importance is at least the median plus
     1.5 times the distance between the quartiles, of the whole tensor, are taken.
     """
-    import torch
-
-    (part,) = chunk.arrays()
-    return torch.from_numpy(part * (_importance(chunk) >= chunk.measured[0]))
+    (part,) = chunk.parts
+    taken: Array = part * (_importance(chunk) >= chunk.measured[0])
+    return taken
 
 
 def _importance(chunk: Chunk) -> Any:
@@ -455,7 +457,7 @@ def _importance(chunk: Chunk) -> Any:
     import numpy as np
 
     assert chunk.base is not None
-    (part,), base = chunk.arrays(), chunk.base.numpy().astype("float64")
+    (part,), base = chunk.parts, chunk.base.astype("float64")
 
     def softmax(rows: Any) -> Any:
         powers = np.exp(rows - rows.max(axis=1, keepdims=True))
@@ -475,16 +477,15 @@ def _measure_importance(whole: WholeTensor) -> Any:
     return (median + 1.5 * (high - low),)
 
 
-def nuslerp(chunk: Chunk) -> torch.Tensor:
+def nuslerp(chunk: Chunk) -> Array:
     """Along the arc between two tensors or two deltas, at t = the second's share of weight.
 
     As `slerp`, with the angle of the whole tensor or of each row or column, and interpolated
     linearly only where the cosine is 1 or -1 within float64's rounding.
     """
     import numpy as np
-    import torch
 
-    first, second = chunk.arrays()
+    first, second = chunk.parts
     t = chunk.weights[1] / (chunk.weights[0] + chunk.weights[1])
     dots = chunk.measured
     norms = np.maximum(np.sqrt(dots[0]), 1e-7) * np.maximum(np.sqrt(dots[2]), 1e-7)
@@ -495,7 +496,7 @@ def nuslerp(chunk: Chunk) -> torch.Tensor:
     shares = [
         np.where(flat, share, np.sin(share * angle) / sine)[_vectors(chunk)] for share in (1 - t, t)
     ]
-    return torch.from_numpy((shares[0] * first + shares[1] * second).astype(first.dtype))
+    return (shares[0] * first + shares[1] * second).astype(first.dtype)
 
 
 def _vectors(chunk: Chunk) -> Any:
@@ -522,14 +523,14 @@ def _measure_angles(whole: WholeTensor) -> Any:
     }[str(sample.parameters["angle"])]
     found = np.zeros((3, count))
     for chunk in whole.chunks():
-        a, b = (part.astype("float64") for part in chunk.arrays())
+        a, b = (part.astype("float64") for part in chunk.parts)
         place = _vectors(chunk)
         products = (a * a, a * b, b * b)
         found += [np.bincount(place, product, minlength=count) for product in products]
     return found
 
 
-def multislerp(chunk: Chunk) -> torch.Tensor:
+def multislerp(chunk: Chunk) -> Array:
     """The direction of the mean unit tensor, at the mean norm (Goddard, 2025, Multi-SLERP).
 
     The tangent step of the publication, from the mean direction, is 0 for any weights: the mean
@@ -539,7 +540,7 @@ def multislerp(chunk: Chunk) -> torch.Tensor:
     import numpy as np
 
     assert chunk.gram is not None
-    gram, weights = chunk.gram.numpy(), np.asarray(chunk.weights) / math.fsum(chunk.weights)
+    gram, weights = chunk.gram, np.asarray(chunk.weights) / math.fsum(chunk.weights)
     norms = np.sqrt(np.diagonal(gram)) + 1e-8
     shares = weights / norms
     length = math.sqrt(max(0.0, float(shares @ gram @ shares)))
@@ -550,7 +551,7 @@ def multislerp(chunk: Chunk) -> torch.Tensor:
     return _weighted(chunk.parts, list(shares * chunk.number("scale")))
 
 
-def karcher(chunk: Chunk) -> torch.Tensor:
+def karcher(chunk: Chunk) -> Array:
     """The Karcher mean of the tensors' directions, at their mean norm (Karcher, 1977; 2603.04972).
 
     Repeats: map the units to the tangent space of the mean by the sphere's logarithm, average,
@@ -560,7 +561,7 @@ def karcher(chunk: Chunk) -> torch.Tensor:
     import numpy as np
 
     assert chunk.gram is not None
-    gram, tol = chunk.gram.numpy(), chunk.number("tol")
+    gram, tol = chunk.gram, chunk.number("tol")
     norms, weights = np.sqrt(np.diagonal(gram)), np.asarray(chunk.weights, dtype="float64")
     weights = weights / weights.sum()
     valid = norms > tol
@@ -627,44 +628,75 @@ METHODS: dict[str, ChunkMethod] = {
 """How each method of `compose.blend.METHODS` is computed."""
 
 
-def _weighted(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+def _scaled(merged: Array, chunk: Chunk) -> Array:
+    merged *= chunk.number("scale")
+    return merged
+
+
+def _weighted(parts: Sequence[Array], weights: Sequence[float]) -> Array:
     total = parts[0] * weights[0]
     for part, weight in zip(parts[1:], weights[1:], strict=True):
-        total.add_(part, alpha=weight)
+        _add(total, part, weight)
     return total
 
 
-def _elect_and_merge(parts: Sequence[torch.Tensor], chunk: Chunk) -> torch.Tensor:
-    """Per entry, the weighted mean (or sum) of the parts whose sign has the larger total."""
-    import torch
+def _add(total: Array, part: Array, weight: float) -> None:
+    """Add `weight * part` to the total, rounding the sum and not the product.
 
-    sign = _weighted(parts, chunk.weights).sign_()
-    total, share = torch.zeros_like(sign), torch.zeros_like(sign)
+    Float64 holds the product of two float32, so this is a fused multiply-add to one chance in
+    2**29. Where the weight is a power of two the product is exact as it is.
+    """
+    import numpy as np
+
+    single = float(np.float32(weight))
+    if part.dtype != np.float32 or total.dtype != np.float32 or abs(math.frexp(single)[0]) == 0.5:
+        total += part if weight == 1 else part * weight
+        return
+    wide = np.multiply(part, single, dtype=np.float64)
+    wide += total
+    total[...] = wide
+
+
+def _elect_and_merge(parts: Sequence[Array], chunk: Chunk) -> Array:
+    """Per entry, the weighted mean (or sum) of the parts whose sign has the larger total."""
+    import numpy as np
+
+    elected = _weighted(parts, chunk.weights)
+    sign = np.sign(elected)
+    total, share = np.zeros_like(sign), np.zeros_like(sign)
     for part, weight in zip(parts, chunk.weights, strict=True):
-        agrees = part.sign().mul_(sign).gt_(0)
-        share.add_(agrees, alpha=weight)
-        total.add_(agrees.mul_(part), alpha=weight)
+        agrees = part * sign > 0
+        share += np.multiply(agrees, weight, dtype=share.dtype)
+        _add(total, np.multiply(agrees, part, dtype=part.dtype), weight)
     if chunk.parameters["disjoint"] == "mean":
         # Where nothing agrees the total is 0 too.
-        total.div_(share.add_(share.eq(0)))
-    return total.mul_(chunk.number("scale"))
+        share += share == 0
+        total /= share
+    return _scaled(total, chunk)
 
 
-def _dropped(chunk: Chunk) -> list[torch.Tensor]:
+def _dropped(chunk: Chunk) -> list[Array]:
+    import numpy as np
+
     density = chunk.number("density")
-    return [_mask(chunk, i, density).mul(part).div_(density) for i, part in enumerate(chunk.parts)]
+    found = []
+    for i, part in enumerate(chunk.parts):
+        kept = np.multiply(_mask(chunk, i, density), part, dtype=part.dtype)
+        kept /= density
+        found.append(kept)
+    return found
 
 
-def _mask(chunk: Chunk, expert: int, density: float) -> torch.Tensor:
+def _mask(chunk: Chunk, expert: int, density: float) -> Array:
     """True with probability `density`, drawn for the chunk's positions whatever its bounds."""
     import numpy as np
-    import torch
 
     # In whole numbers: the largest uint64 has no float of its own.
-    return torch.from_numpy(_draws(chunk, expert) <= np.uint64(max(0, int(density * 2**64) - 1)))
+    kept: Array = _draws(chunk, expert) <= np.uint64(max(0, int(density * 2**64) - 1))
+    return kept
 
 
-def _draws(chunk: Chunk, expert: int) -> Any:
+def _draws(chunk: Chunk, expert: int) -> Array:
     """Random uint64, one per element, by seed, tensor name, expert and position alone."""
     import numpy as np
 

@@ -16,7 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
+    import numpy.typing as npt
 
 BUCKETS = 1 << 22
 """Values that one pass can tell apart in a bracket."""
@@ -40,8 +41,8 @@ class Stream:
     """
 
     elements: int
-    chunks: Callable[[], Iterable[Sequence[torch.Tensor]]]
-    part: Callable[[int, int], Sequence[torch.Tensor]]
+    chunks: Callable[[], Iterable[Sequence[npt.NDArray[np.float32]]]]
+    part: Callable[[int, int], Sequence[npt.NDArray[np.float32]]]
 
 
 def magnitude_thresholds(
@@ -192,7 +193,7 @@ def _samples(streams: Sequence[Stream], experts: int, total: int) -> list[Any]:
     return [np.sort(np.concatenate(bits)) if bits else np.zeros(0, np.int32) for bits in found]
 
 
-def _bits(part: torch.Tensor) -> Any:
-    import torch
+def _bits(part: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    import numpy as np
 
-    return part.float().abs().view(torch.int32).numpy()
+    return np.abs(part.astype(np.float32, copy=False)).view(np.int32)

@@ -11,9 +11,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,14 @@ from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import DTYPE_BITS, atomic_folder, refuse_target
 from layerswap.checkpoint.commit import Journal
 from layerswap.checkpoint.preconditions import check_apart, check_space, check_unchanged
-from layerswap.checkpoint.read import is_finite, open_file, read_into, read_tensor, torch_dtype
+from layerswap.checkpoint.read import (
+    is_finite,
+    narrowed,
+    numpy_dtype,
+    open_file,
+    read_into,
+    read_tensor,
+)
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
 from layerswap.merge.layout import OutputTensor, Shard, index_of
@@ -31,7 +37,7 @@ from layerswap.merge.metadata import RECORD, record, write_documents
 from layerswap.merge.plan import MergePlan
 
 if TYPE_CHECKING:
-    import torch
+    from layerswap.checkpoint.read import Stored
 
 
 CHUNK_BYTES = 1 << 19
@@ -95,7 +101,7 @@ def write_shard(
         CheckpointError: a source cannot be read or has shrunk.
         OSError: the output cannot be written.
     """
-    # Copies first: they run while torch, which only arithmetic needs, is still being imported.
+    # Copies first: the kernel does them while NumPy is still being imported.
     work: list[_Copy | Compute] = [*_copies(shard), *_computes(shard)]
     with ExitStack() as stack:
         files = {file for tensor, _ in shard.tensors for file in tensor.files}
@@ -132,27 +138,25 @@ def compute_tensor(
     thresholds: Mapping[Operation, Thresholds] | None = None,
     *,
     allow_non_finite: bool = False,
-) -> torch.Tensor:
-    """One output tensor in memory: what `write_shard` would write, bit for bit.
+) -> Stored:
+    """One output tensor in memory, as it is stored: what `write_shard` would write, bit for bit.
 
     Raises:
         MergeError: a blend gave NaN or infinity.
     """
-    import torch
+    import numpy as np
 
     if tensor.verbatim:
         return read_tensor(next(leaves(tensor.inputs))).reshape(tensor.shape)
-    buffer = bytearray(tensor.nbytes)
+    values = np.empty(tensor.elements, numpy_dtype(tensor.dtype))
+    buffer = memoryview(values.view(np.uint8)) if len(values) else memoryview(b"")
     with ExitStack() as stack:
         handles = open_all(stack, tensor.files)
         reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
         whole = Compute(tensor, 0, tensor.elements, 0)
         for data, offset in computed(whole, reader, allow_non_finite):
             buffer[offset : offset + len(data)] = data
-    dtype = torch_dtype(tensor.dtype)
-    if not buffer:
-        return torch.empty(tensor.shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype).reshape(tensor.shape)
+    return values.reshape(tensor.shape)
 
 
 def _copies(shard: Shard) -> Iterator[_Copy]:
@@ -204,14 +208,14 @@ def computed(
     piece: Compute, reader: Reader, allow_non_finite: bool
 ) -> Iterator[tuple[memoryview, int]]:
     """The bytes of a piece and where they go, chunk by chunk."""
-    import torch
+    import numpy as np
 
-    dtype = torch_dtype(piece.tensor.dtype)
+    dtype = piece.tensor.dtype
     for chunk in _chunks(piece, CHUNK_BYTES):
-        result = reader.total(piece.tensor.inputs, chunk.start, chunk.stop).to(dtype)
-        if not allow_non_finite and not is_finite(result):
+        result = narrowed(reader.total(piece.tensor.inputs, chunk.start, chunk.stop), dtype)
+        if not allow_non_finite and not is_finite(result, dtype):
             raise MergeError(_non_finite(chunk, reader))
-        yield memoryview(result.view(torch.uint8).numpy().data), chunk.offset
+        yield memoryview(result.view(np.uint8)), chunk.offset
 
 
 def _non_finite(chunk: Compute, reader: Reader) -> str:
@@ -265,26 +269,10 @@ def _run_all(
 ) -> None:
     pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
     try:
-        copies = pool.map(run, (piece for piece in work if isinstance(piece, _Copy)))
-        computes = [piece for piece in work if isinstance(piece, Compute)]
-        with single_threaded_torch() if computes else nullcontext():
-            for _ in chain(pool.map(run, computes), copies):
-                pass
+        for _ in pool.map(run, work):
+            pass
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def single_threaded_torch() -> Iterator[None]:
-    """One torch thread per worker; the workers are the parallelism."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def check_target(plan: MergePlan, out: PathLike, *, overwrite: bool) -> Path:

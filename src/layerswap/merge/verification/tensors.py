@@ -23,7 +23,7 @@ from layerswap.compose.blend import Operation
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.lazy_tensors import Reader, Thresholds, derived_tensors, leaves
 from layerswap.merge.methods import METHODS
-from layerswap.merge.writer import Compute, computed, open_all, single_threaded_torch
+from layerswap.merge.writer import Compute, computed, open_all
 
 PIECE_BYTES = 1 << 24
 """Bytes of output compared at a time by one worker."""
@@ -125,7 +125,7 @@ def differences(
                     found[name] = min(position, found.get(name, position))
             progress(piece.nbytes)
 
-        with single_threaded_torch(), ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             try:
                 deque(pool.map(run, work), maxlen=0)
             except BaseException:

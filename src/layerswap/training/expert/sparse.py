@@ -91,8 +91,8 @@ def _masking(mask: torch.Tensor) -> Any:
 def _stream(values: torch.Tensor) -> Stream:
     size = 1 << 22
 
-    def part(start: int, stop: int) -> list[torch.Tensor]:
-        return [values[start:stop].cpu()]
+    def part(start: int, stop: int) -> list[Any]:
+        return [values[start:stop].cpu().numpy()]
 
     def chunks() -> Any:
         return (part(start, start + size) for start in range(0, len(values), size))
