@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -66,9 +67,9 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
     a, b = (t.double() for t in tensors.values())
     dense = (2.0 * b @ a).T if transposed else 2.0 * b @ a
     flat = low.elements(low.factors(), 0, dense.numel())
-    assert torch.equal(flat, dense.float().reshape(-1))
+    assert np.array_equal(flat, dense.float().reshape(-1).numpy())
     for start, stop in [(0, 1), (5, 2310), (2303, 2305), (6200, 6300), (10, 10)]:
-        assert torch.equal(low.elements(low.factors(), start, stop), flat[start:stop])
+        assert np.array_equal(low.elements(low.factors(), start, stop), flat[start:stop])
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from layerswap.checkpoint import read_header
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo
-from layerswap.checkpoint.read import open_file, read_into, read_tensor, same_bytes, torch_dtype
+from layerswap.checkpoint.read import (
+    as_torch,
+    is_finite,
+    narrowed,
+    open_file,
+    read_into,
+    read_tensor,
+    same_bytes,
+    torch_dtype,
+    widened,
+)
 from layerswap.errors import CheckpointError
 
 TENSORS = {
@@ -36,9 +47,36 @@ def stored(tmp_path):
     return read_header(tmp_path / "model.safetensors")
 
 
+def tensor(info):
+    return as_torch(read_tensor(info), info.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F64"])
+def test_floats_are_converted_as_torch_converts_them(dtype):
+    generator = np.random.default_rng(0)
+    bits = generator.integers(0, 1 << 32, 1 << 20, np.uint32)
+    edges = [
+        0, 0x80000000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x33000000, 0x477FF000,
+        0x477FEFFF, 0x3F808000, 0x3F818000, 1, 0x7FFFFFFF,
+    ]  # fmt: skip
+    values = np.concatenate([bits, np.array(edges, np.uint32)]).view(np.float32)
+    stored = narrowed(values, dtype)
+    expected = torch.from_numpy(values).to(torch_dtype(dtype))
+    same = torch.isnan(expected) | (as_torch(stored, dtype) == expected)
+    assert bool(same.all())
+    assert bool((torch.isnan(as_torch(stored, dtype)) == torch.isnan(expected)).all())
+    back = torch.from_numpy(widened(stored, dtype))
+    assert bool((torch.isnan(expected) | (back == expected.to(back.dtype))).all())
+    assert is_finite(stored[:0], dtype)
+    finite = np.isfinite(values) & (np.abs(values) < 60000)
+    assert is_finite(stored[finite], dtype)
+    for wrong in (np.float32("inf"), np.float32("-inf"), np.float32("nan")):
+        assert not is_finite(narrowed(np.array([1, wrong, 2], np.float32), dtype), dtype)
+
+
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_is_read_as_it_was_stored(stored, name):
-    found, expected = read_tensor(stored[name]), TENSORS[name]
+    found, expected = tensor(stored[name]), TENSORS[name]
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     if expected.numel():
         assert torch.equal(
@@ -54,7 +92,7 @@ def test_short_reads_are_completed(stored, monkeypatch):
         return whole(handle, [buffers[0][:7]], offset)
 
     monkeypatch.setattr(os, "preadv", short)
-    assert torch.equal(read_tensor(stored["f32"]), TENSORS["f32"])
+    assert torch.equal(tensor(stored["f32"]), TENSORS["f32"])
     assert len(calls) == -(-60 // 7)
 
 

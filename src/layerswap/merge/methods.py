@@ -634,9 +634,9 @@ def _scaled(merged: Array, chunk: Chunk) -> Array:
 
 
 def _weighted(parts: Sequence[Array], weights: Sequence[float]) -> Array:
-    total = parts[0] * weights[0]
+    total = parts[0] * float(weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
-        _add(total, part, weight)
+        _add(total, part, float(weight))
     return total
 
 
