@@ -10,8 +10,10 @@ from layerswap.errors import LayerswapError
 
 __version__ = "0.1.0"
 
-Extra = Literal["train", "eval"]
+Extra = Literal["models", "report", "train", "eval"]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
+    "models": ("safetensors", "torch", "transformers"),
+    "report": ("jinja2", "matplotlib", "pyarrow"),
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
     "eval": (
         "babel", "langcodes", "lm_eval", "optuna", "sacrebleu", "scikit_posthocs", "scipy",

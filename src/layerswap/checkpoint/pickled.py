@@ -18,6 +18,7 @@ from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, re
 from layerswap.checkpoint.read import torch_dtype
 from layerswap.checkpoint.strict_json import clipped, read_json_object
 from layerswap.errors import CheckpointError, LayerswapError
+from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,7 @@ def read_pickled(folder: Path) -> dict[str, TensorInfo]:
         CheckpointError: the files are incomplete, hold more than tensors, or a tensor twice; or
             the cache cannot be written.
     """
+    need_extras("reading pickled weights", "models")
     files = _files(folder)
     key = hashlib.sha256(json.dumps(_stamps(files)).encode()).hexdigest()[:24]
     target = _cache() / "converted" / key

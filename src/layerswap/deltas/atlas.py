@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.deltas.measure import Axis, Sums, TensorChange, measure_tensor
 from layerswap.errors import CheckpointError
+from layerswap.versions import need_extras
 
 TOP_ROWS = 0.1
 """The share of a matrix's rows, those with the largest MAV, that are compared."""
@@ -223,10 +225,10 @@ class Atlas:
         return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
 
     def save(self, folder: PathLike) -> None:
-        """Write the tables, in Parquet, and `atlas.json` into a folder, created where missing.
+        """Write the tables and `atlas.json` into a folder, created where missing.
 
         `rows.parquet`, `tensors.parquet`, and for two and more experts `conflict.parquet` (by
-        place) and `conflict_by_tensor.parquet`.
+        place) and `conflict_by_tensor.parquet`. JSON Lines where pyarrow is not installed.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -405,29 +407,53 @@ def _heads(checkpoint: Checkpoint) -> set[str]:
     return {name for name, place in checkpoint.places.items() if place.role == "head"}
 
 
-ROWS, TENSORS = "rows.parquet", "tensors.parquet"
-CONFLICT, CONFLICT_BY_TENSOR = "conflict.parquet", "conflict_by_tensor.parquet"
+ROWS, TENSORS = "rows", "tensors"
+CONFLICT, CONFLICT_BY_TENSOR = "conflict", "conflict_by_tensor"
+"""Names of the tables; `.parquet` follows, or `.jsonl` where pyarrow is not installed."""
 _SUMS = ("dot", "first", "second", "opposed", "both")
 
 
 def write_tables(atlas: Atlas, folder: Path) -> None:
     """Write the rows, the summaries and the conflicts of an atlas."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     where = _where(atlas)
     rows, tensors = [], []
     for (expert, tensor), change in atlas.changes.items():
         head = {"expert": expert, **where[tensor]}
         rows.append({**head, "row_mav": change.rows})
         tensors.append({**head, **_summary(change)})
-    schema = pa.schema([*_head(pa), ("row_mav", pa.list_(pa.float32()))])
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / ROWS)
-    pq.write_table(pa.Table.from_pylist(tensors), folder / TENSORS)
+    _write_table(folder, ROWS, rows)
+    _write_table(folder, TENSORS, tensors)
     if atlas.sums:
         by_place, by_tensor = _conflicts(atlas, where)
-        pq.write_table(pa.Table.from_pylist(by_place), folder / CONFLICT)
-        pq.write_table(pa.Table.from_pylist(by_tensor), folder / CONFLICT_BY_TENSOR)
+        _write_table(folder, CONFLICT, by_place)
+        _write_table(folder, CONFLICT_BY_TENSOR, by_tensor)
+
+
+def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    if find_spec("pyarrow") is None:
+        lines = (json.dumps(row, default=lambda vector: vector.tolist()) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text("".join(lines), "utf-8")
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = None
+    if name == ROWS:
+        text = pa.string()
+        fields = [("expert", text), ("tensor", text), ("layer", pa.int32()), ("role", text)]
+        schema = pa.schema([*fields, ("matrix", text), ("row_mav", pa.list_(pa.float32()))])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / f"{name}.parquet")
+
+
+def _read_table(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = folder / f"{name}.jsonl"
+    if lines.is_file():
+        return [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
+    need_extras(f"{folder / name}.parquet", "report")
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = pq.read_table(folder / f"{name}.parquet").to_pylist()
+    return rows
 
 
 def read_tables(
@@ -437,15 +463,14 @@ def read_tables(
 ]:
     """What `write_tables` wrote: places, changes and sums."""
     import numpy as np
-    import pyarrow.parquet as pq
 
     places: dict[str, Place] = {}
     vectors: dict[tuple[str, str], Any] = {}
-    for row in pq.read_table(folder / ROWS).to_pylist():
+    for row in _read_table(folder, ROWS):
         places[row["tensor"]] = Place(row["layer"], row["role"])
         vectors[row["expert"], row["tensor"]] = np.array(row["row_mav"], dtype=np.float32)
     changes = {}
-    for row in pq.read_table(folder / TENSORS).to_pylist():
+    for row in _read_table(folder, TENSORS):
         key = row["expert"], row["tensor"]
         changes[key] = TensorChange(
             rows=vectors[key],
@@ -461,17 +486,11 @@ def read_tables(
             elements=row["elements"],
         )
     sums: dict[tuple[str, str], dict[str, Sums]] = {}
-    if (folder / CONFLICT_BY_TENSOR).is_file():
-        for row in pq.read_table(folder / CONFLICT_BY_TENSOR).to_pylist():
+    if len({expert for expert, _ in changes}) > 1:
+        for row in _read_table(folder, CONFLICT_BY_TENSOR):
             values = (row[f"sum_{key}"] for key in _SUMS)
             sums.setdefault((row["expert"], row["other"]), {})[row["tensor"]] = Sums(*values)
     return places, changes, dict(sums)
-
-
-def _head(pa: Any) -> list[tuple[str, Any]]:
-    text = pa.string()
-    return [("expert", text), ("tensor", text), ("layer", pa.int32()), ("role", text),
-            ("matrix", text)]  # fmt: skip
 
 
 def _where(atlas: Atlas) -> dict[str, dict[str, Any]]:

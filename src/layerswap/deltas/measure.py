@@ -335,7 +335,7 @@ class _Tally:
         sample = np.concatenate(self._sample) if self._sample else np.zeros(1)
         norm = math.sqrt(self._squares)
         return TensorChange(
-            rows=(self._sums / self._rows.length).numpy().astype(np.float32),
+            rows=(self._sums / self._rows.length).astype(np.float32),
             mean=total / count,
             median=float(np.median(sample)),
             largest=self._largest,

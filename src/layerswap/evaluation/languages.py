@@ -35,9 +35,7 @@ def standard_tag(language: str) -> str:
     try:
         import langcodes
     except ImportError:
-        raise EvaluationError(
-            "languages need langcodes; install layerswap with its extra `eval`"
-        ) from None
+        raise EvaluationError('a language needs langcodes: pip install "layerswap[eval]"') from None
     code = language.strip().replace("_", "-")
     try:
         if langcodes.tag_is_valid(code):

@@ -25,6 +25,7 @@ from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import tokenizer_folder, write_configuration
 from layerswap.merge.plan import MergePlan
 from layerswap.merge.writer import compute_tensor, measure_model
+from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ def load_model(plan: MergePlan) -> PreTrainedModel:
         CheckpointError: transformers has no class for the architecture, or PEFT is not installed.
         MergeError: the model lacks or adds tensors, or a source changed since the plan was made.
     """
+    need_extras("a model in memory", "models")
     check_unchanged(plan.stamps)
     if isinstance(plan, AdapterMergePlan):
         return _load_adapter(plan)

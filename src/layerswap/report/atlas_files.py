@@ -10,6 +10,7 @@ from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.deltas.measure import Sums
 from layerswap.report.delta_map import delta_page, draw_maps, map_of
+from layerswap.versions import missing_of
 
 LOSS = 0.3
 """Share of a delta lost to bfloat16 above which the user is warned."""
@@ -42,6 +43,8 @@ def write_atlas(
 ) -> Written:
     """Write tables (Parquet), the map (SVG, PDF, PNG) and the interactive page (HTML).
 
+    Without the extra `report`, the tables alone, as JSON Lines.
+
     Args:
         atlas: what to write.
         out: the folder to create.
@@ -56,11 +59,16 @@ def write_atlas(
     target = out.expanduser().absolute()
     with atomic_folder(target, marker=ATLAS, overwrite=overwrite) as folder:
         atlas.save(folder)
-        maps = [map_of(atlas, expert, at) for expert in atlas.experts]
-        caption = f"rows ({atlas.axis} features) with a MAV above {at:.2g}"
-        draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
-        (folder / "map.html").write_text(delta_page(atlas, at), "utf-8")
-    return Written(target, tuple(_lines(atlas, target)))
+        if not (missing := missing_of("report")):
+            maps = [map_of(atlas, expert, at) for expert in atlas.experts]
+            caption = f"rows ({atlas.axis} features) with a MAV above {at:.2g}"
+            draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
+            (folder / "map.html").write_text(delta_page(atlas, at), "utf-8")
+    lines = _lines(atlas, target)
+    if missing:
+        lines[-1] = f"wrote tables to {target}"
+        lines.append(f'figures need {", ".join(missing)}: pip install "layerswap[report]"')
+    return Written(target, tuple(lines))
 
 
 def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
