@@ -85,7 +85,7 @@ def read_stored(handle: int, info: TensorInfo, start: int, stop: int) -> Stored:
     values = np.empty(stop - start, numpy_dtype(info.dtype))
     if len(values):
         position = info.offset + start * values.itemsize
-        read_into(handle, position, memoryview(values.view(np.uint8)), info.file)
+        read_into(handle, position, values.view(np.uint8).data, info.file)
     return values
 
 

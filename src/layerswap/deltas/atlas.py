@@ -342,6 +342,8 @@ def measure(
     progress: Advance | None = None,
 ) -> Atlas:
     """The atlas of checkpoints that are open already; see `measure_delta`."""
+    import numpy as np
+
     base, order = subjects.base, list(subjects.experts)
     changes: dict[tuple[str, str], TensorChange] = {}
     sums: dict[tuple[str, str], dict[str, Sums]] = {
@@ -353,7 +355,8 @@ def measure(
 
     def work(name: str) -> tuple[list[TensorChange], dict[tuple[int, int], Sums]]:
         experts = list(subjects.experts.values())
-        found = measure_tensor(base, experts, name, axis=axis, transposed=base.transposes(name))
+        with np.errstate(all="ignore"):  # what is not finite is looked for in the result
+            found = measure_tensor(base, experts, name, axis=axis, transposed=base.transposes(name))
         if progress is not None:
             progress(base.tensors[name].nbytes * (1 + len(order)))
         return found

@@ -430,7 +430,8 @@ def mean_absolute_delta(
         for expert, weight in inputs:
             part = expert.elements(name, start, stop).astype(np.float32, copy=False)
             delta += part if weight == 1 else part * weight
-        total += float(np.abs(delta, out=delta).sum(dtype=np.float64))
+        with np.errstate(all="ignore"):
+            total += float(np.abs(delta, out=delta).sum(dtype=np.float64))
     if not math.isfinite(total):
         files = " or ".join(str(tensor.file) for tensor in (info, *stored))
         raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")

@@ -249,8 +249,11 @@ class Reader:
 
     def total(self, terms: Terms, start: int, stop: int) -> Floats:
         """Elements [start, stop) of a weighted sum, float32 (float64 if a term is)."""
-        parts = [self.term(term, start, stop) for term, _ in terms]
-        return blend(parts, [weight for _, weight in terms])
+        import numpy as np
+
+        with np.errstate(all="ignore"):  # what is not finite is looked for in the result
+            parts = [self.term(term, start, stop) for term, _ in terms]
+            return blend(parts, [weight for _, weight in terms])
 
     def term(self, term: Term, start: int, stop: int) -> Floats:
         """Elements [start, stop) of a term: as the expert has them, or as its method makes them."""
@@ -323,7 +326,8 @@ class Reader:
         parts = [self.total(terms, start, stop) for terms in term.inputs]
         if term.base is not None and not METHODS[term.operation.method].rows:
             base = self.total(term.base, start, stop)
-            parts = [np.subtract(part, base, out=part, casting="same_kind") for part in parts]
+            with np.errstate(all="ignore"):
+                parts = [np.subtract(p, base, out=p, casting="same_kind") for p in parts]
         # Masks would drop a NaN silently, so it is looked for before any method sees it.
         if not self._allow_non_finite and not all(map(is_finite, parts)):
             raise MergeError(self._non_finite(term, start, stop))
@@ -334,8 +338,11 @@ class Reader:
         return found or f"tensor {term.name!r}: {term.operation.method} overflows float32"
 
     def _measured(self, term: MergedTensor) -> _Facts:
+        import numpy as np
+
         if id(term) not in self._facts:
-            self._facts[id(term)] = self._measure(term)
+            with np.errstate(all="ignore"):
+                self._facts[id(term)] = self._measure(term)
         return self._facts[id(term)]
 
     def _measure(self, term: MergedTensor) -> _Facts:

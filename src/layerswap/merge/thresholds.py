@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from layerswap.checkpoint.read import Floats
+
 BUCKETS = 1 << 22
 """Values that one pass can tell apart in a bracket."""
 HELD = 1 << 20
@@ -41,8 +43,8 @@ class Stream:
     """
 
     elements: int
-    chunks: Callable[[], Iterable[Sequence[npt.NDArray[np.float32]]]]
-    part: Callable[[int, int], Sequence[npt.NDArray[np.float32]]]
+    chunks: Callable[[], Iterable[Sequence[Floats]]]
+    part: Callable[[int, int], Sequence[Floats]]
 
 
 def magnitude_thresholds(

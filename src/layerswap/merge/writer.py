@@ -149,7 +149,7 @@ def compute_tensor(
     if tensor.verbatim:
         return read_tensor(next(leaves(tensor.inputs))).reshape(tensor.shape)
     values = np.empty(tensor.elements, numpy_dtype(tensor.dtype))
-    buffer = memoryview(values.view(np.uint8)) if len(values) else memoryview(b"")
+    buffer = values.view(np.uint8).data if len(values) else memoryview(b"")
     with ExitStack() as stack:
         handles = open_all(stack, tensor.files)
         reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
@@ -215,7 +215,7 @@ def computed(
         result = narrowed(reader.total(piece.tensor.inputs, chunk.start, chunk.stop), dtype)
         if not allow_non_finite and not is_finite(result, dtype):
             raise MergeError(_non_finite(chunk, reader))
-        yield memoryview(result.view(np.uint8)), chunk.offset
+        yield result.view(np.uint8).data, chunk.offset
 
 
 def _non_finite(chunk: Compute, reader: Reader) -> str:
