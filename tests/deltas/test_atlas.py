@@ -67,7 +67,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_rows_and_summaries_are_the_direct_ones(trio, monkeypatch, axis, chunk):
     monkeypatch.setattr(measure, "CHUNK_ELEMENTS", chunk)
     base, one, two = trio
-    atlas = ls.measure_delta(base, one, two, axis=axis)
+    atlas = ls.delta(base, one, two, axis=axis)
     start = weights(base)
     for expert, folder in (("one", one), ("two", two)):
         for name, value in weights(folder).items():
@@ -92,7 +92,7 @@ def test_conv1d_matrices_are_transposed(tmp_path):
     config = GPT2Config(n_layer=2, n_embd=12, n_head=2, n_positions=16, vocab_size=30)
     base = save(tmp_path / "base", config, 0)
     expert = save(tmp_path / "expert", config, 1, near=base)
-    atlas = ls.measure_delta(base, expert)
+    atlas = ls.delta(base, expert)
     name = "transformer.h.0.mlp.c_fc.weight"  # stored [in, out] = [12, 48]
     delta = weights(expert)[name] - weights(base)[name]
     np.testing.assert_allclose(
@@ -114,7 +114,7 @@ def test_an_adapter_is_measured_as_the_weights_it_makes(trio, tmp_path):
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     adapted.save_pretrained(tmp_path / "lora")
     merged = adapted.merge_and_unload().state_dict()
-    atlas = ls.measure_delta(base, tmp_path / "lora")
+    atlas = ls.delta(base, tmp_path / "lora")
     for name, start in weights(base).items():
         delta = merged[name] - start
         rows = delta.abs().mean(dim=0) if delta.dim() == 2 else delta.abs().mean().reshape(1)
@@ -129,7 +129,7 @@ def test_an_adapter_is_measured_as_the_weights_it_makes(trio, tmp_path):
 
 def test_it_comes_back_from_disk(trio, tmp_path):
     base, one, two = trio
-    atlas = ls.measure_delta(base, one, two)
+    atlas = ls.delta(base, one, two)
     atlas.save(tmp_path)
     again = ls.Atlas.load(tmp_path)
     assert (again.base, again.experts, again.axis) == (atlas.base, atlas.experts, atlas.axis)
@@ -143,7 +143,7 @@ def test_it_comes_back_from_disk(trio, tmp_path):
 
 def test_the_number_of_threads_does_not_change_a_bit(trio):
     base, one, two = trio
-    atlases = [ls.measure_delta(base, one, two, threads=threads) for threads in (1, 5)]
+    atlases = [ls.delta(base, one, two, threads=threads) for threads in (1, 5)]
     for key, change in atlases[0].changes.items():
         np.testing.assert_array_equal(change.rows, atlases[1].changes[key].rows)
     assert atlases[0].sums == atlases[1].sums
@@ -154,7 +154,7 @@ def test_the_number_of_threads_does_not_change_a_bit(trio):
 
 def test_what_bfloat16_would_take_is_measured_on_float32(trio):
     base, one, _ = trio
-    atlas = ls.measure_delta(base, one)
+    atlas = ls.delta(base, one)
     start, end = weights(base), weights(one)
     lost, whole = 0.0, 0.0
     for name, value in end.items():
@@ -179,7 +179,7 @@ def test_what_bfloat16_took_is_expected_from_its_steps(tmp_path):
         (tmp_path / name).mkdir()
         save_file({"layers.0.mlp.up_proj.weight": value}, tmp_path / name / "model.safetensors")
         (tmp_path / name / "config.json").write_text("{}")
-    atlas = ls.measure_delta(tmp_path / "base", tmp_path / "expert")
+    atlas = ls.delta(tmp_path / "base", tmp_path / "expert")
     found = atlas.changes["expert", "layers.0.mlp.up_proj.weight"]
     assert not found.lost_is_measured
     error = float((true.bfloat16().float() - true).norm()) / found.norm
@@ -229,7 +229,7 @@ def test_tensors_made_for_a_published_map_give_back_its_numbers(tmp_path, expert
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
         (tmp_path / name / "config.json").write_text('{"num_hidden_layers": 32}')
-    atlas = ls.measure_delta(tmp_path / "base", tmp_path / "expert")
+    atlas = ls.delta(tmp_path / "base", tmp_path / "expert")
     from layerswap.report.delta_map import map_of
 
     found = map_of(atlas, "expert", 1.9e-5)
@@ -252,12 +252,12 @@ def test_experts_that_do_not_fit_are_refused(trio, tmp_path):
     base = trio[0]
     wide = save(tmp_path / "wide", llama(intermediate_size=44), 1)
     with pytest.raises(LayerswapError, match=r"down_proj.weight' has shape \[24, 44\], the base"):
-        ls.measure_delta(base, wide)
+        ls.delta(base, wide)
     deep = save(tmp_path / "deep", llama(num_hidden_layers=4), 1)
     with pytest.raises(LayerswapError, match=r"deep and the base have different tensors: 'model"):
-        ls.measure_delta(base, deep)
+        ls.delta(base, deep)
     with pytest.raises(LayerswapError, match="give an expert to compare with the base"):
-        ls.measure_delta(base)
+        ls.delta(base)
 
 
 def test_nan_is_named(trio, tmp_path):
@@ -269,7 +269,7 @@ def test_nan_is_named(trio, tmp_path):
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")
     save_file(tensors, spoilt / "model.safetensors")
     with pytest.raises(LayerswapError, match=r"'model.layers.1.mlp.up_proj.weight' holds NaN"):
-        ls.measure_delta(base, spoilt)
+        ls.delta(base, spoilt)
 
 
 def test_what_is_no_atlas(tmp_path):

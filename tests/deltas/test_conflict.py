@@ -78,7 +78,7 @@ def by_place(atlas: ls.Atlas, trio: list[Path]) -> dict:
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 1.0])
 def test_every_place_has_the_direct_numbers(trio, share):
-    atlas = ls.measure_delta(*trio)
+    atlas = ls.delta(*trio)
     found = atlas.conflict("one", "two", share)
     expected = by_place(atlas, trio)
     assert found.keys() == expected.keys()
@@ -90,7 +90,7 @@ def test_every_place_has_the_direct_numbers(trio, share):
 
 
 def test_the_tables_say_the_same(trio, tmp_path):
-    atlas = ls.measure_delta(*trio)
+    atlas = ls.delta(*trio)
     atlas.save(tmp_path)
     expected = by_place(atlas, trio)
     table = pq.read_table(tmp_path / "conflict.parquet").to_pylist()
@@ -114,7 +114,7 @@ def test_an_expert_against_itself_and_its_opposite(trio, tmp_path):
     zero = save(tmp_path / "zero", {n: torch.zeros_like(v) for n, v in start.items()})
     same = save(tmp_path / "same", delta)
     opposite = save(tmp_path / "opposite", {n: -v for n, v in delta.items()})
-    atlas = ls.measure_delta(zero, {"a": same, "b": same, "c": opposite})
+    atlas = ls.delta(zero, {"a": same, "b": same, "c": opposite})
     for conflict in atlas.conflict("a", "b").values():
         assert conflict.cosine == pytest.approx(1)
         assert conflict.disagreement == 0
@@ -138,6 +138,6 @@ def test_nothing_in_common_is_zero(tmp_path):
     folders = [save(tmp_path / str(i), {name: value}) for i, value in enumerate(made)]
     for folder in folders:
         (folder / "config.json").write_text("{}")
-    conflict = ls.measure_delta(*folders).conflict("1", "2", 0.5)[ls.Place(0, "mlp")]
+    conflict = ls.delta(*folders).conflict("1", "2", 0.5)[ls.Place(0, "mlp")]
     assert (conflict.cosine, conflict.disagreement, conflict.overlap) == (0, 0, 0)
     assert not math.isnan(conflict.jaccard)

@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard
 from merging import change_config, copied, weight_bytes
 
 import layerswap as ls
+from layerswap.checkpoint import fingerprint, preconditions
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge import metadata as documents
 
 
 def recipe_of(experts, **changes):
@@ -60,7 +60,7 @@ def test_the_record_holds_recipe_composition_and_sources(experts, out):
         assert record["sources"][name] == {
             "source": str(experts[folder]),
             "revision": None,
-            "fingerprints": {"model.safetensors": documents.fingerprint(file)},
+            "fingerprints": {"model.safetensors": fingerprint(file)},
         }
 
 
@@ -89,20 +89,20 @@ def test_the_record_of_one_plan_of_a_grid_makes_the_same_weights(experts, tmp_pa
 
 
 def test_a_fingerprint_sees_every_block_it_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "SAMPLE_BYTES", 16)
+    monkeypatch.setattr(preconditions, "SAMPLE_BYTES", 16)
     file = tmp_path / "weights"
     data = bytes(range(256)) * 40
     file.write_bytes(data)
-    seen, last = {documents.fingerprint(file)}, len(data) - 16
+    seen, last = {fingerprint(file)}, len(data) - 16
     starts = [last * i // 63 for i in range(64)]
     positions = [start + at for start in starts for at in (0, 15)]
     for position in positions:
         changed = bytearray(data)
         changed[position] ^= 1
         file.write_bytes(changed)
-        seen.add(documents.fingerprint(file))
+        seen.add(fingerprint(file))
     file.write_bytes(data + b"\0")
-    seen.add(documents.fingerprint(file))
+    seen.add(fingerprint(file))
     assert len(seen) == len(set(positions)) + 2
 
 
@@ -110,12 +110,12 @@ def test_a_fingerprint_sees_every_block_it_samples(tmp_path, monkeypatch):
 def test_a_small_file_is_fingerprinted_whole(tmp_path, size):
     file = tmp_path / "weights"
     file.write_bytes(bytes(size))
-    before = documents.fingerprint(file)
+    before = fingerprint(file)
     for position in {0, size // 2, size - 1} if size else ():
         data = bytearray(size)
         data[position] = 1
         file.write_bytes(data)
-        assert documents.fingerprint(file) != before
+        assert fingerprint(file) != before
 
 
 def test_the_card_is_one_the_hub_reads(out):

@@ -22,6 +22,7 @@ from merging import (
 )
 
 import layerswap as ls
+from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.load import load_tensor
@@ -326,10 +327,10 @@ def test_a_grid_reaches_experts_that_the_first_plan_does_not_use(experts, tmp_pa
 
 def test_with_composition_refuses_what_does_not_fit(experts):
     plan = ls.swap(task=experts["task"], language=experts["language"])
-    other = ls.partition("C", 5, task="task", language="language")
+    other = partition("C", 5, task="task", language="language")
     with pytest.raises(RecipeError, match="a composition of 5 layers for experts of 4"):
         plan.with_composition(other)
-    other = ls.partition("C", 4, task="task", language="swahili")
+    other = partition("C", 4, task="task", language="swahili")
     with pytest.raises(RecipeError, match="the plan has no expert 'swahili'"):
         plan.with_composition(other)
 
