@@ -50,7 +50,7 @@ def merged(method, parts, weights=None, *, chunk=97, name="w", **parameters):
     )
 
     def cut(vector, start, stop):
-        return None if vector is None else np.array(vector[start:stop])
+        return None if vector is None else np.asarray(vector)[start:stop].copy()
 
     def read(start, stop, measured=None):
         return Chunk(

@@ -496,7 +496,8 @@ def nuslerp(chunk: Chunk) -> Array:
     shares = [
         np.where(flat, share, np.sin(share * angle) / sine)[_vectors(chunk)] for share in (1 - t, t)
     ]
-    return (shares[0] * first + shares[1] * second).astype(first.dtype)
+    merged: Array = (shares[0] * first + shares[1] * second).astype(first.dtype)
+    return merged
 
 
 def _vectors(chunk: Chunk) -> Any:
