@@ -52,6 +52,7 @@ def test_no_single_matrix_decides(left_out):
     assert zones.top <= 2
 
 
+@pytest.mark.slow
 def test_small_noise_does_not_move_it():
     """Layers that neither expert changed must not count: shares of a thousandth are noise."""
     rng = np.random.default_rng(0)

@@ -80,6 +80,7 @@ def test_one_new_token(llama):
     assert [generation.tokens[0] for generation in found[0]] == ids
 
 
+@pytest.mark.slow
 def test_rows_end_on_their_own(llama):
     whole = Sweep(llama).generate(PROMPTS, max_new_tokens=30, eos=[])
     written = [token for row in whole for g in row for token in g.tokens]
@@ -154,6 +155,7 @@ def test_equal_compositions_and_beginnings_are_computed_once(llama, monkeypatch)
     assert rows == [2] * 5 * 5  # two prompts, five layers, five steps after the prompts
 
 
+@pytest.mark.slow
 def test_logits_processors_of_transformers(llama):
     from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -169,6 +171,7 @@ def test_logits_processors_of_transformers(llama):
         assert tokens_of(generations) == expected
 
 
+@pytest.mark.slow
 def test_bfloat16_agrees_but_for_rounding(tmp_path):
     plans = grid_of(swap_of(tmp_path, "llama", torch.bfloat16))
     found = Sweep(plans).generate(PROMPTS, max_new_tokens=8, eos=[])
@@ -282,6 +285,7 @@ def test_models_with_another_state_generate_alone(letters, tmp_path):
     assert {g.reason for row in cut for g in row} == {"stop", "length"}
 
 
+@pytest.mark.slow
 def test_alone_and_together_are_the_same(llama):
     sweep, apart = Sweep(llama[:4]), Sweep(llama[:4])
     apart._together = False

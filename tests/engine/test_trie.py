@@ -267,6 +267,7 @@ def test_greedy_answers_are_found(llama):
     assert scores.greedy[3].tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_the_labs_questions_are_answered_as_the_lab_scores_them():
     lab = shipped()
     language = lab.languages[0]

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
+from layerswap.evaluation import harness
 from layerswap.evaluation.harness import evaluate
 from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.response_cache import AnswerStore
@@ -236,3 +237,14 @@ def test_a_prompt_outside_of_a_task(world):
     assert text == "<s>[system] Jibu.\n[user] Habari?\n[assistant]"
     plain = PromptOptions(system_instruction="Jibu.").prompt_ids(tokenizer, "Habari?")
     assert tokenizer.decode(plain) == "Jibu.\n\nHabari?"
+
+
+@pytest.mark.slow
+def test_lm_evals_own_tasks_are_known(whole_index, monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "_lm_eval_manager", whole_index)
+    (tmp_path / "mine.yaml").write_text("task: mine\noutput_type: generate_until\n")
+    assert len(harness.task_names()) > 10_000
+    harness.check_task_names(["mine", "hellaswag"], include=[tmp_path])
+    with pytest.raises(EvaluationError, match="no task 'helaswag'; did you mean 'hellaswag'"):
+        harness.check_task_names(["mine", "helaswag"], include=[tmp_path])
+    assert "mine" not in harness.task_names()

@@ -74,6 +74,7 @@ def same(found, expected):
             assert mine[key] == other[key], key
 
 
+@pytest.mark.slow
 def test_a_slice_of_mgsm_scores_as_in_lm_eval(world, tasks, tmp_path):
     plan = ls.swap(task=world["task"], language=world["language"])
     plans = plan.grid(bottom=[0, 1, 2], top=[0, 1])

@@ -37,6 +37,7 @@ def test_every_language_has_both_skills(tasks):
         assert len((tasks / f"{name}.jsonl").read_text().splitlines()) == N
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_what_lm_eval_gives_the_merged_checkpoint(tasks, tmp_path):
     import lm_eval
     from lm_eval.models.huggingface import HFLM

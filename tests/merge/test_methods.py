@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from effort import mostly_slow
 from merging import elect_and_average, keep_first, keep_largest
 
 from layerswap.compose.blend import METHODS as SPECS
@@ -476,7 +477,7 @@ def test_scale_is_linear(method):
     torch.testing.assert_close(twice, 2 * once, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("buckets", [2, 64, thresholds.BUCKETS])
+@pytest.mark.parametrize("buckets", mostly_slow([2, 64, thresholds.BUCKETS], 2, 64))
 @pytest.mark.parametrize("margin", [0.0, 0.01, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 1000, 20_000])
 def test_thresholds_are_exact(size, margin, buckets, monkeypatch):

@@ -98,7 +98,7 @@ def test_places_can_be_chosen_one_by_one_or_by_a_recipe(tmp_path, base, rows):
     assert {n.split(".")[2] for n in changed(out, base)} == {"1", "2"}
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}])
+@pytest.mark.parametrize("lora", mostly_slow([None, {"r": 4}], None))
 def test_places_can_learn_at_rates_of_their_own(tmp_path, base, rows, lora):
     # The first step of Adam moves every weight by the learning rate, whatever its gradient.
     one = {"max_steps": 1, "weight_decay": 0.0, "adam_epsilon": 1e-30, "learning_rate": 1e-3,
@@ -127,7 +127,7 @@ def test_places_can_learn_at_rates_of_their_own(tmp_path, base, rows, lora):
         assert all(abs(float(moved) / step - 1) < 0.02 for moved in found), where
 
 
-@pytest.mark.parametrize("rslora", [True, False])
+@pytest.mark.parametrize("rslora", mostly_slow([True, False], True))
 def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows, rslora):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -164,6 +164,7 @@ def test_partial_lora_has_no_adapter_at_frozen_places(tmp_path, base, rows):
     assert found == {(0, "mlp"), (3, "mlp")} | {(layer, "attention") for layer in range(4)}
 
 
+@pytest.mark.slow
 def test_joint_sft_reads_all_rows_of_both_sets(tmp_path, base, rows):
     sets = [files(rows, "task", validation=True), files(rows, "language", validation=True)]
     out = trained(tmp_path, base, mix=sets)
@@ -379,6 +380,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows):
         assert torch.allclose(first[name], second[name], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_experts_of_one_base_swap(tmp_path, base, rows):
     import layerswap as ls
 
