@@ -325,6 +325,18 @@ def test_quantised_weights(single, extra):
     assert refusal(single) == expected
 
 
+@pytest.mark.parametrize("value", [True, "LlamaForCausalLM", [3], {"a": "b"}])
+def test_architectures_that_are_no_list_of_names(single, value):
+    write_config(single, CONFIG | {"architectures": value})
+    expected = f"/config.json: architectures is {value!r}, not a list of class names"
+    assert refusal(single) == expected
+
+
+def test_a_model_type_that_is_no_name(single):
+    write_config(single, CONFIG | {"model_type": [1]})
+    assert refusal(single) == "/config.json: model_type is [1], not a name"
+
+
 def test_a_null_quantisation_is_none(single):
     write_config(single, CONFIG | {"quantization_config": None})
     assert len(open_checkpoint(str(single)).tensors) == 3

@@ -84,6 +84,18 @@ def test_shards(tmp_path):
         open_checkpoint(str(folder), allow_pickle=True)
 
 
+@pytest.mark.parametrize("files", [[["a.bin"]], [{"a.bin": 1}], [3], [None]])
+def test_an_index_of_other_things_than_names(tmp_path, files):
+    folder = save(tmp_path / "model", weights())
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": files[0]}}))
+    with pytest.raises(CheckpointError, match="points outside its folder"):
+        open_checkpoint(str(folder), allow_pickle=True)
+    index.write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(CheckpointError, match="weight_map lists no files"):
+        open_checkpoint(str(folder), allow_pickle=True)
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("owned",)
@@ -100,6 +112,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match="cannot be read as tensors only") as caught:
             open_checkpoint(str(folder), allow_pickle=True)
         assert "\n" not in str(caught.value)
+        assert "weights_only" not in str(caught.value)  # torch's advice: load it all the same
         assert not (tmp_path / "owned").exists()
 
 
@@ -112,6 +125,8 @@ def test_code_in_a_pickle_does_not_run(tmp_path, monkeypatch):
         ({"step": 3}, "'step' is a int, not a tensor"),
         ({3: torch.zeros(1)}, "3 is a Tensor, not a tensor"),
         ({"w": torch.eye(3).to_sparse()}, "'w' is no plain tensor"),
+        ({"w": torch.empty(3, device="meta")}, "'w' is no plain tensor"),
+        ({"w": Evil()}, r"tensors only \(it asks for posix.mkdir\)$"),
     ],
 )
 def test_what_is_not_a_checkpoint(tmp_path, content, message):

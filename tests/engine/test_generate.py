@@ -191,6 +191,9 @@ def test_bfloat16_agrees_but_for_rounding(tmp_path):
 # --- sampling -----------------------------------------------------------------------------------
 
 
+NARROW = Sampling(temperature=0.7, top_k=12, top_p=0.8, seed=1)
+
+
 def drawn_alone(plan, prompt, draws, sampling):
     """Sampling written a second time: whole forward passes, no cache."""
     model, tokens = plan.load(), []
@@ -205,7 +208,9 @@ def drawn_alone(plan, prompt, draws, sampling):
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(seed=3), Sampling(temperature=0.7, top_k=12, top_p=0.8, seed=1)], ids=str
+    "sampling",
+    mostly_slow([Sampling(seed=3), NARROW], NARROW),
+    ids=str,
 )
 def test_sampled_tokens_are_those_of_their_draws(llama, sampling):
     found = Sweep(llama).generate(PROMPTS, max_new_tokens=8, eos=[], sampling=sampling)

@@ -167,6 +167,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_during_a_merge(experts, tmp_path):
     """On a tmpfs of its own, in a namespace where anybody may mount one."""
     disk = tmp_path / "disk"

@@ -292,3 +292,26 @@ def test_tokenizers_in_unlike_files_are_compared(unlike, tmp_path):
     (other / "tokenizer.model").write_bytes(b"no sentencepiece at all")
     with pytest.raises(LayerswapError, match=r"tokenizer\.json and tokenizer\.model cannot be"):
         ls.swap(task=task, language=other)
+
+
+ODD = {
+    "a number of added tokens": {"added_tokens": 3},
+    "an added token that is null": {"added_tokens": [None]},
+    "an added token without a text": {"added_tokens": [{"id": 1}]},
+    "an added token of a list": {"added_tokens": [{"id": 1, "content": ["a"]}]},
+    "pairs of numbers": {"model": {"type": "Unigram", "vocab": [[1, 2], [3, 4]]}},
+    "no pairs": {"model": {"type": "Unigram", "vocab": [1, 2]}},
+    "ids that are texts": {"model": {"type": "WordLevel", "vocab": {"a": "0", "b": "1"}}},
+    "ids that are fractions": {"model": {"type": "WordLevel", "vocab": {"a": 0.5}}},
+    "ids below zero": {"model": {"type": "WordLevel", "vocab": {"a": -1}}},
+    "a vocabulary of one number": {"model": {"type": "WordLevel", "vocab": 7}},
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_tokenizer_of_odd_types_is_one_line(experts, pair, case):
+    path = pair[1] / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **ODD[case]}))
+    with pytest.raises(LayerswapError, match="its tokens are not texts with ids") as caught:
+        ls.swap(task=pair[0], language=pair[1], bottom=1, top=1)
+    assert str(caught.value).startswith(f"{path}: ")

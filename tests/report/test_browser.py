@@ -15,6 +15,7 @@ from layerswap.report.delta_map import map_panel
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
 
 playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.slow
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip

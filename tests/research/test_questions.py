@@ -13,6 +13,7 @@ from layerswap.lab.train import ModelShape, Training, Trainings
 from layerswap.study.journal import StudyJournal
 from layerswap.study.runner import run_graph
 
+pytestmark = pytest.mark.slow
 SHORT = replace(
     Trainings(),
     shape=ModelShape(layers=4, hidden=16, heads=2, mlp=16),

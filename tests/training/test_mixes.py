@@ -117,6 +117,7 @@ def test_the_seed_decides_and_each_source_can_have_its_own(tmp_path):
     assert picked[0] != picked[1]
 
 
+@pytest.mark.slow
 def test_the_files_on_disk_depend_on_nothing_but_the_mix(tmp_path):
     recipe = MIX_OF_EXCERPTS.format(data=DATA)
     (tmp_path / "mix.yaml").write_text(recipe)

@@ -274,13 +274,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder}: quantised weights cannot be merged; use the unquantised checkpoint"
         )
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"{folder / CONFIG}: architectures is {clipped(repr(names))}, not a list of class names"
+        )
+    if not isinstance(config.get("model_type") or "", str):
+        raise CheckpointError(
+            f"{folder / CONFIG}: model_type is {clipped(repr(config['model_type']))}, not a name"
+        )
     return config
 
 
 def _configured_layers(config: Mapping[str, Any]) -> int | None:
     text = text_config(config)
     for key in LAYER_COUNTS:
-        if isinstance(text.get(key), int):
+        if type(text.get(key)) is int:
             return int(text[key])
     return None
 

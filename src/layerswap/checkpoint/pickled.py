@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
+GLOBAL = re.compile(r"GLOBAL (\S+)")
+"""How torch names what a pickle asks for and it did not load."""
 MANIFEST = "converted.json"
 """Sizes of the converted files, and what they were made from."""
 
@@ -71,13 +74,15 @@ def _files(folder: Path) -> list[Path]:
     if not index.is_file():
         return [folder / PICKLED]
     weight_map = read_json_object(index).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names:
+        raise CheckpointError(f"{index}: weight_map lists no files")
     for name in names:
         if not isinstance(name, str) or name != PurePosixPath(name).name or "\\" in name:
             raise CheckpointError(f"{index}: {clipped(repr(name))} points outside its folder")
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: shard {name}, named by {index.name}, is missing")
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in sorted(set(names))]
 
 
 def _stamps(files: list[Path]) -> list[list[str | int]]:
@@ -113,7 +118,7 @@ def _convert(file: Path, folder: Path) -> int:
             dtypes[torch_dtype(dtype)] = dtype
     weights = _load(file)
     for name, tensor in weights.items():
-        if tensor.dtype not in dtypes or tensor.layout != torch.strided:
+        if tensor.dtype not in dtypes or tensor.layout != torch.strided or tensor.is_meta:
             raise CheckpointError(f"{file}: {clipped(repr(name))} is no plain tensor")
     tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     header = header_bytes(
@@ -138,7 +143,7 @@ def _load(file: Path) -> Mapping[str, torch.Tensor]:
         except RuntimeError:  # files of before torch 1.6 cannot be mapped
             found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle raises whatever a damaged stream makes it raise
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        why = _reason(error)
         raise CheckpointError(f"{file}: cannot be read as tensors only ({why})") from None
     if not isinstance(found, dict) or not found:
         raise CheckpointError(f"{file}: holds no tensors by name")
@@ -148,3 +153,14 @@ def _load(file: Path) -> Mapping[str, torch.Tensor]:
                 f"{file}: {clipped(repr(name))} is a {type(value).__name__}, not a tensor"
             )
     return found
+
+
+def _reason(error: Exception) -> str:
+    """What torch found, without its advice to load the file in a way that can run code."""
+    text = str(error).strip() or type(error).__name__
+    found = GLOBAL.search(text)
+    if found:
+        return f"it asks for {clipped(found[1])}"
+    if "weights_only" in text:
+        return "it holds more than tensors and plain containers"
+    return clipped(text.splitlines()[0])

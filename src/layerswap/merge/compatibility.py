@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, Place, read_json_object, text_config
 from layerswap.checkpoint.read import same_bytes
+from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Composition
-from layerswap.errors import MergeError
+from layerswap.errors import CheckpointError, MergeError
 
 NOT_COMPUTED = frozenset(
     {
@@ -281,7 +282,7 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: str) -> list[s
 def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
     """Id of every token in `tokenizer.json`, added tokens included; empty without that file."""
     path = checkpoint.folder / "tokenizer.json"
-    return vocabulary_of(read_json_object(path)) if path.is_file() else {}
+    return vocabulary_of(path) if path.is_file() else {}
 
 
 def _settings_differences(first: Path, second: Path) -> Iterator[str]:
@@ -313,7 +314,7 @@ def _template(folder: Path) -> str | None:
 def _difference(first: Path, second: Path) -> str | None:
     paths = first / "tokenizer.json", second / "tokenizer.json"
     if all(path.is_file() for path in paths):
-        return _json_difference(read_json_object(paths[0]), read_json_object(paths[1]))
+        return _json_difference(*paths)
     files = _files(first), _files(second)
     common = [file for file in files[0] if file in files[1]]
     if not common:
@@ -343,10 +344,11 @@ def _loaded_difference(first: Path, second: Path) -> str | None:
     return None if found[0] == found[1] else _tokens_differ(*found)
 
 
-def _json_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
-    a, b = vocabulary_of(first), vocabulary_of(second)
+def _json_difference(*paths: Path) -> str | None:
+    a, b = (vocabulary_of(path) for path in paths)
     if a != b:
         return _tokens_differ(a, b)
+    first, second = (read_json_object(path) for path in paths)
     if all(first.get(component) == second.get(component) for component in COMPONENTS):
         return None
     first, second = _canonical(first), _canonical(second)
@@ -375,14 +377,27 @@ def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(written))
 
 
-def vocabulary_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Id of every token, added tokens included."""
+def vocabulary_of(path: Path) -> dict[str, int]:
+    """Id of every token in a `tokenizer.json`, added tokens included.
+
+    Raises:
+        CheckpointError: the file cannot be read, or something in it is no token with an id.
+    """
+    tokenizer = read_json_object(path)
     model = tokenizer.get("model")
     vocab = model.get("vocab", {}) if isinstance(model, dict) else {}
-    if isinstance(vocab, list):  # Unigram: [token, score] pairs, the id is the position
-        vocab = {pair[0]: i for i, pair in enumerate(vocab)}
-    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", ())}
-    return {**vocab, **added}
+    try:
+        if isinstance(vocab, list):  # Unigram: [token, score] pairs, the id is the position
+            vocab = {token: i for i, (token, _) in enumerate(vocab)}
+        added = {one["content"]: one["id"] for one in tokenizer.get("added_tokens") or ()}
+        found: dict[str, int] = {**vocab, **added}
+    except (TypeError, ValueError, KeyError):
+        raise CheckpointError(f"{path}: its tokens are not texts with ids") from None
+    for token, number in found.items():
+        if not isinstance(token, str) or type(number) is not int or number < 0:
+            shown = clipped(f"{token!r} is {number!r}")
+            raise CheckpointError(f"{path}: its tokens are not texts with ids ({shown})")
+    return found
 
 
 def _id(value: int | None) -> str:

@@ -207,8 +207,9 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
     """
     path = folder / "tokenizer.json"
     data = read_json_object(path)
-    entries, taken = list(data.get("added_tokens") or ()), set(vocabulary_of(data))
-    following = 1 + max(vocabulary_of(data).values(), default=-1)
+    known_ids = vocabulary_of(path)
+    entries, taken = list(data.get("added_tokens") or ()), set(known_ids)
+    following = 1 + max(known_ids.values(), default=-1)
     for name, tokens in alignment.added.items():
         theirs = read_json_object(experts[name].folder / "tokenizer.json")
         known = {entry["content"]: entry for entry in theirs.get("added_tokens") or ()}
