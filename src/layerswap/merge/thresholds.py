@@ -65,7 +65,7 @@ def magnitude_thresholds(
     total = sum(stream.elements for stream in streams)
     samples = _samples(streams, experts, total)
     searches = [
-        [_Search(rank, sample, rank / max(1, total)) for rank in ranks] for sample in samples
+        [_Search(rank, total, sample) for rank in ranks] for sample in samples
     ]
     while any(not search.done for row in searches for search in row):
 
@@ -88,9 +88,11 @@ def magnitude_thresholds(
 class _Search:
     """One expert's rank: the value lies in [low, high) of the bits, once the bracket is right."""
 
-    def __init__(self, rank: int, sample: Any, share: float) -> None:
+    def __init__(self, rank: int, elements: int, sample: Any) -> None:
         self._rank = rank
-        self._low, self._high = _bracket(sample, share)
+        # A small tensor is read again sooner than millions of buckets are summed.
+        self._buckets = min(BUCKETS, 64 * max(1, elements))
+        self._low, self._high = _bracket(sample, rank / max(1, elements))
         self.done = rank == 0
         self._lock = Lock()
         self._held: list[Any] = []
@@ -160,7 +162,7 @@ class _Search:
         import numpy as np
 
         width = self._high - self._low
-        self._shift = max(0, (width - 1).bit_length() - (BUCKETS - 1).bit_length())
+        self._shift = max(0, (width - 1).bit_length() - (self._buckets - 1).bit_length())
         buckets = 0 if self.done else ((width - 1) >> self._shift) + 1
         self._counts = np.zeros(buckets, dtype=np.int64)
         self._above, self._held_count = 0, 0
