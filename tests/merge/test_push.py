@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from effort import mostly_slow
 from hub_server import Hub, running_hub
 
 from layerswap.checkpoint.hub import check_hub_id
@@ -30,7 +29,8 @@ def push(hub: Hub, experts, out, *more: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("public", mostly_slow([False, True], False))
+@pytest.mark.slow
+@pytest.mark.parametrize("public", [False, True])
 def test_a_merge_is_uploaded_private_unless_asked(experts, tmp_path, public):
     with running_hub() as hub:
         done = push(hub, experts, tmp_path / "out", *(["--public"] if public else []))
