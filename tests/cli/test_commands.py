@@ -301,3 +301,29 @@ def test_public_without_push(layerswap, experts, tmp_path):
     result = layerswap("merge", *pair(experts), "--public", "--out", tmp_path / "merged")
     assert result.code == 2
     assert "--public says who sees what --push uploads" in result.err
+
+
+def test_a_path_too_long_for_a_file_is_one_line(layerswap, experts, tmp_path):
+    recipe = f"{{experts: {{task: {experts.task}, language: {experts.language}}}, swap: {{}}}}"
+    path = tmp_path / "sweep.yaml"
+    rest = f"grid: {{bottom: 1, top: 0}}\ntasks: [x]\ninclude: [{'x' * 3000}]\n"
+    path.write_text(f"recipe: {recipe}\n{rest}")
+    done = layerswap("sweep", path, "--out", tmp_path / "out")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert done.err.endswith(": the name is too long for a file\n")
+    assert len(done.err) < 300
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_with_brackets_are_shown_as_they_are(layerswap, tmp_path):
+    table = tmp_path / "merges.csv"
+    lines = ["pair,mgsm[sw],[red]english[/red],[/x]"]
+    lines += [f"p{i},{i / 10},{i * i},{[3, 1, 2, 5, 4, 0][i]}" for i in range(6)]
+    table.write_text("\n".join(lines) + "\n")
+    done = layerswap(
+        "composability", table, "--merged", "mgsm[sw]", "--figure", tmp_path / "signals.svg"
+    )
+    assert done.code == 0, done.err
+    assert "[red]english[/red]" in done.out
+    assert "[/x]" in done.out

@@ -45,6 +45,8 @@ def test_aliases_stand_for_their_value():
     ("text", "message"),
     [
         ("a: 1\na: 2", "r.yaml: line 2: key 'a' is given twice"),
+        ('a:\n- "b\\0c"', r"r.yaml: line 2: 'b\x00c' holds NUL or half of a surrogate pair"),
+        ('"\\ud800": 1', r"r.yaml: line 1: '\ud800' holds NUL or half of a surrogate pair"),
         ("x:\n  a: 1\n  b: 2\n  a: 3", "r.yaml: line 4: key 'a' is given twice"),
         ("a: &a [*a]", "r.yaml: line 1: a value contains itself by an alias"),
         (BOMB, "r.yaml: line 6: aliases make more than 100,000 values of this"),

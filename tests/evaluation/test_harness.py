@@ -248,3 +248,21 @@ def test_lm_evals_own_tasks_are_known(whole_index, monkeypatch, tmp_path):
     with pytest.raises(EvaluationError, match="no task 'helaswag'; did you mean 'hellaswag'"):
         harness.check_task_names(["mine", "helaswag"], include=[tmp_path])
     assert "mine" not in harness.task_names()
+
+
+def test_a_damaged_page_of_answers_is_one_line(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    store = AnswerStore(path)
+    store.keep(("c", f"request {i}", [float(i), True]) for i in range(2000))
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * len(data[4096:])
+    path.write_bytes(data)
+    damaged = AnswerStore(path)
+    for ask in (
+        lambda: damaged.known("c", ["request 5"]),
+        lambda: damaged.keep([("c", "request 5", [1.0, True])]),
+    ):
+        with pytest.raises(EvaluationError, match="cannot be used to keep answers") as caught:
+            ask()
+        assert str(caught.value).startswith(f"{path}: ")

@@ -22,6 +22,7 @@ from merging import (
 )
 
 import layerswap as ls
+from layerswap.checkpoint.preconditions import check_space
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError
 
@@ -336,11 +337,28 @@ def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
     assert refused_save(plan, base / "out").endswith("would write into the checkpoint of base")
 
 
+@pytest.mark.parametrize(
+    ("need", "free", "said"),
+    [
+        (12, 0, "needs 12 bytes, only 0 bytes"),
+        (3_400, 20, "needs 3.4 kB, only 20 bytes"),
+        (5_040_000, 5_010_000, "needs 5,040,000 bytes, only 5,010,000 bytes"),
+        (5 * 10**9, 4_990_000_000, "needs 5.00 GB, only 4.99 GB"),
+    ],
+)
+def test_the_space_that_lacks_can_be_told(tmp_path, monkeypatch, need, free, said):
+    usage = namedtuple("usage", "total used free")(10, 9, free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(LayerswapError) as caught:
+        check_space(tmp_path, need)
+    assert str(caught.value) == f"{tmp_path}: {said} are free"
+
+
 def test_a_full_disk_is_refused_before_writing(plan, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")(10, 9, plan.nbytes - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert refused_save(plan, tmp_path / "out") == (
-        f"{tmp_path}: needs 0.1 MB, only 0.1 MB are free"
+        f"{tmp_path}: needs {plan.nbytes:,} bytes, only {plan.nbytes - 1:,} bytes are free"
     )
 
 

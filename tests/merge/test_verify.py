@@ -235,6 +235,31 @@ def test_a_configuration_may_be_laid_out_in_another_way(out):
     assert findings(out) == []
 
 
+@pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 4.0), ("use_cache", 1)])
+def test_a_number_of_another_kind_is_another_value(out, key, value):
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    assert config[key] == value  # as Python sees it
+    path.write_text(json.dumps({**config, key: value}))
+    assert findings(out) == [f"{path}: not as the merge writes it"]
+
+
+def test_a_float_in_the_record_is_no_integer(out):
+    edit(out, lambda record: record["recipe"]["swap"].update(bottom=1.0))
+    with pytest.raises(LayerswapError, match=r"swap\.bottom"):
+        ls.verify(out)
+
+
+def test_a_card_may_change_after_its_hash_was_recorded(out):
+    assert ls.verify(out, record=True).passed
+    (out / "README.md").write_text("# Swahili mathematician")
+    report = ls.verify(out)
+    assert report.passed
+    assert "README.md changed since its SHA-256 was recorded" in report.notes
+    (out / "README.md").unlink()
+    assert ls.verify(out).passed
+
+
 def test_a_card_is_the_users_to_write(out):
     (out / "README.md").write_text("# Swahili mathematician")
     report = ls.verify(out)

@@ -103,11 +103,17 @@ def check_space(folder: Path, need: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise MergeError(f"{folder}: needs {_size(need)}, only {_size(free)} are free")
+        wanted, there = _size(need), _size(free)
+        if wanted == there:
+            wanted, there = f"{need:,} bytes", f"{free:,} bytes"
+        raise MergeError(f"{folder}: needs {wanted}, only {there} are free")
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    for size, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1)):
+        if count >= size:
+            return f"{count / size:.{digits}f} {unit}"
+    return f"{count} bytes"
 
 
 def _stamp(file: Path) -> Stamp:

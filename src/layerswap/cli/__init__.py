@@ -5,12 +5,14 @@ Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 o
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from typing import Annotated
 
 import typer
 
+from layerswap.checkpoint.strict_json import clipped
 from layerswap.cli import (
     adapters,
     composability,
@@ -98,6 +100,10 @@ def main() -> None:
         if output.settings.verbose:
             traceback.print_exc()
         _fail(str(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _fail(f"{clipped(str(error.filename))}: the name is too long for a file")
     except Exception as error:
         # A wrong option or argument; Typer would draw a box of several lines around it.
         describe = getattr(error, "format_message", None)

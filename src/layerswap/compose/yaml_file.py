@@ -20,6 +20,8 @@ Mistake = tuple[KeyPath, str]
 """A key path and what is wrong there."""
 Model = TypeVar("Model", bound=BaseModel)
 Checked = TypeVar("Checked")
+UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+"""What a text in a file may not hold: no path, no terminal and no UTF-8 file takes it."""
 
 
 LARGEST = 100_000
@@ -27,9 +29,10 @@ LARGEST = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, except that a key given twice is an error, and aliases are bounded.
+    """PyYAML's safe loader, except that some of what YAML allows is an error.
 
-    Aliases can make a value that is exponentially large, or that contains itself.
+    A key given twice; aliases that make a value exponentially large or contain themselves; and a
+    text that no file and no terminal can hold.
     """
 
     def compose_document(self) -> yaml.Node | None:
@@ -37,6 +40,13 @@ class _Loader(yaml.SafeLoader):
         if node is not None:
             _written_out(node, {})
         return node
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and UNWRITABLE.search(value):
+            line = node.start_mark.line + 1
+            raise RecipeError(f"line {line}: {value[:80]!r} holds NUL or half of a surrogate pair")
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +26,52 @@ class AnswerStore:
         path: the file; in memory when None.
 
     Raises:
-        EvaluationError: the file cannot be opened, or is not an answer store.
+        EvaluationError: the file cannot be opened, or is not an answer store; later, from any
+            method, it is damaged or the disk is full.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        try:
+        self._path = path
+        with self._damage_named():
             self._database = sqlite3.connect(path or ":memory:", isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS answers (composition TEXT, request TEXT, answer TEXT, "
                 "PRIMARY KEY (composition, request)) WITHOUT ROWID"
             )
-        except sqlite3.Error as error:
-            raise EvaluationError(f"{path}: cannot be used to keep answers ({error})") from None
 
     def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
         """The answers that a composition has given to some requests."""
         wanted = set(requests)
-        rows = self._database.execute(
-            "SELECT request, answer FROM answers WHERE composition = ?", (composition,)
-        )
-        return {request: json.loads(answer) for request, answer in rows if request in wanted}
+        with self._damage_named():
+            rows = self._database.execute(
+                "SELECT request, answer FROM answers WHERE composition = ?", (composition,)
+            )
+            return {request: json.loads(answer) for request, answer in rows if request in wanted}
 
     def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
         """Keep answers by composition and request; on the disk when this returns."""
-        self._database.execute("BEGIN")
-        self._database.executemany(
-            "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)",
-            [(one, request, json.dumps(answer)) for one, request, answer in answers],
-        )
-        self._database.execute("COMMIT")
+        with self._damage_named():
+            self._database.execute("BEGIN")
+            self._database.executemany(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)",
+                [(one, request, json.dumps(answer)) for one, request, answer in answers],
+            )
+            self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, ValueError) as error:
+            raise EvaluationError(
+                f"{self._path}: cannot be used to keep answers ({error}); "
+                "delete it to compute them again"
+            ) from None
 
 
 def composition_key(plan: Plan) -> str:

@@ -64,9 +64,7 @@ def magnitude_thresholds(
     """
     total = sum(stream.elements for stream in streams)
     samples = _samples(streams, experts, total)
-    searches = [
-        [_Search(rank, total, sample) for rank in ranks] for sample in samples
-    ]
+    searches = [[_Search(rank, total, sample) for rank in ranks] for sample in samples]
     while any(not search.done for row in searches for search in row):
 
         def count(stream: Stream) -> None:

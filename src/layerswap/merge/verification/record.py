@@ -16,6 +16,7 @@ from layerswap.compose.yaml_file import nearest
 from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.metadata import RECORD
 from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge.verification.files import same_json
 from layerswap.merge.verification.report import Verification
 
 HASHES = "sha256"
@@ -108,7 +109,7 @@ class Recorded:
         if made != here:
             report.notes.append(f"written by layerswap {made}; this is {here}")
             return
-        if self.data["recipe"] != plan.record["recipe"]:
+        if not same_json(self.data["recipe"], plan.record["recipe"]):
             report.findings.append(f"{self.path}: the recipe is not written as the merge does")
         for key in self.data.keys() - plan.record.keys() - {HASHES, LOST}:
             report.findings.append(f"{self.path}: {key!r} is no key that the merge writes")

@@ -13,7 +13,7 @@ from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import sha256_of
 from layerswap.errors import LayerswapError, RecipeError
 from layerswap.merge.planner import AdapterPlan, Plan, make_plan
-from layerswap.merge.verification.files import check_files, check_saved, check_shards
+from layerswap.merge.verification.files import CARD, check_files, check_saved, check_shards
 from layerswap.merge.verification.partial import remaining_pairs
 from layerswap.merge.verification.record import (
     Recorded,
@@ -190,9 +190,11 @@ def _check_hashes(recorded: Recorded, report: Verification, settings: _Settings)
         for file, digest in there.items():
             if sha256_of(file, progress) == digest:
                 report.hashed += 1
+            elif file.name == CARD:  # the user's to write
+                report.notes.append(f"{CARD} changed since its SHA-256 was recorded")
             else:
                 report.findings.append(f"{file}: changed since its SHA-256 was recorded")
-    gone = sorted(files.keys() - there.keys())
+    gone = sorted(files.keys() - there.keys() - {report.folder / CARD})
     report.findings += [f"{file}: gone since its SHA-256 was recorded" for file in gone]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.errors import TrainingError
@@ -120,7 +120,12 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
     for name in (name for group in (COPIED[1:2] if adapter else COPIED) for name in group):
         if (base.folder / name).is_file():
             shutil.copyfile(base.folder / name, draft / name)
-    if not adapter:
+    if adapter:
+        config = read_json_object(draft / _ADAPTER)
+        # PEFT writes a set, in the order of hashes that differ from run to run.
+        config["target_modules"] = sorted(config["target_modules"])
+        (draft / _ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True), "utf-8")
+    else:
         config = dict(base.config)
         config.pop("auto_map", None)  # weights never run code from a repository
         set_dtype(config, dtype)

@@ -346,7 +346,11 @@ def _load_model(job: TrainingJob) -> PreTrainedModel:
     frozen = job.spec.lora and not job.config.use_cpu
     dtype = job.spec.dtype or ("auto" if frozen else "float32")
     options = _quantization(job.spec)
-    return load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source, **options)
+    model = load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source, **options)
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            raise TrainingError(f"{job.base.source}: tensor {name!r} holds NaN or infinity")
+    return model
 
 
 def _quantization(spec: ExpertSpec) -> dict[str, Any]:
