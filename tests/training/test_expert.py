@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -632,3 +633,25 @@ def test_a_chat_template_that_fails_is_one_line(tmp_path, base, template, said):
         trained(tmp_path, tmp_path / "base", data={"train": str(tmp_path / "rows.jsonl")})
     assert "roles system, user, assistant in rows" in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_with_nan_is_not_trained(tmp_path, base, rows):
+    from safetensors.torch import load_file, save_file
+
+    spoilt = shutil.copytree(base, tmp_path / "base")
+    weights = load_file(spoilt / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][2, 3] = float("nan")
+    save_file(weights, spoilt / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LayerswapError) as caught:
+        trained(tmp_path, spoilt, data=files(rows, "task"))
+    assert str(caught.value) == f"{spoilt}: tensor {name!r} holds NaN or infinity"
+    assert not (tmp_path / "out").exists()
+
+
+def test_modules_of_an_adapter_are_in_order(tmp_path, base, rows):
+    out = trained(tmp_path, base, data=files(rows, "task"), lora={"r": 2},
+                  hyperparameters={"max_steps": 1})  # fmt: skip
+    modules = json.loads((out / "adapter_config.json").read_text())["target_modules"]
+    assert len(modules) > 20
+    assert modules == sorted(modules)
