@@ -66,6 +66,24 @@ def test_small_noise_does_not_move_it():
         assert zones.top <= 2
 
 
+@pytest.mark.parametrize("raised", [0.005, 0.01, 0.02, 0.05])
+def test_a_lead_of_hundredths_in_the_lower_half_is_no_reason_to_take_it(raised):
+    """A language expert that changed the lower half a little more than the published one."""
+    language = [v + raised * (2 <= layer < 16) for layer, v in enumerate(profile("swh_1"))]
+    zones = suggest_from(profile("math_1"), language).zones
+    assert 3 <= zones.bottom <= 5
+    assert zones.top <= 2
+
+
+@pytest.mark.parametrize("power", [0.5, 0.7, 1.5])
+def test_another_threshold_does_not_take_half_of_the_depth(power):
+    """Fractions above a lower or a higher threshold bend the profile of an expert."""
+    language = [value**power for value in profile("swh_1")]
+    zones = suggest_from(profile("math_1"), language).zones
+    assert 3 <= zones.bottom <= 5
+    assert zones.top <= 2
+
+
 @pytest.mark.parametrize(
     "zones", [Zones(0, 0), Zones(3, 0), Zones(5, 2), Zones(3, 1, 2, 1), Zones(0, 4, 0, 2)]
 )
@@ -80,7 +98,8 @@ def test_the_score_is_the_formula(zones):
     price = excess[excess > 0].mean() / 2
     seam = np.abs(np.diff(w)) * (t + g)[:-1] / 4 + np.abs(np.diff(w)) * (t + g)[1:] / 4
     found = suggest_from(profile("math_1"), profile("swh_1"), candidates=[zones])
-    expected = (w * (excess - price)).sum() - seam.sum()
+    prior = (max(0, 3 - zones.bottom) + max(0, zones.bottom - 5) + max(0, zones.top - 2)) / 64
+    expected = (w * (excess - price)).sum() - seam.sum() - prior
     assert found.ranked[0][1] == pytest.approx(expected, abs=1e-12)
 
 

@@ -5,13 +5,17 @@ there. A composition keeps, of each layer, one expert's share and loses the othe
 source changes from one layer to the next, two layers meet that were not trained together. The
 score of a composition is what it gains over the task expert alone:
 
-    score(w) = sum_l w_l (g_l - t_l - price) - sum_l |w_l - w_(l-1)| seam_l
+    score(w) = sum_l w_l (g_l - t_l - price) - sum_l |w_l - w_(l-1)| seam_l - prior(w)
 
 with w_l the language expert's weight in layer l (1, 0, or a half where blended), t_l and g_l the
 task and the language expert's shares, the price half of the mean of g_l - t_l over the layers where
 it is positive, and seam_l the mean of the four shares on both sides of it. A layer that the task
 expert left exactly as it was, as partial training does, costs no price: nothing is lost by taking
-it. See docs/delta.md for the argument.
+it.
+
+The prior is half of an average layer's share for every layer by which the zones leave the range
+that the first paper found effective (bottom 3 to 5 and top 0 to 2 of 32 layers, section 4.2), so
+that only clear evidence proposes deeper zones. See docs/delta.md for the argument.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +31,13 @@ from layerswap._types import PathLike
 from layerswap.checkpoint.places import Place
 from layerswap.compose import LAYER_ROLES, Blend, Composition, Zones, swap, zone_grid
 from layerswap.compose.composition import all_places
+from layerswap.compose.presets import DEFAULT_DEPTH
 from layerswap.deltas.atlas import Atlas, rows_threshold
 from layerswap.deltas.measure import Sums
 from layerswap.errors import RecipeError
 
+EFFECTIVE_BOTTOM, EFFECTIVE_TOP = (3, 5), 2
+"""Layers of 32 that the first paper found effective at the bottom, and the most at the top."""
 TOP_ROWS = 0.15
 """The share of an expert's rows that count as changed; as many as in the first paper's maps."""
 
@@ -186,7 +194,22 @@ def score(zones: Zones, evidence: Sequence[Evidence]) -> float:
     seams = sum(
         abs(weights[i] - weights[i - 1]) * (change[i - 1] + change[i]) / 4 for i in range(1, layers)
     )
-    return gain - seams
+    return gain - seams - _prior(zones, evidence)
+
+
+def _prior(zones: Zones, evidence: Sequence[Evidence]) -> float:
+    """What leaving the paper's effective range costs, in shares of an expert's whole change.
+
+    Layers of a shallow model carry more of the change each, and cost no more than those of 32.
+    Layers that the task expert left untouched are free.
+    """
+    layers = len(evidence)
+    least, most = (bound * layers / DEFAULT_DEPTH for bound in EFFECTIVE_BOTTOM)
+    top = ceil(EFFECTIVE_TOP * layers / DEFAULT_DEPTH)
+    outer = [*range(ceil(most), zones.bottom), *range(layers - zones.top, layers - top)]
+    outside = max(0, floor(least) - zones.bottom)
+    outside += sum(not evidence[layer].untouched for layer in outer)
+    return outside / (2 * max(layers, DEFAULT_DEPTH))
 
 
 def _rank(tried: Iterable[Zones], evidence: Sequence[Evidence]) -> list[tuple[Zones, float]]:
