@@ -25,7 +25,7 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
-from layerswap.search.grid import GridResult, run_sweep
+from layerswap.search.grid import GridResult, chosen_by_signal, run_sweep
 from layerswap.search.spec import read_sweep
 
 
@@ -272,3 +272,15 @@ def test_mistakes_in_a_sweep_from_python(world):
             ls.sweep(plan, **settings)
     with pytest.raises(EvaluationError, match="no composition to evaluate"):
         ls.sweep([], tasks="maembe_choose")
+
+
+def test_a_signal_that_tells_nothing_apart_takes_the_default():
+    grid = [Condition("swap", zones=Zones(b, u)) for b in range(3) for u in range(2)]
+    said: list[str] = []
+    assert chosen_by_signal(dict.fromkeys(grid, 0.5), Zones(1, 1), said.append) == grid[3]
+    assert said[0] == "swap 0,0,0,0: 0.5000"
+    assert "cannot tell the compositions apart; swap 1,1,0,0 is taken as the default" in said[-1]
+    assert chosen_by_signal(dict.fromkeys(grid, 0.5), Zones(5, 2), said.append) == grid[0]
+    values = {one: i / 10 for i, one in enumerate(grid)}
+    assert chosen_by_signal(values, Zones(1, 1), said.append) == grid[5]
+    assert said[-1] == "the best is 0.2500 above the median of 6 compositions"

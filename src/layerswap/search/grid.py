@@ -30,6 +30,9 @@ from layerswap.search.protocol import choose
 from layerswap.search.spec import SweepSettings, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
+INDISTINCT = 1e-6
+"""A signal whose best value is less than this above the median tells compositions not apart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GridResult(SweepResult):
@@ -158,6 +161,10 @@ def sweep_plans(
     tried = _try(evaluator, list(candidates))
     running = [list(candidates)[i] for i in tried.race.survivors] if tried.race else ()
     chosen = choose(tried.values, among=running)
+    if spec.without_labels is not None:
+        chosen = chosen_by_signal(
+            tried.values, default_zones(plans[chosen].composition.layers), log
+        )
     if tried.race:
         log(str(tried.race))
     scores, rows, measure = evaluator.tested(
@@ -168,6 +175,26 @@ def sweep_plans(
         chosen_by=tried.chosen_by, measure=measure, rows=[*tried.rows, *rows], counts=counts,
         race=tried.race,
     )  # fmt: skip
+
+
+def chosen_by_signal(values: Mapping[Condition, float], default: Zones, log: Log) -> Condition:
+    """The composition that a label-free signal chooses; the default where it tells none apart.
+
+    Args:
+        values: of the signal, by composition.
+        default: the paper's zones.
+        log: called with the value of every composition and how far the best is ahead.
+    """
+    for one in sorted(values, key=lambda one: -values[one]):
+        log(f"{one}: {values[one]:.4f}")
+    best, median = max(values.values()), float(np.median(list(values.values())))
+    if len(values) > 1 and best - median < INDISTINCT:
+        defaults = {one: value for one, value in values.items() if one.zones == default}
+        taken = choose(defaults or values)
+        log(f"the signal cannot tell the compositions apart; {taken} is taken as the default")
+        return taken
+    log(f"the best is {best - median:.4f} above the median of {len(values)} compositions")
+    return choose(values)
 
 
 def _try(evaluator: Evaluator, candidates: Sequence[Condition]) -> _Tried:
