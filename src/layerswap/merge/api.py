@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap._types import PathLike
 from layerswap.checkpoint import Checkpoint, open_checkpoint
 from layerswap.compose import Outside, Recipe
-from layerswap.compose.mergekit.export import Exported, export
 from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.measure import Axis
 from layerswap.errors import RecipeError
 from layerswap.merge.layout import FLOAT_NAMES
 from layerswap.merge.planner import Plan, make_plan
+
+if TYPE_CHECKING:
+    from layerswap.compose.mergekit.export import Exported
 
 Weighting = str | Mapping[str, float]
 """Weights of a blend: `uniform`, `magnitude`, or a weight per expert."""
@@ -302,6 +304,8 @@ def export_mergekit(recipe: Recipe, *, layers: int | None = None) -> Exported:
         LayerswapError: mergekit cannot express it, the number of layers is not known, or the
             folder cannot be read.
     """
+    from layerswap.compose.mergekit.export import export
+
     found = None if layers is not None else _first_folder(recipe)
     if found is None:
         return export(recipe, layers=layers)
