@@ -12,6 +12,7 @@ from merging import change_config, copied, weight_bytes
 
 import layerswap as ls
 from layerswap.checkpoint import fingerprint, preconditions
+from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 
 
@@ -73,7 +74,7 @@ def test_the_record_alone_makes_the_same_weights(out, tmp_path):
 
 def test_the_record_of_a_composition_makes_the_same_weights(experts, tmp_path):
     plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
-    other = plan.with_composition(ls.partition("Z", 4, task="task", language="language"))
+    other = plan.with_composition(partition("Z", 4, task="task", language="language"))
     out = other.save(tmp_path / "out")
     recipe = check_recipe(record_of(out)["recipe"], where="layerswap.json")
     assert weight_bytes(ls.make_plan(recipe).save(tmp_path / "again")) == weight_bytes(out)

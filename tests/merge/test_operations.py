@@ -207,8 +207,9 @@ HEAD = "base: ./b\nexperts: {task: ./t, language: ./l}\n"
 REFUSED = {
     "unknown method": (
         HEAD + "merge: {method: tiess, experts: [task]}",
-        "r, line 3: merge: no method 'tiess'; there are breadcrumbs, dare_linear, dare_ties, "
-        "fisher, model_stock, revert, slerp, task_arithmetic, ties",
+        "r, line 3: merge: no method 'tiess'; there are arcee_fusion, breadcrumbs, "
+        "dare_linear, dare_ties, della, della_linear, fisher, karcher, model_stock, multislerp, "
+        "nearswap, nuslerp, ram, revert, scale, sce, slerp, task_arithmetic, ties",
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",
