@@ -12,6 +12,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_flushing():
+    """Thousands of small outputs need not survive a power cut: on some disks that takes minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def whole_index():
     """Leaves most tasks out of lm-eval's index, which takes 15 s to read; gives the whole."""
     from layerswap.evaluation import harness

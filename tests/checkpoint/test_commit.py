@@ -466,7 +466,7 @@ def started(*arguments, **options):
     ("verb", "fallback", "outcomes"),
     [
         ("steps", 0, {"old or new"}),
-        ("steps", 1, {"old or new", "set aside"}),
+        pytest.param("steps", 1, {"old or new", "set aside"}, marks=pytest.mark.slow),
         ("fresh", 0, {"old or new", "nothing"}),
     ],
 )
@@ -478,7 +478,7 @@ def test_a_kill_at_every_line_of_a_commit(tmp_path, verb, fallback, outcomes):
     assert {outcome for outcome, times in seen.items() if times} == outcomes
 
 
-@pytest.mark.parametrize("fallback", [0, 1])
+@pytest.mark.parametrize("fallback", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment(target, fallback):
     moments = random.Random(fallback)
     for _ in range(8):

@@ -265,7 +265,7 @@ def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch
     def broken(recipe, **options):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("layerswap.merge.make_plan", broken)
+    monkeypatch.setattr("layerswap.merge.planner.make_plan", broken)
     with pytest.raises(ZeroDivisionError):
         layerswap("plan", *pair(experts))
 
@@ -314,16 +314,3 @@ def test_a_path_too_long_for_a_file_is_one_line(layerswap, experts, tmp_path):
     assert done.err.endswith(": the name is too long for a file\n")
     assert len(done.err) < 300
     assert not (tmp_path / "out").exists()
-
-
-def test_names_with_brackets_are_shown_as_they_are(layerswap, tmp_path):
-    table = tmp_path / "merges.csv"
-    lines = ["pair,mgsm[sw],[red]english[/red],[/x]"]
-    lines += [f"p{i},{i / 10},{i * i},{[3, 1, 2, 5, 4, 0][i]}" for i in range(6)]
-    table.write_text("\n".join(lines) + "\n")
-    done = layerswap(
-        "composability", table, "--merged", "mgsm[sw]", "--figure", tmp_path / "signals.svg"
-    )
-    assert done.code == 0, done.err
-    assert "[red]english[/red]" in done.out
-    assert "[/x]" in done.out

@@ -187,13 +187,13 @@ def test_differences_beyond_chance_are_marked(layerswap, tmp_path):
 
 def test_the_signal_that_predicts_a_merge(layerswap, tmp_path):
     table = tmp_path / "merges.csv"
-    lines = ["pair,mgsm_sw,reading,english"]
+    lines = ["pair,mgsm_sw,[red]reading[/red],english[/x]"]  # as they are, not as markup
     lines += [f"p{i},{i / 10},{(i * i) / 50},{[3, 1, 2, 5, 4, 0][i]}" for i in range(6)]
     table.write_text("\n".join(lines) + "\n")
     figure = tmp_path / "signals.svg"
     done = layerswap("composability", table, "--merged", "mgsm_sw", "--figure", figure)
     assert done.code == 0, done.err
-    assert done.out.index("reading") < done.out.index("english")
+    assert done.out.index("[red]reading[/red]") < done.out.index("english[/x]")
     assert "1.000" in done.out
     assert figure.read_text().startswith("<svg")
     wrong = layerswap("composability", table, "--merged", "mgsm")

@@ -135,6 +135,7 @@ def test_bleu_is_sacrebleus_with_the_tokenizer_of_the_language():
     assert flores.corpus_chrf(pairs) == sacrebleu.corpus_chrf(written, [references]).score
 
 
+@pytest.mark.slow
 def test_mbpp_runs_the_published_programs_in_the_sandbox():
     rows = [json.loads(line) for line in (DATA / "mbpp" / "mbpp.jsonl").read_text().splitlines()]
     for row in rows[:6]:

@@ -139,6 +139,7 @@ def texts(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):
     whole = run_sweep(*read_sweep(write_sweep(world, tmp_path / "a.yaml")))
     said: list[str] = []

@@ -85,6 +85,7 @@ def test_a_batch_begins_alike_and_so_costs_less(start):
     assert together < 0.5 * naive
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_goes_on(start, tmp_path):
     spec, file = SearchSpec(trials=24, batch=8), tmp_path / "study.sqlite"
     calls = []

@@ -33,6 +33,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_touches_few_modules(world, tmp_path):
     spec = write_sweep(world, tmp_path / "sweep.yaml")
     done = subprocess.run(

@@ -44,6 +44,7 @@ def test_a_study_runs_as_jobs(slurm, tmp_path):
     assert [row.state for row in journal.status()] == ["done"] * 3
 
 
+@pytest.mark.slow
 def test_a_failed_job_stops_only_what_needs_it(slurm, tmp_path):
     functions = make_functions(broken="data/1")
     summary = run_graph(graph(), tmp_path / "out", functions, executor=slurm)

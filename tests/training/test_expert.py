@@ -539,6 +539,7 @@ def test_a_training_saves_by_time_and_says_how_far_it_is(tmp_path, base, rows, c
     assert "FutureWarning" not in printed.err
 
 
+@pytest.mark.slow
 def test_a_training_that_was_saved_by_time_is_resumed_from_there(tmp_path, base, rows):
     from layerswap.training.expert import sft, trainer
 
@@ -579,7 +580,7 @@ def test_peft_names_choose_among_the_matrices_at_the_places_that_train(tmp_path,
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("dora", [True, False])
+@pytest.mark.parametrize("dora", mostly_slow([True, False], True))
 def test_an_adapter_can_be_baked_and_then_composed(tmp_path, base, rows, dora):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import Log, PathLike
 from layerswap.checkpoint import Checkpoint, Place, fingerprint, open_checkpoint
 from layerswap.checkpoint.commit import refuse_target
-from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer, without_progress_bars
+from layerswap.checkpoint.loading import (
+    load_adapter,
+    load_causal_lm,
+    load_tokenizer,
+    without_progress_bars,
+)
 from layerswap.checkpoint.preconditions import check_apart
 from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
@@ -385,12 +390,12 @@ def _lora(job: TrainingJob, model: PreTrainedModel) -> Any:
 def _bake(job: TrainingJob) -> Any:
     """Merge the adapter in the draft folder into the base, in float32."""
     import torch
-    from peft import PeftModel
 
     draft = job.out / DRAFT
     whole = job.spec.model_copy(update={"load_in_4bit": False, "dtype": "float32"})
     base = _load_model(replace(job, spec=whole))
-    merged = PeftModel.from_pretrained(base, str(draft)).merge_and_unload()
+    adapted: Any = load_adapter(base, draft)
+    merged = adapted.merge_and_unload()
     shutil.rmtree(draft)
     dtype = getattr(torch, job.spec.dtype or "float32")
     merged.to(dtype).save_pretrained(draft)
