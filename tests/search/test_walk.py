@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from lm_eval_world import write_sweep
 
 MOST = 57
