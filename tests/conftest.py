@@ -9,6 +9,8 @@ import pytest
 # As many workers as processors run beside each other: threads of their own would only get in the
 # way, and make the tests several times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a test asks of the Hub is not there: without a net it would be asked for again and again.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -162,9 +162,9 @@ def chat_tokenizer(world):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"apply_chat_template": True},
+        pytest.param({"apply_chat_template": True}, marks=pytest.mark.slow),
         {"apply_chat_template": True, "system_instruction": "Jibu.", "fewshot_as_multiturn": False},
-        {"system_instruction": "Jibu."},
+        pytest.param({"system_instruction": "Jibu."}, marks=pytest.mark.slow),
         {"apply_chat_template": True, "gen_kwargs": "max_gen_toks=3"},
     ],
 )

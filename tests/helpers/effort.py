@@ -18,4 +18,9 @@ def examples(most: int) -> int:
 
 def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
     """Cases of a parametrised test, of which all but the quick ones are marked slow."""
-    return [c if c in quick else pytest.param(c, marks=pytest.mark.slow) for c in cases]
+    return [
+        case
+        if case in quick
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.slow)
+        for case in cases
+    ]

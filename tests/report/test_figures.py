@@ -70,6 +70,7 @@ def test_two_figures_of_a_page_share_no_identifier():
     assert not ids[0] & ids[1]
 
 
+@pytest.mark.slow
 def test_the_files_are_the_same_every_time(tmp_path):
     for name in ("one", "two"):
         paths = intervals().save(tmp_path / name)

@@ -172,6 +172,7 @@ def test_a_choice_without_labels_and_without_tasks(world, texts, by):
     assert (out / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):
     chosen = {}
     for name, files in {
@@ -192,6 +193,7 @@ def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):
     }
 
 
+@pytest.mark.slow
 def test_ranks_of_tasks_and_signals_together(world, texts):
     signals = {"by": ["tasks", "fluency"], "text": "plain.txt"}
     path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
