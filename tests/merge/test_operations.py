@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from effort import mostly_slow
 from merging import (
     change_tensors,
     copied,
@@ -25,6 +26,8 @@ from layerswap.errors import MergeError, RecipeError
 from layerswap.merge import lazy_tensors as terms
 from layerswap.merge import make_plan
 from layerswap.merge import writer as engine
+
+QUICK = ("della", "fisher", "ram", "slerp", "ties")
 
 
 def recipe(experts, /, **keys):
@@ -149,7 +152,7 @@ def test_methods_nest_in_methods_and_soups(experts, tmp_path):
     close(plan.save(tmp_path / "out"), expected)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", mostly_slow(sorted(METHODS), *QUICK))
 def test_same_bytes_however_the_work_is_done(experts, tmp_path, monkeypatch, method):
     plan = merge_everywhere(experts, method)
     expected = weight_bytes(plan.save(tmp_path / "one", threads=1))
@@ -166,7 +169,7 @@ def test_thresholds_do_not_depend_on_how_they_are_measured(experts, tmp_path, mo
     assert weight_bytes(merge_everywhere(experts, method).save(tmp_path / "two")) == expected
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", mostly_slow(sorted(METHODS), *QUICK))
 def test_in_memory_as_on_disk_and_again_from_the_record(experts, tmp_path, method):
     plan = merge_everywhere(experts, method)
     out = plan.save(tmp_path / "out")

@@ -240,6 +240,7 @@ def test_a_sweep_from_python_is_that_of_the_file(world, tmp_path):
     assert len(shown) < 4000
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_one_or_many_plans_recipes_and_paths(world, tmp_path):
     recipe = {"experts": {name: str(world[name]) for name in ("task", "language")}, "swap": {}}
     path = tmp_path / "recipe.yaml"

@@ -174,7 +174,7 @@ def test_joint_sft_reads_all_rows_of_both_sets(tmp_path, base, rows):
     assert [entry["train"] for entry in record["data"]] == [128, 128]
 
 
-@pytest.mark.parametrize("kind", ["full", "lora"])
+@pytest.mark.parametrize("kind", mostly_slow(["full", "lora"], "lora"))
 @pytest.mark.parametrize("every", mostly_slow([1, 2], 2))
 def test_simultaneous_sft_moves_the_part_whose_turn_it_is(
     tmp_path, base, rows, kind, every, monkeypatch
@@ -496,6 +496,7 @@ def test_the_example_of_the_public_function_runs(tmp_path, base, rows, monkeypat
     assert (tmp_path / "copy" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_file_a_mapping_and_a_specification_train_the_same(tmp_path, base, rows):
     import layerswap as ls
 
@@ -580,7 +581,8 @@ def test_peft_names_choose_among_the_matrices_at_the_places_that_train(tmp_path,
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("dora", mostly_slow([True, False], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("dora", [True, False])
 def test_an_adapter_can_be_baked_and_then_composed(tmp_path, base, rows, dora):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
