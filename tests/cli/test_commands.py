@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,29 @@ def test_merge_swaps_what_it_says(layerswap, experts, tmp_path):
         torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-8)
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model(torch.arange(5)[None]).logits.isfinite().all()
+
+
+def test_partition_of_the_training_is_the_default(layerswap, experts, tmp_path):
+    for kind in ("task", "language"):
+        shutil.copytree(getattr(experts, kind), tmp_path / kind)
+        record = {"spec": {"train": {"partition": "B", "part": kind}}, "data": [], "places": []}
+        (tmp_path / kind / "layerswap-training.json").write_text(json.dumps(record))
+    pair = ("--task", tmp_path / "task", "--language", tmp_path / "language")
+    result = layerswap("plan", *pair)
+    assert "note: along partition B, on which the experts were trained" in result.out
+    out = tmp_path / "merged"
+    assert layerswap("merge", *pair, "--out", out).code == 0
+    recipe = json.loads((out / "layerswap.json").read_text())["recipe"]
+    assert recipe["partition"] == {"name": "B"}
+    chosen = layerswap("plan", *pair, "--partition", "A", "--outside", "language", "--json")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"experts: {{task: {pair[1]}, language: {pair[3]}}}\n"
+                      "partition: {name: A, outside: language}")  # fmt: skip
+    assert json.loads(layerswap("plan", recipe, "--json").out) == json.loads(chosen.out)
+    result = layerswap("plan", *pair, "--partition", "A", "--bottom-transition", 2)
+    assert (result.code, result.err) == (
+        2, "error: --bottom-transition cannot be given beside --partition, which says it all\n"
+    )  # fmt: skip
 
 
 def test_merge_a_recipe_as_a_person_writes_it(layerswap, experts, tmp_path):

@@ -15,6 +15,7 @@ from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.lab.world import make_world
+from layerswap.merge.trained import TRAINING
 from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
 from layerswap.search.protocol import split_documents
 from layerswap.study.best import merge_best
@@ -30,7 +31,7 @@ from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_s
 from layerswap.study.step_functions import step_functions
 from layerswap.study.steps import Graph, Resources
 from layerswap.study.storage import Storage
-from layerswap.training.expert.save import TRAINING, read_training
+from layerswap.training.expert.save import read_training
 from layerswap.training.expert.select import candidates
 
 

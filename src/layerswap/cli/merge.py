@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def merge(
     recipe: Recipe,
     *,
+    follow_training: bool,
     out: options.OutFolder,
     allow_pickle: options.AllowPickle = False,
     overwrite: options.Overwrite = False,
@@ -43,6 +44,7 @@ def merge(
     write_recipe(
         recipe,
         out=out,
+        follow_training=follow_training,
         allow_pickle=allow_pickle,
         overwrite=overwrite,
         allow_non_finite=allow_non_finite,
@@ -58,6 +60,7 @@ def write_recipe(
     *,
     out: Path,
     command: str = "merge",
+    follow_training: bool = False,
     allow_pickle: bool = False,
     overwrite: bool = False,
     allow_non_finite: bool = False,
@@ -82,7 +85,7 @@ def write_recipe(
         raise RecipeError("--public says who sees what --push uploads; give --push as well")
     # Before the sources are opened: opening may download them.
     refuse_target(out, marker=RECORD, overwrite=overwrite)
-    plan = make_plan(recipe, allow_pickle=allow_pickle)
+    plan = make_plan(recipe, allow_pickle=allow_pickle, follow_training=follow_training)
     output.say(plan)
     for note in plan.notes:
         output.say(f"note: {note}")

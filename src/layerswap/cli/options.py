@@ -162,9 +162,13 @@ RECIPE: dict[str, Any] = {
     ),
     "bottom_transition": _composed(int, min=0, help="Blended layers above the bottom zone."),
     "top_transition": _composed(int, min=0, help="Blended layers below the top zone."),
+    "partition": _composed(
+        str, metavar="A|B|C|Z",
+        help="Partition in place of zones. Default: the one that both experts were trained on.",
+    ),
     "outside": _composed(
         str, metavar="blend|language|task",
-        help="Source of embeddings, final norm and head. Default: blend.",
+        help="Source of embeddings, final norm and head. Default: blend, or the partition's.",
     ),
     "weights": _composed(
         str, metavar="uniform|magnitude|W_TASK,W_LANG",
@@ -189,11 +193,15 @@ RecipeFile = Annotated[
 
 
 def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `RECIPE`; it receives the checked recipe as `recipe`."""
+    """Give a command the options of `RECIPE`.
+
+    It receives the checked recipe as `recipe`, and whether options described it, and not a file,
+    as `follow_training`: what they leave open, the experts' training decides.
+    """
 
     def run(recipe: Path | None, given: dict[str, Any]) -> None:
         flags = {name: given.pop(name) for name in RECIPE}
-        command(recipe=build_recipe(recipe, flags), **given)
+        command(recipe=build_recipe(recipe, flags), follow_training=recipe is None, **given)
 
     added = {"recipe": (RecipeFile, None), **{name: (kind, None) for name, kind in RECIPE.items()}}
     return extended(command, added, lambda given: run(given.pop("recipe"), given))
@@ -255,7 +263,7 @@ def extended(
     own = [
         p.replace(kind=only, annotation=hints[p.name])
         for p in inspect.signature(command).parameters.values()
-        if p.name not in added
+        if p.name not in {*added, "follow_training"}
     ]
     more = [inspect.Parameter(name, only, default=default, annotation=kind)
             for name, (kind, default) in added.items()]  # fmt: skip
@@ -294,11 +302,17 @@ def build_recipe(path: Path | None, flags: Mapping[str, Any]) -> Recipe:
         expect_checkpoint(f"--{name.replace('_', '-')}", given[name])
     data: dict[str, Any] = {
         "experts": {name: given.pop(f"{name}_expert") for name in ("task", "language")},
-        "weights": read_weights(given.pop("weights", "uniform")),
         **({"base": given.pop("base")} if "base" in given else {}),
-        "swap": given,
         **output,
     }
+    if "partition" in given:
+        name = given.pop("partition")
+        flag = next((flag for flag in given if flag != "outside"), "").replace("_", "-")
+        if flag:
+            raise RecipeError(f"--{flag} cannot be given beside --partition, which says it all")
+        data["partition"] = {"name": name, **given}
+    else:
+        data |= {"weights": read_weights(given.pop("weights", "uniform")), "swap": given}
     return check_recipe(data, where="command line")
 
 

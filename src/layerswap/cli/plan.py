@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 def plan(
     recipe: Recipe,
     *,
+    follow_training: bool,
     allow_pickle: options.AllowPickle = False,
 ) -> None:
     """Draw a composition and list the size and the sources of its merge.
@@ -26,7 +27,7 @@ def plan(
 
     from layerswap.merge.planner import make_plan
 
-    made = make_plan(recipe, allow_pickle=allow_pickle)
+    made = make_plan(recipe, allow_pickle=allow_pickle, follow_training=follow_training)
     facts = made.to_dict()
     files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])

@@ -54,6 +54,7 @@ def sweep(
     table = files.results_table(found)
     lines = [
         table.text() if table else "No task to compare the contenders on.",
+        *(f"note: {note}" for note in found.best.notes),
         f"{best}; see {folder / files.PAGE}",
         f"write it: layerswap merge {folder / files.RECIPE} --out merged",
     ]

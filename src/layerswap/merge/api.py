@@ -32,7 +32,7 @@ def swap(
     top: int | None = None,
     bottom_transition: int = 0,
     top_transition: int = 0,
-    outside: Outside = "blend",
+    outside: Outside | None = None,
     weights: Weighting = "uniform",
     tokenizer: str | None = None,
     bake: bool = False,
@@ -42,6 +42,9 @@ def swap(
 ) -> Plan:
     """Plan a layer swap of two experts (paper 1, Algorithm 1). Opens headers, writes nothing.
 
+    Where nothing says what goes where, and the experts were trained on one partition of the second
+    paper (`layerswap-training.json`), they are composed along it.
+
     Args:
         task: the task expert, kept in the middle layers.
         language: the language expert, for the bottom and top layers.
@@ -50,7 +53,7 @@ def swap(
         top: layers from the language expert at the output; the scaled default when None.
         bottom_transition: blended layers above the bottom zone.
         top_transition: blended layers below the top zone.
-        outside: what embeddings, final norm and head take.
+        outside: what embeddings, final norm and head take; the blend when None.
         weights: weights of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
         tokenizer: the expert whose tokenizer the output has where they differ, or `union`.
         bake: write full weights even where all experts are adapters.
@@ -77,8 +80,8 @@ def swap(
     method = {
         "bottom": bottom,
         "top": top,
-        "bottom_transition": bottom_transition,
-        "top_transition": top_transition,
+        "bottom_transition": bottom_transition or None,
+        "top_transition": top_transition or None,
         "outside": outside,
     }
     return _plan(
@@ -280,7 +283,7 @@ def _plan(
         "base": None if base is None else os.fspath(base),
         **settings,
     }
-    return make_plan(check_recipe(data, where=where))
+    return make_plan(check_recipe(data, where=where), follow_training=True)
 
 
 def _listed(value: str | int | Sequence[str | int] | None) -> list[str | int]:

@@ -73,6 +73,21 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
         )
 
 
+def tied_notes(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> list[str]:
+    """What to know of a blended embedding that is the head as well: one line, or none."""
+    roles = {name: place.role for name, place in reference.places.items()}
+    head = {name for name, role in roles.items() if role == "head"} - drop
+    embedding = composition[Place(None, "embedding")]
+    if head or "embedding" not in roles.values() or len(embedding.experts) < 2:
+        return []
+    if reference.adapter is not None:
+        return []  # An adapter leaves a tied embedding as it is in the base.
+    return [
+        "embedding and head are one tensor (tied), so the blend changes both what is read and what "
+        "is written; compare it with --outside task"
+    ]
+
+
 def _check_itself(name: str, checkpoint: Checkpoint) -> None:
     """Refuse weights and a configuration that do not go together: nothing could load the output."""
     text, places = text_config(checkpoint.config), checkpoint.places

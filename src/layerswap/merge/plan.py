@@ -13,10 +13,11 @@ from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.preconditions import Stamp
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
-from layerswap.compose.schema import BASE, Override
+from layerswap.compose.presets import Outside
+from layerswap.compose.schema import BASE, Override, SwapMethod
 from layerswap.compose.validation import parse_size
 from layerswap.errors import RecipeError
-from layerswap.merge.compatibility import check_tied, tokenizer_notes
+from layerswap.merge.compatibility import check_tied, tied_notes, tokenizer_notes
 from layerswap.merge.fisher import Fisher
 from layerswap.merge.layout import (
     OutputTensor,
@@ -25,6 +26,7 @@ from layerswap.merge.layout import (
     output_tensors,
     pack_shards,
 )
+from layerswap.merge.trained import training_notes
 from layerswap.merge.vocabulary import Alignment
 
 
@@ -115,7 +117,9 @@ class MergePlan:
     @property
     def notes(self) -> list[str]:
         """What a careful person would want to know of this merge, a line each."""
-        found = tokenizer_notes(self.sources, self.tokenizer_owner.identity)
+        found = training_notes(self.recipe, self.composition, self.used)
+        found += tied_notes(self.composition, self.reference, self.drop)
+        found += tokenizer_notes(self.sources, self.tokenizer_owner.identity)
         if self.alignment is not None:
             found.append(f"embedding and head are aligned to {self.alignment.size} rows")
             for name, tokens in self.alignment.added.items():
@@ -187,7 +191,7 @@ class MergePlan:
             top_transition: sizes of the blended zone below the top zone.
 
         Raises:
-            RecipeError: the recipe is not a swap, or no combination fits.
+            RecipeError: the recipe is no swap and no partition, or no combination fits.
 
         Example:
             >>> import layerswap as ls
@@ -195,7 +199,12 @@ class MergePlan:
             >>> len(plan.grid(bottom=range(3), top=[0, 1]))
             6
         """
-        if self.recipe.swap is None:
+        start = self.recipe.swap
+        if start is None and (along := self.recipe.partition) is not None:
+            inner: Outside = "language" if along.name == "Z" else "task"
+            outside = along.outside or inner
+            start = SwapMethod(task=along.task, language=along.language, outside=outside)
+        if start is None:
             raise RecipeError("only a swap has zones to make a grid of")
         layers = self.composition.layers
         zones = zone_grid(
@@ -207,8 +216,8 @@ class MergePlan:
         )
         plans = []
         for sizes in zones:
-            method = self.recipe.swap.model_copy(update=vars(sizes))
-            recipe = self.recipe.model_copy(update={"swap": method})
+            method = start.model_copy(update=vars(sizes))
+            recipe = self.recipe.model_copy(update={"swap": method, "partition": None})
             composition = recipe.resolve(layers, self.magnitude, taken=self.composition.taken)
             plans.append(replace(self, recipe=recipe, composition=composition))
         if not plans:

@@ -32,6 +32,7 @@ from layerswap.merge.load import load_model
 from layerswap.merge.lora import AdapterMergePlan
 from layerswap.merge.metadata import record
 from layerswap.merge.plan import MergePlan, fisher_sources, with_base
+from layerswap.merge.trained import along_training
 from layerswap.merge.vocabulary import align
 from layerswap.merge.writer import write_plan
 
@@ -236,7 +237,9 @@ def _refuse_unfinished(name: str, source: str, folder: Path) -> None:
         raise MergeError(f"{name}: {source} is an unfinished merge; merge it again")
 
 
-def make_plan(recipe: Recipe | PathLike, *, allow_pickle: bool = False) -> Plan:
+def make_plan(
+    recipe: Recipe | PathLike, *, allow_pickle: bool = False, follow_training: bool = False
+) -> Plan:
     """Open the sources of a recipe, check them against each other, and resolve it.
 
     Reads headers and JSON only, except that magnitude weights read every tensor.
@@ -244,6 +247,8 @@ def make_plan(recipe: Recipe | PathLike, *, allow_pickle: bool = False) -> Plan:
     Args:
         recipe: what to merge, or the path of a recipe file.
         allow_pickle: read pickled weights (`.bin`), as tensors only.
+        follow_training: compose a swap that leaves its zones open along the partition that its
+            experts were trained on, where their records name one.
 
     Raises:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
@@ -259,6 +264,8 @@ def make_plan(recipe: Recipe | PathLike, *, allow_pickle: bool = False) -> Plan:
         recipe = read_recipe(Path(recipe))
     opened = open_sources(recipe, recipe.experts_in_order, allow_pickle=allow_pickle)
     sources, base = opened.experts, opened.base
+    if follow_training:
+        recipe = along_training(recipe, sources)
     if recipe.rank is not None and not opened.adapters_only:
         raise RecipeError("rank: only a merge of adapters into an adapter has one; remove it")
     if base is not None and recipe.base is None:

@@ -16,6 +16,7 @@ from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.results import read_scores, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge.trained import TRAINING
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
 from layerswap.study.conditions import LanguageModels, RecipeData, recipes
@@ -61,7 +62,6 @@ def build_data(context: Context) -> None:
 def train(context: Context) -> None:
     """Train an expert; a training that was cut short resumes."""
     from layerswap.training.expert import trainer
-    from layerswap.training.expert.save import TRAINING
     from layerswap.training.expert.spec import check_expert
 
     settings = context.step.settings

@@ -15,9 +15,8 @@ from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.errors import TrainingError
 from layerswap.merge.metadata import COPIED, set_dtype
+from layerswap.merge.trained import TRAINING
 
-TRAINING = "layerswap-training.json"
-"""The record in every folder that `layerswap train` writes."""
 CHECKPOINTS = "checkpoints"
 DRAFT = ".unfinished"
 """A folder in the output where its files are written before they are moved into place."""

@@ -29,6 +29,7 @@ from layerswap.checkpoint.loading import (
 from layerswap.checkpoint.preconditions import check_apart
 from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
+from layerswap.merge.trained import TRAINING
 from layerswap.training.expert.distributed import check_distributed
 from layerswap.training.expert.hyperparameters import SCHEDULE, sft_config
 from layerswap.training.expert.rows import TrainingRows, equal_parts, load_rows
@@ -36,7 +37,6 @@ from layerswap.training.expert.save import (
     CHECKPOINTS,
     DRAFT,
     LIBRARIES,
-    TRAINING,
     checkpoints,
     put_in_place,
     read_training,

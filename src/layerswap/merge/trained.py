@@ -1,0 +1,191 @@
+"""Compares a composition with what its experts trained, by the records of `layerswap train`.
+
+An expert that was trained at some places alone is the base elsewhere. A composition that takes
+others of its places leaves out, or halves, what the training gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from layerswap.checkpoint import Checkpoint, Place, read_json_object
+from layerswap.compose import Composition, Recipe
+from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
+from layerswap.compose.presets import PARTITIONS
+from layerswap.compose.schema import PartitionMethod
+
+TRAINING = "layerswap-training.json"
+"""The record in every folder that `layerswap train` writes."""
+OPEN = frozenset({"task", "language"})
+"""Keys of a swap that say nothing about which place takes which expert."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a record says of the places that were trained.
+
+    Attributes:
+        places: those of the expert's tensors that were trained.
+        partition: the partition that chose them, and who had the places outside the layers; None
+            where they were chosen in another way.
+        contaminated: rows of the training data that contain an evaluation item, by evaluation set.
+    """
+
+    places: frozenset[Place]
+    partition: tuple[str, str | None] | None
+    contaminated: Mapping[str, int]
+
+
+def read_training(expert: Checkpoint) -> Training | None:
+    """What the record of an expert's training says; None without a record, or with another one.
+
+    The record of a checkpoint of a training is that of its training, two folders above.
+
+    Raises:
+        CheckpointError: the record is not JSON.
+    """
+    folder = expert.adapter.folder if expert.adapter else expert.folder
+    above = [folder.parent.parent] if folder.parent.name == "checkpoints" else []
+    path = next((p for one in (folder, *above) if (p := one / TRAINING).is_file()), None)
+    if path is None:
+        return None
+    record = read_json_object(path)
+    try:
+        named = {Place(layer, role) for part in record["places"] for layer, role in part}
+        contaminated = {
+            str(name): int(count)
+            for data in record["data"]
+            for name, count in data.get("contaminated", {}).items()
+        }
+        chosen = record["spec"].get("train") or {}
+        name, outside = chosen.get("partition"), chosen.get("outside")
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    known = isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
+    partition = (name, outside) if known else None
+    return Training(frozenset(named & _stored(expert)), partition, contaminated)
+
+
+def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
+    """A swap that leaves its zones open, along the partition that its experts were trained on.
+
+    The recipe as it is where it says its zones, what is outside or weights, or where no expert
+    records a partition, or two record different ones.
+    """
+    swap = recipe.swap
+    if swap is None or not swap.model_fields_set <= OPEN or recipe.weights != "uniform":
+        return recipe
+    recorded = _recorded(experts)
+    if recorded is None:
+        return recipe
+    name, outside = recorded
+    method: Any = {"name": name, "outside": outside, "task": swap.task, "language": swap.language}
+    return recipe.model_copy(update={"swap": None, "partition": PartitionMethod(**method)})
+
+
+def training_notes(
+    recipe: Recipe, composition: Composition, experts: Mapping[str, Checkpoint]
+) -> list[str]:
+    """What the records of the experts say of a composition, a line each.
+
+    Names a partition that is the experts' own, trained places that an expert gives nothing or a
+    part of, and evaluation items in its training data.
+    """
+    if composition.taken is not None:
+        return []  # The record's layers are those before the move.
+    found = {name: t for name, one in experts.items() if (t := read_training(one)) is not None}
+    notes = []
+    chosen, recorded = recipe.partition, _recorded(experts)
+    if chosen is not None and recorded == (chosen.name, chosen.outside):
+        notes.append(f"along partition {chosen.name}, on which the experts were trained")
+    for name, training in found.items():
+        stored = _stored(experts[name])
+        if training.places and training.places < stored:
+            notes += _lost(name, composition, found, stored)
+        for items, count in training.contaminated.items():
+            notes.append(
+                f"{name}: {count:,} rows of its training data contain an item of {items}; scores "
+                "on it are flattered"
+            )
+    return notes
+
+
+def _lost(
+    name: str, composition: Composition, found: Mapping[str, Training], stored: frozenset[Place]
+) -> Iterator[str]:
+    """What the composition takes too little of, where the expert or its like should give all."""
+    trained = found[name].places
+    alike = {other for other, one in found.items() if one.places == trained}
+    shares: dict[Place, float] = {}
+    for place in trained:
+        weights = composition[place].weights
+        if all(isinstance(member, str) for member, _ in weights):
+            shares[place] = sum(weight for member, weight in weights if member in alike)
+    out = [place for place, share in shares.items() if not share]
+    diluted = [place for place, share in shares.items() if 0 < share < 1 - 1e-9]
+    if not out and not diluted:
+        return
+    parts = []
+    if out:
+        parts.append(f"leaves out {places_in_words(out, stored)}")
+    if diluted:
+        least = min(shares[place] for place in diluted)
+        parts.append(f"dilutes {places_in_words(diluted, stored)} to {least:.0%}")
+    yield (
+        f"{name} was trained at {places_in_words(trained, stored)}; this composition "
+        f"{' and '.join(parts)}"
+    )
+
+
+def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | None:
+    """The partition that the records name, if they name one and no other."""
+    trainings = map(read_training, experts.values())
+    named = {one.partition for one in trainings if one and one.partition}
+    return named.pop() if len(named) == 1 else None
+
+
+def _stored(expert: Checkpoint) -> frozenset[Place]:
+    """The places of an expert's tensors; of an adapter's where it has weights of its own."""
+    names: Iterable[str] = expert.tensors
+    if expert.adapter is not None:
+        names = [*expert.low_rank, *expert.adapter.saved]
+    return frozenset(expert.places[name] for name in names)
+
+
+def places_in_words(places: Iterable[Place], stored: Iterable[Place]) -> str:
+    """Places in few words, such as `layers 0-1, attention of layers 2-6, embedding`.
+
+    Args:
+        places: some of `stored`.
+        stored: every place that has tensors; a layer of which all are named is named alone.
+    """
+    chosen, every = set(places), set(stored)
+    of_layer = {
+        layer: tuple(role for role in LAYER_ROLES if Place(layer, role) in chosen)
+        for layer in sorted({place.layer for place in chosen if place.layer is not None})
+    }
+    whole = {
+        layer: all(Place(layer, role) not in every - chosen for role in LAYER_ROLES)
+        for layer in of_layer
+    }
+    by_roles: dict[tuple[str, ...], list[int]] = {}
+    for layer, roles in of_layer.items():
+        by_roles.setdefault(() if whole[layer] else roles, []).append(layer)
+    words = [
+        f"{', '.join(roles)}{' of ' if roles else ''}layer{'s'[: len(layers) > 1]} {_runs(layers)}"
+        for roles, layers in sorted(by_roles.items())
+    ]
+    outside = [role for role in OUTSIDE_ROLES if Place(None, role) in chosen]
+    return ", ".join([*words, *(role.replace("_", " ") for role in outside)])
+
+
+def _runs(numbers: Iterable[int]) -> str:
+    """Rising numbers as runs: `0-1, 7`."""
+    runs = [
+        [number for _, number in group]
+        for _, group in groupby(enumerate(numbers), lambda item: item[1] - item[0])
+    ]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

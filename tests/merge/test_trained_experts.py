@@ -1,0 +1,154 @@
+"""What the records of trainings say: the partition by default, and what a composition loses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from merging import copied, save_adapter, save_expert, save_tokenizer, tiny_llama
+
+import layerswap as ls
+from layerswap.compose.composition import all_places
+from layerswap.compose.presets import partition
+from layerswap.errors import LayerswapError
+from layerswap.merge.trained import TRAINING, places_in_words
+
+
+def write_record(folder, part, *, name="C", outside="task", data=()):
+    """What `layerswap train` writes of an expert that trained its part of a partition."""
+    composition = partition(name, 4, outside=outside)
+    places = [p for p in all_places(4) if part in composition[p].experts]
+    record = {
+        "key": "k", "finished": True, "data": list(data),
+        "spec": {"base": "base", "train": {"partition": name, "part": part, "outside": outside}},
+        "places": [[[place.layer, place.role] for place in places]],
+    }  # fmt: skip
+    (folder / TRAINING).write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture
+def partial(pair):
+    task, language = pair
+    return write_record(task, "task"), write_record(language, "language")
+
+
+def test_experts_of_a_partition_are_composed_along_it(partial):
+    task, language = partial
+    plan = ls.swap(task=task, language=language)
+    assert plan.composition == partition("C", 4, outside="task")
+    assert plan.notes == ["along partition C, on which the experts were trained"]
+
+
+def test_a_checkpoint_of_a_training_has_its_record(partial):
+    task, language = partial
+    step = copied(language, language / "checkpoints" / "checkpoint-50")
+    (step / TRAINING).unlink()
+    assert ls.swap(task=task, language=step).composition == partition("C", 4, outside="task")
+
+
+def test_a_composition_that_loses_what_was_trained_is_named(partial):
+    task, language = partial
+    plan = ls.swap(task=task, language=language, bottom=0, top=1)
+    assert plan.notes == [
+        "task was trained at layers 1-2, embedding, final norm, head; this composition dilutes "
+        "embedding, final norm, head to 50%",
+        "language was trained at layers 0, 3; this composition leaves out layer 0",
+    ]
+
+
+def test_a_soup_of_partial_experts_halves_them(partial):
+    notes = ls.soup({"task": partial[0], "language": partial[1]}).notes
+    assert "dilutes layers 0, 3 to 50%" in notes[1]
+
+
+def test_experts_of_one_part_may_share_it(partial, experts, tmp_path):
+    task, language = partial
+    other = write_record(copied(experts["third"], tmp_path / "other"), "language")
+    recipe = ls.parse_recipe(
+        f"experts: {{task: {task}, a: {language}, b: {other}, both: {{soup: [a, b]}}}}\n"
+        "partition: {name: C, language: both, outside: task}"
+    )
+    assert ls.make_plan(recipe).notes == ["along partition C, on which the experts were trained"]
+
+
+def test_what_is_chosen_is_not_replaced(partial):
+    task, language = partial
+    assert ls.swap(task=task, language=language, outside="blend").recipe.swap is not None
+    assert ls.swap(task=task, language=language, weights={"task": 1, "language": 3}).recipe.swap
+    recipe = ls.parse_recipe(f"{{experts: {{task: {task}, language: {language}}}, swap: {{}}}}")
+    assert ls.make_plan(recipe).composition == ls.compose.presets.swap(4)
+
+
+def test_different_partitions_give_no_default(pair):
+    task, language = write_record(pair[0], "task"), write_record(pair[1], "language", name="B")
+    assert ls.swap(task=task, language=language).recipe.swap is not None
+
+
+def test_one_partial_expert_beside_a_whole_one(pair):
+    language = write_record(pair[1], "language", outside=None)
+    assert ls.swap(task=pair[0], language=language).composition == partition("C", 4)
+
+
+def test_a_grid_of_experts_of_a_partition(partial):
+    plans = ls.swap(task=partial[0], language=partial[1]).grid(bottom=range(2), top=1)
+    assert [plan.recipe.swap.outside for plan in plans] == ["task", "task"]
+    assert str(plans[1].composition) == str(ls.compose.presets.swap(
+        4, zones=ls.Zones(1, 1), outside="task"))  # fmt: skip
+
+
+def test_adapters_are_compared_where_they_have_weights(experts, tmp_path):
+    kinds = {}
+    for kind, layers in (("task", [1, 2]), ("language", [0, 3])):
+        folder = save_adapter(
+            tmp_path / kind, experts["base"], 1, target_modules=["q_proj", "up_proj"],
+            layers_to_transform=layers,
+        )  # fmt: skip
+        kinds[kind] = write_record(save_tokenizer(folder), kind)
+    plan = ls.swap(**kinds, base=experts["base"])
+    assert plan.composition == partition("C", 4, outside="task")
+    assert plan.notes == ["along partition C, on which the experts were trained"]
+
+
+def test_evaluation_items_in_the_training_data_are_named(pair):
+    data = [{"contaminated": {"mgsm_sw": 12}}]
+    write_record(pair[1], "language", data=data)
+    assert (
+        "language: 12 rows of its training data contain an item of mgsm_sw; scores on it are "
+        "flattered"
+    ) in ls.swap(task=pair[0], language=pair[1], bottom=1, top=1, outside="task").notes
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {}, {"places": 3, "spec": {}, "data": []}, {"places": [[["x"]]], "spec": {}, "data": []},
+        {"places": [[[[], {}]]], "spec": {}, "data": []}, {"places": [], "spec": [], "data": []},
+        {"places": [], "spec": {"train": {"partition": ["C"]}}, "data": []},
+    ],
+)  # fmt: skip
+def test_other_records_say_nothing(pair, record):
+    (pair[0] / TRAINING).write_text(json.dumps(record))
+    assert ls.swap(task=pair[0], language=pair[1]).notes == []
+
+
+def test_a_damaged_record_is_one_line(pair):
+    (pair[0] / TRAINING).write_text("{")
+    with pytest.raises(LayerswapError, match=f"{TRAINING}: not valid JSON"):
+        ls.swap(task=pair[0], language=pair[1])
+
+
+def test_places_in_words():
+    every = [p for p in all_places(8) if p.role != "other"]
+    chosen = [p for p in every if "language" in partition("A", 8)[p].experts]
+    assert places_in_words(chosen, every) == "layers 0-1, 7, attention of layers 2-6"
+    assert places_in_words(every, every) == "layers 0-7, embedding, final norm, head"
+
+
+def test_a_tied_embedding_that_is_blended_is_noted(tmp_path):
+    for seed, name in enumerate(("task", "language")):
+        save_tokenizer(save_expert(tmp_path / name, tiny_llama(tie_word_embeddings=True), seed))
+    folders = {name: tmp_path / name for name in ("task", "language")}
+    (note,) = ls.swap(**folders).notes
+    assert note.startswith("embedding and head are one tensor (tied)")
+    assert ls.swap(**folders, outside="task").notes == []
