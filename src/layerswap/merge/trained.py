@@ -65,7 +65,7 @@ def read_training(expert: Checkpoint) -> Training | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     known = isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
-    partition = (name, outside) if known else None
+    partition: tuple[str, str | None] | None = (name, outside) if known else None
     return Training(frozenset(named & _stored(expert)), partition, contaminated)
 
 
