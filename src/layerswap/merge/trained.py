@@ -61,11 +61,12 @@ def read_training(expert: Checkpoint) -> Training | None:
             for name, count in data.get("contaminated", {}).items()
         }
         chosen = record["spec"].get("train") or {}
-        name, outside = chosen.get("partition"), chosen.get("outside")
+        name: Any = chosen.get("partition")
+        outside: Any = chosen.get("outside")
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     known = isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
-    partition: tuple[str, str | None] | None = (name, outside) if known else None
+    partition = (name, outside) if known else None
     return Training(frozenset(named & _stored(expert)), partition, contaminated)
 
 
