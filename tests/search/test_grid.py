@@ -17,6 +17,7 @@ from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
+from layerswap.report.sweep_files import lead
 from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,
@@ -25,6 +26,7 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
+from layerswap.search.evaluator import Evaluator
 from layerswap.search.grid import GridResult, chosen_by_signal, run_sweep
 from layerswap.search.spec import read_sweep
 
@@ -50,7 +52,8 @@ def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
         assert len(scores) == 3
         assert mean == pytest.approx(np.mean(scores))
     assert board.development[board.chosen] == max(board.development.values())
-    assert board.best.recipe.swap.zones(4) == board.chosen.zones
+    leads = board.default if board.suggested == DEFAULT else board.chosen.zones
+    assert board.best.recipe.swap.zones(4) == leads
     assert set(board.scores) == {CHOSEN, DEFAULT, SOUP, TASK_EXPERT, LANGUAGE_EXPERT}
     assert {len(scores) for scores in board.scores.values()} == {2}
 
@@ -72,8 +75,27 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
     assert tested[CHOSEN]["mean"] == pytest.approx(np.mean(again))
     assert tested[SOUP]["reference_minus"]["n"] == 2
     plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
-    assert plan.recipe.swap.zones(4) == best
-    assert "best of 6" in done.output
+    leads = Zones(1, 1) if summary["suggested"] == "swap, default" else best
+    assert plan.recipe.swap.zones(4) == leads
+    assert "The best is " in done.output
+
+
+def test_a_choice_that_the_default_beats_is_not_suggested(world, tmp_path, monkeypatch):
+    """Nor is it in `best.yaml`, `.best`, or the first sentence of the report."""
+    ask = Evaluator.tested
+
+    def beaten(self, *given, **named):
+        scores, rows, measure = ask(self, *given, **named)
+        return {**scores, CHOSEN: np.zeros(2), DEFAULT: np.ones(2)}, rows, measure
+
+    monkeypatch.setattr(Evaluator, "tested", beaten)
+    board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")))
+    assert board.suggested == DEFAULT
+    assert board.best.recipe.swap.zones(4) == Zones(1, 1)
+    assert board.best_recipe["swap"]["bottom"] == 1
+    assert lead(board).startswith("The best is the swap, default. On 2 documents ")
+    assert "What was chosen on the development documents, bottom " in lead(board)
+    monkeypatch.setattr(Evaluator, "tested", ask)
 
 
 def test_sensitivity_is_the_difference_of_means():
@@ -168,7 +190,7 @@ def test_a_choice_without_labels_and_without_tasks(world, texts, by):
     values = {(d["bottom"], d["top"]): d["mean"] for d in facts["development"]}
     best = facts["chosen"]
     assert values[best["bottom"], best["top"]] == max(values.values())
-    assert "No task to compare the contenders on." in done.output
+    assert "No task was given to compare it on." in done.output
     assert (out / "report.html").is_file()
 
 

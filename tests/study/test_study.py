@@ -24,7 +24,7 @@ from layerswap.study.estimate import evaluation_hours, training_hours
 from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
-from layerswap.study.report import write_study_report
+from layerswap.study.report import _sentence, write_study_report
 from layerswap.study.results import benchmark_result, in_other_languages
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
@@ -201,6 +201,21 @@ def test_the_suggested_swap_is_chosen_on_development_and_no_worse_than_the_defau
     found = benchmark_result("sw", "mgsm", scores, 0.5)
     assert found.suggested == replace(DEFAULT, pair="0-1")
     assert found.suggested_score.mean == 0.5
+
+
+def test_the_headline_is_no_worse_than_the_default_and_says_what_was_shown():
+    half = np.tile([0.0, 1.0], 20)
+    scores = {replace(DEFAULT, pair="0-0"): half, swapped(1, "0-0"): half.copy(), BASE: 0 * half,
+              SOUP: half}  # fmt: skip
+    found = benchmark_result("sw", "mgsm", scores, 0.5)
+    assert found.headline == CHOSEN
+    said = _sentence(found)
+    assert f"{BASE}: {100 * found.over_pairs.intervals[CHOSEN].mean:.1f} points lower" in said
+    assert f"{SOUP}: no difference detected (n=20, ±" in said
+    scores[swapped(1, "0-0")][split_documents(40, 0.5).test] = 0  # it was luck
+    found = benchmark_result("sw", "mgsm", scores, 0.5)
+    assert found.headline == DEFAULT
+    assert _sentence(found).startswith("mgsm in sw: the swap, default, reaches ")
 
 
 def test_in_other_languages_nothing_is_chosen_anew():

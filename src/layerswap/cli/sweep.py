@@ -46,16 +46,15 @@ def sweep(
         found: GridResult | SearchResult
         if checked.search is None:
             found = run_sweep(checked, recipe, **settings)
-            best = f"best of {len(found.development)}: {files.zones_in_words(found.chosen)}"
         else:
             found = run_search(checked, recipe, study=folder / files.STUDY, **settings)
-            best = f"best of {len(found.trials)}: number {found.best_trial.number}"
         facts = files.write_result(found, folder)
     table = files.results_table(found)
     lines = [
-        table.text() if table else "No task to compare the contenders on.",
+        *([table.text()] if table else []),
         *(f"note: {note}" for note in found.best.notes),
-        f"{best}; see {folder / files.PAGE}",
+        files.lead(found),
+        f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
         f"write it: layerswap merge {folder / files.RECIPE} --out merged",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, "\n".join(lines))

@@ -17,6 +17,7 @@ from layerswap.report import (
 )
 from layerswap.report.delta_map import map_panel
 from layerswap.report.panels import ShownAnswer, examples_panel
+from layerswap.report.tables import contrasts
 from layerswap.search.conditions import CHOSEN, LANGUAGE_EXPERT, SOUP, TASK_EXPERT, Condition
 from layerswap.study.report import provenance
 from layerswap.versions import __version__
@@ -71,11 +72,12 @@ def tell(outcome: Outcome) -> Report:
 
 
 def _lead(outcome: Outcome) -> str:
-    scores = outcome.task.intervals
-    best = scores[CHOSEN]
+    scores, leads = outcome.task.intervals, outcome.task.suggested
+    best = scores[leads]
+    zones = outcome.chosen.zones if leads == CHOSEN else outcome.default.zones
     return (
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
-        f"generic {outcome.language} only. Recomposed layer by layer ({outcome.chosen.zones}) they "
+        f"generic {outcome.language} only. Recomposed layer by layer ({zones}) they "
         f"answer {best.mean:.1%} of {best.n} unseen {outcome.language} problems; the task expert "
         f"alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
         f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}.\n\n"
@@ -84,23 +86,10 @@ def _lead(outcome: Outcome) -> str:
 
 
 def _verdict(outcome: Outcome) -> str:
-    """Which differences to the best swap are clear of zero, in words."""
-    groups: dict[str, list[str]] = {"better than": [], "not clearly different from": [],
-                                    "worse than": []}  # fmt: skip
-    for model, difference in outcome.task.differences.items():
-        groups[_relation(difference)].append(name_of(model))
-    parts = [f"{relation} {_listed(models)}" for relation, models in groups.items() if models]
-    return f"On these problems the best swap is {', and '.join(parts)} (95% paired intervals)."
-
-
-def _relation(difference: Interval) -> str:
-    if difference.low > 0:
-        return "better than"
-    return "worse than" if difference.high < 0 else "not clearly different from"
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    """What the differences to the swap that leads show."""
+    task = outcome.task
+    apart = {name_of(one): found for one, found in task.against(task.suggested).items()}
+    return f"Against it, with 95% paired intervals: {contrasts(apart)}."
 
 
 def _table(outcome: Outcome) -> Section:

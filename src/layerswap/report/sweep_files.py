@@ -116,7 +116,7 @@ def tell(board: GridResult) -> Report:
     notes = [str(board.race)] if board.race else []
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
-        lead=_lead(board, zones_in_words(board.chosen)),
+        lead=lead(board),
         sections=[
             *_contest(board, len(board.development)),
             *_maps(board),
@@ -142,7 +142,7 @@ def tell_search(found: SearchResult) -> Report:
     ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.number))[:TOP]
     return Report(
         title=f"{len(found.trials)} compositions searched, chosen by {found.chosen_by}",
-        lead=_lead(found, f"number {found.best_trial.number}"),
+        lead=lead(found),
         sections=[
             *_contest(found, len(found.trials)),
             Section(f"The best composition: {score(found.best_trial.score, '')}", best),
@@ -186,13 +186,21 @@ def results_table(judged: SweepResult) -> Table | None:
     return Table(["model", metric, "chosen minus it"], rows, caption, unit="")
 
 
-def _lead(judged: SweepResult, best: str) -> str:
+def lead(judged: GridResult | SearchResult) -> str:
+    """The result in two sentences: the best composition, and its score on the test documents."""
+    best = _zones_in_words(judged.chosen)
+    if isinstance(judged, SearchResult):
+        best = f"number {judged.best_trial.number}"
     if judged.measure is None:
         return f"The best is {best}. No task was given to compare it on."
-    one = judged.intervals[judged.reference]
+    one = judged.intervals[judged.suggested]
+    of = f"On {one.n} documents that it was not chosen on, {' '.join(judged.measure[:2])} is "
+    if judged.suggested == judged.reference:
+        return f"The best is {best}. {of}{interval_words(one, '')}."
+    chosen = interval_words(judged.intervals[judged.reference], "")
     return (
-        f"The best is {best}. On {one.n} documents that it was not chosen on, "
-        f"{' '.join(judged.measure[:2])} is {interval_words(one, '')}."
+        f"The best is the {judged.suggested}. {of}{interval_words(one, '')}. What was chosen "
+        f"on the development documents, {best}, reaches {chosen} on them."
     )
 
 
@@ -260,7 +268,7 @@ def _cell(one: Condition | None, key: tuple[int, int, str]) -> tuple[int, int] |
     return one.zones.bottom, one.zones.top
 
 
-def zones_in_words(one: Condition | None) -> str:
+def _zones_in_words(one: Condition | None) -> str:
     """A chosen composition in words, such as `bottom 5, top 2, outside task`."""
     if one is None or one.zones is None:
         return str(one)

@@ -15,7 +15,7 @@ from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.report.page import write_report
-from layerswap.report.sweep_files import tell, zones_in_words
+from layerswap.report.sweep_files import lead, tell
 from layerswap.search.conditions import Condition, contenders
 from layerswap.search.grid import GridResult, sweep_plans
 from layerswap.search.spec import SweepSettings
@@ -41,8 +41,8 @@ class ReportedSweep(GridResult):
         )
         measure = " ".join(self.measure or ("no task",))
         return (
-            f"<p>Best of {len(self.development)}: {escape(zones_in_words(self.chosen))}, chosen by "
-            f"{escape(self.chosen_by)}.</p><table><thead><tr><th>model</th>"
+            f"<p>{len(self.development)} compositions, chosen by {escape(self.chosen_by)}. "
+            f"{escape(lead(self))}</p><table><thead><tr><th>model</th>"
             f"<th>{escape(measure)}, test documents</th><th>chosen minus it</th></tr></thead>"
             f"<tbody>{cells}</tbody></table>"
         )

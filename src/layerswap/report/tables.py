@@ -67,6 +67,15 @@ def difference_words(found: Interval | None, unit: str = "%") -> str:
     return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]{clear}"
 
 
+def contrasts(apart: Mapping[str, Interval]) -> str:
+    """What several paired differences show, such as `soup: 3.0 points lower; base: ...`.
+
+    Args:
+        apart: by name, the difference to the same reference.
+    """
+    return "; ".join(f"{name}: {one.in_words()}" for name, one in apart.items())
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of results.

@@ -79,7 +79,8 @@ class SweepResult(TestResult):
     """What a sweep or a search found.
 
     Attributes:
-        best: the chosen composition, ready to be saved or loaded.
+        best: the chosen composition, ready to be saved or loaded; the default swap where that
+            scores higher on the test documents.
         development: of every candidate, what it was chosen by: its mean score on the development
             documents (in a race, on those that it was scored on), or the value of a signal.
         chosen_by: what that is, in words.
@@ -95,7 +96,7 @@ class SweepResult(TestResult):
 
     @cached_property
     def best_recipe(self) -> dict[str, Any]:
-        """The recipe of the chosen composition, ready for `layerswap merge`."""
+        """The recipe of `best`, ready for `layerswap merge`."""
         return self.best.recipe.model_dump(mode="json", exclude_defaults=True)
 
     def to_pandas(self) -> pd.DataFrame:

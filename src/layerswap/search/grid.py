@@ -16,7 +16,14 @@ from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.planner import Plan, make_plan
-from layerswap.search.conditions import CHOSEN, TASK_EXPERT, Condition, contenders, swapped
+from layerswap.search.conditions import (
+    CHOSEN,
+    DEFAULT,
+    TASK_EXPERT,
+    Condition,
+    contenders,
+    swapped,
+)
 from layerswap.search.evaluator import (
     DEVELOPMENT,
     DocumentScore,
@@ -26,7 +33,7 @@ from layerswap.search.evaluator import (
     by_condition,
 )
 from layerswap.search.halving import Race, race
-from layerswap.search.protocol import choose
+from layerswap.search.protocol import choose, suggested
 from layerswap.search.spec import SweepSettings, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
@@ -170,8 +177,9 @@ def sweep_plans(
     scores, rows, measure = evaluator.tested(
         chosen, others, reference=CHOSEN, measure=tried.measure
     )
+    best = plans[DEFAULT if suggested(scores, CHOSEN) == DEFAULT else chosen]
     return GridResult(
-        scores=scores, chosen=chosen, best=plans[chosen], development=tried.values,
+        scores=scores, chosen=chosen, best=best, development=tried.values,
         chosen_by=tried.chosen_by, measure=measure, rows=[*tried.rows, *rows], counts=counts,
         race=tried.race,
     )  # fmt: skip

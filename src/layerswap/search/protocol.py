@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
-from layerswap.search.conditions import CHOSEN, Condition
+from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
 
 Values = npt.NDArray[np.float64]
 """One score per document."""
@@ -74,6 +74,19 @@ def choose(
     return max(among or scores, key=rank)
 
 
+def suggested(scores: Mapping[Condition, Values], reference: Condition) -> Condition:
+    """The reference, or the default swap where that scores higher on the test documents.
+
+    Args:
+        scores: by condition, on the test documents.
+        reference: the condition that was chosen on the development documents.
+    """
+    beaten = {DEFAULT, reference} <= scores.keys() and float(np.mean(scores[DEFAULT])) > float(
+        np.mean(scores[reference])
+    )
+    return DEFAULT if beaten else reference
+
+
 @dataclass(frozen=True)
 class TestResult:
     """Conditions on the test documents, which nothing was chosen on.
@@ -89,6 +102,11 @@ class TestResult:
     reference: Condition = field(default=CHOSEN, kw_only=True)
 
     __test__ = False  # not a test, whatever pytest makes of its name
+
+    @property
+    def suggested(self) -> Condition:
+        """What to use, and what a report leads with; see the function `suggested`."""
+        return suggested(self.scores, self.reference)
 
     @cached_property
     def intervals(self) -> dict[Condition, Interval]:
@@ -130,6 +148,7 @@ class TestResult:
         return {
             "chosen": None if self.chosen is None else self.chosen.to_dict(),
             "reference": str(self.reference),
+            "suggested": str(self.suggested),
             "test": [
                 {
                     "condition": str(one),

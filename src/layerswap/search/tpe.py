@@ -18,7 +18,7 @@ from layerswap.compose.schema import Override
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore, composition_key
 from layerswap.merge.planner import Plan, make_plan
-from layerswap.search.conditions import TASK_EXPERT, Condition, contenders
+from layerswap.search.conditions import DEFAULT, TASK_EXPERT, Condition, contenders
 from layerswap.search.evaluator import (
     DEVELOPMENT,
     DocumentScore,
@@ -27,7 +27,7 @@ from layerswap.search.evaluator import (
     SweepResult,
     by_condition,
 )
-from layerswap.search.protocol import choose
+from layerswap.search.protocol import choose, suggested
 from layerswap.search.spec import SearchSpec, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
@@ -333,8 +333,10 @@ def run_search(
         f"{len(trials)} compositions tried: {scorer.evaluated} layers run per batch of documents "
         f"instead of {scorer.naive}"
     )
+    beaten = suggested(scores, FOUND) == DEFAULT
+    plan = others[DEFAULT] if beaten else with_choices_plan(start, best.choices)
     return SearchResult(
-        scores=scores, chosen=chosen, reference=FOUND, best=with_choices_plan(start, best.choices),
+        scores=scores, chosen=chosen, reference=FOUND, best=plan,
         development=development, chosen_by=scorer.chosen_by, measure=measure,
         rows=[*scorer.rows, *rows], trials=trials, evaluated=scorer.evaluated, naive=scorer.naive,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
 from layerswap.report.stack import draw_stack
-from layerswap.report.tables import Table, interval_words, slug, write_tables
+from layerswap.report.tables import Table, contrasts, interval_words, slug, write_tables
 from layerswap.search.conditions import (
     BASE,
     CHOSEN,
@@ -139,7 +139,7 @@ class FinishedSteps:
             lead.append(f"Drawn: the composition chosen for the pair {pair} in {first.language}.")
         lead += self._cautions()
         lead.append(
-            "Above and below: the 95% interval of the paired difference is clear of zero. "
+            "Higher and lower: the 95% interval of the paired difference is clear of zero. "
             "Intervals are over documents, not over trainings."
         )
         lead.append(f"To write the suggested models: layerswap study merge {self.journal.root}")
@@ -206,20 +206,14 @@ class FinishedSteps:
 
 def _sentence(found: BenchmarkResult) -> str:
     """The result of one language in plain words, with its uncertainty."""
-    placed: dict[str, list[str]] = {"above": [], "level with": [], "below": []}
-    for other, apart in found.over_pairs.against(found.headline).items():
-        if other == FLATTERED:
-            continue
-        if apart.high < 0:
-            placed["above"].append(f"{other} (by {-100 * apart.mean:.1f})")
-        elif apart.low > 0:
-            placed["below"].append(f"{other} (by {100 * apart.mean:.1f})")
-        else:
-            placed["level with"].append(str(other))
     score = interval_words(found.over_pairs.intervals[found.headline])
-    reaches = f"{found.benchmark} in {found.language}: the {found.headline}, reaches {score}%"
-    others = "; ".join(f"{where} {', '.join(names)}" for where, names in placed.items() if names)
-    return f"{reaches}. It is {others}." if others else f"{reaches}."
+    reaches = f"{found.benchmark} in {found.language}: the {found.headline}, reaches {score}%."
+    others = {
+        str(other): apart
+        for other, apart in found.over_pairs.against(found.headline).items()
+        if other != FLATTERED
+    }
+    return f"{reaches} Against it: {contrasts(others)}." if others else reaches
 
 
 def _about(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:

@@ -15,7 +15,7 @@ from layerswap.evaluation.results import Score, read_all_scores
 from layerswap.evaluation.statistics import Friedman, Interval, friedman, mean_interval
 from layerswap.report.tables import Table, difference_words
 from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, Condition
-from layerswap.search.protocol import TestResult, Values, choose, split_documents
+from layerswap.search.protocol import TestResult, Values, choose, split_documents, suggested
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
@@ -69,8 +69,11 @@ class BenchmarkResult:
 
     @property
     def headline(self) -> Condition:
-        """The treatment that the result is about: the chosen swap, or the default one."""
-        return self.references[-1]
+        """The treatment that the result is about: the chosen swap, or the default one.
+
+        The default one too where it scores higher on the test documents.
+        """
+        return suggested(self.over_pairs.scores, self.references[-1])
 
     @property
     def suggested(self) -> Condition:
@@ -81,9 +84,8 @@ class BenchmarkResult:
         chosen = {replace(self.chosen.get(pair, DEFAULT), pair=pair): pair for pair in self.pairs}
         best = choose({one: self.development[one] for one in chosen}, of_equals="first")
         scores = self.pairs[chosen[best]]
-        if CHOSEN in scores and scores[CHOSEN].mean() < scores[DEFAULT].mean():
-            return replace(DEFAULT, pair=best.pair)
-        return best
+        beaten = CHOSEN in scores and suggested(scores, CHOSEN) == DEFAULT
+        return replace(DEFAULT, pair=best.pair) if beaten else best
 
     @property
     def suggested_score(self) -> Interval:
