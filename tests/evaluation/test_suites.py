@@ -252,3 +252,48 @@ def test_suites_and_languages_are_those_of_the_papers():
     assert len(BENCHMARKS["belebele"].codes()) == 122
     assert {"sw", "bn", "te", "ja"} <= set(BENCHMARKS["mmlu"].codes())
     assert len(BENCHMARKS["mgsm"].codes()) == 11
+
+
+TOPICS = "index_id\tcategory\ttext\n1\ttravel\tSafari njema.\n2\thealth\t Daktari \n"
+ARTICLES = "category\theadline\ttext\turl\nsports\tSimba\tIlishinda  jana.\tx\nreligion\tA\tB\tx\n"
+
+
+@pytest.fixture
+def published(tmp_path):
+    root = tmp_path / "published"
+    for benchmark, codes, text in (
+        ("sib200", ("swh_Latn", "eng_Latn"), TOPICS),
+        ("masakhanews", ("swa", "eng"), ARTICLES),
+    ):
+        (root / benchmark).mkdir(parents=True)
+        for code in codes:
+            for split in ("train", "dev", "test"):
+                (root / benchmark / f"{code}.{split}.tsv").write_text(text)
+    return DataFolder(root)
+
+
+def test_topics_of_sentences_with_exemplars_of_every_topic(published, tasks):
+    (asked,) = write_suite("sib200", ["sw"], tasks, data=published, shots=2)
+    task = loaded([asked.name], tasks)[asked.name]
+    (first, second) = task.test_docs()
+    assert (first["topic"], second["text"]) == ("travel", "Daktari")
+    assert task.doc_to_choice(first)[:2] == ["science/technology", "travel"]
+    prompt = task.fewshot_context(second, 2)
+    assert prompt == (
+        "Text: Safari njema.\nTopic: travel\n\nText: Daktari\nTopic: health\n\n"
+        "Text: Daktari\nTopic:"
+    )
+
+
+def test_articles_of_topics_that_english_lacks_are_left_out(published, tasks):
+    names = write_suite("masakhanews", ["sw"], tasks, data=published, development=True)
+    assert [one.name for one in names] == ["masakhanews_swa_0shot", "masakhanews_swa_0shot_dev"]
+    for one in names:
+        (only,) = loaded([one.name], tasks)[one.name].test_docs()
+        assert only == {"text": "Simba. Ilishinda jana.", "topic": "sports"}
+
+
+def test_a_topic_table_without_its_columns_is_refused(published, tasks):
+    (published.root / "sib200" / "swh_Latn.test.tsv").write_text("text\nHabari.\n")
+    with pytest.raises(EvaluationError, match=r"swh_Latn\.test\.tsv: has no column 'category'"):
+        write_suite("sib200", ["sw"], tasks, data=published)

@@ -25,7 +25,7 @@ from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
 from layerswap.study.report import _sentence, write_study_report
-from layerswap.study.results import benchmark_result, in_other_languages
+from layerswap.study.results import BenchmarkScores, benchmark_result, in_other_languages
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
 from layerswap.study.step_functions import step_functions
@@ -182,7 +182,7 @@ def test_the_choice_is_made_on_other_documents_than_the_score():
         for pair, by in pairs.items()
         for name, right in by.items()
     }
-    found = benchmark_result("sw", "mgsm", scores, 0.5).over_pairs
+    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5).over_pairs
     assert abs(found.intervals[CHOSEN].mean - 0.5) < 0.04  # nothing is better, and it says so
     assert found.intervals[FLATTERED].mean > 0.54
     assert CHOSEN in found.against(DEFAULT)
@@ -196,9 +196,11 @@ def test_the_suggested_swap_is_chosen_on_development_and_no_worse_than_the_defau
         swapped(1, p): np.full(40, 0.4) for p in ("0-0", "0-1")
     }
     good = scores[swapped(1, "0-1")] = np.full(40, 0.6)
-    assert benchmark_result("sw", "mgsm", scores, 0.5).suggested == swapped(1, "0-1")
+    assert benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5).suggested == swapped(
+        1, "0-1"
+    )
     good[split.test] = 0.3  # it was luck
-    found = benchmark_result("sw", "mgsm", scores, 0.5)
+    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
     assert found.suggested == replace(DEFAULT, pair="0-1")
     assert found.suggested_score.mean == 0.5
 
@@ -207,15 +209,41 @@ def test_the_headline_is_no_worse_than_the_default_and_says_what_was_shown():
     half = np.tile([0.0, 1.0], 20)
     scores = {replace(DEFAULT, pair="0-0"): half, swapped(1, "0-0"): half.copy(), BASE: 0 * half,
               SOUP: half}  # fmt: skip
-    found = benchmark_result("sw", "mgsm", scores, 0.5)
+    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
     assert found.headline == CHOSEN
     said = _sentence(found)
     assert f"{BASE}: {100 * found.over_pairs.intervals[CHOSEN].mean:.1f} points lower" in said
     assert f"{SOUP}: no difference detected (n=20, ±" in said
     scores[swapped(1, "0-0")][split_documents(40, 0.5).test] = 0  # it was luck
-    found = benchmark_result("sw", "mgsm", scores, 0.5)
+    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
     assert found.headline == DEFAULT
     assert _sentence(found).startswith("mgsm in sw: the swap, default, reaches ")
+
+
+def test_baselines_with_a_setting_are_chosen_on_development_too():
+    soups = [Condition("weighted soup", f"task {share}", pair="0-0") for share in (0.3, 0.7)]
+    sparse = [Condition("ties", f"density {density}", pair="0-0") for density in (0.2, 1.0)]
+    scores = {
+        one: np.r_[np.full(10, on_development), np.full(30, on_test)]
+        for one, on_development, on_test in zip(
+            [*soups, *sparse, replace(DEFAULT, pair="0-0")],
+            [0.9, 0.2, 0.4, 0.5, 0.6],
+            [0.3, 0.8, 0.7, 0.1, 0.5],
+            strict=True,
+        )
+    }
+    found = benchmark_result("sw", "sib200", BenchmarkScores(scores, published=10), 0.5)
+    means = {str(one): i.mean for one, i in found.over_pairs.intervals.items()}
+    assert means == pytest.approx(
+        {
+            "weighted soup, chosen on development": 0.3,
+            "ties, chosen on development": 0.1,
+            "ties, density 0.2": 0.7,
+            "ties, density 1.0": 0.1,
+            "swap, default": 0.5,
+        }
+    )
+    assert found.over_pairs.intervals[DEFAULT].n == 30
 
 
 def test_in_other_languages_nothing_is_chosen_anew():
@@ -224,7 +252,7 @@ def test_in_other_languages_nothing_is_chosen_anew():
     own = {replace(n, pair=f"0-{i}"): rng.random(100) for i in range(2) for n in names}
     own[swapped(1, "0-0")] += 1
     own[swapped(2, "0-1")] += 1
-    one = benchmark_result("sw", "mgsm", own, 0.5)
+    one = benchmark_result("sw", "mgsm", BenchmarkScores(own), 0.5)
     there = {
         swapped(0, "0-0"): np.ones(80),
         swapped(1, "0-0"): np.full(80, 0.25),
@@ -232,7 +260,8 @@ def test_in_other_languages_nothing_is_chosen_anew():
         swapped(1, "0-1"): np.ones(80),
         BASE: np.full(80, 0.1),
     }
-    (found,) = in_other_languages([one], {("mgsm", "en"): there, ("mgsm", "de"): there}, 0.5)
+    others = {("mgsm", code): BenchmarkScores(there) for code in ("en", "de")}
+    (found,) = in_other_languages([one], others, 0.5)
     assert (found.language, found.benchmark) == ("sw", "mgsm")
     assert set(found.rows) == {CHOSEN, FLATTERED, BASE}
     assert found.rows[CHOSEN]["en"].mean == found.rows[FLATTERED]["de"].mean == 0.5

@@ -103,8 +103,12 @@ def partition_of(name: str) -> Condition:
     return Condition("partition", name)
 
 
-BASELINES = ("experts", "soup", "magnitude soup", "ties", "reverted")
+BASELINES = (
+    "experts", "soup", "weighted soup", "magnitude soup", "task arithmetic", "ties", "reverted",
+)  # fmt: skip
 """The baselines that `methods` knows; `reverted` are experts reverted outside a partition."""
+TUNED = ("weighted soup", "task arithmetic", "ties")
+"""Methods with a setting that can be chosen on development documents."""
 
 
 def methods(
@@ -113,6 +117,8 @@ def methods(
     task: str = "task",
     language: str = "language",
     densities: Sequence[float] = (),
+    shares: Sequence[float] = (),
+    scales: Sequence[float] = (),
     partitions: Sequence[str] = (),
     outside: str | None = None,
 ) -> Iterator[tuple[Condition, dict[str, Any]]]:
@@ -125,6 +131,8 @@ def methods(
         task: name of the task expert in the recipe.
         language: name of the language expert in the recipe.
         densities: of TIES, a contender for each.
+        shares: of the task expert in weighted soups, a contender for each.
+        scales: of both deltas in task arithmetic, a contender for each.
         partitions: names of partitions, each a contender; experts are reverted outside of them.
         outside: who gets the places outside the layers of a partition.
     """
@@ -143,6 +151,16 @@ def methods(
         "soup": [(SOUP, {"soup": {"experts": experts}})],
         "magnitude soup": [(MAGNITUDE_SOUP, {"soup": {"experts": experts},
                                              "weights": "magnitude"})],
+        "weighted soup": [
+            (Condition("weighted soup", f"task {share}"),
+             {"soup": {"experts": experts}, "weights": {task: share, language: 1 - share}})
+            for share in shares
+        ],
+        "task arithmetic": [
+            (Condition("task arithmetic", f"scale {scale}"),
+             {"merge": {"method": "task_arithmetic", "experts": dict.fromkeys(experts, scale)}})
+            for scale in scales
+        ],
         "ties": [
             (ties(density), {"merge": {"method": "ties", "experts": experts, "density": density}})
             for density in densities

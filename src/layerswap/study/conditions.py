@@ -104,8 +104,8 @@ def _alone(model: str, base: str) -> RecipeData:
 def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[Condition, RecipeData]]:
     """The conditions of every pair."""
     of_pairs = list(methods(
-        settings["baselines"], densities=settings["ties"], partitions=settings["partitions"],
-        outside=settings["outside"],
+        settings["baselines"], densities=settings["ties"], shares=settings["soup_shares"],
+        scales=settings["scales"], partitions=settings["partitions"], outside=settings["outside"],
     ))  # fmt: skip
     yield of_pairs[0]
     for zones in zone_grid(layers, **settings["grid"]) if settings["grid"] else ():

@@ -36,9 +36,12 @@ from layerswap.training.mix.schema import mix_text, ready_recipes
 
 CHOSEN_OF_GRID = 2
 """Of a pair's grid, evaluated in other languages: the chosen composition and the best."""
-COPIED = {"pairs", "partitions", "outside", "baselines", "ties", "device", "dtype"}
+COPIED = {
+    "pairs", "partitions", "outside", "baselines", "ties", "soup_shares", "scales", "device",
+    "dtype",
+}  # fmt: skip
 """Keys of a study that an evaluation's settings have too."""
-VERSIONS = {"evaluate": 3, "tables": 3}
+VERSIONS = {"evaluate": 4, "tables": 4}
 """Of the kinds of step that have come to write something else for the same settings."""
 
 

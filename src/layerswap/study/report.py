@@ -284,7 +284,7 @@ def _browsed(found: BenchmarkResult) -> dict[Condition, Condition]:
     pair, treatments = next(iter(found.pairs.items()))
     models = {CHOSEN: replace(found.chosen[pair], pair=pair)} if found.chosen else {}
     for one in sorted(treatments, key=lambda one: one in found.shared):
-        if one in BROWSED or one.method == "ties":
+        if one in BROWSED or (one.method == "ties" and one.variant != CHOSEN.variant):
             models[one] = one if one in found.shared else replace(one, pair=pair)
     return models
 

@@ -7,21 +7,48 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from layerswap.evaluation.results import Score, read_all_scores
 from layerswap.evaluation.statistics import Friedman, Interval, friedman, mean_interval
+from layerswap.evaluation.suites.topics import DEVELOPMENT
 from layerswap.report.tables import Table, difference_words
-from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, Condition
-from layerswap.search.protocol import TestResult, Values, choose, split_documents, suggested
+from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
+from layerswap.search.protocol import (
+    DocumentSplit,
+    TestResult,
+    Values,
+    choose,
+    split_documents,
+    suggested,
+)
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
+
+
+class BenchmarkScores(NamedTuple):
+    """Scores of all documents of a benchmark in one language.
+
+    Attributes:
+        scores: by condition.
+        published: the number of documents of the published development split, which come first.
+    """
+
+    scores: Scores
+    published: int = 0
+
+    def split(self, development: float) -> DocumentSplit:
+        """The documents to choose on and to report on: the published splits, or a drawn share."""
+        count = len(next(iter(self.scores.values())))
+        if self.published:
+            return DocumentSplit(np.arange(self.published), np.arange(self.published, count))
+        return split_documents(count, development)
 
 
 @dataclass(frozen=True)
@@ -103,22 +130,23 @@ class BenchmarkResult:
 
 
 def benchmark_result(
-    language: str, benchmark: str, scores: Scores, development: float
+    language: str, benchmark: str, found: BenchmarkScores, development: float
 ) -> BenchmarkResult:
     """One language on one benchmark.
 
     The composition of each pair is chosen on the development documents, and all treatments are
     reported on the test documents. The best on those is reported too, as in the papers: it is
-    flattered, since it was chosen by what it is reported on.
+    flattered, since it was chosen by what it is reported on. Of a baseline with a weight, scale
+    or density, the one that is best on the development documents is reported too.
 
     Args:
         language: as the study writes it.
         benchmark: its name.
-        scores: of all documents.
-        development: share of the documents to choose on.
+        found: the scores of all documents.
+        development: share of the documents to choose on, where no such split is published.
     """
-    split = split_documents(len(next(iter(scores.values()))), development)
-    by_pair = _by_pair(scores)
+    split = found.split(development)
+    by_pair = _by_pair(found.scores)
     shared = by_pair.pop("", {})
     pairs: dict[str, Scores] = {}
     chosen: dict[str, Condition] = {}
@@ -127,7 +155,13 @@ def benchmark_result(
     means: dict[Condition, float] = {}
     for pair, own in by_pair.items():
         grid = {one: values for one, values in own.items() if one.zones is not None}
-        kept = {**shared, **{one: values for one, values in own.items() if one not in grid}}
+        tuned = _chosen_of_methods(own, split)
+        others = {
+            one: values
+            for one, values in own.items()
+            if one not in grid and (one.method == "ties" or one.method not in TUNED)
+        }
+        kept = {**shared, **others, **tuned}
         for one, values in grid.items():
             grids[one].append(values[split.development])
         if grid:
@@ -144,6 +178,19 @@ def benchmark_result(
         language, benchmark, pairs, grid_means, chosen, best, tuple(split.test.tolist()),
         frozenset(shared), means,
     )  # fmt: skip
+
+
+def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Values]:
+    """Of every method with a weight, scale or density, the setting that is best on development."""
+    found: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
+    for one, values in own.items():
+        if one.method in TUNED:
+            found[replace(one, variant=CHOSEN.variant)][one] = values
+    return {
+        chosen: tried[choose({one: v[split.development] for one, v in tried.items()})]
+        for chosen, tried in found.items()
+        if len(tried) > 1
+    }
 
 
 @dataclass(frozen=True)
@@ -170,7 +217,9 @@ class OtherLanguagesResult:
 
 
 def in_other_languages(
-    own: Sequence[BenchmarkResult], scores: Mapping[tuple[str, str], Scores], development: float
+    own: Sequence[BenchmarkResult],
+    scores: Mapping[tuple[str, str], BenchmarkScores],
+    development: float,
 ) -> list[OtherLanguagesResult]:
     """The models of a language in other languages; nothing is chosen there.
 
@@ -185,8 +234,9 @@ def in_other_languages(
     for (benchmark, language), found in scores.items():
         chosen = by_benchmark.get(benchmark, own[0])
         values: dict[Condition, list[Values]] = defaultdict(list)
-        for one, all_ in found.items():
-            test = all_[split_documents(len(all_), development).test]
+        test_documents = found.split(development).test
+        for one, all_ in found.scores.items():
+            test = all_[test_documents]
             names = [one.treatment] if one.zones is None else [
                 name for name, picked in ((CHOSEN, chosen.chosen), (FLATTERED, chosen.best))
                 if picked.get(one.pair) == one.treatment
@@ -306,24 +356,31 @@ def study_results(folders: Mapping[str, Path], development: float) -> StudyResul
     return StudyResults(found, others)
 
 
-def read_condition_scores(folder: Path) -> dict[tuple[str, str], Scores]:
-    """The scores of a folder of results by benchmark and language, in the order of documents."""
+def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores]:
+    """The scores of a folder of results by benchmark and language, in the order of documents.
+
+    Documents of a published development split come first.
+    """
     rows: dict[tuple[str, str], dict[Condition, list[Score]]] = {}
     for condition, score in read_conditions(folder):
         if score.main:
             name = score.task if score.benchmark == "flores" else score.benchmark
             by = rows.setdefault((name, score.language), defaultdict(list))
             by[condition].append(score)
+
+    def place(score: Score) -> tuple[bool, str, int]:
+        return not score.task.endswith(DEVELOPMENT), score.task, score.document
+
     return {
-        key: {
-            one: np.array([
-                fraction(score)
-                for score in sorted(scores, key=lambda score: (score.task, score.document))
-            ])
-            for one, scores in by.items()
-        }
+        key: BenchmarkScores(
+            {
+                one: np.array([fraction(score) for score in sorted(scores, key=place)])
+                for one, scores in by.items()
+            },
+            sum(score.task.endswith(DEVELOPMENT) for score in next(iter(by.values()))),
+        )
         for key, by in rows.items()
-    }  # fmt: skip
+    }
 
 
 def read_conditions(folder: Path) -> Iterator[tuple[Condition, Score]]:

@@ -34,8 +34,8 @@ USUAL: dict[StepKind, Resources] = {
 }
 """Resources of the kinds of step that run models, where there are devices."""
 Baseline = Literal[
-    "base", "experts", "soup", "magnitude soup", "ties", "joint", "simultaneous", "partial",
-    "reverted", "soups", "multilingual soup",
+    "base", "experts", "soup", "weighted soup", "magnitude soup", "task arithmetic", "ties",
+    "joint", "simultaneous", "partial", "reverted", "soups", "multilingual soup",
 ]  # fmt: skip
 
 
@@ -248,6 +248,9 @@ class StudySpec(Strict):
             experts swapped with that of the kept task experts; `multilingual soup`: the soup of
             all languages' experts in the former's place (paper 1, table 6).
         ties: densities of that baseline; each is one (Yadav et al., 2023, keep a fifth).
+        soup_shares: shares of the task expert in the `weighted soup`; the best on development
+            documents is reported.
+        scales: factors of both deltas in `task arithmetic` (Ilharco et al., 2023), likewise.
         change: measure and show what the kept experts changed (paper 1, figures 2 and 4 to 9).
         evaluate: benchmarks.
         merge: write the suggested model of each language at the end.
@@ -271,6 +274,12 @@ class StudySpec(Strict):
     lora: Lora | None = None
     baselines: list[Baseline] = ["base", "experts", "soup"]
     ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
+    soup_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] = [
+        0.3, 0.5, 0.7, 0.9,
+    ]  # fmt: skip
+    scales: Annotated[list[Annotated[float, Field(gt=0, le=2)]], Field(min_length=1)] = [
+        0.3, 0.5, 0.7, 1.0,
+    ]  # fmt: skip
     change: bool = True
     evaluate: EvaluationSpec
     merge: bool = False

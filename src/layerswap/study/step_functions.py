@@ -291,7 +291,7 @@ def _tasks(
         written = (
             write_suite(
                 suite, languages, tasks, data=data, shots=settings["shots"],
-                allow_code=settings["allow_code"], skip=context.log, needed=True,
+                allow_code=settings["allow_code"], skip=context.log, needed=True, development=True,
             )
             for suite in suites
         )  # fmt: skip

@@ -15,6 +15,12 @@ from layerswap.evaluation.suites.flores import ENGLISH, write_flores
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder, builtin
 from layerswap.evaluation.suites.mbpp import write_mbpp
 from layerswap.evaluation.suites.reading import write_belebele, write_mmlu
+from layerswap.evaluation.suites.topics import (
+    DEVELOPMENT,
+    NEWS_CODES,
+    write_masakhanews,
+    write_sib200,
+)
 
 Write = Callable[[str, int, DataFolder, TaskFolder], str | list[str]]
 
@@ -28,12 +34,14 @@ class Benchmark:
         codes: the languages that it has, in its own codes; None for any.
         metric: the metric that counts, and the filter it is behind.
         runs_code: whether it runs what a model wrote.
+        development: whether its published development split is written as a task of its own.
     """
 
     write: Write
     codes: Callable[[], Sequence[str]] | None
     metric: tuple[str, str]
     runs_code: bool = False
+    development: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,11 @@ BENCHMARKS: dict[str, Benchmark] = {
     "flores": Benchmark(write_flores, _belebele_codes, ("bleu", "none")),
     "mbpp": Benchmark(write_mbpp, None, ("pass_at_1", "none"), runs_code=True),
     "mmlu": Benchmark(write_mmlu, _mmlu_codes, ("acc", "none")),
+    # Of SIB-200's 205 languages, FLORES-200's, those that Belebele has too.
+    "sib200": Benchmark(write_sib200, _belebele_codes, ("acc", "none"), development=True),
+    "masakhanews": Benchmark(
+        write_masakhanews, lambda: NEWS_CODES, ("acc", "none"), development=True
+    ),
 }
 SUITES: dict[str, tuple[TaskPart, ...]] = {
     # Paper 1, section 5 and appendix A.3.
@@ -109,6 +122,8 @@ SUITES: dict[str, tuple[TaskPart, ...]] = {
     "flores": (TaskPart("flores", 0),),
     "mbpp": (TaskPart("mbpp", 0),),
     "mmlu": (TaskPart("mmlu", 5),),
+    "sib200": (TaskPart("sib200", 0),),
+    "masakhanews": (TaskPart("masakhanews", 0),),
 }  # fmt: skip
 
 
@@ -155,6 +170,7 @@ def write_suite(
     allow_code: bool = False,
     skip: Callable[[str], None] | None = None,
     needed: bool = False,
+    development: bool = False,
 ) -> list[WrittenTask]:
     """Write the tasks of a suite, in some languages.
 
@@ -168,6 +184,7 @@ def write_suite(
         skip: called with a line for each benchmark that cannot be asked in a language; without it,
             that is an error.
         needed: whether data that cannot be had are an error all the same.
+        development: add the tasks of published development splits.
 
     Raises:
         EvaluationError: no such suite or language, or data that cannot be had.
@@ -188,6 +205,8 @@ def write_suite(
                 skip(f"left out: {error}")
                 continue
             names = [made] if isinstance(made, str) else made
+            if development and benchmark.development:
+                names = [*names, *(f"{name}{DEVELOPMENT}" for name in names)]
             tag = standard_tag(language)
             written += [WrittenTask(name, part.benchmark, tag, benchmark.metric) for name in names]
     if not written:
