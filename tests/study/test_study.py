@@ -423,8 +423,8 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
 def test_compositions_are_counted_by_the_layers_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,
-                "ties": [0.2], "soup_shares": [0.5], "scales": [0.5], "grid": None, "baselines": ["base", "experts", "soup"],
-                "both": [], "variants": []}  # fmt: skip
+                "ties": [0.2], "soup_shares": [0.5], "scales": [0.5], "grid": None,
+                "baselines": ["base", "experts", "soup"], "both": [], "variants": []}  # fmt: skip
     kept = {"task": 2, "sw": 3}
     # The base and five experts once; of each of six pairs the default swap and the soup.
     assert models_to_run(settings, kept) == 1 + 5 + 6 * 2
