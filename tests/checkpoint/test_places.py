@@ -139,6 +139,20 @@ LLAMA_4_VISION = VISION | {
 }
 
 
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_expand": 2,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_dt_rank": 4,
+}
+STATE = TEXT | {"state_size": 8}
+HYBRID = TEXT | MAMBA
+SECOND_OF_TWO = {"layer_types": ["conv", "full_attention"]}
+
+
 class Family(NamedTuple):
     """`linear`: role of bare Linear modules in a layer. `outside`: what no module class can say."""
 
@@ -235,6 +249,47 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma4_text": Family("gemma4_text", GEMMA_4, "other", GEMMA_OTHER),
     "gemma4_text-moe": Family("gemma4_text", MOE | GEMMA_4 | GEMMA_4_MOE, "other", GEMMA_OTHER),
+    "mamba": Family("mamba", STATE),
+    "mamba2": Family("mamba2", STATE | {"num_heads": 4, "head_dim": 16, "n_groups": 1}),
+    "falcon_mamba": Family("falcon_mamba", STATE),
+    "jamba": Family(
+        "jamba",
+        HYBRID
+        | {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1}
+        | {"expert_layer_period": 2, "expert_layer_offset": 1},
+    ),
+    "bamba": Family("bamba", HYBRID | {"attn_layer_indices": [1]}),
+    "falcon_h1": Family("falcon_h1", HYBRID | {"mamba_d_ssm": 64}),
+    "granitemoehybrid": Family(
+        "granitemoehybrid",
+        HYBRID
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16}
+        | {"layer_types": ["mamba", "attention"]},
+    ),
+    "lfm2": Family("lfm2", TEXT | SECOND_OF_TWO, outside={"embedding_norm": "final_norm"}),
+    "lfm2_moe": Family(
+        "lfm2_moe",
+        MOE | SECOND_OF_TWO | {"num_dense_layers": 1},
+        outside={"embedding_norm": "final_norm"},
+    ),
+    "recurrent_gemma": Family(
+        "recurrent_gemma",
+        TEXT
+        | {"lru_width": 32, "block_types": ["recurrent", "attention"], "attention_window_size": 8},
+    ),
+    "nemotron_h": Family(
+        "nemotron_h",
+        HYBRID
+        | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1}
+        | {"n_routed_experts": 4, "moe_intermediate_size": 16}
+        | {"layers_block_type": ["mamba", "moe"]},
+    ),
+    "nemotron_h-dense": Family(
+        "nemotron_h",
+        HYBRID
+        | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1}
+        | {"layers_block_type": ["mlp", "attention"]},
+    ),
     "gemma3": _wrapped("gemma3", TEXT, VISION, mm_tokens_per_image=4, image_token_index=62),
     "llava": _wrapped("llava", TEXT | {"model_type": "llama"}, CLIP),
     "llava_next": _wrapped("llava_next", TEXT | {"model_type": "mistral"}, CLIP),
@@ -269,15 +324,25 @@ FAMILIES: dict[str, Family] = {
 # ---------------------------------------------------------------- the oracle
 
 
+MIXERS = ("Attention", "GatedDeltaNet", "Mixer", "MambaLayer", "ShortConv", "RecurrentBlock")
+
+
+def _is_router(tensor: torch.Tensor, owner: nn.Module, layer: nn.Module) -> bool:
+    """In a layer with experts: one number, row or entry for each, and no expert's own."""
+    mixture = any(type(m).__name__.endswith("Experts") for m in layer.modules())
+    inside = type(owner).__name__.endswith(("Experts", "Expert"))
+    return mixture and not inside and tensor.ndim < 3 and tensor.shape[0] in (1, 4)
+
+
 def _layer_role(child: nn.Module, family: Family) -> str:
     name = type(child).__name__
-    if "Attention" in name or name.endswith("GatedDeltaNet"):
+    if any(word in name for word in MIXERS):
         return "attention"
     if "Norm" in name:
         return "norm"
-    if any(word in name for word in ("MLP", "Mlp", "MoE", "Moe", "FeedForward", "Experts")):
-        return "mlp"
     if name.endswith("Router"):
+        return "router"
+    if any(word in name for word in ("MLP", "Mlp", "MoE", "Moe", "FeedForward", "Experts")):
         return "mlp"
     if any(word in name for word in ("AltUp", "Laurel")):
         return "other"
@@ -324,9 +389,13 @@ def _oracle(model: nn.Module, family: Family) -> dict[str, Place]:
             place_ = Place(index, _layer_role(child, family))
             roles.update((id(module), place_) for module in child.modules())
     roles[id(head)] = Place(None, "head")
-    return {
-        name: roles[id(model.get_submodule(name.rpartition(".")[0]))] for name in model.state_dict()
-    }
+    found = {}
+    for name, tensor in model.state_dict().items():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        found[name] = where = roles[id(owner)]
+        if where.role == "mlp" and _is_router(tensor, owner, stack[where.layer]):
+            found[name] = Place(where.layer, "router")
+    return found
 
 
 class Built(NamedTuple):
@@ -369,7 +438,8 @@ def test_every_tensor_of_a_family_has_the_place_of_its_module(name):
     assert disk.keys() == built.disk.keys()
     assert {key: disk[key] for key in disk if disk[key] not in built.disk[key]} == {}
     assert count_layers(memory) == count_layers(disk) == LAYERS
-    assert {"attention", "mlp", "embedding"} <= {where.role for where in disk.values()}
+    expected = {"attention", "embedding"} | ({"mlp"} if "mamba" not in name else set())
+    assert expected <= {where.role for where in disk.values()}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "llama", "opt", "gpt_neox", "biogpt", "mixtral"])
@@ -390,6 +460,7 @@ def _prefix(names: Any) -> str:
 # ---------------------------------------------------------------- names found on disk
 
 ATTENTION, MLP, NORM = Place(0, "attention"), Place(0, "mlp"), Place(0, "norm")
+ROUTER = Place(0, "router")
 EMBEDDING, HEAD = Place(None, "embedding"), Place(None, "head")
 FINAL_NORM, OTHER = Place(None, "final_norm"), Place(None, "other")
 
@@ -437,14 +508,14 @@ GEMMA_3N = {
     "model.embed_vision.embedding_projection.weight": OTHER,
 }
 MIXTRAL_V4 = {
-    "model.layers.0.block_sparse_moe.gate.weight": MLP,
+    "model.layers.0.block_sparse_moe.gate.weight": ROUTER,
     "model.layers.0.block_sparse_moe.experts.0.w1.weight": MLP,
     "model.layers.0.block_sparse_moe.experts.7.w2.weight": MLP,
 }
 GRANITE_MOE_V4 = {
     "model.layers.0.block_sparse_moe.input_linear.weight": MLP,
     "model.layers.0.block_sparse_moe.output_linear.weight": MLP,
-    "model.layers.0.block_sparse_moe.router.layer.weight": MLP,
+    "model.layers.0.block_sparse_moe.router.layer.weight": ROUTER,
     "model.layers.0.shared_mlp.input_linear.weight": MLP,
 }
 QWEN_VL_V4 = {
@@ -526,7 +597,7 @@ def _llama(*layers: int) -> list[str]:
         "model.layers.0.self_attn.q_proj.weight_scale_inv",
         "model.layers.0.self_attn.q_proj.qweight",
         "model.layers.0.mlp.experts.gate_up_proj_blocks",
-        "model.layers.0.mixer.A_log",  # Mamba
+        "model.layers.0.time_mix.A_log",
         "model.encoder.layers.0.self_attn.q_proj.weight",  # BART
         "encoder.block.0.layer.0.SelfAttention.q.weight",  # T5
         "bert.encoder.layer.0.attention.self.query.weight",
@@ -559,7 +630,7 @@ def test_one_strange_word_anywhere_makes_a_name_unknown(family):
 
 
 def test_the_message_shows_names_and_a_pattern_that_works():
-    strange = [f"model.layers.{layer}.mixer.A_log" for layer in range(9)]
+    strange = [f"model.layers.{layer}.time_mix.A_log" for layer in range(9)]
     with pytest.raises(CheckpointError) as caught:
         place_tensors([*_llama(*range(9)), *strange])
     message = str(caught.value)
@@ -669,10 +740,13 @@ def test_the_order_of_the_names_is_kept():
 
 
 def test_roles_are_those_of_the_tables():
-    assert set(ROLES) == set(layouts.OWNERS) | set(layouts.OUTSIDE)
+    assert set(ROLES) == {*layouts.OWNERS, *layouts.OUTSIDE, "router"}
     for table in (layouts.OWNERS, layouts.OUTSIDE):
-        words = [word for row in table.values() for word in row]
+        words = [word for row in table.values() for word in row if word != "mixer"]
         assert len(words) == len(set(words))
+    # What is in a mixer says which of the two it is.
+    assert place("model.layers.0.mixer.up_proj.weight") == MLP
+    assert place("model.layers.0.mixer.q_proj.weight") == ATTENTION
 
 
 @pytest.mark.parametrize(

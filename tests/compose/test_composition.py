@@ -26,9 +26,9 @@ def compositions(draw):
     return Composition(layers, {place: draw(BLENDS) for place in all_places(layers)})
 
 
-def test_places_are_four_per_layer_and_four_outside():
+def test_places_are_five_per_layer_and_four_outside():
     places = list(all_places(3))
-    assert len(places) == len(set(places)) == 3 * 4 + 4
+    assert len(places) == len(set(places)) == 3 * 5 + 4
     assert places[0] == Place(None, "embedding")
 
 
@@ -85,8 +85,8 @@ def test_rename_flattens_to_float_arithmetic(composition, inner):
         (lambda d: d.pop("layers"), "not a composition (KeyError: 'layers')"),
         (lambda d: d.update(places=None), "not a composition (TypeError: "),
         (lambda d: d["places"].append(d["places"][0]), "a composition has one blend for every pla"),
-        (lambda d: d.update(layers=10**12), "8 places are not those of 1000000000000 layers"),
-        (lambda d: d["places"].pop(), "7 places are not those of 1 layers"),
+        (lambda d: d.update(layers=10**12), "9 places are not those of 1000000000000 layers"),
+        (lambda d: d["places"].pop(), "8 places are not those of 1 layers"),
         (lambda d: d["places"][0].update(role="hat"), "a composition needs a blend for every plac"),
     ],
 )
@@ -103,7 +103,8 @@ def test_check_role():
     check_role("head", None)
     with pytest.raises(RecipeError) as caught:
         check_role("head", 3)
-    assert str(caught.value) == "no role 'head' in a layer; there are attention, mlp, norm, other"
+    known = "attention, mlp, router, norm, other"
+    assert str(caught.value) == f"no role 'head' in a layer; there are {known}"
     with pytest.raises(
         RecipeError, match=r"^no role 'mlp' outside the layers; there are embedding"
     ):

@@ -91,12 +91,21 @@ def test_soups_of_soups_flatten():
     assert set(plan.blends.values()) == {Blend.of({"a": 0.25, "b": 0.25, "c": 0.5})}
 
 
+MLP_OF_LAYER_3 = (Place(3, "mlp"), Place(3, "router"))
+
+
 def test_later_overrides_win():
     text = SWAP + "places: [{layers: all, take: task}, {layers: 3, roles: [mlp], take: language}]"
     plan = parse_recipe(text).resolve(8)
     assert plan[Place(3, "mlp")] == Blend.of("language")
-    others = {blend for place, blend in plan.blends.items() if place != Place(3, "mlp")}
-    assert others == {Blend.of("task")}
+    assert plan[Place(3, "router")] == Blend.of("language")  # a mixture's router goes with it
+    rest = {place: b for place, b in plan.blends.items() if place not in MLP_OF_LAYER_3}
+    assert set(rest.values()) == {Blend.of("task")}
+    apart = text[:-1] + ", {layers: 3, roles: [router], take: task}]"
+    plan = parse_recipe(apart).resolve(8)
+    assert plan[Place(3, "mlp")] == Blend.of("language")
+    assert plan[Place(3, "router")] == Blend.of("task")
+    assert "mlp: language; router: task" in str(plan)
 
 
 @pytest.mark.parametrize(

@@ -290,12 +290,12 @@ def test_other_names_for_the_same_tensors_are_refused(pair):
 
 
 def test_an_unknown_layout_is_never_guessed(pair):
-    odd = {name.replace("self_attn", "mixer"): t for name, t in tensors_of(pair[1]).items()}
+    odd = {name.replace("self_attn", "time_mix"): t for name, t in tensors_of(pair[1]).items()}
     change_tensors(pair[1], {**dict.fromkeys(tensors_of(pair[1])), **odd})
     message = refusal(plan_of, pair)
     assert message.startswith(
         f"language: {pair[1]}: cannot tell the layer and role of 16 of 39 tensors: "
-        "'model.layers.0.mixer.k_proj.weight', "
+        "'model.layers.0.time_mix.k_proj.weight', "
     )
     assert "say so in the recipe, as `patterns: [{match: " in message
 

@@ -24,7 +24,7 @@ def _words(*rows: str) -> frozenset[str]:
 
 
 # Modules that only hold the text decoder. `encoder` is not here: its layers are not the decoder's.
-WRAPPERS = _words("model transformer language_model text_model decoder gpt_neox biogpt")
+WRAPPERS = _words("model transformer language_model text_model decoder gpt_neox biogpt backbone")
 
 # The list of layers: most families; GPT-2, Falcon and BLOOM; MPT.
 STACKS = _words("layers h blocks")
@@ -34,13 +34,17 @@ OWNERS: Mapping[str, frozenset[str]] = {
     "attention": _words(
         "self_attn self_attention attn attention",
         "cross_attn",  # Llama 3.2 Vision
-        "linear_attn",  # Qwen3-Next and Qwen3.5: mixes tokens in place of attention
+        # What mixes tokens in place of attention: Qwen3-Next and Qwen3.5; state-space layers of
+        # Jamba, Bamba, Falcon-H1 and Granite 4; LFM2; RecurrentGemma.
+        "linear_attn mamba conv temporal_block",
+        "mixer",  # Mamba; Nemotron-H, where it can be an mlp
     ),
     "mlp": _words(
         "mlp feed_forward ffn block_sparse_moe",
         "fc1 fc2",  # OPT, XGLM, BioGPT: no module around them
         "shared_mlp",  # GraniteMoeShared
         "router experts",  # Gemma 4 with experts
+        "mlp_block mixer",  # RecurrentGemma; Nemotron-H
     ),
     "norm": _words(
         "input_layernorm post_attention_layernorm",
@@ -55,6 +59,8 @@ OWNERS: Mapping[str, frozenset[str]] = {
         "attention_norm ffn_norm",  # Meta
         "attention_layernorm feedforward_layernorm",  # Apertus
         "post_per_layer_input_norm",  # Gemma 3n, Gemma 4
+        "norm pre_ff_layernorm operator_norm",  # Mamba; Jamba and its kin; LFM2
+        "temporal_pre_norm channel_pre_norm",  # RecurrentGemma
     ),
     "other": _words(
         "layer_scalar per_layer_input_gate per_layer_projection altup laurel",  # Gemma 3n, 4
@@ -62,6 +68,12 @@ OWNERS: Mapping[str, frozenset[str]] = {
         "input_residual post_attention_residual",  # Doge
     ),
 }
+
+# In an mlp, what chooses the experts and weighs them; its places have the role `router`.
+ROUTERS = _words(
+    "router gate wg shared_expert_gate",
+    "e_score_correction_bias expert_bias moe_statics",  # how loads are balanced
+)
 
 # Modules that several layers share (Zamba, Zamba2): stored in one layer, but not of that layer.
 SHARED = _words("shared_transf shared_transformer")
@@ -82,15 +94,18 @@ INSIDE: Mapping[str, frozenset[str]] = {
         "A A_log dt_proj dt_bias norm conv1d",  # Doge, Qwen3-Next
         "in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_a in_proj_b",  # Qwen3-Next, Qwen3.5
         "lambda_q1 lambda_k1 lambda_q2 lambda_k2",  # DiffLlama
+        "D in_proj x_proj dt_layernorm b_layernorm c_layernorm",  # state-space layers
+        "conv conv_1d linear_x linear_y linear_out rg_lru recurrent_param",  # LFM2, RecurrentGemma
+        "input_gate_weight input_gate_bias recurrent_gate_weight recurrent_gate_bias",
     ),
     "mlp": _words(
         _LEAVES,
         "gate_proj up_proj down_proj gate_up_proj gate_up_proj_bias down_proj_bias",
         "c_fc c_proj fc1 fc2 fc_in fc_out dense_h_to_4h dense_4h_to_h",
         "w1 w2 w3",  # Meta, Mixtral
-        "experts gate router layer wg input_linear output_linear",
-        "shared_expert shared_experts shared_mlp shared_expert_gate",
-        "e_score_correction_bias expert_bias moe_statics",  # how loads are balanced
+        *ROUTERS,
+        "experts layer input_linear output_linear",
+        "shared_expert shared_experts shared_mlp",
         "scale per_expert_scale proj",  # the router of Gemma 4
         "act_fn alpha_n alpha_p beta eps",  # Apertus
         "ffn_sub_norm",  # BitNet
@@ -106,7 +121,7 @@ INSIDE: Mapping[str, frozenset[str]] = {
 # Outside the layers: role -> modules and parameters.
 OUTSIDE: Mapping[str, frozenset[str]] = {
     "embedding": _words(
-        "embed_tokens wte wpe word_embeddings embed_in embed_positions",
+        "embed_tokens wte wpe word_embeddings embed_in embed_positions embeddings",
         "tok_embeddings",  # Meta
         "word_embeddings_layernorm",  # BLOOM: part of what a token's vector is
         "project_in",  # OPT: the second factor of a factorised embedding
@@ -117,7 +132,10 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
         "output",  # Meta
         "project_out",  # OPT: the first factor of a factorised head
     ),
-    "final_norm": _words("norm ln_f norm_f final_layernorm final_layer_norm layer_norm"),
+    "final_norm": _words(
+        "norm ln_f norm_f final_layernorm final_layer_norm layer_norm",
+        "final_norm embedding_norm",  # RecurrentGemma; LFM2, whose name misleads
+    ),
     "other": _words(
         "vision_tower vision_model visual audio_tower",
         "multi_modal_projector connector embed_vision embed_audio image_newline",

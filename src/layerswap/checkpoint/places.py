@@ -15,7 +15,9 @@ from typing import Literal, NamedTuple, cast
 from layerswap.checkpoint import layouts
 from layerswap.errors import CheckpointError, RecipeError
 
-ROLES = ("attention", "mlp", "norm", "embedding", "head", "final_norm", "other")
+ROLES = (
+    "attention", "mlp", "router", "norm", "embedding", "head", "final_norm", "other",
+)  # fmt: skip
 
 Alias = Literal["wq", "wk", "wv", "wo", "w1", "w3", "w2"]
 
@@ -26,13 +28,15 @@ class Place(NamedTuple):
     """Where a tensor lives.
 
     `layer` counts from 0 at the input and is None outside the layers. `role` is one of `ROLES`:
-    `attention`, `mlp` and `norm` only exist in a layer, `embedding`, `head` and `final_norm` only
-    outside, and `other` in both (a layer's scalar; a vision tower, a projector, a rotary table, a
-    transformer that several layers share).
+    `attention`, `mlp`, `router` and `norm` only exist in a layer, `embedding`, `head` and
+    `final_norm` only outside, and `other` in both (a layer's scalar; a vision tower, a projector, a
+    rotary table, a transformer that several layers share).
 
-    Everything an attention module owns is `attention`, its norms and buffers too; experts and
-    routers are `mlp`. `embedding` is all that turns a token into the first layer's input: position
-    embeddings, BLOOM's norm after them, OPT's `project_in`; OPT's `project_out` is `head`.
+    Everything an attention module owns is `attention`, its norms and buffers too, and so is what
+    mixes tokens in its place, such as a state-space layer. The experts of a mixture are `mlp`, and
+    what chooses and weighs them is `router`. `embedding` is all that turns a token into the first
+    layer's input: position embeddings, BLOOM's norm after them, OPT's `project_in`; OPT's
+    `project_out` is `head`.
 
     Example:
         >>> import layerswap as ls
@@ -70,7 +74,7 @@ class Pattern:
         except re.error as error:
             message = f"pattern {self.match!r} is not a regular expression: {error}"
             raise RecipeError(message) from error
-        if self.role not in (layouts.OWNERS if has_layer else layouts.OUTSIDE):
+        if self.role not in ((*layouts.OWNERS, "router") if has_layer else layouts.OUTSIDE):
             verb = "cannot have" if has_layer else "needs"
             raise RecipeError(
                 f"pattern {self.match!r}: role {self.role!r} {verb} a group (?P<layer>\\d+)"
@@ -196,15 +200,16 @@ def _is_index(word: str) -> bool:
 def _by_tables(name: _Name) -> Place | None:
     owner, inside = (name.rest[0], name.rest[1:]) if name.rest else ("", [])
     owners = layouts.OUTSIDE if name.layer is None else layouts.OWNERS
-    role = next((role for role, words in owners.items() if owner in words), None)
-    if role is None:
-        return None
-    if name.layer is not None:
-        known = all(word in layouts.INSIDE[role] or _is_index(word) for word in inside)
-    else:
-        # A tower's own layout does not matter: all of it is `other`.
-        known = role == "other" or layouts.OUTSIDE_LEAVES.issuperset(inside)
-    return Place(name.layer, role) if known else None
+    for role in (role for role, words in owners.items() if owner in words):
+        if name.layer is not None:
+            known = all(word in layouts.INSIDE[role] or _is_index(word) for word in inside)
+        else:
+            # A tower's own layout does not matter: all of it is `other`.
+            known = role == "other" or layouts.OUTSIDE_LEAVES.issuperset(inside)
+        if known:
+            routes = role == "mlp" and not layouts.ROUTERS.isdisjoint(name.rest)
+            return Place(name.layer, "router" if routes else role)
+    return None
 
 
 def _check_one_stack(names: Iterable[_Name]) -> None:

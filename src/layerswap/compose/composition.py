@@ -13,7 +13,7 @@ from layerswap.checkpoint.places import ROLES, Place
 from layerswap.compose.blend import Blend
 from layerswap.errors import RecipeError
 
-LAYER_ROLES = ("attention", "mlp", "norm", "other")
+LAYER_ROLES = ("attention", "mlp", "router", "norm", "other")
 """What a tensor can do inside a layer."""
 OUTSIDE_ROLES = ("embedding", "final_norm", "head", "other")
 """What a tensor can do outside the layers."""
@@ -27,7 +27,7 @@ class Composition:
 
     Attributes:
         layers: number of transformer layers, L.
-        blends: the blend of every place: `layers * 4` places inside the layers, 4 outside.
+        blends: the blend of every place: `layers * 5` places inside the layers, 4 outside.
         taken: for every layer the layer of the experts that it is made of, where layers are
             repeated, dropped or moved; None where each stays where it is.
 
@@ -152,6 +152,19 @@ def all_places(layers: int) -> Iterator[Place]:
         yield Place(None, role)
 
 
+def changed_places(old: Composition, new: Composition) -> dict[Place, Blend]:
+    """The places at which `new` differs from `old`, and what it has there, as overrides say it.
+
+    An override of `mlp` is one of its router too, so a router stands behind every mlp.
+    """
+    return {
+        place: blend
+        for place, blend in new.blends.items()
+        if old[place] != blend
+        or (place.role == "router" and old[mlp := place._replace(role="mlp")] != new[mlp])
+    }
+
+
 def check_role(role: str, layer: int | None) -> None:
     """Refuse a role that cannot occur inside (or outside) the layers.
 
@@ -196,7 +209,7 @@ def stack_rows(composition: Composition) -> list[DrawnRow]:
     """The rows of the drawing, output on top: outside, layers L-1 to 0, embedding.
 
     Norms and other tensors of a layer are shown only where they differ from both attention and
-    mlp.
+    mlp, and a router where it differs from the mlp.
     """
     outside = [role for role in OUTSIDE_ROLES[1:] if role != "other"]
     rows = [_row(composition, None, role.replace("_", " "), (role,)) for role in reversed(outside)]
@@ -251,6 +264,8 @@ def _row(composition: Composition, layer: int | None, label: str, roles: Sequenc
 def _shown_roles(composition: Composition, layer: int) -> list[str]:
     shown = ["attention", "mlp"]
     usual = {composition[Place(layer, role)] for role in shown}
+    if composition[Place(layer, "router")] != composition[Place(layer, "mlp")]:
+        shown.append("router")
     return shown + [r for r in ("norm", "other") if composition[Place(layer, r)] not in usual]
 
 

@@ -217,7 +217,10 @@ class InstructMethod(Strict):
 
 
 class Where(Strict):
-    """Places of a model, by layers and roles; both together where both are given."""
+    """Places of a model, by layers and roles; both together where both are given.
+
+    The mlp of a mixture has its router with it; the role `router` is the router alone.
+    """
 
     layers: Annotated[str, BeforeValidator(_read_layers)] = "all"
     roles: Annotated[list[Literal[ROLES]], Field(min_length=1)] | None = None  # type: ignore[valid-type]
@@ -229,14 +232,15 @@ class Where(Strict):
             RecipeError: the layers are not inside the model, or no place has one of the roles.
         """
         chosen = _layer_numbers(self.layers, layers)
+        roles = {*self.roles, *(["router"] if "mlp" in self.roles else [])} if self.roles else None
         found = [
             place
             for place in all_places(layers)
-            if place.layer in chosen and (self.roles is None or place.role in self.roles)
+            if place.layer in chosen and (roles is None or place.role in roles)
         ]
         if not found:
-            roles = ", ".join(self.roles or ())
-            raise RecipeError(f"no place in layers {self.layers} has a role of {roles}")
+            asked = ", ".join(self.roles or ())
+            raise RecipeError(f"no place in layers {self.layers} has a role of {asked}")
         return found
 
 

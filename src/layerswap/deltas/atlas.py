@@ -7,9 +7,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert
 from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.deltas.measure import Axis, Sums, TensorChange, measure_tensor
+from layerswap.deltas.routing import Routing, routing_divergence
 from layerswap.errors import CheckpointError
 from layerswap.versions import need_extras
 
@@ -128,6 +130,7 @@ class Atlas:
         places: the place of every tensor measured.
         changes: by expert and tensor.
         sums: what conflicts are computed from, by pair of experts and tensor.
+        routing: how differently each two models route, the base among them; none without mixtures.
 
     Example:
         >>> import layerswap as ls
@@ -145,6 +148,7 @@ class Atlas:
     places: Mapping[str, Place]
     changes: Mapping[tuple[str, str], TensorChange]
     sums: Mapping[tuple[str, str], Mapping[str, Sums]]
+    routing: tuple[Routing, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -228,7 +232,8 @@ class Atlas:
         """Write the tables and `atlas.json` into a folder, created where missing.
 
         `rows.parquet`, `tensors.parquet`, and for two and more experts `conflict.parquet` (by
-        place) and `conflict_by_tensor.parquet`. JSON Lines where pyarrow is not installed.
+        place) and `conflict_by_tensor.parquet`; of mixtures `routing.parquet`. JSON Lines where
+        pyarrow is not installed.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,9 +256,10 @@ class Atlas:
             experts = tuple(map(str, head["experts"]))
             axis: Axis = "output" if head["axis"] == "output" else "input"
             places, changes, sums = read_tables(folder)
+            routing = tuple(Routing(**row) for row in _read_table(folder, ROUTING, optional=True))
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(f"{folder}: damaged ({error})") from None
-        return cls(str(head["base"]), experts, axis, places, changes, sums)
+        return cls(str(head["base"]), experts, axis, places, changes, sums, routing)
 
 
 def measure_delta(
@@ -370,7 +376,9 @@ def measure(
         for (i, j), value in pairs.items():
             sums[order[i], order[j]][name] = value
     places = {name: base.places[name] for name in subjects.tensors}
-    return Atlas(base.identity, tuple(order), axis, places, changes, sums)
+    models = [("base", base), *subjects.experts.items()]
+    routing = tuple(r for pair in combinations(models, 2) for r in routing_divergence(*pair))
+    return Atlas(base.identity, tuple(order), axis, places, changes, sums, routing)
 
 
 def matrix_name(tensor: str) -> str:
@@ -411,7 +419,7 @@ def _heads(checkpoint: Checkpoint) -> set[str]:
 
 
 ROWS, TENSORS = "rows", "tensors"
-CONFLICT, CONFLICT_BY_TENSOR = "conflict", "conflict_by_tensor"
+CONFLICT, CONFLICT_BY_TENSOR, ROUTING = "conflict", "conflict_by_tensor", "routing"
 """Names of the tables; `.parquet` follows, or `.jsonl` where pyarrow is not installed."""
 _SUMS = ("dot", "first", "second", "opposed", "both")
 
@@ -430,6 +438,8 @@ def write_tables(atlas: Atlas, folder: Path) -> None:
         by_place, by_tensor = _conflicts(atlas, where)
         _write_table(folder, CONFLICT, by_place)
         _write_table(folder, CONFLICT_BY_TENSOR, by_tensor)
+    if atlas.routing:
+        _write_table(folder, ROUTING, [asdict(row) for row in atlas.routing])
 
 
 def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
@@ -448,8 +458,10 @@ def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / f"{name}.parquet")
 
 
-def _read_table(folder: Path, name: str) -> list[dict[str, Any]]:
+def _read_table(folder: Path, name: str, *, optional: bool = False) -> list[dict[str, Any]]:
     lines = folder / f"{name}.jsonl"
+    if optional and not lines.is_file() and not (folder / f"{name}.parquet").is_file():
+        return []
     if lines.is_file():
         return [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
     need_extras(f"{folder / name}.parquet", "report")

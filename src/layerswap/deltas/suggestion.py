@@ -30,7 +30,7 @@ from typing import Any, Literal
 from layerswap._types import PathLike
 from layerswap.checkpoint.places import Place
 from layerswap.compose import LAYER_ROLES, Blend, Composition, Zones, swap, zone_grid
-from layerswap.compose.composition import all_places
+from layerswap.compose.composition import all_places, changed_places
 from layerswap.compose.presets import DEFAULT_DEPTH
 from layerswap.deltas.atlas import Atlas, rows_threshold
 from layerswap.deltas.measure import Sums
@@ -321,7 +321,7 @@ def with_third(
             raise RecipeError(f"no expert {name!r} in the atlas; it has {', '.join(atlas.experts)}")
     if composition.layers != atlas.layers:
         raise RecipeError(f"{composition.layers} layers composed, {atlas.layers} in the atlas")
-    roles = [("attention",), ("mlp",)] if by == "role" else [LAYER_ROLES]
+    roles = [("attention",), ("mlp", "router")] if by == "role" else [LAYER_ROLES]
     modules = [[Place(layer, r) for r in part] for layer in range(atlas.layers) for part in roles]
     relative = {name: _relative(atlas, name, by) for name in (*composition.experts, third)}
     theirs = [sum(relative[third].get(place, 0.0) for place in module) for module in modules]
@@ -351,7 +351,7 @@ def _relative(atlas: Atlas, expert: str, by: str) -> dict[Place, float]:
     found: dict[Place, list[float]] = {}
     for tensors in atlas.matrices().values():
         for tensor in tensors:
-            if atlas.places[tensor].role in ("attention", "mlp"):
+            if atlas.places[tensor].role in ("attention", "mlp", "router"):
                 change = atlas.changes[expert, tensor].relative_norm
                 found.setdefault(atlas.places[tensor], []).append(change)
     # As the authors' code: roots of squares for a module, sums for a layer.
@@ -397,8 +397,7 @@ def write_proposal(
                 "roles": [place.role],
                 "take": {str(member): weight for member, weight in blend.weights},
             }
-            for place, blend in composition.blends.items()
-            if blend != plain[place]
+            for place, blend in changed_places(plain, composition).items()
         ]
     try:
         path.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")

@@ -111,6 +111,11 @@ class AdapterMergePlan(MergePlan):
                     )
 
     @property
+    def account(self) -> dict[str, Any]:
+        """Nothing: the tensors of adapters are those of the modules that each of them adapts."""
+        return {}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the weights that the merge will write."""
         size = 4 if self.dtype == "float32" else 2

@@ -69,7 +69,7 @@ def record(plan: MergePlan) -> dict[str, Any]:
     """The content of `layerswap.json`: enough to make the same merge again.
 
     Holds the recipe with the Hub revisions it resolved to, its composition, every source with
-    the fingerprints of its weight files, and the version of layerswap.
+    the fingerprints of its weight files, the account of tensors, and the version of layerswap.
     """
     return {
         "layerswap_version": __version__,
@@ -77,6 +77,7 @@ def record(plan: MergePlan) -> dict[str, Any]:
         "magnitude_weights": plan.magnitude,
         "composition": plan.composition.to_dict(),
         "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
+        **({"tensors": account} if (account := plan.account) else {}),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.preconditions import Stamp
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
+from layerswap.compose.composition import changed_places
 from layerswap.compose.presets import Outside
 from layerswap.compose.schema import BASE, Override, SwapMethod
 from layerswap.compose.validation import parse_size
@@ -103,6 +105,24 @@ class MergePlan:
             rows=aligned_rows(self.alignment, with_base(self.experts, self.base), self.base),
             fishers=self.fishers,
         )
+
+    @property
+    def account(self) -> dict[str, Any]:
+        """The proof that no tensor is lost: names of the inputs against those of the output.
+
+        For the output and for each source the number of its tensors, and the SHA-256 of their
+        sorted names; for a source also every name that only one of the two has.
+        """
+        names = {tensor.name for tensor in self.tensors}
+        sources = {}
+        for name, checkpoint in with_base(self.used, self.base).items():
+            own = set(checkpoint.tensors)
+            sources[name] = {
+                **names_digest(own),
+                "not_in_output": sorted(own - names),
+                "only_in_output": sorted(names - own),
+            }
+        return {"output": names_digest(names), "sources": sources}
 
     @property
     def nbytes(self) -> int:
@@ -225,6 +245,12 @@ class MergePlan:
         return plans
 
 
+def names_digest(names: Iterable[str]) -> dict[str, Any]:
+    """The number of tensors, and the SHA-256 of their sorted names, one a line."""
+    text = "".join(f"{name}\n" for name in sorted(names))
+    return {"count": text.count("\n"), "names_sha256": sha256(text.encode()).hexdigest()}
+
+
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
     """The experts and the base by name; an expert may itself be called `base`."""
     if base is None:
@@ -249,6 +275,5 @@ def _as_overrides(old: Composition, new: Composition) -> list[Override]:
             roles=[place.role],
             take={str(expert): weight for expert, weight in blend.weights},
         )
-        for place, blend in new.blends.items()
-        if old[place] != blend
+        for place, blend in changed_places(old, new).items()
     ]

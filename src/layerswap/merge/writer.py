@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import DTYPE_BITS, atomic_folder, refuse_target
 from layerswap.checkpoint.commit import Journal
+from layerswap.checkpoint.header import read_header
 from layerswap.checkpoint.preconditions import check_apart, check_space, check_unchanged
 from layerswap.checkpoint.read import (
     is_finite,
@@ -34,7 +35,7 @@ from layerswap.merge.layout import OutputTensor, Shard, index_of
 from layerswap.merge.lazy_tensors import Reader, Thresholds, leaves, model_thresholds
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import RECORD, record, write_documents
-from layerswap.merge.plan import MergePlan
+from layerswap.merge.plan import MergePlan, names_digest
 
 if TYPE_CHECKING:
     from layerswap.checkpoint.read import Stored
@@ -333,12 +334,28 @@ def write_plan(
             )
             if key:
                 journal.enter(shard.file)
+        check_written(folder, shards, content["tensors"]["output"])
         index = index_of(shards)
         if index:
             (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
         write_documents(folder, plan, content)
         check_unchanged(plan.stamps)
     return target
+
+
+def check_written(folder: Path, shards: Sequence[Shard], expected: Mapping[str, Any]) -> None:
+    """Read the names of the tensors back from the files, and compare them with the account.
+
+    Raises:
+        MergeError: the files do not hold the tensors that they should.
+    """
+    names = [name for shard in shards for name in read_header(folder / shard.file)]
+    found = names_digest(names)
+    if found != expected:
+        raise MergeError(
+            f"{folder}: {found['count']} tensors were written where {expected['count']} were "
+            "planned, or others; nothing was kept"
+        )
 
 
 def _key(content: Mapping[str, Any], shards: Sequence[Shard], allow_non_finite: bool) -> str:

@@ -111,6 +111,8 @@ class Recorded:
             return
         if not same_json(self.data["recipe"], plan.record["recipe"]):
             report.findings.append(f"{self.path}: the recipe is not written as the merge does")
+        if not same_json(self.data.get("tensors"), plan.record.get("tensors")):
+            report.findings.append(f"{self.path}: tensors are not those of the merge")
         for key in self.data.keys() - plan.record.keys() - {HASHES, LOST}:
             report.findings.append(f"{self.path}: {key!r} is no key that the merge writes")
 

@@ -1,0 +1,130 @@
+"""Merges of mixtures of experts, state-space layers and multimodal models: nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+import pytest
+import torch
+from merging import change_tensors, copied, tensors_of
+
+from layerswap.checkpoint import Place
+from layerswap.compose import Blend
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import MergeError
+from layerswap.merge import verify
+from layerswap.merge.layout import pack_shards
+from layerswap.merge.planner import make_plan
+
+TEXT = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HYBRID = {
+    **TEXT, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8,
+    "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_dt_rank": 4,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+SEEING = {
+    "text_config": {**TEXT, "model_type": "llama"}, "image_seq_length": 4,
+    "vision_config": {**VISION, "model_type": "clip_vision_model"},
+}  # fmt: skip
+KINDS = {
+    "mixtral": {**TEXT, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "jamba": HYBRID,
+    "llava": SEEING,
+}
+
+WORDS = ("gate.weight", "router.weight")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    root = tmp_path_factory.mktemp(request.param)
+    config = AutoConfig.for_model(request.param, **KINDS[request.param])
+    auto = AutoModelForImageTextToText if request.param == "llava" else AutoModelForCausalLM
+    for seed, name in enumerate(("task", "language")):
+        torch.manual_seed(seed)
+        auto.from_config(config).save_pretrained(root / name)
+    return root
+
+
+def plan_of(root, **recipe):
+    experts = {name: str(root / name) for name in ("task", "language")}
+    swap = {"swap": {"bottom": 1, "top": 0, "outside": "task"}}
+    return make_plan(check_recipe({"experts": experts, **swap, **recipe}, where="test"))
+
+
+def test_the_record_accounts_for_every_tensor(pair, tmp_path):
+    out = plan_of(pair).save(tmp_path / "out")
+    found, sources = tensors_of(out), {n: tensors_of(pair / n) for n in ("task", "language")}
+    lines = "".join(f"{name}\n" for name in sorted(sources["task"]))
+    all_of_them = {"count": len(found), "names_sha256": sha256(lines.encode()).hexdigest()}
+    whole = {**all_of_them, "not_in_output": [], "only_in_output": []}
+    account = json.loads((out / "layerswap.json").read_text())["tensors"]
+    assert account == {"output": all_of_them, "sources": {"task": whole, "language": whole}}
+    for name, tensor in found.items():  # and each is the tensor that the swap takes
+        layer = name.partition("layers.")[2].split(".")[0]
+        bottom = layer == "0" and "vision" not in name
+        assert torch.equal(tensor, sources["language" if bottom else "task"][name]), name
+    assert verify(out).passed
+
+
+def test_tensors_that_are_not_written_stop_the_merge(pair, tmp_path):
+    plan = plan_of(pair)
+    plan.__dict__["shards"] = pack_shards(plan.tensors[:-1], 10**9, {"format": "pt"})
+    count = len(plan.tensors)
+    with pytest.raises(MergeError, match=f"{count - 1} tensors were written where {count} were"):
+        plan.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_routers_go_with_their_experts_or_apart(pair, tmp_path):
+    if pair.name.startswith("llava"):
+        pytest.skip("no mixture")
+    together = {"layers": 1, "roles": ["mlp"], "take": "language"}
+    apart = {"layers": 1, "roles": ["router"], "take": {"task": 1, "language": 3}}
+    sources = {name: tensors_of(pair / name) for name in ("task", "language")}
+    for places in ([together], [together, apart]):
+        out = plan_of(pair, places=places).save(tmp_path / str(len(places)))
+        found = tensors_of(out)
+        routers = [name for name in found if "layers.1." in name and name.endswith(WORDS)]
+        experts = [name for name in found if "layers.1." in name and ".experts." in name]
+        assert len(routers) == 1
+        assert len(experts) in (2, 12)
+        assert all(torch.equal(found[name], sources["language"][name]) for name in experts)
+        task, language = (sources[name][routers[0]] for name in ("task", "language"))
+        expected = language if len(places) == 1 else task.double() / 4 + language.double() * 3 / 4
+        torch.testing.assert_close(found[routers[0]], expected.float(), rtol=1e-6, atol=1e-8)
+        kept = json.loads((out / "layerswap.json").read_text())["recipe"]["places"]
+        assert len(kept) == len(places)
+
+
+def test_a_composition_given_to_a_plan_says_routers_in_its_recipe(pair, tmp_path):
+    plan = plan_of(pair)
+    experts_alone = {Place(1, "mlp"): Blend.of("language")}
+    changed = plan.with_composition(plan.composition.replace(experts_alone))
+    assert changed.recipe.resolve(2) == changed.composition
+    assert changed.composition[Place(1, "router")] == Blend.of("task")
+
+
+def test_a_tied_head_that_one_source_stores_is_named(pair, tmp_path):
+    if not pair.name.startswith("mixtral"):
+        pytest.skip("one is enough")
+    roots = {name: copied(pair / name, tmp_path / name) for name in ("task", "language")}
+    for root in roots.values():
+        path = root / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+        embedding = tensors_of(root)["model.embed_tokens.weight"]
+        change_tensors(root, {"lm_head.weight": embedding if root.name == "task" else None})
+    out = plan_of(tmp_path).save(tmp_path / "out")
+    sources = json.loads((out / "layerswap.json").read_text())["tensors"]["sources"]
+    assert sources["task"]["not_in_output"] == ["lm_head.weight"]
+    assert sources["language"]["not_in_output"] == []
