@@ -9,6 +9,7 @@ import pytest
 import torch
 from merging import change_tensors, copied, tensors_of
 
+import layerswap as ls
 from layerswap.checkpoint import Place
 from layerswap.compose import Blend
 from layerswap.compose.recipe import check_recipe
@@ -128,3 +129,19 @@ def test_a_tied_head_that_one_source_stores_is_named(pair, tmp_path):
     sources = json.loads((out / "layerswap.json").read_text())["tensors"]["sources"]
     assert sources["task"]["not_in_output"] == ["lm_head.weight"]
     assert sources["language"]["not_in_output"] == []
+
+
+@pytest.mark.slow
+def test_compositions_of_a_hybrid_score_as_each_alone(pair):
+    if not pair.name.startswith("jamba"):
+        pytest.skip("the engine's own tests have the others")
+    plans = plan_of(pair).grid(bottom=range(3), top=0)
+    requests = [([1, 5, 9], [7, 8, 3, 2]), ([4, 2], [9, 1])]
+    found = ls.Sweep(plans).loglikelihood(requests).logprob
+    for number, plan in enumerate(plans):
+        model = plan.load().eval()
+        for request, (context, rest) in enumerate(requests):
+            with torch.no_grad():
+                log = model(torch.tensor([context + rest])).logits[0].log_softmax(-1)
+            alone = sum(float(log[len(context) - 1 + i, t]) for i, t in enumerate(rest))
+            assert found[number, request] == pytest.approx(alone, abs=1e-4)
