@@ -1,14 +1,19 @@
 """A whole study on the lab's base, from one file to its tables; the ready ones without a net."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from layerswap.checkpoint import open_checkpoint
+from layerswap.cli import app
+from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
@@ -20,9 +25,10 @@ from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, 
 from layerswap.search.protocol import split_documents
 from layerswap.study.best import merge_best
 from layerswap.study.conditions import models_to_run
-from layerswap.study.estimate import evaluation_hours, training_hours
+from layerswap.study.estimate import Costs, size_of, speed_of
+from layerswap.study.inputs import DataSize
 from layerswap.study.journal import StudyJournal, read_journal
-from layerswap.study.plan import plan_study
+from layerswap.study.plan import costs_of, disk_gb, plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
 from layerswap.study.report import _sentence, write_study_report
 from layerswap.study.results import BenchmarkScores, benchmark_result, in_other_languages
@@ -400,7 +406,8 @@ def test_what_is_read_from_outside_is_part_of_the_keys(folder, tmp_path, monkeyp
         ("base/model.safetensors", {"train", *follow}),
     ):
         was = (there / path).read_bytes() if (there / path).exists() else None
-        (there / path).write_bytes((was or b"") + b" ")
+        kept = was[:-1] if was and path.endswith(".safetensors") else (was or b"")
+        (there / path).write_bytes(kept + b" ")
         assert changed() == kinds
         (there / path).write_bytes(was) if was is not None else (there / path).unlink()
     assert not changed()
@@ -416,7 +423,7 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     graph = plan_study(*find_study(name))
-    assert sum(step.estimate.gpu_hours for step in graph) > 10
+    assert sum(step.estimate.hours for step in graph) > 10
     assert [step.name for step in graph][-1] == "tables"
 
 
@@ -442,16 +449,97 @@ def test_compositions_are_counted_by_the_layers_they_run():
     assert 3 < models_to_run(settings, {"task": 1, "sw": 1}) - one <= 4
 
 
+def costs(billions, *, device="cuda", **changes):
+    spec = find_study("unreasonable")[0].model_copy(update={"billions": billions})
+    return Costs(size_of(spec, "a/b"), speed_of(device), 2, **changes)
+
+
 def test_hours_follow_from_documents_and_tokens():
     eight = EvaluationSpec(suite="belebele", shots=0)
-    assert evaluation_hours(eight, 8, 2) == pytest.approx(2 * 900 * 400 * 16e9 / 1.2e14 / 3600)
-    assert evaluation_hours(eight, 16, 1) == evaluation_hours(eight, 8, 2)
+    hours = costs(8).evaluation_hours
+    assert hours(eight, 2) == pytest.approx(2 * 900 * 400 * 16e9 / 1.2e14 / 3600)
+    assert costs(16).evaluation_hours(eight, 1) == hours(eight, 2)
+    assert costs(8, device="cpu").evaluation_hours(eight, 2) > 100 * hours(eight, 2)
     programs = EvaluationSpec(suite="mbpp")
-    assert evaluation_hours(programs, 8, 1) == 0  # nothing is run unless it is allowed
-    assert evaluation_hours(programs.model_copy(update={"allow_code": True}), 8, 1) > 0
-    assert training_hours(TrainingRun(limit=1000), 1, 2) == 2 * training_hours(
-        TrainingRun(limit=1000), 1, 1
+    assert hours(programs, 1) == 0  # nothing is run unless it is allowed
+    assert hours(programs.model_copy(update={"allow_code": True}), 1) > 0
+    run, rows = TrainingRun(limit=1000), DataSize(2000, 100)
+    one = costs(1).training_hours(run, [rows])
+    assert one == pytest.approx(6e9 * 1000 * 100 / 1.2e14 / 3600)
+    assert costs(1).training_hours(run, [rows, rows]) == 2 * one
+    twice = TrainingRun(limit=1000, hyperparameters={"num_train_epochs": 2, "max_length": 50})
+    assert costs(1).training_hours(twice, [rows]) == pytest.approx(one)
+    steps = TrainingRun(effective_batch=10, hyperparameters={"max_steps": 300})
+    assert costs(1).training_hours(steps, [rows]) == pytest.approx(3 * one)
+
+
+def test_the_size_of_a_base_is_read_or_in_its_name():
+    spec = find_study("unreasonable")[0].model_copy(update={"billions": None})
+    sizes = {"meta-llama/Llama-3.1-8B-Instruct": 8, "HuggingFaceTB/SmolLM2-135M": 0.135,
+             "google/gemma-3-270m-it": 0.27, "Qwen/Qwen2.5-0.5B": 0.5, "a/b": 8}  # fmt: skip
+    assert {name: size_of(spec, name).billions for name in sizes} == sizes
+    lab = size_of(spec, str(shipped().base))
+    assert lab.known_by == "its header"
+    assert lab.billions == pytest.approx(
+        sum(t.numel() for t in load_file(shipped().base / "model.safetensors").values()) / 1e9
     )
+    assert sum(lab.shares.values()) == pytest.approx(1)
+    parts = [TrainingRun(train={"partition": "C", "part": part}) for part in ("task", "language")]
+    assert sum(map(lab.trained, parts)) == pytest.approx(1)
+    assert 0.2 < size_of(spec, "a/b").trained(parts[1]) < 0.25
+
+
+def test_a_small_study_on_a_processor_costs_little(folder):
+    """Not the hours and the memory of 8 billion parameters."""
+    graph = spec(folder, billions=None)
+    assert 0 < sum(step.estimate.hours for step in graph) < 0.2
+    assert 0 < max(step.estimate.memory_gb for step in graph) < 0.1
+    assert 0 < sum(disk_gb(graph)) < 1
+    found = costs_of(read_study(folder / "study.yaml"), folder)
+    assert (found.size.known_by, found.bytes_each) == ("its header", 4)
+    assert found.documents["lab_problem_{language}"].number == 20
+    told = " ".join(plan_table(graph, found).split())
+    assert "processors" in told
+    assert "parameters, by its header" in told
+
+
+def test_a_large_study_says_how_to_need_less_disk():
+    def plan(*more):
+        given = ["study", "run", "unreasonable", "--out", "x", "--dry-run", *more]
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    told = plan()
+    whole, selected, adapters = (
+        float(number.replace(",", "")) for number in re.findall(r"([\d,.]+) GB of disk", told)
+    )
+    assert whole > 2 * selected > 4 * adapters
+    assert "with keep_checkpoints: selected: about" in told
+    assert "GB more while it trains" in plan("--keep-checkpoints", "selected")
+
+
+@pytest.mark.slow
+def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
+    """No key changes by it, what is left is evaluated, and nothing is selected from the rest."""
+    less = {"lora": None, "partitions": [], "baselines": ["joint"], "grid": None,
+            "languages": {"nela": {"data": {"train": "nela-train.jsonl"}}}}  # fmt: skip
+    whole = spec(folder, **less)
+    graph = spec(folder, **less, keep_checkpoints="selected")
+    assert graph.keys == whole.keys
+    summary = run_graph(graph, tmp_path / "out", step_functions())
+    assert not summary.failed, [entry.why for entry in summary.failed]
+    journal = StudyJournal(tmp_path / "out", graph)
+    chosen = json.loads((journal.folder("select/task") / "selection.json").read_text())
+    runs = [journal.folder(f"train/task/{i}") / "expert" for i in (0, 1)]
+    left = {path.parent for run in runs for path in run.rglob("*.safetensors")}
+    assert left == {journal.folder("select/task").parent / one for one in chosen}
+    assert not [path for run in runs for path in run.rglob("optimizer*")]
+    joint = journal.folder("both/nela/joint") / "expert"
+    assert {path.parent for path in joint.rglob("*.safetensors")} == {joint}
+    shutil.rmtree(journal.folder("select/task"))
+    again = run_graph(graph, tmp_path / "out", step_functions())
+    assert "train/task/0: checkpoints that an earlier selection left were" in again.failed[0].why
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WATCH = 2.0
 """Seconds between two looks at a study."""
+LARGE = 100.0
+"""Disk of a study, GB, from which its plan says how to need less."""
 app = typer.Typer(no_args_is_help=True, help="Run a whole experiment from one file.")
 StudyFile = Annotated[
     str, typer.Argument(metavar="STUDY.yaml", help="Study file, or the name of a ready study.")
@@ -37,6 +39,10 @@ def run(
         typer.Option(help="Folder or fsspec URL of the study. Finished steps are kept."),
     ],
     on: Where = None,
+    keep_checkpoints: Annotated[
+        Literal["all", "selected"] | None,
+        typer.Option(help="Checkpoints to keep. Default: as the study says, or all."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and their estimated cost, and exit.")
     ] = False,
@@ -47,19 +53,24 @@ def run(
 
     Example: layerswap study run study.yaml --out study
     """
-    from layerswap.cli.tables import plan_table
-    from layerswap.study.plan import plan_study
+    from layerswap.cli.tables import amount, plan_table
+    from layerswap.study.plan import costs_of, disk_gb, plan_study, smaller_plans
     from layerswap.study.spec import find_study
     from layerswap.versions import missing_of
 
     spec, folder = find_study(study)
+    if keep_checkpoints is not None:
+        spec = spec.model_copy(update={"keep_checkpoints": keep_checkpoints})
     graph = plan_study(spec, folder)
     if dry_run:
         if not (missing_of("train") or missing_of("eval")):
             from layerswap.study.preflight import check_plan
 
             check_plan(graph)
-        output.say(plan_table(graph))
+        output.say(plan_table(graph, costs_of(spec, folder)))
+        if sum(disk_gb(graph)) > LARGE:
+            for change, plan in smaller_plans(spec, folder).items():
+                output.say(f"with {change}: about {amount(sum(disk_gb(plan)))} GB of disk")
     else:
         run_file(graph, out, on=on)
 

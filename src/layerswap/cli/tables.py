@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from layerswap.evaluation.composability import Predictor
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
+    from layerswap.study.estimate import Costs
     from layerswap.study.journal import StepStatus
     from layerswap.study.results import StudyResults
     from layerswap.study.steps import Graph
@@ -55,17 +56,31 @@ def predictor_table(found: Sequence[Predictor], merges: int) -> str:
     return _text(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
 
 
-def plan_table(graph: Graph) -> str:
+def plan_table(graph: Graph, about: Costs) -> str:
     """The steps of a study, what they need, and their estimated cost."""
-    hours = sum(step.estimate.gpu_hours for step in graph)
-    disk = sum(step.estimate.disk_gb for step in graph)
+    from layerswap.study.plan import disk_gb
+
     rows = [
-        [step.name, ", ".join(step.needs), f"{step.estimate.gpu_hours:.1f}",
-         f"{step.estimate.disk_gb:.1f}"]
+        [step.name, ", ".join(step.needs), amount(step.estimate.hours),
+         amount(step.estimate.memory_gb), amount(step.estimate.disk_gb)]
         for step in graph
     ]  # fmt: skip
-    caption = f"{len(graph)} steps, about {hours:,.0f} GPU hours and {disk:,.0f} GB of disk"
-    return _text(["step", "needs", "GPU hours", "GB"], rows, caption)
+    hours = sum(step.estimate.hours for step in graph)
+    disk, passing = disk_gb(graph)
+    more = f", {amount(passing)} GB more while it trains" if passing >= 0.05 else ""
+    caption = (
+        f"{len(graph)} steps, about {amount(hours)} {about.speed.name}, {amount(disk)} GB of "
+        f"disk{more}. The base has {about.size.billions:.3g} billion parameters, by "
+        f"{about.size.known_by}. Memory is without activations."
+    )
+    return _text(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
+
+
+def amount(value: float) -> str:
+    """An estimate with two digits: `0.014`, `1.3`, `250`, `11,000`."""
+    if value < 0.0005:
+        return "0"
+    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def results_table(results: StudyResults) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -15,6 +16,7 @@ from layerswap.checkpoint import fingerprint
 from layerswap.errors import RecipeError
 from layerswap.study.spec import StudySpec, TrainingRun
 from layerswap.training.expert.spec import Data, Files
+from layerswap.training.mix.card import CARD
 
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
@@ -79,6 +81,76 @@ def with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
         return run
     places = run.train.model_copy(update={"recipe": existing_path(folder / run.train.recipe)})
     return run.model_copy(update={"train": places})
+
+
+class DataSize(NamedTuple):
+    """The size of a data set.
+
+    Attributes:
+        rows: number of training rows.
+        tokens: mean tokens of a row.
+    """
+
+    rows: int
+    tokens: int
+
+
+def data_size(given: Any, usual: DataSize) -> DataSize:
+    """The size of data that `resolve_data` found: by a mix's card, or by lines of JSON.
+
+    Args:
+        given: a folder of a built mix, or files by their part.
+        usual: where neither says it.
+    """
+    if isinstance(given, str):
+        card = Path(given) / CARD
+        try:
+            facts = json.loads(card.read_text("utf-8"))
+            rows = int(facts["rows"]["train"])
+            kept = [one for one in facts["sources"].values() if one["kept"]]
+            characters = sum(
+                one["kept"] * (one["mean_prompt_characters"] + one["mean_completion_characters"])
+                for one in kept
+            ) / sum(one["kept"] for one in kept)
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError):
+            return usual
+        return DataSize(rows, _tokens(characters))
+    files = [file for file in _files(Path(given["train"])) if file.suffix == ".jsonl"]
+    rows = sum(map(lines_of, files))
+    if not rows:
+        return usual
+    return DataSize(rows, _tokens(sum(file.stat().st_size for file in files) / rows))
+
+
+def mix_size(text: str, usual: DataSize) -> DataSize:
+    """The size of a mix that is not built yet: its `total`."""
+    total = yaml.safe_load(text).get("total")
+    return DataSize(total, usual.tokens) if isinstance(total, int) else usual
+
+
+def lines_of(file: Path) -> int:
+    """Lines of a file that are not empty."""
+    with file.open("rb") as rows:
+        return sum(bool(row.strip()) for row in rows)
+
+
+def _tokens(characters: float) -> int:
+    """Tokens of a text; of most tokenizers and languages one has about three characters."""
+    return max(1, round(characters / 3))
+
+
+def task_files(folder: str, task: str) -> dict[str, Any] | None:
+    """The configuration of a task in a folder of YAMLs, if one says so in plain YAML."""
+    for path in _files(Path(folder)):
+        if path.suffix not in (".yaml", ".yml"):
+            continue
+        try:
+            found = yaml.safe_load(path.read_text("utf-8"))
+        except (yaml.YAMLError, ValueError):
+            continue  # lm-eval's own tags
+        if isinstance(found, dict) and found.get("task") == task:
+            return found
+    return None
 
 
 def fingerprints(*paths: str | None) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,32 @@ from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.search.conditions import Condition
 from layerswap.study.conditions import REGIMES, models_to_run
 from layerswap.study.estimate import (
-    checkpoints,
-    evaluation_hours,
-    training_disk_gb,
-    training_hours,
+    OTHER,
+    USUAL,
+    Costs,
+    Documents,
+    size_of,
+    speed_of,
 )
 from layerswap.study.inputs import (
+    DataSize,
     base_of,
+    data_size,
     existing_path,
     fingerprints,
     folder_fingerprint,
+    lines_of,
     mix_fingerprints,
+    mix_size,
     resolve_data,
+    task_files,
     task_fingerprints,
     with_recipe,
 )
 from layerswap.study.launch import launch_configuration
 from layerswap.study.spec import TASK, EvaluationSpec, Experts, StepKind, StudySpec, TrainingRun
 from layerswap.study.steps import Estimate, Graph, Resources, Step
-from layerswap.training.expert.spec import Data, Files, Trained
+from layerswap.training.expert.spec import Data, Files, Lora, Trained
 from layerswap.training.mix.schema import mix_text, ready_recipes
 
 CHOSEN_OF_GRID = 2
@@ -66,6 +74,42 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
     return graph
 
 
+def costs_of(spec: StudySpec, folder: Path) -> Costs:
+    """What the estimates of a study's steps are made of; arguments as of `plan_study`."""
+    return _Planner(spec, folder).costs
+
+
+def disk_gb(graph: Graph) -> tuple[float, float]:
+    """Disk of a study: when it has ended, and more of it while it runs, GB."""
+    passing: dict[str, float] = {}
+    for step in graph:
+        kind = step.name.rpartition("/")[0] if step.name.startswith("train/") else step.name
+        passing[kind] = passing.get(kind, 0.0) + step.estimate.passing_gb
+    return sum(step.estimate.disk_gb for step in graph), max(passing.values(), default=0.0)
+
+
+def smaller_plans(spec: StudySpec, folder: Path) -> dict[str, Graph]:
+    """Plans of the same study that need less disk, by what to change for them."""
+    selected = spec.model_copy(update={"keep_checkpoints": "selected"})
+    found = {} if spec == selected else {"keep_checkpoints: selected": selected}
+
+    def adapted(experts: Experts) -> Experts:
+        runs = [run.model_copy(update={"lora": run.lora or Lora()}) for run in experts.runs]
+        return experts.model_copy(update={"runs": runs})
+
+    languages = {name: adapted(experts) for name, experts in selected.languages.items()}
+    both = selected.both and selected.both.model_copy(update={"lora": Lora()})
+    kinds = {"task": adapted(selected.task), "languages": languages, "both": both, "lora": None}
+    found["keep_checkpoints: selected, and lora: {} in every run"] = selected.model_copy(
+        update=kinds
+    )
+    plans = {}
+    for change, one in found.items():
+        with suppress(StudyError):  # two runs that differ by their seed alone become one
+            plans[change] = plan_study(one, folder)
+    return plans
+
+
 class _Planner:
     """Makes the steps of one study.
 
@@ -78,6 +122,12 @@ class _Planner:
         self.spec, self.folder = spec, folder
         self.base = base_of(spec, folder)
         self.base_fingerprint = folder_fingerprint(self.base)
+        whole = spec.dtype == "float32" or (spec.dtype is None and spec.device == "cpu")
+        self.costs = Costs(
+            size_of(spec, self.base), speed_of(spec.device), 4 if whole else 2,
+            dict(self._documents()),
+        )  # fmt: skip
+        self.selected = spec.keep_checkpoints == "selected"
         self.regimes: dict[str, dict[str, Any]] = {"": {}}
         if spec.lora:
             self.regimes["LoRA"] = {"lora": spec.lora}
@@ -189,11 +239,52 @@ class _Planner:
             known = launch_configuration(spec.resources.train.launch, folder)
             configuration = known if spec.device != "cpu" else None
             settings["launch"] = {"processes": processes, "configuration": configuration}
-        hours = training_hours(run, spec.billions, len(kinds))
+        selected_from = name.startswith("train/")
         return Step(
             name, "train", settings, tuple(needs), inputs, self._resources("train"),
-            Estimate(hours, training_disk_gb(run, spec.billions)),
+            self._training_cost(kinds, run, selected_from),
+            delete_checkpoints=self.selected and not selected_from,
         )  # fmt: skip
+
+    def _training_cost(self, kinds: list[str], run: TrainingRun, selected_from: bool) -> Estimate:
+        costs, sets = self.costs, [self._size(kind) for kind in kinds]
+        disk = kept = costs.training_disk_gb(run, sets)
+        if self.selected:
+            experts = self.spec.kinds[kinds[0]]
+            kept = costs.checkpoint_gb(run)
+            kept *= experts.keep / len(experts.runs) if selected_from else 1
+        hours = costs.training_hours(run, sets)
+        memory = costs.training_memory_gb(run)
+        return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
+
+    def _size(self, kind: str) -> DataSize:
+        """The size of the training data of a kind."""
+        given = self.spec.kinds[kind].data
+        if self._is_mix(given):
+            where = given if given in ready_recipes() else str(self.folder / str(given))
+            return mix_size(mix_text(str(where)), USUAL)
+        return data_size(resolve_data(given, self.folder), USUAL)
+
+    def _documents(self) -> Iterator[tuple[str, Documents]]:
+        """The documents of the study's own tasks, where their YAML names a file of JSON Lines."""
+        asked = [(self.spec.evaluate.tasks, self.spec.evaluate.include)]
+        asked += [(experts.by.tasks, experts.by.include) for experts in self.spec.kinds.values()]
+        for tasks, folders in asked:
+            for task in tasks:
+                name = task.format(language=next(iter(self.spec.languages)))
+                paths = (str(self.folder / one) for one in folders)
+                found = next(filter(None, (task_files(path, name) for path in paths)), {})
+                files = (found.get("dataset_kwargs") or {}).get("data_files") or {}
+                split = found.get("test_split") or found.get("validation_split")
+                file = files.get(split) if isinstance(files, dict) else files
+                if not (isinstance(file, str) and Path(file).is_file() and file.endswith("jsonl")):
+                    continue
+                settings = found.get("generation_kwargs") or {}
+                writes = found.get("output_type") == "generate_until"
+                yield task, Documents(
+                    lines_of(Path(file)), OTHER.read,
+                    settings.get("max_gen_toks", OTHER.written) if writes else 0,
+                )  # fmt: skip
 
     def _select(self, kind: str, experts: Experts) -> Step:
         by, spec = experts.by, self.spec
@@ -204,15 +295,22 @@ class _Planner:
             if blind and (experts.keep > 1 or len(experts.runs) > 1):
                 why = "checkpoints are selected by validation loss or tasks; give one"
                 raise RecipeError(f"{kind}: {why}")
-            return Step(f"select/{kind}", "select", settings, needs)
+            return Step(
+                f"select/{kind}", "select", settings, needs, delete_checkpoints=self.selected
+            )
         include = [existing_path(self.folder / one) for one in by.include]
         settings |= {"include": include, "device": spec.device, "dtype": spec.dtype}
         tasks = EvaluationSpec(tasks=by.tasks, include=["."], limit=by.limit)
-        models = sum(map(checkpoints, experts.runs))
+        models = sum(self.costs.checkpoints(run, [self._size(kind)]) for run in experts.runs)
         return Step(
             f"select/{kind}", "select", settings, needs,
             {name: one for path in include for name, one in task_fingerprints(path).items()},
-            self._resources("select"), Estimate(evaluation_hours(tasks, spec.billions, models)),
+            self._resources("select"),
+            Estimate(
+                self.costs.evaluation_hours(tasks, models),
+                memory_gb=self.costs.evaluation_memory_gb() / 2.5,
+            ),
+            delete_checkpoints=self.selected,
         )  # fmt: skip
 
     def _evaluate(self, language: str) -> Step:
@@ -245,22 +343,23 @@ class _Planner:
         needs = (*self._kept(*kinds), *(step.name for step in beside))
         return Step(
             f"evaluate/{language}", "evaluate", settings, needs, inputs,
-            self._resources("evaluate"), Estimate(self._language_hours(settings), 0.1),
+            self._resources("evaluate"),
+            Estimate(self._language_hours(settings), 0.1, self.costs.evaluation_memory_gb()),
             VERSIONS["evaluate"],
         )  # fmt: skip
 
     def _language_hours(self, settings: Mapping[str, Any]) -> float:
         """Device hours of evaluating a language's models, in it and in the other languages."""
-        spec, billions = self.spec.evaluate, self.spec.billions
+        spec = self.spec.evaluate
         kept = {kind: self.spec.kinds[kind].keep for kind in settings["kinds"]}
-        hours = evaluation_hours(spec, billions, models_to_run(settings, kept))
+        hours = self.costs.evaluation_hours(spec, models_to_run(settings, kept))
         if (there := spec.other_languages) is not None:
             models = models_to_run({**settings, "grid": None}, kept, more=CHOSEN_OF_GRID)
             suites: list[str | None] = [*there.suites]
             for suite in suites or [spec.suite]:
                 same = spec.model_copy(update={"suite": suite})
                 others = [one for one in there.languages if one != settings["language"]]
-                hours += len(others) * evaluation_hours(same, billions, models)
+                hours += len(others) * self.costs.evaluation_hours(same, models)
         return hours
 
     def _is_mix(self, data: Data) -> bool:

@@ -254,9 +254,12 @@ class StudySpec(Strict):
         change: measure and show what the kept experts changed (paper 1, figures 2 and 4 to 9).
         evaluate: benchmarks.
         merge: write the suggested model of each language at the end.
+        keep_checkpoints: `selected` deletes the checkpoints that were not selected, and those of
+            trainings of which the last alone is evaluated, as soon as that is known.
         device: where models are evaluated.
         dtype: of the models that are evaluated.
-        billions: parameters of the base in billions, for estimates.
+        billions: parameters of the base in billions, for estimates; by its header, or else its
+            name, when not given.
         resources: processors, devices and memory of the steps of each kind.
     """
 
@@ -283,9 +286,10 @@ class StudySpec(Strict):
     change: bool = True
     evaluate: EvaluationSpec
     merge: bool = False
+    keep_checkpoints: Literal["all", "selected"] = "all"
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
-    billions: Annotated[float, Field(gt=0, strict=False)] = 8.0
+    billions: Annotated[float, Field(gt=0, strict=False)] | None = None
     resources: StudyResources = StudyResources()
 
     @property

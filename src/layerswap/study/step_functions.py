@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +34,8 @@ from layerswap.study.spec import TASK
 
 MIX, EXPERT, SELECTION, MAP_FOLDER = "mix", "expert", "selection.json", "map"
 TABLES, NUMBERS = "tables", "tables.json"
+DELETED = "deleted.json"
+"""In the folder of a training: which of its checkpoints are left, where others were deleted."""
 
 
 def step_functions() -> Mapping[str, StepFunction]:
@@ -62,6 +65,7 @@ def build_data(context: Context) -> None:
 def train(context: Context) -> None:
     """Train an expert; a training that was cut short resumes."""
     from layerswap.training.expert import trainer
+    from layerswap.training.expert.save import CHECKPOINTS
     from layerswap.training.expert.spec import check_expert
 
     settings = context.step.settings
@@ -78,6 +82,8 @@ def train(context: Context) -> None:
         launch_training(spec, out, launch, resume=resume)
     else:
         trainer.train(checked, out, resume=resume, log=context.log)
+    if context.step.delete_checkpoints:
+        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
 
 def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any]:
@@ -112,6 +118,7 @@ def select_experts(context: Context) -> None:
         )
     runs = [folder / EXPERT for folder in context.inputs.values()]
     keep = settings["keep"]
+    _refuse_deleted(context.inputs)
     measured = score is not None or any(one.loss is not None for one in candidates(runs[0]))
     if len(runs) == 1 and keep == 1 and not measured:
         folders = [runs[0]]  # nothing to choose by: its output
@@ -125,6 +132,36 @@ def select_experts(context: Context) -> None:
     # Paths are relative to the folder of all steps, so that a study can be moved.
     root = context.folder.parent
     write_json(context.folder / SELECTION, [str(one.relative_to(root)) for one in folders])
+    if context.step.delete_checkpoints:
+        _delete_others(runs, folders)
+
+
+def _refuse_deleted(trainings: Mapping[str, Path]) -> None:
+    """Refuse to select anew where the losers of an earlier selection were deleted."""
+    for name, folder in trainings.items():
+        if (folder / DELETED).is_file():
+            raise StudyError(
+                f"{name}: checkpoints that an earlier selection left were deleted "
+                f"(keep_checkpoints: selected); delete {folder} to train again"
+            )
+
+
+def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
+    """Delete the weights of all checkpoints but the selected ones, and optimiser states."""
+    from layerswap.training.expert.save import CHECKPOINTS, checkpoints
+
+    for run in runs:
+        write_json(run.parent / DELETED, [str(one.relative_to(run)) for one in selected
+                                          if one == run or run in one.parents])  # fmt: skip
+        for folder in checkpoints(run / CHECKPOINTS).values():
+            if folder not in selected:
+                shutil.rmtree(folder)
+        for folder in (run, *checkpoints(run / CHECKPOINTS).values()):
+            unused = [*folder.glob("*.pt"), *folder.glob("optimizer*")]
+            if folder not in selected:
+                unused += folder.glob("*.safetensors*")
+            for path in dict.fromkeys(unused):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def measure_change(context: Context) -> None:

@@ -34,12 +34,16 @@ class Estimate:
     """The estimated cost of a step.
 
     Attributes:
-        gpu_hours: device time, h.
-        disk_gb: size of its output, GB.
+        hours: time on the device that it is planned for, h.
+        disk_gb: size of its output when the study has ended, GB.
+        memory_gb: memory of the device, GB, without activations.
+        passing_gb: disk beside `disk_gb` that is free again when the study has ended, GB.
     """
 
-    gpu_hours: float = 0
+    hours: float = 0
     disk_gb: float = 0
+    memory_gb: float = 0
+    passing_gb: float = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Step:
         resources: held while it runs; no part of its key.
         estimate: its estimated cost; no part of its key.
         version: raised when its kind writes something else for the same settings.
+        delete_checkpoints: delete checkpoints that no later step reads; no part of its key.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Step:
     resources: Resources = Resources()
     estimate: Estimate = Estimate()
     version: int = 1
+    delete_checkpoints: bool = False
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Step:
@@ -76,6 +82,7 @@ class Step:
         return cls(
             data["name"], data["kind"], data["settings"], tuple(data["needs"]), data["inputs"],
             Resources(**data["resources"]), Estimate(**data["estimate"]), data["version"],
+            data.get("delete_checkpoints", False),
         )  # fmt: skip
 
 
