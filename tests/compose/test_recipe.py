@@ -241,6 +241,15 @@ def test_a_cycle_through_others_is_found():
     ]
 
 
+def test_experts_nested_thousands_deep_are_one_line():
+    nested = "\n".join(f"  e{i + 1}: {{soup: [e{i}, x]}}" for i in range(3000))
+    text = f"experts:\n  e0: a\n  x: b\n{nested}\nsoup: {{experts: [e3000, x]}}"
+    assert refusal(text) == (
+        "r.yaml, line 19: experts.e16: is made of experts that are made of others, more than 16 "
+        "levels deep"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "3", "- a", "just words"])
 def test_not_a_mapping(text):
     wanted = "r.yaml: a recipe is a mapping with `experts` and one of swap, soup, partition, merge"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from typing import Any
 
 from layerswap.compose.blend import METHODS
@@ -16,6 +17,8 @@ PAIRS = {
     "instruct": ("language", "instruct"),
 }  # fmt: skip
 """The two experts of the methods that have two, by the keys that name them."""
+DEPTH = 16
+"""Most levels of experts that are made of experts; each one can double the terms of a blend."""
 SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)?", re.IGNORECASE)
 
 
@@ -30,7 +33,7 @@ def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     experts = data.get("experts")
     if isinstance(experts, dict) and experts:
         unknown = list(_unknown_names(data, experts))
-        found += unknown or _cycles(experts)
+        found += unknown or _cycles(experts) or _too_deep(experts)
         found += _wrong_weights(data)
         found += _base_mistakes(data, experts)
         found += _fisher_mistakes(data, experts)
@@ -208,21 +211,38 @@ def _merges(
             yield path, method, merge
 
 
-def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:
-    parts = {
-        name: [part for _, part in _parts((), expert)]
+def _parts_of_experts(experts: Mapping[Any, Any]) -> dict[Any, list[Any]]:
+    """By name of an expert, the names of those that it is made of."""
+    return {
+        name: [part for _, part in _parts((), expert) if isinstance(part, str)]
         for name, expert in experts.items()
         if isinstance(expert, dict)
     }
+
+
+def _cycles(experts: Mapping[Any, Any]) -> list[Mistake]:
+    parts = _parts_of_experts(experts)
 
     def reached(start: object) -> set[object]:
         found: set[object] = set()
         todo = list(parts.get(start, ()))
         while todo:
             name = todo.pop()
-            if isinstance(name, str) and name not in found:
+            if name not in found:
                 found.add(name)
                 todo += parts.get(name, ())
         return found
 
     return [(("experts", name), "is made of itself") for name in parts if name in reached(name)]
+
+
+def _too_deep(experts: Mapping[Any, Any]) -> list[Mistake]:
+    """The first expert that is nested too deeply, where none is made of itself."""
+    parts = _parts_of_experts(experts)
+    depth: dict[Any, int] = {}
+    for name in TopologicalSorter(parts).static_order():
+        depth[name] = 1 + max((depth[part] for part in parts.get(name, ())), default=0)
+        if depth[name] > DEPTH:
+            why = f"is made of experts that are made of others, more than {DEPTH} levels deep"
+            return [(("experts", name), why)]
+    return []
