@@ -10,9 +10,10 @@ from layerswap.errors import LayerswapError
 
 __version__ = "0.1.0"
 
-Extra = Literal["models", "report", "train", "eval"]
+Extra = Literal["models", "gguf", "report", "train", "eval"]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "models": ("safetensors", "torch", "transformers"),
+    "gguf": ("gguf",),
     "report": ("jinja2", "matplotlib", "pyarrow"),
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
     "eval": (

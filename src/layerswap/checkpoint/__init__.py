@@ -13,13 +13,14 @@ from layerswap.checkpoint.folder import (
     open_configuration,
     text_config,
 )
-from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, read_header
+from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.hub import check_hub_id, push_folder
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
 from layerswap.checkpoint.preconditions import fingerprint, sha256_of
 from layerswap.checkpoint.strict_json import parse_json, read_json_object
 
 __all__ = [
+    "BLOCKS",
     "DTYPE_BITS",
     "ROLES",
     "Adapter",

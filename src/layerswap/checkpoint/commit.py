@@ -10,7 +10,7 @@ import platform
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -32,7 +32,7 @@ class Journal:
     after a power cut too. Flushing happens beside the writing of the next file.
 
     Attributes:
-        finished: sizes in bytes of the files that need not be written again, by name.
+        finished: how many bytes of each file need not be written again, by name.
 
     Example:
         with Journal(folder, key) as journal:
@@ -64,18 +64,18 @@ class Journal:
                 flush.result()
             (self._folder / JOURNAL).unlink(missing_ok=True)
 
-    def enter(self, file: str) -> None:
-        """Note that a file is finished, as soon as it is on the disk."""
-        self._flushes.append(self._pool.submit(self._enter, file))
+    def enter(self, file: str, nbytes: int | None = None) -> None:
+        """Note that a file, or its first `nbytes` bytes, is finished, once it is on the disk."""
+        self._flushes.append(self._pool.submit(self._enter, file, nbytes))
 
-    def _enter(self, file: str) -> None:
+    def _enter(self, file: str, nbytes: int | None = None) -> None:
         path = self._folder / file
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-        self.finished[file] = path.stat().st_size
+        self.finished[file] = path.stat().st_size if nbytes is None else nbytes
         draft = self._folder / f"{JOURNAL}.draft"
         with draft.open("w", encoding="utf-8") as stream:
             json.dump({"key": self._key, "finished": self.finished}, stream)
@@ -85,7 +85,7 @@ class Journal:
 
 
 def read_journal(folder: Path, key: str) -> dict[str, int] | None:
-    """Sizes of the finished files of a folder, by name; None when it is not work of this key."""
+    """Finished bytes of a folder's files, by name; None when it is not work of this key."""
     try:
         data = read_json_object(folder / JOURNAL)
     except (OSError, CheckpointError):
@@ -93,7 +93,7 @@ def read_journal(folder: Path, key: str) -> dict[str, int] | None:
     finished = data.get("finished")
     if data.get("key") != key or not isinstance(finished, dict):
         return None
-    return {name: size for name, size in finished.items() if _size(folder / name) == size}
+    return {name: size for name, size in finished.items() if _size(folder / name) >= size}
 
 
 def _size(path: Path) -> int:
@@ -141,16 +141,57 @@ def atomic_folder(
     Example: `with atomic_folder(out, marker="layerswap.json") as folder: ...`
     """
     refuse_target(target, marker=marker, overwrite=overwrite)
+    with _partial_folder(target, resume) as (folder, real):
+        _keep_mode(real, folder)
+        yield folder
+        sync_tree(folder)
+        _put_in_place(folder, real, marker=marker, overwrite=overwrite)
+
+
+@contextmanager
+def atomic_file(
+    target: Path,
+    *,
+    is_ours: Callable[[Path], bool],
+    overwrite: bool = False,
+    resume: str | None = None,
+) -> Iterator[Path]:
+    """A file in a fresh folder beside `target` that becomes `target` when the block ends well.
+
+    As `atomic_folder`, for a single file: a killed process leaves a folder with `.partial-`.
+
+    Args:
+        target: the file to create.
+        is_ours: tells a file that may be replaced from others.
+        overwrite: replace an existing file.
+        resume: the key of the work, as in `atomic_folder`.
+
+    Raises:
+        MergeError: `target` exists and may not be replaced, or the disk refuses.
+    """
+    refuse_file(target, is_ours=is_ours, overwrite=overwrite)
+    with _partial_folder(target, resume) as (folder, real):
+        path = folder / real.name
+        yield path
+        if real.is_file():
+            path.chmod(stat.S_IMODE(real.stat().st_mode))
+        sync_tree(folder)
+        # Another process may have finished the same target meanwhile.
+        refuse_file(real, is_ours=is_ours, overwrite=overwrite)
+        path.replace(real)
+        _sync(real.parent)
+
+
+@contextmanager
+def _partial_folder(target: Path, resume: str | None) -> Iterator[tuple[Path, Path]]:
+    """The folder of an unfinished output, and where the output really goes."""
     real = target.resolve()  # "." and ".." have no name to put a suffix to
     folder = real.with_name(f"{_partial_prefix(real)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         _adopt(real, folder, resume)
         _sweep_leftovers(real)
         folder.mkdir(exist_ok=True)
-        _keep_mode(real, folder)
-        yield folder
-        sync_tree(folder)
-        _put_in_place(folder, real, marker=marker, overwrite=overwrite)
+        yield folder, real
     except OSError as error:
         detail = error.strerror or str(error)
         raise MergeError(f"{target}: cannot be written ({detail}); nothing was kept") from error
@@ -180,6 +221,30 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
     except OSError as error:
         raise MergeError(f"{folder}: cannot be written ({error.strerror})") from None
     return folder
+
+
+def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite: bool) -> Path:
+    """Check that a file may be written, before any work is done for it.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        LayerswapError: it exists (and `overwrite` is off, or it is not one of ours), or its
+            parent folder is missing or not writable.
+    """
+    file = Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111
+    try:
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise MergeError(f"{file}: exists and is not a file; choose another output")
+        if file.exists() and not overwrite:
+            raise MergeError(f"{file}: exists already; choose another output or pass --overwrite")
+        if file.exists() and not is_ours(file):
+            raise MergeError(f"{file}: layerswap did not write it and will not replace it")
+        _refuse_parent(file)
+    except OSError as error:
+        raise MergeError(f"{file}: cannot be written ({error.strerror})") from None
+    return file
 
 
 def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -218,6 +283,10 @@ def _refuse(target: Path, *, marker: str, overwrite: bool) -> None:
         raise MergeError(
             f"{target}: has no {marker}, so layerswap did not write it and will not replace it"
         )
+    _refuse_parent(target)
+
+
+def _refuse_parent(target: Path) -> None:
     if not target.parent.is_dir():
         raise MergeError(f"{target.parent}: no such folder; create it first")
     if not os.access(target.parent, os.W_OK | os.X_OK):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap._types import PathLike
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
+from layerswap.checkpoint.gguf import Metadata, configuration, is_gguf, read_gguf
 from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.hub import HUB_ID, download
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
@@ -48,6 +49,8 @@ class Checkpoint:
         places: the place of every tensor.
         adapter: the adapter, where the checkpoint is one over its base.
         low_rank: what the adapter adds, by tensor.
+        gguf: the metadata of the GGUF file, where it is one; `folder` is then that file, and
+            `config` what its header says.
 
     Example:
         >>> import layerswap as ls
@@ -64,6 +67,7 @@ class Checkpoint:
     places: Mapping[str, Place]
     adapter: Adapter | None = None
     low_rank: Mapping[str, LowRank] = field(default_factory=dict)
+    gguf: Metadata | None = None
 
     @cached_property
     def layers(self) -> int:
@@ -161,13 +165,13 @@ def open_checkpoint(
     patterns: Sequence[Pattern] = (),
     allow_pickle: bool = False,
 ) -> Checkpoint:
-    """Open a checkpoint: a local folder, or a Hub id that is downloaded first.
+    """Open a checkpoint: a local folder, a GGUF file, or a Hub id that is downloaded first.
 
-    Reads `config.json`, the index and the safetensors headers, and checks them against each
-    other; no tensor is read.
+    Reads `config.json`, the index and the safetensors headers, or the GGUF header, and checks
+    them against each other; no tensor is read.
 
     Args:
-        source: local folder, or `owner/name[@revision]` on the Hub.
+        source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub.
         revision: Hub branch, tag or commit; the commit it resolves to is recorded.
         patterns: places of tensors whose names no built-in layout knows.
         allow_pickle: read pickled weights (`.bin`) where there are no others; see
@@ -184,6 +188,8 @@ def open_checkpoint(
         (3, Place(layer=1, role='mlp'))
     """
     source = os.fspath(source)
+    if is_gguf(source):
+        return _open_gguf(source, revision, patterns)
     folder, commit = fetch_checkpoint(source, revision)
     if allow_pickle and commit and not any(folder.glob("*.safetensors")):
         folder, commit = fetch_checkpoint(source, commit, pickled=True)
@@ -199,6 +205,20 @@ def open_checkpoint(
     return Checkpoint(
         source.partition("@")[0] if commit else source, commit, folder, config, tensors, places
     )
+
+
+def _open_gguf(source: str, revision: str | None, patterns: Sequence[Pattern]) -> Checkpoint:
+    if revision is not None:
+        raise CheckpointError(f"{source}: a file has no revision; leave it out")
+    file = Path(source).expanduser()
+    header = read_gguf(file)
+    try:
+        config = configuration(header, any_architecture=bool(patterns))
+        layers = _configured_layers(config)
+        places = place_tensors(header.tensors, layers=layers, patterns=patterns)
+    except CheckpointError as error:
+        raise error.within(source) from None
+    return Checkpoint(source, None, file, config, header.tensors, places, gguf=header.metadata)
 
 
 def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:

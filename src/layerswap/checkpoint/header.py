@@ -44,6 +44,35 @@ DTYPE_BITS: dict[str, int] = {
 }
 """Bits of one element, for every dtype of the safetensors format."""
 
+BLOCKS: dict[str, tuple[int, int]] = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q8_1": (32, 40),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "Q8_K": (256, 292),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ3_XXS": (256, 98),
+    "IQ1_S": (256, 50),
+    "IQ4_NL": (32, 18),
+    "IQ3_S": (256, 110),
+    "IQ2_S": (256, 82),
+    "IQ4_XS": (256, 136),
+    "IQ1_M": (256, 56),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
+}
+"""Elements and bytes of one block, for every quantised type of the GGUF format."""
+
 MAX_ELEMENTS = 2**63 - 1
 """More elements than any file can hold; keeps products of hostile shapes small."""
 
@@ -54,9 +83,10 @@ class TensorInfo:
 
     Attributes:
         name: the tensor's name, as stored.
-        dtype: safetensors dtype name, a key of `DTYPE_BITS`.
+        dtype: safetensors dtype name, a key of `DTYPE_BITS`; or a quantised type of GGUF, a key
+            of `BLOCKS`.
         shape: the stored shape.
-        file: the safetensors file.
+        file: the safetensors or GGUF file.
         offset: absolute position of the first byte in `file`, in bytes.
         nbytes: length, in bytes.
     """
@@ -131,6 +161,17 @@ def header_bytes(
     return len(text).to_bytes(8, "little") + text
 
 
+def block_of(dtype: str) -> tuple[int, int]:
+    """The least number of elements of a dtype that fill whole bytes, and those bytes.
+
+    Example: `block_of("F4")` gives `(2, 1)`, and `block_of("Q4_K")` gives `(256, 144)`.
+    """
+    if dtype in BLOCKS:
+        return BLOCKS[dtype]
+    bits = math.lcm(DTYPE_BITS[dtype], 8)
+    return bits // DTYPE_BITS[dtype], bits // 8
+
+
 def byte_length(dtype: str, shape: Sequence[int]) -> int:
     """Bytes that a tensor of this dtype and shape takes.
 
@@ -144,10 +185,11 @@ def byte_length(dtype: str, shape: Sequence[int]) -> int:
         if elements > MAX_ELEMENTS:
             raise CheckpointError(f"shape {clipped(str(list(shape)))} has too many elements")
     elements = 0 if 0 in shape else elements
-    bits = elements * DTYPE_BITS[dtype]
-    if bits % 8:
-        raise CheckpointError(f"{elements} elements of {dtype} do not fill whole bytes")
-    return bits // 8
+    length, nbytes = block_of(dtype)
+    if elements % length:
+        unit = "blocks" if dtype in BLOCKS else "bytes"
+        raise CheckpointError(f"{elements} elements of {dtype} do not fill whole {unit}")
+    return elements // length * nbytes
 
 
 def _header_length(prefix: bytes, size: int, path: Path) -> int:

@@ -26,8 +26,8 @@ def _words(*rows: str) -> frozenset[str]:
 # Modules that only hold the text decoder. `encoder` is not here: its layers are not the decoder's.
 WRAPPERS = _words("model transformer language_model text_model decoder gpt_neox biogpt backbone")
 
-# The list of layers: most families; GPT-2, Falcon and BLOOM; MPT.
-STACKS = _words("layers h blocks")
+# The list of layers: most families; GPT-2, Falcon and BLOOM; MPT; GGUF.
+STACKS = _words("layers h blocks blk")
 
 # Directly inside a layer: role -> the modules and parameters with that role.
 OWNERS: Mapping[str, frozenset[str]] = {
@@ -38,6 +38,9 @@ OWNERS: Mapping[str, frozenset[str]] = {
         # Jamba, Bamba, Falcon-H1 and Granite 4; LFM2; RecurrentGemma.
         "linear_attn mamba conv temporal_block",
         "mixer",  # Mamba; Nemotron-H, where it can be an mlp
+        "attn_q attn_k attn_v attn_qkv attn_output attn_q_norm attn_k_norm attn_sinks",  # GGUF
+        "attn_q_a attn_q_b attn_q_a_norm attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_k_b attn_v_b",
+        "attn_sub_norm attn_rot_embd",
     ),
     "mlp": _words(
         "mlp feed_forward ffn block_sparse_moe",
@@ -45,6 +48,9 @@ OWNERS: Mapping[str, frozenset[str]] = {
         "shared_mlp",  # GraniteMoeShared
         "router experts",  # Gemma 4 with experts
         "mlp_block mixer",  # RecurrentGemma; Nemotron-H
+        "ffn_gate ffn_up ffn_down ffn_gate_inp ffn_sub_norm exp_probs_b",  # GGUF
+        "ffn_gate_exps ffn_up_exps ffn_down_exps ffn_gate_up_exps ffn_gate_inp_shexp",
+        "ffn_gate_shexp ffn_up_shexp ffn_down_shexp",
     ),
     "norm": _words(
         "input_layernorm post_attention_layernorm",
@@ -61,6 +67,7 @@ OWNERS: Mapping[str, frozenset[str]] = {
         "post_per_layer_input_norm",  # Gemma 3n, Gemma 4
         "norm pre_ff_layernorm operator_norm",  # Mamba; Jamba and its kin; LFM2
         "temporal_pre_norm channel_pre_norm",  # RecurrentGemma
+        "attn_norm attn_norm_2 post_attention_norm post_ffw_norm",  # GGUF
     ),
     "other": _words(
         "layer_scalar per_layer_input_gate per_layer_projection altup laurel",  # Gemma 3n, 4
@@ -73,6 +80,7 @@ OWNERS: Mapping[str, frozenset[str]] = {
 ROUTERS = _words(
     "router gate wg shared_expert_gate",
     "e_score_correction_bias expert_bias moe_statics",  # how loads are balanced
+    "ffn_gate_inp ffn_gate_inp_shexp exp_probs_b",  # GGUF
 )
 
 # Modules that several layers share (Zamba, Zamba2): stored in one layer, but not of that layer.
@@ -125,21 +133,24 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
         "tok_embeddings",  # Meta
         "word_embeddings_layernorm",  # BLOOM: part of what a token's vector is
         "project_in",  # OPT: the second factor of a factorised embedding
+        "token_embd token_embd_norm position_embd",  # GGUF
         "embed_tokens_per_layer",  # Gemma 3n, Gemma 4
     ),
     "head": _words(
         "lm_head embed_out output_projection",
-        "output",  # Meta
+        "output",  # Meta, GGUF
         "project_out",  # OPT: the first factor of a factorised head
     ),
     "final_norm": _words(
         "norm ln_f norm_f final_layernorm final_layer_norm layer_norm",
         "final_norm embedding_norm",  # RecurrentGemma; LFM2, whose name misleads
+        "output_norm",  # GGUF
     ),
     "other": _words(
         "vision_tower vision_model visual audio_tower",
         "multi_modal_projector connector embed_vision embed_audio image_newline",
         "rope rotary_emb",  # buffers
+        "rope_freqs rope_factors_long rope_factors_short",  # GGUF
         "per_layer_model_projection per_layer_projection_norm",  # Gemma 3n, Gemma 4
         "altup_projections altup_unembed_projections",  # Gemma 3n
     ),

@@ -88,6 +88,10 @@ def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
     """
     real = target.expanduser().resolve()
     for name, checkpoint in sources.items():
+        if checkpoint.gguf is not None:  # a file has no folder of its own
+            if any(real in (file, *file.parents) for file in map(Path.resolve, checkpoint.files)):
+                raise MergeError(f"{target}: would write over the checkpoint of {name}")
+            continue
         # A file may be a link out of its folder: replacing what it points to would lose it too.
         files = {file.resolve().parent for file in checkpoint.all_files}
         for folder in (checkpoint.folder.resolve(), *sorted(files)):

@@ -4,7 +4,8 @@
 fails, kills the process with SIGBUS, which no program can catch.
 
 NumPy has no bfloat16: its elements are held as their bits, in uint16, and so are those of 8 bits
-in uint8. `widened` and `narrowed` convert between what is stored and what is computed with.
+in uint8. A quantised type of GGUF is held as the bytes of its blocks, in uint8. `widened` and
+`narrowed` convert between what is stored and what is computed with.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo
+from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, block_of
 from layerswap.errors import CheckpointError
+from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
     Stored = npt.NDArray[Any]
 
 FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
-"""The dtypes that arithmetic is defined for; all others are only ever copied."""
+"""The dtypes of safetensors that arithmetic is defined for; all others are only ever copied."""
+QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
+"""The quantised types that can be written, widest first; all of `BLOCKS` but `UNREAD` are read."""
+UNREAD = ("Q8_1", "Q8_K")
+"""The quantised types that are no types of weights: they are only ever copied."""
 
 
 @contextmanager
@@ -71,8 +77,8 @@ def read_stored(handle: int, info: TensorInfo, start: int, stop: int) -> Stored:
     Args:
         handle: `info.file`, open.
         info: the tensor; its dtype has whole bytes per element.
-        start: first element.
-        stop: one past the last element.
+        start: first element; of a quantised type, the first of a block.
+        stop: one past the last element; of a quantised type, where a block ends.
 
     Returns:
         A vector of `numpy_dtype(info.dtype)`, in fresh memory.
@@ -82,16 +88,21 @@ def read_stored(handle: int, info: TensorInfo, start: int, stop: int) -> Stored:
     """
     import numpy as np
 
-    values = np.empty(stop - start, numpy_dtype(info.dtype))
+    length, nbytes = block_of(info.dtype)
+    kind = numpy_dtype(info.dtype)
+    values = np.empty((stop - start) // length * nbytes // kind.itemsize, kind)
     if len(values):
-        position = info.offset + start * values.itemsize
+        position = info.offset + start // length * nbytes
         read_into(handle, position, values.view(np.uint8).data, info.file)
     return values
 
 
 def read_floats(handle: int, info: TensorInfo, start: int, stop: int) -> Floats:
     """Elements [start, stop) of a floating-point tensor, to compute with; see `widened`."""
-    return widened(read_stored(handle, info, start, stop), info.dtype)
+    length, _ = block_of(info.dtype)
+    first = start // length * length
+    last = min(-(-stop // length) * length, info.elements)
+    return widened(read_stored(handle, info, first, last), info.dtype)[start - first : stop - first]
 
 
 def read_tensor(info: TensorInfo) -> Stored:
@@ -114,10 +125,15 @@ def read_matrix(info: TensorInfo) -> npt.NDArray[np.float64]:
 def widened(stored: Stored, dtype: str) -> Floats:
     """Stored elements of a dtype of `FLOAT_DTYPES` in float32, or float64 where they are that.
 
-    Fresh memory, unless they are stored so.
+    Those of a quantised type are dequantised. Fresh memory, unless they are stored so.
     """
     import numpy as np
 
+    if dtype in BLOCKS:
+        package = gguf_package()
+        kind = package.GGMLQuantizationType[dtype]
+        values: Floats = package.quants.dequantize(stored, kind)
+        return values
     if dtype != "BF16":
         return stored if dtype in ("F32", "F64") else stored.astype(np.float32)
     bits = np.left_shift(stored, 16, dtype=np.uint32)  # the upper half of a float32
@@ -127,10 +143,16 @@ def widened(stored: Stored, dtype: str) -> Floats:
 def narrowed(values: Floats, dtype: str) -> Stored:
     """Floats as they are stored in a dtype, rounded to the nearest, ties to even.
 
-    What is too large becomes infinite. A float64 goes through float32 on its way to 16 bits.
+    What is too large becomes infinite. A float64 goes through float32 on its way to 16 bits. A
+    quantised type of `QUANTISED` gets whole blocks, which hold finite numbers.
     """
     import numpy as np
 
+    if dtype in BLOCKS:
+        package = gguf_package()
+        kind = package.GGMLQuantizationType[dtype]
+        blocks: Stored = package.quants.quantize(values.astype(np.float32, copy=False), kind)
+        return blocks
     if dtype == "F64":
         return values.astype(np.float64, copy=False)
     with np.errstate(over="ignore"):
@@ -162,13 +184,15 @@ def is_finite(stored: Stored, dtype: str = "F32") -> bool:
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype that holds the elements of a safetensors dtype, or their bits.
+    """The NumPy dtype that holds the elements of a dtype, or their bits, or bytes of blocks.
 
     Raises:
         CheckpointError: it packs several elements in a byte.
     """
     import numpy as np
 
+    if dtype in BLOCKS:
+        return np.dtype("u1")
     bits = DTYPE_BITS[dtype]
     if bits < 8:
         raise CheckpointError(f"elements of {dtype} cannot be taken one by one")
@@ -212,6 +236,18 @@ def torch_dtype(dtype: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise CheckpointError(f"torch cannot hold a tensor of dtype {dtype}")
     return found
+
+
+def gguf_package() -> Any:
+    """The `gguf` package, which quantises, dequantises, and knows the names of tensors.
+
+    Raises:
+        LayerswapError: it is not installed.
+    """
+    need_extras("arithmetic on GGUF files", "gguf")
+    import gguf
+
+    return gguf
 
 
 def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> bool:

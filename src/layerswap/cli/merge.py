@@ -33,11 +33,15 @@ def merge(
     public: Annotated[
         bool, typer.Option("--public", help="Make the upload of --push public.")
     ] = False,
+    modelfile: Annotated[
+        bool, typer.Option("--modelfile", help="Write a Modelfile for Ollama beside a GGUF output.")
+    ] = False,
     threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
 
-    Give a recipe, or --task-expert and --language-expert. Writes the folder OUT.
+    Give a recipe, or --task-expert and --language-expert. Writes the folder OUT; from GGUF
+    files, the GGUF file OUT.
 
     Example: layerswap merge --task-expert math-expert --language-expert swahili-expert --out merged
     """
@@ -51,6 +55,7 @@ def merge(
         resume=resume,
         push=push,
         public=public,
+        modelfile=modelfile,
         threads=threads,
     )
 
@@ -67,24 +72,32 @@ def write_recipe(
     resume: bool = False,
     push: str | None = None,
     public: bool = False,
+    modelfile: bool = False,
     threads: int | None = None,
 ) -> None:
     """Write what a recipe describes, with progress and notes, for the command of that name."""
     from rich.filesize import decimal
 
-    from layerswap.checkpoint import refuse_target
+    from layerswap.checkpoint.gguf import is_gguf
     from layerswap.checkpoint.hub import check_hub_id, push_folder
     from layerswap.cli.progress import byte_progress
     from layerswap.errors import RecipeError
-    from layerswap.merge.metadata import RECORD
+    from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.planner import make_plan
+    from layerswap.merge.writer import refuse_output
 
     if push is not None:
         check_hub_id(push)
     elif public:
         raise RecipeError("--public says who sees what --push uploads; give --push as well")
+    if is_gguf(out) and push is not None:
+        raise RecipeError("--push uploads a folder; upload a GGUF file with `hf upload`")
+    if modelfile:
+        if not is_gguf(out):
+            raise RecipeError("--modelfile goes with a GGUF output; end --out with .gguf")
+        check_modelfile(out)
     # Before the sources are opened: opening may download them.
-    refuse_target(out, marker=RECORD, overwrite=overwrite)
+    refuse_output(out, overwrite=overwrite)
     plan = make_plan(recipe, allow_pickle=allow_pickle, follow_training=follow_training)
     output.say(plan)
     for note in plan.notes:
@@ -99,7 +112,10 @@ def write_recipe(
             resume=resume,
         )
     output.say(f"wrote {written} ({decimal(plan.nbytes)})")
-    facts = {**plan.to_dict(), "folder": str(written)}
+    facts = {**plan.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
+    if modelfile:
+        facts["modelfile"] = str(write_modelfile(written))
+        output.say(f"wrote {facts['modelfile']}")
     if push is not None:
         facts["uploaded"] = push_folder(written, push, private=not public)
         output.say(f"uploaded to {facts['uploaded']}")

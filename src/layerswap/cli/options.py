@@ -144,11 +144,11 @@ def _written(kind: Any, *names: str, **settings: Any) -> Any:
 RECIPE: dict[str, Any] = {
     "task_expert": _composed(
         str, "--task-expert", "--task", metavar="MODEL",
-        help="Task expert: a folder or a Hub id (owner/name@revision).",
+        help="Task expert: a folder, a GGUF file or a Hub id (owner/name@revision).",
     ),
     "language_expert": _composed(
         str, "--language-expert", "--language", metavar="MODEL",
-        help="Language expert: a folder or a Hub id (owner/name@revision).",
+        help="Language expert: a folder, a GGUF file or a Hub id (owner/name@revision).",
     ),
     "base": _composed(
         str, metavar="MODEL",
@@ -182,9 +182,13 @@ RECIPE: dict[str, Any] = {
     "rank": _written(int, min=1, help="Largest rank of a merged adapter. Default: exact."),
     "dtype": Dtype,
     "max_shard_size": MaxShardSize,
+    "blend_type": _written(
+        str, metavar="Q8_0|F16|...",
+        help="Type of the blended matrices of a GGUF output. Default: the wider of the experts'.",
+    ),
 }  # fmt: skip
 """The options that describe a merge, in the order of the help."""
-BESIDE_A_FILE = ("tokenizer", "bake", "rank", "dtype", "max_shard_size")
+BESIDE_A_FILE = ("tokenizer", "bake", "rank", "dtype", "max_shard_size", "blend_type")
 """Those that may stand beside a recipe file, and override it."""
 RecipeFile = Annotated[
     Path | None,

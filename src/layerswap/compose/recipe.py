@@ -24,6 +24,7 @@ from layerswap.compose.mergekit.validation import mistakes as mergekit_mistakes
 from layerswap.compose.presets import instruct, partition, soup, swap
 from layerswap.compose.schema import (
     BASE,
+    BLEND_TYPES,
     DTYPES,
     Expert,
     InstructMethod,
@@ -77,6 +78,8 @@ class Recipe(Strict):
         rank: largest rank of a merged adapter; as many as an exact blend needs when not given.
         dtype: dtype of the output; as the experts when not given.
         max_shard_size: largest size of a shard, such as `5GB`.
+        blend_type: type of the blended matrices of a GGUF output, such as `Q8_0`; the wider of
+            the experts' when not given.
         languages: language codes for the model card.
         patterns: places of tensors that no built-in layout knows.
     """
@@ -99,6 +102,7 @@ class Recipe(Strict):
     rank: PositiveInt | None = None
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     max_shard_size: str = "5GB"
+    blend_type: Literal[BLEND_TYPES] | None = None  # type: ignore[valid-type]
     languages: list[str] = []
     patterns: list[PatternEntry] = []
 

@@ -26,6 +26,8 @@ from layerswap.errors import RecipeError
 BASE = "base"
 """What compositions call the base; no expert of a recipe may have this name."""
 DTYPES = ("float32", "bfloat16", "float16")
+BLEND_TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+"""Types of a GGUF file that blends can be written in."""
 WEIGHT_RULES = ("uniform", "magnitude")
 LARGEST_WEIGHT = 1e100
 LARGEST_STACK = 10_000

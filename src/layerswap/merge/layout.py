@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from layerswap.checkpoint import DTYPE_BITS, Checkpoint, TensorInfo, header_bytes
+from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
+from layerswap.checkpoint.header import byte_length
 from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes
 from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
@@ -43,7 +44,7 @@ class OutputTensor:
 
     Attributes:
         name: its name.
-        dtype: safetensors dtype of the output.
+        dtype: safetensors dtype of the output, or its quantised type in a GGUF file.
         shape: its shape.
         inputs: what it is a weighted sum of; weights sum to 1.
     """
@@ -77,21 +78,29 @@ class OutputTensor:
     @property
     def nbytes(self) -> int:
         """Length in the output, in bytes."""
-        return self.elements * DTYPE_BITS[self.dtype] // 8
+        return byte_length(self.dtype, self.shape)
+
+    @property
+    def stored_dtypes(self) -> list[str]:
+        """The dtypes that it is read from, each once."""
+        return list(dict.fromkeys(info.dtype for info in leaves(self.inputs)))
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One output file: its header, and each tensor with its absolute offset in bytes."""
+    """One output file, or a part of one.
+
+    Attributes:
+        file: its name.
+        header: its header; empty for a part that is not the first.
+        tensors: each tensor with its absolute offset, in bytes.
+        nbytes: where it ends, in bytes.
+    """
 
     file: str
     header: bytes
     tensors: tuple[tuple[OutputTensor, int], ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the file, in bytes."""
-        return len(self.header) + sum(tensor.nbytes for tensor, _ in self.tensors)
+    nbytes: int
 
 
 def output_tensors(
@@ -124,21 +133,20 @@ def output_tensors(
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else None
-    # An expert may be called `base` where no delta is taken from the base.
-    everyone = {**({BASE: base} if base else {}), **experts}
+    checkpoints = everyone(experts, base)
     outputs = []
     for name, info in first.tensors.items():
         if name in drop:
             continue
         blend = composition[first.places[name]]
-        inputs = _terms(blend, name, everyone, rows, fishers)
+        inputs = terms_of(blend, name, checkpoints, rows, fishers)
         stored_inputs = list(leaves(inputs))
         if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
-            only = _unblendable(stored_inputs)
+            only = unblendable(stored_inputs)
             outputs.append(OutputTensor(name, only.dtype, info.shape, ((only, 1.0),)))
             continue
         stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
-        wide = target or _widest(stored & set(FLOAT_DTYPES))
+        wide = target or widest(stored & set(FLOAT_DTYPES))
         shape = next(iter(expert_tensors(inputs))).shape
         outputs.append(OutputTensor(name, wide, shape, inputs))
     return outputs
@@ -190,7 +198,7 @@ def pack_shards(
         for tensor in group:
             placed.append((tensor, offset))
             offset += tensor.nbytes
-        shards.append(Shard(file, header, tuple(placed)))
+        shards.append(Shard(file, header, tuple(placed), offset))
     return shards
 
 
@@ -215,12 +223,18 @@ def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[Ou
     yield group
 
 
-def _terms(
+def everyone(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
+    """The experts and the base, by the names that a composition has for them."""
+    # An expert may be called `base` where no delta is taken from the base.
+    return {**({BASE: base} if base else {}), **experts}
+
+
+def terms_of(
     blend: Blend,
     name: str,
     checkpoints: Mapping[str, Checkpoint],
-    rows: AlignedRows,
-    fishers: Mapping[str, Fisher],
+    rows: AlignedRows = ({}, {}),
+    fishers: Mapping[str, Fisher] = MappingProxyType({}),
 ) -> Terms:
     """One tensor of a blend, as terms over what is stored."""
     return tuple(
@@ -239,8 +253,8 @@ def _term(
         return rows[0].get((member, name)) or _source(checkpoints[member], name)
     if member.base is not None:
         rows = rows[1], rows[1]
-    inputs = tuple(_terms(blend, name, checkpoints, rows, fishers) for blend, _ in member.inputs)
-    base = _terms(member.base, name, checkpoints, rows, fishers) if member.base else None
+    inputs = tuple(terms_of(blend, name, checkpoints, rows, fishers) for blend, _ in member.inputs)
+    base = terms_of(member.base, name, checkpoints, rows, fishers) if member.base else None
     shape = next(iter(expert_tensors(inputs[0]))).shape
     normalised = dict(member.parameters).get("normalise") == "model"
     precisions = (fishers[key].terms(name, normalised) for key in member.fishers)
@@ -255,7 +269,12 @@ def _source(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:
     return info if low_rank is None else Adapted(info, low_rank)
 
 
-def _unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
+def unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
+    """The one tensor that stored ones which cannot be averaged all are.
+
+    Raises:
+        MergeError: they differ.
+    """
     first = stored[0]
     for other in stored[1:]:
         if not same_bytes(first, other):
@@ -266,7 +285,8 @@ def _unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
     return first
 
 
-def _widest(dtypes: Set[str]) -> str:
+def widest(dtypes: Set[str]) -> str:
+    """The narrowest floating-point dtype that holds the numbers of all of these."""
     # bfloat16 has the range and float16 the precision; only float32 holds both.
     if dtypes == {"BF16", "F16"}:
         return "F32"

@@ -20,6 +20,7 @@ from layerswap.checkpoint import (
 )
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import INDEX, SINGLE, fetch_checkpoint
+from layerswap.checkpoint.gguf import is_gguf
 from layerswap.checkpoint.preconditions import stamps_of
 from layerswap.compose import Recipe, read_recipe
 from layerswap.compose.blend import Member
@@ -28,6 +29,7 @@ from layerswap.deltas.measure import magnitude_weights
 from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.compatibility import check_together, check_tokenizers
 from layerswap.merge.fisher import open_fishers
+from layerswap.merge.gguf import GGUFMergePlan, check_vocabularies, refuse_for_gguf
 from layerswap.merge.load import load_model
 from layerswap.merge.lora import AdapterMergePlan
 from layerswap.merge.metadata import record
@@ -114,6 +116,18 @@ class AdapterPlan(Plan, AdapterMergePlan):
     """A plan over adapters only: saves an adapter, and loads a PEFT model."""
 
 
+class GGUFPlan(Plan, GGUFMergePlan):
+    """A plan over GGUF files only: saves a GGUF file, which llama.cpp and Ollama load."""
+
+    def load(self) -> PreTrainedModel:
+        """Refused: transformers would dequantise the model.
+
+        Raises:
+            MergeError: always.
+        """
+        raise MergeError("a plan over GGUF files cannot be loaded here; save it for llama.cpp")
+
+
 @dataclass(frozen=True)
 class Sources:
     """What a recipe's sources turned out to be.
@@ -143,6 +157,9 @@ def open_sources(recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = F
             continue
         _refuse_unfinished(name, expert.source, Path(expert.source))
         try:
+            if is_gguf(expert.source):
+                full[name] = _open(expert, recipe, allow_pickle)
+                continue
             folder, commit = fetch_checkpoint(expert.source, expert.revision)
             if is_adapter(folder):
                 adapters[name] = read_adapter(folder), commit
@@ -275,7 +292,13 @@ def make_plan(
     together = with_base(sources, base)
     stamps = stamps_of(together.values())
     alignment = None
-    if recipe.tokenizer is None and len({c.vocabulary_size for c in together.values()}) == 1:
+    quantised = all(checkpoint.gguf is not None for checkpoint in together.values())
+    if quantised:
+        refuse_for_gguf(recipe)
+        check_vocabularies(together)
+    elif recipe.blend_type is not None:
+        raise RecipeError("blend_type: only a merge of GGUF files has one; remove it")
+    elif recipe.tokenizer is None and len({c.vocabulary_size for c in together.values()}) == 1:
         check_tokenizers(together)
     else:
         alignment = align(recipe, together, base)
@@ -298,7 +321,7 @@ def make_plan(
     if any(expert.fisher for expert in recipe.experts.values()):
         fishers = open_fishers(recipe, sources, drop, aligned=alignment is not None)
         stamps |= stamps_of(fisher_sources(fishers).values())
-    kind = AdapterPlan if opened.adapters_only else Plan
+    kind = GGUFPlan if quantised else AdapterPlan if opened.adapters_only else Plan
     return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment, fishers)
 
 

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Advance, PathLike
-from layerswap.checkpoint import DTYPE_BITS, atomic_folder, refuse_target
-from layerswap.checkpoint.commit import Journal
-from layerswap.checkpoint.header import read_header
+from layerswap.checkpoint import BLOCKS, atomic_folder, refuse_target
+from layerswap.checkpoint.commit import Journal, atomic_file, refuse_file
+from layerswap.checkpoint.gguf import is_gguf
+from layerswap.checkpoint.gguf import read_gguf
+from layerswap.checkpoint.header import block_of, read_header
 from layerswap.checkpoint.preconditions import check_apart, check_space, check_unchanged
 from layerswap.checkpoint.read import (
     is_finite,
@@ -31,6 +33,7 @@ from layerswap.checkpoint.read import (
 )
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
+from layerswap.merge.gguf import GGUFMergePlan, is_merged_gguf
 from layerswap.merge.layout import OutputTensor, Shard, index_of
 from layerswap.merge.lazy_tensors import Reader, Thresholds, leaves, model_thresholds
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
@@ -38,7 +41,7 @@ from layerswap.merge.metadata import RECORD, record, write_documents
 from layerswap.merge.plan import MergePlan, names_digest
 
 if TYPE_CHECKING:
-    from layerswap.checkpoint.read import Stored
+    from layerswap.checkpoint.read import Floats, Stored
 
 
 CHUNK_BYTES = 1 << 19
@@ -48,6 +51,9 @@ PIECE_BYTES = 1 << 25
 """Bytes of output that one worker computes before it takes other work."""
 SPAN_BYTES = 1 << 26
 """Bytes copied between two reports of progress."""
+SEGMENT_BYTES = 1 << 30
+"""Bytes of a GGUF file after which a resumed merge need not write them again."""
+LARGEST_FLOAT16 = 65504.0
 NO_KERNEL_COPY = (
     errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
     errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
@@ -87,10 +93,10 @@ def write_shard(
     thresholds: Mapping[Operation, Thresholds] | None = None,
     allow_non_finite: bool = False,
 ) -> None:
-    """Write one output file.
+    """Write one output file, or the next part of one.
 
     Args:
-        path: the file to create.
+        path: the file, which the part with its header creates.
         shard: its header and tensors.
         threads: workers that overlap reading, computing and writing.
         progress: told of every piece written.
@@ -107,7 +113,8 @@ def write_shard(
     with ExitStack() as stack:
         files = {file for tensor, _ in shard.tensors for file in tensor.files}
         handles = open_all(stack, files)
-        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fresh = os.O_CREAT | os.O_EXCL if shard.header else 0
+        output = os.open(path, os.O_WRONLY | os.O_CLOEXEC | fresh, 0o666)
         stack.callback(os.close, output)
         _write(output, shard.header, 0)
         progress(len(shard.header))
@@ -197,11 +204,11 @@ def _computes(shard: Shard) -> Iterator[Compute]:
 
 def _chunks(piece: Compute, nbytes: int) -> Iterator[Compute]:
     """A piece cut into pieces of at most this many bytes of output."""
-    size = DTYPE_BITS[piece.tensor.dtype] // 8
-    step = nbytes // size
+    length, size = block_of(piece.tensor.dtype)
+    step = nbytes // max(size, 2 * length) * length  # of blocks, as many elements as of float16
     for start in range(piece.start, piece.stop, step):
         stop = min(start + step, piece.stop)
-        offset = piece.offset + (start - piece.start) * size
+        offset = piece.offset + (start - piece.start) // length * size
         yield Compute(piece.tensor, start, stop, offset)
 
 
@@ -213,10 +220,18 @@ def computed(
 
     dtype = piece.tensor.dtype
     for chunk in _chunks(piece, CHUNK_BYTES):
-        result = narrowed(reader.total(piece.tensor.inputs, chunk.start, chunk.stop), dtype)
-        if not allow_non_finite and not is_finite(result, dtype):
+        values = reader.total(piece.tensor.inputs, chunk.start, chunk.stop)
+        if dtype in BLOCKS and not _fits_blocks(values):
+            raise MergeError(_non_finite(chunk, reader))
+        result = narrowed(values, dtype)
+        if dtype not in BLOCKS and not allow_non_finite and not is_finite(result, dtype):
             raise MergeError(_non_finite(chunk, reader))
         yield result.view(np.uint8).data, chunk.offset
+
+
+def _fits_blocks(values: Floats) -> bool:
+    """True if every value is finite, and none too large for the float16 scale of its block."""
+    return not len(values) or bool(max(values.max(), -values.min()) <= LARGEST_FLOAT16)
 
 
 def _non_finite(chunk: Compute, reader: Reader) -> str:
@@ -276,14 +291,31 @@ def _run_all(
         pool.shutdown(cancel_futures=True)
 
 
-def check_target(plan: MergePlan, out: PathLike, *, overwrite: bool) -> Path:
-    """The absolute folder that `write_plan` would write, checked without writing anything.
+def refuse_output(out: PathLike, *, overwrite: bool) -> Path:
+    """The absolute path of a folder or a GGUF file that may be written.
 
     Raises:
-        LayerswapError: it exists, lies in a source, does not fit on the disk or cannot be
-            written, or a source changed since the plan was made.
+        MergeError: it exists and may not be overwritten, or cannot be written.
     """
-    target = refuse_target(out, marker=RECORD, overwrite=overwrite)
+    if is_gguf(out):
+        return refuse_file(out, is_ours=is_merged_gguf, overwrite=overwrite)
+    return refuse_target(out, marker=RECORD, overwrite=overwrite)
+
+
+def check_target(plan: MergePlan, out: PathLike, *, overwrite: bool) -> Path:
+    """The absolute path that `write_plan` would write, checked without writing anything.
+
+    Raises:
+        LayerswapError: it exists, lies in a source, is of another format, does not fit on the
+            disk or cannot be written, or a source changed since the plan was made.
+    """
+    target = refuse_output(out, overwrite=overwrite)
+    if is_gguf(target) != isinstance(plan, GGUFMergePlan):
+        raise MergeError(
+            f"{target}: all experts are GGUF files, so the output is one; end its name with .gguf"
+            if isinstance(plan, GGUFMergePlan)
+            else f"{target}: a GGUF file is only written from GGUF files; name a folder"
+        )
     check_apart(target, plan.opened)
     check_space(target.parent, plan.nbytes)
     check_unchanged(plan.stamps)
@@ -300,9 +332,20 @@ def write_plan(
     allow_non_finite: bool = False,
     resume: bool = False,
 ) -> Path:
-    """Write the merged checkpoint or adapter; see `Plan.save`."""
+    """Write the merged checkpoint, adapter or GGUF file; see `Plan.save`."""
     target = check_target(plan, out, overwrite=overwrite)
     report = progress or (lambda count: None)
+    if isinstance(plan, GGUFMergePlan):
+        _write_gguf(
+            plan,
+            target,
+            overwrite=overwrite,
+            threads=threads or len(os.sched_getaffinity(0)),
+            progress=report,
+            allow_non_finite=allow_non_finite,
+            resume=resume,
+        )
+        return target
     if isinstance(plan, AdapterMergePlan):  # small: no threads, and nothing to resume
         with atomic_folder(target, marker=RECORD, overwrite=overwrite) as folder:
             write_adapter(folder, plan, allow_non_finite=allow_non_finite)
@@ -334,7 +377,8 @@ def write_plan(
             )
             if key:
                 journal.enter(shard.file)
-        check_written(folder, shards, content["tensors"]["output"])
+        names = [name for shard in shards for name in read_header(folder / shard.file)]
+        check_written(target, names, content["tensors"]["output"])
         index = index_of(shards)
         if index:
             (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
@@ -343,19 +387,73 @@ def write_plan(
     return target
 
 
-def check_written(folder: Path, shards: Sequence[Shard], expected: Mapping[str, Any]) -> None:
-    """Read the names of the tensors back from the files, and compare them with the account.
+def check_written(target: Path, names: Iterable[str], expected: Mapping[str, Any]) -> None:
+    """Compare the names of the tensors, read back from the output's files, with the account.
 
     Raises:
         MergeError: the files do not hold the tensors that they should.
     """
-    names = [name for shard in shards for name in read_header(folder / shard.file)]
     found = names_digest(names)
     if found != expected:
         raise MergeError(
-            f"{folder}: {found['count']} tensors were written where {expected['count']} were "
+            f"{target}: {found['count']} tensors were written where {expected['count']} were "
             "planned, or others; nothing was kept"
         )
+
+
+def _write_gguf(
+    plan: GGUFMergePlan,
+    target: Path,
+    *,
+    overwrite: bool,
+    threads: int,
+    progress: Advance,
+    allow_non_finite: bool,
+    resume: bool,
+) -> None:
+    """Write one GGUF file, segment by segment; the journal has how far it is on the disk."""
+    (shard,) = plan.shards
+    segments = list(_segments(shard))
+    key = _key(record(plan), [shard], allow_non_finite) if len(segments) > 1 else ""
+    with (
+        atomic_file(
+            target,
+            is_ours=is_merged_gguf,
+            overwrite=overwrite,
+            resume=key if resume and key else None,
+        ) as path,
+        Journal(path.parent, key) as journal,
+    ):
+        finished = journal.finished.get(path.name, 0)
+        left = [segment for segment in segments if segment.nbytes > finished]
+        if finished:
+            os.truncate(path, finished)
+            progress(finished)
+        thresholds = measure_model(plan.tensors, threads) if left else {}
+        for segment in left:
+            write_shard(
+                path,
+                segment,
+                threads=threads,
+                progress=progress,
+                thresholds=thresholds,
+                allow_non_finite=allow_non_finite,
+            )
+            os.truncate(path, segment.nbytes)  # the padding behind the last tensor
+            if key:
+                journal.enter(path.name, segment.nbytes)
+        check_written(target, read_gguf(path).tensors, plan.account["output"])
+        check_unchanged(plan.stamps)
+
+
+def _segments(shard: Shard) -> Iterator[Shard]:
+    """A file in parts of at least `SEGMENT_BYTES`, each ending where the next one begins."""
+    first, header = 0, shard.header
+    for number, (_, offset) in enumerate(shard.tensors):
+        if offset - shard.tensors[first][1] >= SEGMENT_BYTES:
+            yield Shard(shard.file, header, shard.tensors[first:number], offset)
+            first, header = number, b""
+    yield Shard(shard.file, header, shard.tensors[first:], shard.nbytes)
 
 
 def _key(content: Mapping[str, Any], shards: Sequence[Shard], allow_non_finite: bool) -> str:
