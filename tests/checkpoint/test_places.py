@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -574,6 +575,7 @@ def test_names_that_transformers_no_longer_writes(names):
 def test_every_word_of_the_tables_is_in_a_checked_name():
     names = [key for name in FAMILIES for key in (*_build(name).memory, *_build(name).disk)]
     names += [key for listed in ON_DISK.values() for key in listed]
+    names += [gguf.TENSOR_NAMES[tensor] for arch in gguf.MODEL_TENSORS.values() for tensor in arch]
     seen = {word for key in names for word in key.split(".")}
     tables = (layouts.OWNERS, layouts.INSIDE, layouts.OUTSIDE)
     words = {word for table in tables for row in table.values() for word in row}

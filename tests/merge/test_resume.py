@@ -33,8 +33,8 @@ def kill_after(plan: ls.Plan, out: Path, files: int) -> Path:
 
         enter = journal.Journal._enter
 
-        def enter_and_die(self, file):
-            enter(self, file)
+        def enter_and_die(self, file, *more):
+            enter(self, file, *more)
             if len(self.finished) == files:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -112,7 +112,7 @@ def test_resuming_many_times_ends_well(experts, tmp_path):
             enter = journal.Journal._enter
 
             def enter_and_die(self, file, enter=enter, files=files):
-                enter(self, file)
+                enter(self, file, *more)
                 if len(self.finished) == files:
                     os.kill(os.getpid(), signal.SIGKILL)
 

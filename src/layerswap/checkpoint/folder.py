@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap._types import PathLike
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
-from layerswap.checkpoint.gguf import Metadata, configuration, is_gguf, read_gguf
-from layerswap.checkpoint.header import TensorInfo, read_header
+from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
+from layerswap.checkpoint.header import TensorInfo, is_gguf, read_header
 from layerswap.checkpoint.hub import HUB_ID, download
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors

@@ -8,7 +8,6 @@ file that the file is not long enough for, and is as strict as llama.cpp's: offs
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,6 @@ from layerswap.checkpoint.read import open_file, read_into
 from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped, regular_size
 from layerswap.errors import CheckpointError
 
-SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
@@ -51,6 +49,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
             12: "d"}  # fmt: skip
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _MAX_NAME, _MAX_KEY, _MAX_DIMENSIONS = 63, 65535, 4  # llama.cpp's
+_MAX_TEXTS = 1 << 22
+"""Texts of one list, such as the tokens: eight times as many as any known vocabulary has."""
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -104,11 +104,6 @@ class GGUFHeader:
 
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
-
-
-def is_gguf(source: str | os.PathLike[str]) -> bool:
-    """True for the path of a GGUF file, whether it exists or not."""
-    return os.fspath(source).lower().endswith(SUFFIX)
 
 
 def read_gguf(path: Path) -> GGUFHeader:
@@ -313,6 +308,8 @@ class _Cursor:
             return
         if kind != _STRING:
             raise CheckpointError(f"a list of values of type {kind}")
+        if count > _MAX_TEXTS:
+            raise CheckpointError(f"a list of {count} texts; at most {_MAX_TEXTS} allowed")
         length = struct.Struct("<Q").unpack_from
         position = self.position
         for _ in range(count):  # every text takes bytes: a false count ends at the file's end
@@ -332,7 +329,7 @@ def _header(cursor: _Cursor, size: int, path: Path) -> GGUFHeader:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
         kind = "big-endian" if swapped else f"of version {version}"
         raise CheckpointError(
-            f"{path}: a GGUF file {kind}; little-endian of version 2 or 3 is read"
+            f"{path}: GGUF {kind}; little-endian files of version 2 or 3 are read"
         )
     counts = cursor.number("Q"), cursor.number("Q")
     try:

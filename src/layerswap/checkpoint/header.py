@@ -104,6 +104,11 @@ class TensorInfo:
         return math.prod(self.shape)
 
 
+def is_gguf(source: str | os.PathLike[str]) -> bool:
+    """True for the path of a GGUF file, whether it exists or not."""
+    return os.fspath(source).lower().endswith(".gguf")
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, in the order of their bytes.
 

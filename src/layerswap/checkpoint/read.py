@@ -130,6 +130,8 @@ def widened(stored: Stored, dtype: str) -> Floats:
     import numpy as np
 
     if dtype in BLOCKS:
+        if not len(stored):  # which the package refuses
+            return np.empty(0, np.float32)
         package = gguf_package()
         kind = package.GGMLQuantizationType[dtype]
         values: Floats = package.quants.dequantize(stored, kind)

@@ -78,7 +78,7 @@ def write_recipe(
     """Write what a recipe describes, with progress and notes, for the command of that name."""
     from rich.filesize import decimal
 
-    from layerswap.checkpoint.gguf import is_gguf
+    from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.hub import check_hub_id, push_folder
     from layerswap.cli.progress import byte_progress
     from layerswap.errors import RecipeError

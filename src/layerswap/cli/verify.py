@@ -11,7 +11,9 @@ from layerswap.cli import options, output
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that merge wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder or GGUF file that merge wrote.")
+    ],
     *,
     full: Annotated[
         bool, typer.Option("--full", help="Recompute every tensor in place of a sample.")

@@ -78,7 +78,7 @@ class GGUFMergePlan(MergePlan):
         for tensor in self.blended:
             types = " and ".join(tensor.stored_dtypes)
             groups.setdefault(f"{types} blended into {tensor.dtype}", []).append(tensor.name)
-        found = [f"{len(names)} tensors of {how}: {_few(names)}" for how, names in groups.items()]
+        found = [f"{how}: {_few(names)}" for how, names in groups.items()]
         owner = next(name for name, c in self.used.items() if c is self.reference)
         first = _metadata(self.reference)
         keys = [key for key in first.spans if key.startswith("tokenizer.")]
@@ -255,7 +255,7 @@ def _metadata(checkpoint: Checkpoint) -> Metadata:
 
 def _name(checkpoint: Checkpoint) -> str:
     name = _metadata(checkpoint).get("general.name")
-    return name if isinstance(name, str) and name else checkpoint.folder.stem
+    return name if isinstance(name, str) and name else Path(checkpoint.source).stem
 
 
 def _difference(first: Any, second: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, fingerprint
 from layerswap.checkpoint.folder import CONFIG
+from layerswap.checkpoint.header import is_gguf
 from layerswap.compose import draw
 from layerswap.merge.plan import MergePlan
 from layerswap.merge.vocabulary import add_tokens
@@ -180,8 +182,18 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "source": checkpoint.source,
         "revision": checkpoint.revision,
-        "fingerprints": {file.name: fingerprint(file) for file in checkpoint.files},
+        "fingerprints": {recorded_name(file): fingerprint(file) for file in checkpoint.files},
     }
+
+
+def recorded_name(file: Path) -> str:
+    """The name that a record has for a weight file.
+
+    A GGUF file is called as its owner likes, so that only the number of its part says something.
+    """
+    if not is_gguf(file):
+        return file.name
+    return re.sub(r"^.*?(-\d{5}-of-\d{5})?\.gguf$", r"model\1.gguf", file.name, flags=re.DOTALL)
 
 
 def _card_name(checkpoint: Checkpoint) -> str:

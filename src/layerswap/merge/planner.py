@@ -20,7 +20,7 @@ from layerswap.checkpoint import (
 )
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import INDEX, SINGLE, fetch_checkpoint
-from layerswap.checkpoint.gguf import is_gguf
+from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.preconditions import stamps_of
 from layerswap.compose import Recipe, read_recipe
 from layerswap.compose.blend import Member
@@ -295,7 +295,6 @@ def make_plan(
     quantised = all(checkpoint.gguf is not None for checkpoint in together.values())
     if quantised:
         refuse_for_gguf(recipe)
-        check_vocabularies(together)
     elif recipe.blend_type is not None:
         raise RecipeError("blend_type: only a merge of GGUF files has one; remove it")
     elif recipe.tokenizer is None and len({c.vocabulary_size for c in together.values()}) == 1:
@@ -303,6 +302,8 @@ def make_plan(
     else:
         alignment = align(recipe, together, base)
     drop = check_together(together, aligned=alignment is not None)
+    if quantised:
+        check_vocabularies(together)
     first = next(iter(sources.values()))
     rows = first.vocabulary_tensors if alignment else ()
     magnitude = _measure(recipe, sources, base, drop.union(rows))

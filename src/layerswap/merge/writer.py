@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import BLOCKS, atomic_folder, refuse_target
 from layerswap.checkpoint.commit import Journal, atomic_file, refuse_file
-from layerswap.checkpoint.gguf import is_gguf
 from layerswap.checkpoint.gguf import read_gguf
-from layerswap.checkpoint.header import block_of, read_header
+from layerswap.checkpoint.header import block_of, is_gguf, read_header
 from layerswap.checkpoint.preconditions import check_apart, check_space, check_unchanged
 from layerswap.checkpoint.read import (
     is_finite,

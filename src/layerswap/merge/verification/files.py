@@ -9,6 +9,8 @@ from pathlib import Path
 
 from layerswap.checkpoint import read_header, read_json_object
 from layerswap.checkpoint.folder import CONFIG
+from layerswap.checkpoint.gguf import read_gguf
+from layerswap.checkpoint.header import is_gguf
 from layerswap.errors import CheckpointError
 from layerswap.merge.layout import OutputTensor, Shard, index_of
 from layerswap.merge.metadata import RECORD, model_card, write_configuration
@@ -30,7 +32,8 @@ def check_shards(plan: Plan, report: Verification) -> list[TensorPair]:
     pairs: list[TensorPair] = []
     shards = plan.shards
     for shard in shards:
-        pairs += _check_shard(shard, report)
+        path = report.folder if is_gguf(report.folder) else report.folder / shard.file
+        pairs += _check_shard(path, shard, report)
     index = index_of(shards)
     if index is not None and _present(report.folder / index[0], report):
         path = report.folder / index[0]
@@ -77,12 +80,11 @@ def check_saved(plan: AdapterPlan, report: Verification) -> None:
     _check_extra(names, report)
 
 
-def _check_shard(shard: Shard, report: Verification) -> list[TensorPair]:
-    path = report.folder / shard.file
+def _check_shard(path: Path, shard: Shard, report: Verification) -> list[TensorPair]:
     if not _present(path, report):
         return []
     try:
-        found = read_header(path)
+        found = read_gguf(path).tensors if is_gguf(path) else read_header(path)
     except CheckpointError as error:
         report.findings.append(str(error))
         return []

@@ -9,6 +9,7 @@ from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprint, open_check
 from layerswap.compose.blend import Blend
 from layerswap.errors import LayerswapError
 from layerswap.merge.layout import OutputTensor
+from layerswap.merge.metadata import recorded_name
 from layerswap.merge.verification.record import Recorded
 from layerswap.merge.verification.report import Verification
 from layerswap.merge.verification.tensors import TensorPair
@@ -34,7 +35,7 @@ def remaining_pairs(
             continue
         if found is not None:
             opened[name] = found
-            digests = {file.name: fingerprint(file) for file in found.files}
+            digests = {recorded_name(file): fingerprint(file) for file in found.files}
             recorded.check_fingerprints(name, digests, report)
     try:
         output = open_checkpoint(str(report.folder), patterns=recorded.recipe.place_patterns)

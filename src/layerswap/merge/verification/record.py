@@ -10,10 +10,12 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, read_json_object, sha256_of
 from layerswap.checkpoint.commit import PARTIAL, write_json
+from layerswap.checkpoint.header import is_gguf
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import LayerswapError, MergeError, RecipeError
+from layerswap.merge.gguf import read_gguf_record
 from layerswap.merge.metadata import RECORD
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.merge.verification.files import same_json
@@ -118,7 +120,7 @@ class Recorded:
 
 
 def read_record(folder: Path) -> Recorded:
-    """The record of an output folder.
+    """The record of an output folder, or of a merged GGUF file.
 
     Raises:
         LayerswapError: there is none, or it is not one that layerswap wrote.
@@ -128,7 +130,10 @@ def read_record(folder: Path) -> Recorded:
         raise MergeError(f"{folder}: an unfinished merge; merge it again")
     if folder.is_dir() and not path.exists():
         raise MergeError(f"{folder}: has no {RECORD}, so layerswap did not write it")
-    data = read_json_object(path)
+    if is_gguf(folder):
+        path, data = folder, read_gguf_record(folder)
+    else:
+        data = read_json_object(path)
     for key, kind in (("recipe", dict), ("composition", dict), ("sources", dict)):
         if not isinstance(data.get(key), kind):
             raise MergeError(f"{path}: has no {key}")

@@ -17,7 +17,8 @@ from threading import Lock
 from typing import TypeVar
 
 from layerswap._types import Advance
-from layerswap.checkpoint import DTYPE_BITS, TensorInfo
+from layerswap.checkpoint import TensorInfo
+from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import read_into
 from layerswap.compose.blend import Operation
 from layerswap.merge.layout import OutputTensor
@@ -94,7 +95,8 @@ def computed_work(
     for tensor, found in rest:
         if tensor.name not in whole:
             nbytes = PIECE_BYTES if share == 1 else BLOCK_BYTES
-            step = max(1, nbytes * 8 // DTYPE_BITS[tensor.dtype])
+            length, size = block_of(tensor.dtype)
+            step = max(1, nbytes // size) * length
             starts = range(0, tensor.elements, step)
             for start in _drawn(starts, share, f"{seed}/{tensor.name}"):
                 stop = min(start + step, tensor.elements)
@@ -166,8 +168,9 @@ def _compare_bytes(
 
 
 def _again(tensor: OutputTensor, found: TensorInfo, start: int, stop: int) -> _Again:
-    size = DTYPE_BITS[tensor.dtype] // 8
-    return _Again(Compute(tensor, start, stop, start * size), found, (stop - start) * size)
+    length, size = block_of(tensor.dtype)
+    nbytes = (stop - start) // length * size
+    return _Again(Compute(tensor, start, stop, start // length * size), found, nbytes)
 
 
 def _files(piece: ComparisonWork) -> set[Path]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import sha256_of
+from layerswap.checkpoint.header import is_gguf
 from layerswap.errors import LayerswapError, RecipeError
-from layerswap.merge.planner import AdapterPlan, Plan, make_plan
+from layerswap.merge.planner import AdapterPlan, GGUFPlan, Plan, make_plan
 from layerswap.merge.verification.files import CARD, check_files, check_saved, check_shards
 from layerswap.merge.verification.partial import remaining_pairs
 from layerswap.merge.verification.record import (
@@ -67,7 +68,7 @@ def verify(
     cannot.
 
     Args:
-        folder: an output of `Plan.save` or `layerswap merge`.
+        folder: an output of `Plan.save` or `layerswap merge`: a folder, or a GGUF file.
         full: compute every tensor again, and measure magnitude weights again.
         share: of the blocks of each computed tensor to compute again, in (0, 1]. One wrong byte
             in a computed tensor is found with at least this probability.
@@ -95,6 +96,8 @@ def verify(
     if not 0 < share <= 1:
         raise RecipeError(f"the share of a sample is above 0 and at most 1, not {share:g}")
     target = Path(folder).expanduser()
+    if record and is_gguf(target):
+        raise RecipeError("a GGUF file cannot hold its own SHA-256; use sha256sum")
     recorded = read_record(target)
     moved = {name: os.fspath(path) for name, path in (sources or {}).items()}
     recorded.recipe_with(moved)
@@ -134,7 +137,8 @@ def _check_plan(
         check_saved(plan, report)
         return
     pairs = check_shards(plan, report)
-    check_files(plan, report, card=not moved)
+    if not isinstance(plan, GGUFPlan):
+        check_files(plan, report, card=not moved)
     _compare(pairs, plan, report, settings)
 
 

@@ -1,0 +1,167 @@
+"""Small GGUF files, written by the `gguf` package's own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
+
+WIDTH, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 3
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+WORDS = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁the", "er", "on", "in"]
+TOKENS = ["<unk>", "<s>", "</s>", *BYTES, *WORDS]
+SCALES: Mapping[str, tuple[int, ...]] = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ4_XS": (0,), "IQ2_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "NVFP4": (),
+}  # fmt: skip
+"""Where the float16 scales of a block are, for types that cannot be quantised to."""
+
+
+def shapes(layers: int = LAYERS, *, head: bool = True) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the small Llama."""
+    kv = WIDTH * KV_HEADS // HEADS
+    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(TOKENS), WIDTH)}
+    for layer in range(layers):
+        stem = f"blk.{layer}"
+        found |= {
+            f"{stem}.attn_norm.weight": (WIDTH,),
+            f"{stem}.attn_q.weight": (WIDTH, WIDTH),
+            f"{stem}.attn_k.weight": (kv, WIDTH),
+            f"{stem}.attn_v.weight": (kv, WIDTH),
+            f"{stem}.attn_output.weight": (WIDTH, WIDTH),
+            f"{stem}.ffn_norm.weight": (WIDTH,),
+            f"{stem}.ffn_gate.weight": (INNER, WIDTH),
+            f"{stem}.ffn_up.weight": (INNER, WIDTH),
+            f"{stem}.ffn_down.weight": (WIDTH, INNER),
+        }
+    found["output_norm.weight"] = (WIDTH,)
+    return {**found, "output.weight": (len(TOKENS), WIDTH)} if head else found
+
+
+def values_of(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Float32 weights of a tensor; those of a norm are near 1."""
+    draws = np.random.default_rng(seed)
+    values = draws.normal(0, 0.05, shape).astype(np.float32)
+    return values + np.float32(1) if len(shape) == 1 else values
+
+
+def encoded(values: np.ndarray, kind: str, seed: int = 0) -> np.ndarray:
+    """Values in a type; random blocks of about their size where the type has no quantiser."""
+    dtype = GGMLQuantizationType[kind]
+    if kind == "F64":
+        return values.astype(np.float64)
+    try:
+        return quants.quantize(values, dtype)
+    except NotImplementedError:
+        length, nbytes = GGML_QUANT_SIZES[dtype]
+        draws = np.random.default_rng(seed)
+        blocks = draws.integers(0, 256, (values.size // length, nbytes), np.uint8)
+        for at in SCALES[kind]:
+            scales = draws.uniform(1e-4, 3e-4, len(blocks)).astype(np.float16)
+            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+        return blocks.reshape(*values.shape[:-1], -1)
+
+
+def k_mix(name: str) -> str:
+    """The types of a Q4_K_M file, more or less."""
+    if "norm" in name:
+        return "F32"
+    return "Q6_K" if name in ("output.weight", "token_embd.weight") or "_v." in name else "Q4_K"
+
+
+def all_of(kind: str) -> Callable[[str], str]:
+    """One type for every matrix."""
+    return lambda name: "F32" if "norm" in name else kind
+
+
+def write_gguf(
+    path: Path,
+    seed: int = 0,
+    type_of: Callable[[str], str] = k_mix,
+    *,
+    layers: int = LAYERS,
+    head: bool = True,
+    base: int | None = None,
+    tokens: list[str] | None = None,
+    entries: Mapping[str, Any] | None = None,
+) -> Path:
+    """A small Llama that llama.cpp loads.
+
+    Args:
+        path: where to.
+        seed: of the weights.
+        type_of: the type of a tensor, by its name.
+        layers: their number.
+        head: whether there is a head beside the embedding.
+        base: the seed of a base, of which the weights are then a fine-tune.
+        tokens: those of the vocabulary.
+        entries: texts of metadata to set.
+    """
+    writer = GGUFWriter(path, "llama")
+    writer.add_name((entries or {}).get("general.name", f"tiny {seed}"))
+    writer.add_block_count(layers)
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(TOKENS))
+    add_vocabulary(writer, tokens or TOKENS)
+    for key, value in (entries or {}).items():
+        if key != "general.name":
+            writer.add_string(key, value)
+    for number, (name, shape) in enumerate(shapes(layers, head=head).items()):
+        values = values_of(1000 * (seed if base is None else base) + number, shape)
+        if base is not None:
+            values += np.float32(0.02) * (
+                values_of(1000 * seed + 500 + number, shape) - (len(shape) == 1)
+            )
+        kind = type_of(name)
+        data = encoded(values, kind, 1000 * seed + number)
+        writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
+    close(writer)
+    return path
+
+
+def add_vocabulary(writer: GGUFWriter, tokens: list[str]) -> None:
+    """A SentencePiece vocabulary of bytes and a few pieces."""
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(
+        [0.0] * (3 + len(BYTES)) + [-float(i) for i in range(len(tokens) - 259)]
+    )
+    writer.add_token_types([2, 3, 3] + [6] * len(BYTES) + [1] * (len(tokens) - 259))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def close(writer: GGUFWriter) -> None:
+    """Write everything, and close the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors_of(path: Path) -> dict[str, tuple[str, bytes]]:
+    """The type and the bytes of every tensor, as the `gguf` package reads them."""
+    from gguf import GGUFReader
+
+    return {t.name: (t.tensor_type.name, t.data.tobytes()) for t in GGUFReader(path).tensors}
+
+
+def floats_of(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor in float32, as the `gguf` package dequantises it."""
+    from gguf import GGUFReader
+
+    return {
+        t.name: quants.dequantize(t.data, t.tensor_type).reshape([int(n) for n in t.shape[::-1]])
+        for t in GGUFReader(path).tensors
+    }

@@ -1,0 +1,427 @@
+"""GGUF files merged into GGUF files: layers bit for bit, blends in a type that holds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from effort import mostly_slow
+from gguf import GGMLQuantizationType, GGUFReader, quants
+from gguf_files import LAYERS, TOKENS, all_of, floats_of, k_mix, shapes, tensors_of, write_gguf
+
+import layerswap as ls
+from layerswap.checkpoint.commit import JOURNAL
+from layerswap.errors import LayerswapError
+from layerswap.merge import writer
+from layerswap.merge.gguf import RECORD_KEY, write_modelfile
+
+OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A task expert as Q4_K_M and a language expert as Q5_0, with one F16 layer."""
+    folder = tmp_path_factory.mktemp("gguf")
+
+    def mixed(name: str) -> str:
+        return "F16" if name.startswith("blk.0.") and "norm" not in name else all_of("Q5_0")(name)
+
+    return {
+        "task": write_gguf(folder / "task.gguf", 1, k_mix, base=0),
+        "language": write_gguf(folder / "language.gguf", 2, mixed, base=0),
+        "base": write_gguf(folder / "base.gguf", 0, all_of("Q8_0")),
+    }
+
+
+def swap(files, **settings) -> ls.Plan:
+    return ls.swap(task=files["task"], language=files["language"], bottom=1, top=1, **settings)
+
+
+def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
+    out = swap(files).save(tmp_path / "out.gguf")
+    made, task, language = (tensors_of(path) for path in (out, files["task"], files["language"]))
+    assert list(made) == list(shapes())
+    for name, found in made.items():
+        if name not in OUTSIDE:
+            assert found == (task if name.startswith("blk.1.") else language)[name]
+    assert {kind for kind, _ in made.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
+
+
+def test_blends_are_the_average_of_what_both_files_say(files, tmp_path):
+    out = swap(files).save(tmp_path / "out.gguf")
+    task, language = floats_of(files["task"]), floats_of(files["language"])
+    for name in OUTSIDE:
+        expected = 0.5 * task[name] + 0.5 * language[name]
+        kind = "F32" if "norm" in name else "Q8_0"  # wider than Q6_K, which cannot be written
+        stored = quants.quantize(expected, GGMLQuantizationType[kind])
+        assert tensors_of(out)[name] == (kind, stored.tobytes())
+
+
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["F32", "BF16", "F16", "Q8_0", "Q5_1", "Q4_0"], "Q5_1")
+)
+def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
+    recipe = ls.parse_recipe(
+        f"{{experts: {{a: {files['task']}, b: {files['language']}}}, soup: {{experts: [a, b]}}, "
+        f"weights: {{a: 0.25, b: 0.75}}, blend_type: {kind}}}"
+    )
+    out = ls.make_plan(recipe).save(tmp_path / "out.gguf")
+    a, b = floats_of(files["task"]), floats_of(files["language"])
+    for name, (found, data) in tensors_of(out).items():
+        wanted = "F32" if "norm" in name else kind  # llama.cpp needs norms in float32
+        expected = np.float32(0.25) * a[name] + np.float32(0.75) * b[name]
+        assert found == wanted
+        assert data == quants.quantize(expected, GGMLQuantizationType[wanted]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    mostly_slow(
+        [
+            ("Q4_0", "Q5_1", "Q5_1"),
+            ("Q4_0", "Q4_0", "Q4_0"),
+            ("F16", "Q4_K", "F16"),
+            ("F16", "BF16", "F32"),
+            ("F32", "F16", "F32"),
+            ("Q4_K", "Q8_0", "Q8_0"),
+            ("Q4_K", "Q5_0", "Q5_0"),
+            ("Q3_K", "Q3_K", "Q8_0"),
+            ("IQ4_NL", "Q6_K", "Q8_0"),
+        ],
+        ("F16", "Q4_K", "F16"),
+        ("IQ4_NL", "Q6_K", "Q8_0"),
+    ),
+)
+def test_the_wider_type_of_two(tmp_path, one, other, kind):
+    paths = [write_gguf(tmp_path / f"{i}.gguf", i, all_of(k)) for i, k in enumerate((one, other))]
+    plan = ls.soup(paths)
+    assert {t.dtype for t in plan.tensors if "norm" not in t.name} == {kind}
+    assert any(f"blended into {kind}" in note for note in plan.notes)
+    facts = plan.to_dict()["blended"]["blk.0.ffn_up.weight"]
+    assert facts == {"from": list(dict.fromkeys([one, other])), "to": kind}
+
+
+def test_the_metadata_is_that_of_the_task_expert_with_an_origin(files, tmp_path):
+    out = swap(files).save(tmp_path / "out.gguf")
+    made, task = (
+        {f.name: f.contents() for f in GGUFReader(path).fields.values()}
+        for path in (out, files["task"])
+    )
+    changed = {"general.name", "GGUF.kv_count"}
+    for key, value in task.items():
+        assert made[key] == value or key in changed
+    assert made["general.name"] == "tiny 1 x tiny 2"
+    assert made["general.base_model.count"] == 2
+    assert made["general.base_model.1.name"] == "tiny 2"
+    assert made["general.tags"] == ["merge", "layerswap"]
+    assert made["general.quantization_version"] == 2
+    record = json.loads(made[RECORD_KEY])
+    assert record["recipe"]["swap"] == {"bottom": 1, "top": 1}
+    assert record["sources"]["task"]["fingerprints"].keys() == {"model.gguf"}
+
+
+def test_every_tensor_is_aligned_and_the_file_is_whole(files, tmp_path):
+    plan = swap(files)
+    out = plan.save(tmp_path / "out.gguf")
+    assert out.stat().st_size == plan.nbytes
+    assert all(tensor.offset % 32 == 0 for tensor in ls.open_checkpoint(out).tensors.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
+@pytest.mark.slow
+def test_an_alignment_of_its_own_is_kept(tmp_path):
+    paths = []
+    for seed in (1, 2):
+        path = write_gguf(tmp_path / f"{seed}.gguf", seed)
+        import gguf
+
+        reader, wide = GGUFReader(path), tmp_path / f"wide-{seed}.gguf"
+        out = gguf.GGUFWriter(wide, "llama")
+        out.add_custom_alignment(256)
+        for field in reader.fields.values():
+            if not field.name.startswith(("GGUF.", "general.architecture")):
+                kind = field.types[0]
+                sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+                out.add_key_value(field.name, field.contents(), kind, sub)
+        for tensor in reader.tensors:
+            out.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        out.write_header_to_file()
+        out.write_kv_data_to_file()
+        out.write_tensors_to_file()
+        out.close()
+        paths.append(wide)
+    made = ls.swap(task=paths[0], language=paths[1], bottom=1, top=1).save(tmp_path / "out.gguf")
+    assert all(tensor.offset % 256 == 0 for tensor in ls.open_checkpoint(made).tensors.values())
+    assert ls.verify(made, full=True).passed
+
+
+@pytest.mark.slow
+def test_partitions_places_and_methods_with_a_base(files, tmp_path):
+    """TIES over dequantised files is TIES over the same numbers in safetensors."""
+    from plain_checkpoints import write_tensors
+
+    recipe = (
+        "{experts: {a: %s, b: %s}, base: %s, merge: {method: ties, experts: [a, b], density: 0.3}}"
+    )
+    out = ls.make_plan(
+        ls.parse_recipe(recipe % (files["task"], files["language"], files["base"]))
+    ).save(tmp_path / "ties.gguf")
+    folders = {}
+    for name, path in files.items():
+        folder = folders[name] = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(
+            json.dumps(
+                {"model_type": "llama", "num_hidden_layers": LAYERS, "vocab_size": len(TOKENS)}
+            )
+        )
+        write_tensors(folder / "model.safetensors", floats_of(path), "F32")
+    text = recipe % (folders["task"], folders["language"], folders["base"])
+    plain = ls.make_plan(ls.parse_recipe(text)).save(tmp_path / "ties")
+    reference = ls.open_checkpoint(plain)
+    for name, (kind, data) in tensors_of(out).items():
+        values = reference.elements(name, 0, reference.tensors[name].elements)
+        rows = values.reshape(reference.tensors[name].shape)
+        assert quants.quantize(rows, GGMLQuantizationType[kind]).tobytes() == data
+    assert ls.verify(out, full=True).passed
+
+    partition = ls.partition("B", task=files["task"], language=files["language"])
+    assert all(tensor.verbatim for tensor in partition.tensors)
+    kept = ls.revert(files["base"], files["task"], layers="1").save(tmp_path / "kept.gguf")
+    made = tensors_of(kept)
+    assert made["blk.1.ffn_up.weight"] == tensors_of(files["base"])["blk.1.ffn_up.weight"]
+    assert made["blk.2.ffn_up.weight"] == tensors_of(files["task"])["blk.2.ffn_up.weight"]
+
+
+# ---------------------------------------------------------------- verifying and resuming
+
+
+def test_a_merge_is_verified_and_every_wrong_byte_is_found(files, tmp_path):
+    plan = swap(files)
+    out = plan.save(tmp_path / "out.gguf")
+    report = ls.verify(out, full=True)
+    assert report.passed
+    assert report.computed.tensors == len(OUTSIDE)
+    whole = out.read_bytes()
+    found = ls.open_checkpoint(out).tensors
+    for name in ("blk.1.ffn_up.weight", "token_embd.weight"):
+        spoilt = bytearray(whole)
+        spoilt[found[name].offset + 100] ^= 1
+        out.write_bytes(spoilt)
+        (line,) = ls.verify(out, full=True).findings
+        assert f"tensor {name!r} is not" in line
+    spoilt = bytearray(whole)
+    spoilt[whole.index(b"tiny 1 x tiny 2")] ^= 1
+    out.write_bytes(spoilt)
+    (line,) = ls.verify(out, full=True).findings
+    assert "the header is not the one that the merge writes" in line
+
+
+def test_sources_that_moved_or_changed(files, tmp_path):
+    moved = {name: tmp_path / f"{name}.gguf" for name in ("task", "language")}
+    for name, path in moved.items():
+        path.write_bytes(files[name].read_bytes())
+    out = ls.swap(**moved, bottom=1, top=1).save(tmp_path / "out.gguf")
+    elsewhere = moved["language"].rename(tmp_path / "another name.gguf")
+    gone = ls.verify(out)
+    assert not gone.passed
+    assert not gone.findings
+    assert any("tensors, which need language" in line for line in gone.unverified)
+    assert ls.verify(out, sources={"language": elsewhere}).passed
+    data = bytearray(elsewhere.read_bytes())
+    data[-1] ^= 1
+    elsewhere.write_bytes(data)
+    report = ls.verify(out, sources={"language": elsewhere})
+    assert "language: model.gguf changed since the merge" in report.findings
+
+
+def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "SEGMENT_BYTES", 200_000)
+    whole = swap(files).save(tmp_path / "whole.gguf").read_bytes()
+    out = tmp_path / "out.gguf"
+    pid = os.fork()
+    if not pid:
+        from layerswap.checkpoint import commit
+
+        enter = commit.Journal._enter
+
+        def enter_and_die(self, file, nbytes=None):
+            enter(self, file, nbytes)
+            if nbytes > 900_000:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        commit.Journal._enter = enter_and_die
+        try:
+            swap(files).save(out, threads=1)
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    (left,) = tmp_path.glob("out.gguf.partial-*")
+    finished = json.loads((left / JOURNAL).read_text())["finished"]["out.gguf"]
+    with (left / "out.gguf").open("r+b") as file:
+        file.seek(finished)
+        file.write(b"half of something")
+    first: list[int] = []
+    swap(files).save(out, resume=True, progress=first.append)
+    assert first[0] == finished > 900_000
+    assert sum(first) <= swap(files).nbytes
+    assert out.read_bytes() == whole
+    assert not list(tmp_path.glob("*.partial-*"))
+
+
+@pytest.mark.slow
+def test_another_merge_does_not_resume(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "SEGMENT_BYTES", 200_000)
+    left = tmp_path / "out.gguf.partial-host-1"
+    monkeypatch.setattr(
+        "layerswap.checkpoint.commit._leftovers", lambda target: [left] * left.exists()
+    )
+    left.mkdir()
+    (left / "out.gguf").write_bytes(bytes(1000))
+    (left / JOURNAL).write_text(json.dumps({"key": "x", "finished": {"out.gguf": 900}}))
+    out = swap(files).save(tmp_path / "out.gguf", resume=True)
+    assert ls.verify(out, full=True).passed
+    assert not left.exists()
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def merge(files, out, *more, language=None):
+    task, language = files["task"], language or files["language"]
+    arguments = ["merge", f"--task={task}", f"--language={language}", f"--out={out}", *more]
+    return subprocess.run(
+        [sys.executable, "-m", "layerswap", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_modelfile_on_request(files, tmp_path):
+    done = merge(files, tmp_path / "Merged.gguf", "--modelfile", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["format"] == "gguf"
+    assert (tmp_path / "Modelfile").read_text().splitlines() == [
+        "# Written by layerswap: ollama create merged -f Modelfile",
+        "FROM ./Merged.gguf",
+    ]
+    (tmp_path / "Modelfile").write_text("FROM llama3\n")
+    done = merge(files, tmp_path / "b.gguf", "--modelfile")
+    assert done.returncode == 2
+    assert "Modelfile: exists already, and layerswap did not write it" in done.stderr
+    assert not (tmp_path / "b.gguf").exists()
+    with pytest.raises(LayerswapError, match="exists already"):
+        write_modelfile(tmp_path / "b.gguf")
+
+
+def other_vocabulary(path):
+    return write_gguf(path, 3, tokens=[*TOKENS[:-1], "odd"])
+
+
+def renamed_scores(path):
+    return write_gguf(path, 3, entries={"tokenizer.chat_template": "{{ x }}"})
+
+
+def test_what_does_not_go_together(files, tmp_path):
+    for path, message in (
+        (other_vocabulary(tmp_path / "v.gguf"),
+         r"tokenizers of task and language differ: tokenizer.ggml.tokens 290 is 'on' and 'odd'|"
+         r"tokenizers of task and language differ: tokenizer.ggml.tokens \d+ is '.*' and 'odd'"),
+        (write_gguf(tmp_path / "l.gguf", 3, layers=2), "number of layers differs: 3 in task, 2 in"),
+        (write_gguf(tmp_path / "h.gguf", 3, head=False), "task has a head of its own"),
+    ):  # fmt: skip
+        with pytest.raises(LayerswapError, match=message):
+            ls.swap(task=files["task"], language=path)
+    note = ls.swap(task=renamed_scores(tmp_path / "c.gguf"), language=files["language"]).notes
+    assert not any("chat_template" in line for line in note)  # only one of them has one
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"tokenizer": "union"}, "tokenizer: vocabularies of GGUF files cannot be aligned"),
+        ({"dtype": "float16"}, "dtype: is of safetensors; a GGUF output has blend_type"),
+        ({"max_shard_size": "1GB"}, "max_shard_size: a GGUF output is one file"),
+    ],
+)
+def test_settings_that_mean_nothing(files, setting, message):
+    with pytest.raises(LayerswapError, match=message):
+        swap(files, **setting)
+
+
+def test_outputs_that_cannot_be(files, tmp_path):
+    plan = swap(files)
+    out = tmp_path / "out.gguf"
+    with pytest.raises(LayerswapError, match=r"the output is one; end its name with \.gguf"):
+        plan.save(tmp_path / "out")
+    with pytest.raises(LayerswapError, match="no such folder; create it first"):
+        plan.save(tmp_path / "none" / "out.gguf")
+    with pytest.raises(LayerswapError, match="cannot be loaded here; save it for"):
+        plan.load()
+    out.write_bytes(files["task"].read_bytes())
+    with pytest.raises(LayerswapError, match="exists already; choose another output"):
+        plan.save(out)
+    with pytest.raises(LayerswapError, match="layerswap did not write it and will not"):
+        plan.save(out, overwrite=True)
+    out.unlink()
+    out.mkdir()
+    with pytest.raises(LayerswapError, match="exists and is not a file"):
+        plan.save(out, overwrite=True)
+    out.rmdir()
+    plan.save(out)
+    assert plan.save(out, overwrite=True) == out
+    with pytest.raises(LayerswapError, match="would write over the checkpoint of task"):
+        ls.swap(task=out, language=files["language"]).save(out, overwrite=True)
+    with pytest.raises(LayerswapError, match="cannot hold its own SHA-256"):
+        ls.verify(out, record=True)
+    with pytest.raises(LayerswapError, match=f"has no {RECORD_KEY}, so layerswap did not write"):
+        ls.verify(files["task"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
+def test_a_source_that_changes_meanwhile(files, tmp_path):
+    path = tmp_path / "language.gguf"
+    path.write_bytes(files["language"].read_bytes())
+    plan = ls.swap(task=files["task"], language=path)
+    os.utime(path, (1, 1))
+    with pytest.raises(LayerswapError, match="changed since the merge was planned"):
+        plan.save(tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("value", mostly_slow([1e30, np.nan, np.inf], 1e30))
+def test_numbers_that_no_block_holds(tmp_path, value):
+    paths = [write_gguf(tmp_path / f"{seed}.gguf", seed, all_of("F32")) for seed in (1, 2)]
+    info = ls.open_checkpoint(paths[0]).tensors["token_embd.weight"]
+    with paths[0].open("r+b") as file:
+        file.seek(info.offset + 400)
+        file.write(np.float32(value).tobytes())
+    half = write_gguf(tmp_path / "half.gguf", 2, all_of("Q8_0"))
+    recipe = ls.parse_recipe(
+        f"{{experts: {{a: {paths[0]}, b: {half}}}, soup: {{experts: [a, b]}}, blend_type: Q8_0}}"
+    )
+    with pytest.raises(LayerswapError, match=r"token_embd.weight' (holds NaN or|overflows Q8_0)"):
+        ls.make_plan(recipe).save(tmp_path / "out.gguf", allow_non_finite=True)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """A merge of two files of 190 MB, in a process that may have 200 MB."""
+    paths = [write_gguf(tmp_path / f"{i}.gguf", i, all_of("Q8_0"), layers=240) for i in (1, 2)]
+    assert paths[0].stat().st_size > 120_000_000
+    code = (
+        "import resource, sys; import layerswap as ls\n"
+        "ls.soup(sys.argv[1:3]).save(sys.argv[3], threads=2)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths), str(tmp_path / "out.gguf")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) < 200 * 1024
