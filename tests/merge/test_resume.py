@@ -111,8 +111,8 @@ def test_resuming_many_times_ends_well(experts, tmp_path):
 
             enter = journal.Journal._enter
 
-            def enter_and_die(self, file, enter=enter, files=files):
-                enter(self, file, *more)
+            def enter_and_die(self, file, nbytes=None, enter=enter, files=files):
+                enter(self, file, nbytes)
                 if len(self.finished) == files:
                     os.kill(os.getpid(), signal.SIGKILL)
 
