@@ -17,8 +17,8 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "report": ("jinja2", "matplotlib", "pyarrow"),
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
     "eval": (
-        "babel", "langcodes", "lm_eval", "optuna", "sacrebleu", "scikit_posthocs", "scipy",
-        "statsmodels",
+        "babel", "langcodes", "lm_eval", "optuna", "py3langid", "sacrebleu", "scikit_posthocs",
+        "scipy", "statsmodels",
     ),
 }  # fmt: skip
 """What each extra installs, by the names that are imported."""

@@ -18,6 +18,7 @@ from layerswap.compose import (
     zone_grid,
 )
 from layerswap.compose.presets import scaled
+from layerswap.compose.recipe import check_recipe
 from layerswap.errors import RecipeError
 
 
@@ -119,6 +120,25 @@ def test_a_model_of_one_layer_has_no_room_for_the_defaults():
     with pytest.raises(RecipeError) as caught:
         swap(1)
     assert str(caught.value) == "zones overlap: bottom 1 + top 1 = 2, but there are 1 layers"
+
+
+@pytest.mark.parametrize(("layers", "outer"), [(36, 13), (28, 10), (32, 12), (8, 3), (2, 1)])
+def test_a_reasoner_gets_the_middle_that_was_published(layers, outer):
+    recipe = check_recipe(
+        {"experts": {"task": "en", "language": "sw"}, "swap": {"preset": "reasoning"}}, where="r"
+    )
+    composition = recipe.resolve(layers)
+    for place, blend in composition.blends.items():
+        middle = place.layer is not None and outer <= place.layer < layers - outer
+        assert blend == Blend.of("task" if middle else "language"), place
+    if layers == 36:  # "the middle transformer layers (L13-L22)" of Qwen3-8B
+        middle = [p.layer for p, b in composition.blends.items() if b == Blend.of("task")]
+        assert sorted(set(middle)) == list(range(13, 23))
+    given = {"preset": "reasoning", "bottom": 1, "top": 0, "outside": "blend"}
+    other = check_recipe(
+        {"experts": {"task": "en", "language": "sw"}, "swap": given}, where="r"
+    ).resolve(layers)
+    assert other == swap(layers, zones=Zones(1, 0))
 
 
 def test_outside():

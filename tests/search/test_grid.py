@@ -26,7 +26,7 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
-from layerswap.search.evaluator import Evaluator
+from layerswap.search.evaluator import DocumentScore, Evaluator, objectives
 from layerswap.search.grid import GridResult, chosen_by_signal, run_sweep
 from layerswap.search.spec import read_sweep
 
@@ -310,3 +310,46 @@ def test_a_signal_that_tells_nothing_apart_takes_the_default():
     values = {one: i / 10 for i, one in enumerate(grid)}
     assert chosen_by_signal(values, Zones(1, 1), said.append) == grid[5]
     assert said[-1] == "the best is 0.2500 above the median of 6 compositions"
+
+
+def test_the_front_holds_what_no_other_beats_in_both():
+    zones = [Condition("swap", zones=Zones(b, 0)) for b in range(6)]
+    scores = dict(zip(zones, (0.5, 0.6, 0.6, 0.4, 0.5, 0.9), strict=True))
+    shares = ([0.9], [0.7, 0.9], [0.6], [0.9], [0.8, 1.0], [])
+    rows = [
+        DocumentScore(split, one, "t", "answer_language_share", "none", document, share)
+        for one, found in zip(zones, shares, strict=True)
+        for document, share in enumerate(found)
+        for split, share in (("development", share), ("test", 0.0))
+    ]
+    found = objectives(scores, rows)
+    assert [one.zones.bottom for one in found] == [0, 1, 2, 3, 4]  # the last wrote too little
+    assert {one.zones.bottom: both.front for one, both in found.items()} == {
+        0: True, 1: True, 2: False, 3: False, 4: True,
+    }  # fmt: skip
+    assert found[zones[1]][:2] == (0.6, pytest.approx(0.8))
+
+
+def test_a_sweep_reports_the_language_of_the_answers(world, tmp_path):
+    changes = {"answer_language": "sw", "tasks": ["maembe_generate"],
+               "gen_kwargs": "max_gen_toks=60,until=@@", "choose_by": {}}  # fmt: skip
+    path, out = write_sweep(world, tmp_path / "sweep.yaml", **changes), tmp_path / "out"
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    board = json.loads((out / "board.json").read_text())
+    rows = pq.read_table(out / "scores.parquet").to_pandas()
+    shares = rows[(rows.metric == "answer_language_share") & (rows.split == "development")]
+    means = shares.groupby("composition").score.mean()
+    assert len(board["objectives"]) == len(means) > 1
+    for one in board["objectives"]:
+        name = str(Condition.from_dict(one))
+        assert one["language"] == pytest.approx(means[name])
+    assert any(one["front"] for one in board["objectives"])
+    assert "Score and language" in (out / "report.html").read_text()
+    assert board["compared_by"]["metric"] == "exact_match"
+
+
+def test_an_answer_language_that_cannot_be_identified_is_refused(world, tmp_path):
+    spec, recipe = read_sweep(write_sweep(world, tmp_path / "s.yaml", answer_language="chr"))
+    with pytest.raises(EvaluationError, match="py3langid cannot identify 'chr'"):
+        run_sweep(spec, recipe)

@@ -31,6 +31,10 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable."),
     ] = None,
+    answer_language: Annotated[
+        str | None,
+        typer.Option(help="Language that answers to --tasks should be in: code or name."),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
     ] = None,
@@ -61,6 +65,7 @@ def evaluate(
     from layerswap.cli.progress import answer_progress
     from layerswap.engine.devices import check_dtype, open_device, pick_device
     from layerswap.evaluation import results as files
+    from layerswap.evaluation.answer_language import ANSWER, REASONING, identified_code
     from layerswap.evaluation.harness import check_task_names
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -74,7 +79,11 @@ def evaluate(
         raise RecipeError("--suite needs --language")
     if names and (language or data):
         raise RecipeError("--language and --data belong to --suite; tasks have their own")
+    if suite is not None and answer_language:
+        raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
     need_extras("evaluating", "eval")
+    if answer_language:
+        identified_code(answer_language)
     options.refuse_checkpoint("--language", language, takes="a language code or name")
     open_device(pick_device(device))
     check_dtype(dtype)
@@ -101,8 +110,8 @@ def evaluate(
             plans, names or [one.name for one in asked], folders or [written.root],
             settings=settings, store=store, log=output.log,
         )  # fmt: skip
-    asked = asked or files.tasks_of(results)
-    files.write_results(folder, results, asked)
+    asked = asked or files.tasks_of(results, answer_language or "")
+    rows = files.write_results(folder, results, asked)
     scores: list[dict[str, Any]] = [
         {"model": name, "benchmark": one.benchmark, "task": one.name, "metric": one.metric[0],
          "score": files.headline(result, one)}
@@ -112,6 +121,10 @@ def evaluate(
         f"{one['model']}: {one['benchmark']} {one['task']}: {one['metric']} {one['score']:.4g}"
         for one in scores
     ]
+    for (model, name, metric), shares in files.grouped(rows, (ANSWER, REASONING)).items():
+        share = sum(shares) / len(shares)
+        scores.append({"model": model, "task": name, "metric": metric, "score": share})
+        lines.append(f"{model}: {name}: {metric.partition('_')[0]} in the language {share:.1%}")
     facts = {"scores": scores, "folder": str(folder)}
     output.finish("eval", facts, "\n".join([*lines, f"wrote {folder}"]))
 

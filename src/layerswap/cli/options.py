@@ -154,6 +154,10 @@ RECIPE: dict[str, Any] = {
         str, metavar="MODEL",
         help="Checkpoint that both experts were fine-tuned from. Magnitude weights need it.",
     ),
+    "preset": _composed(
+        str, metavar="layer-swapping|reasoning",
+        help="Default zones: the paper's, or those of a native specialist and a reasoner.",
+    ),
     "bottom": _composed(
         int, min=0, help="Layers from the language expert at the input (paper: 5 of 32)."
     ),

@@ -68,6 +68,18 @@ def default_zones(layers: int) -> Zones:
     return Zones(scaled(DEFAULT_BOTTOM, layers), scaled(DEFAULT_TOP, layers))
 
 
+def reasoning_zones(layers: int) -> Zones:
+    """The zones that keep the language of the reasoning (2605.26735), scaled to another depth.
+
+    Layers 13 to 22 of 36 are the English reasoner's; all else is the native specialist's, the
+    places outside the layers too.
+
+    Example: `reasoning_zones(36)` is `Zones(13, 13)`; 28 layers give `Zones(10, 10)`.
+    """
+    outer = scaled(13, layers, 36)
+    return Zones(outer, outer)
+
+
 def scaled(count: int, layers: int, depth: int = DEFAULT_DEPTH) -> int:
     """`count` layers of `depth`, for a model of `layers`: rounded half up, at least 1."""
     return max(1, math.floor(count * layers / depth + 0.5))

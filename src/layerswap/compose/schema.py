@@ -19,7 +19,7 @@ from pydantic import (
 from layerswap.checkpoint.places import ROLES, Pattern, Place
 from layerswap.compose.blend import METHODS, Blend, Operation, check_operation
 from layerswap.compose.composition import all_places, summed
-from layerswap.compose.presets import Outside, Zones, default_zones
+from layerswap.compose.presets import Outside, Zones, default_zones, reasoning_zones
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
 
@@ -164,8 +164,14 @@ class Expert(Strict):
 
 
 class SwapMethod(Strict):
-    """Layer swapping (paper 1, Algorithm 1); see `compose.presets.swap`."""
+    """Layer swapping (paper 1, Algorithm 1); see `compose.presets.swap`.
 
+    Attributes:
+        preset: where zones and `outside` are from if they are not given: the paper's, or those of
+            2605.26735, which gives a native specialist the middle of an English reasoner.
+    """
+
+    preset: Literal["layer-swapping", "reasoning"] = "layer-swapping"
     task: str = "task"
     language: str = "language"
     bottom: NonNegativeInt | None = None
@@ -174,9 +180,17 @@ class SwapMethod(Strict):
     top_transition: NonNegativeInt = 0
     outside: Outside = "blend"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _outside_of_the_preset(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("preset") == "reasoning":
+            return {"outside": "language", **data}
+        return data
+
     def zones(self, layers: int) -> Zones:
         """The zones for a model of `layers` layers; defaults scaled where not given."""
-        default = default_zones(layers)
+        reasoning = self.preset == "reasoning"
+        default = reasoning_zones(layers) if reasoning else default_zones(layers)
         return Zones(
             default.bottom if self.bottom is None else self.bottom,
             default.top if self.top is None else self.top,

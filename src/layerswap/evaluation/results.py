@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from layerswap.errors import EvaluationError
+from layerswap.evaluation.answer_language import OTHERWISE, known_language, sample_shares
 from layerswap.evaluation.suites.suites import WrittenTask, written_tasks_of
 
 RowT = TypeVar("RowT")
@@ -124,14 +125,24 @@ def tidy(results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask])
     """Every score of every document, of all models.
 
     Subjects of a group count as its documents. Of a metric over a whole corpus, such as BLEU,
-    there is no score of a document; sentence chrF stands for FLORES then.
+    there is no score of a document; sentence chrF stands for FLORES then. Where a model wrote
+    text in a language that can be identified, its share of the letters is a metric too.
     """
     found: list[Score] = []
     for model, result in results.items():
         for task, samples in sorted(result["samples"].items()):
             of = written_tasks_of(task, asked)
             main = ("sentence_chrf", "none") if of.metric[0] == "bleu" else of.metric
+            meant = known_language("" if of.benchmark in OTHERWISE else of.language)
             for sample in samples:
+                shares = (
+                    sample_shares(sample, meant) if meant and sample["filter"] == main[1] else {}
+                )
+                found += [
+                    Score(model, of.benchmark, of.language, task, metric, main[1],
+                          int(sample["doc_id"]), share, main=False)
+                    for metric, share in shares.items()
+                ]  # fmt: skip
                 for metric in sample["metrics"]:
                     value = sample[metric]
                     if isinstance(value, bool | int | float):
@@ -143,11 +154,12 @@ def tidy(results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask])
     return found
 
 
-def tasks_of(results: Mapping[str, Mapping[str, Any]]) -> list[WrittenTask]:
+def tasks_of(results: Mapping[str, Mapping[str, Any]], language: str = "") -> list[WrittenTask]:
     """The tasks of results that no suite wrote, each with its first metric as the one that counts.
 
     Args:
         results: by model what lm-eval gives, with `samples`.
+        language: that the answers should be in.
     """
     found: dict[str, WrittenTask] = {}
     for result in results.values():
@@ -156,8 +168,19 @@ def tasks_of(results: Mapping[str, Mapping[str, Any]]) -> list[WrittenTask]:
             key = next((k for k in values if "," in k and "_stderr" not in k), None)
             if key is not None:
                 metric, _, name = key.partition(",")
-                found.setdefault(task, WrittenTask(task, task, "", (metric, name)))
+                found.setdefault(task, WrittenTask(task, task, language, (metric, name)))
     return list(found.values())
+
+
+def grouped(
+    scores: Sequence[Score], metrics: Sequence[str]
+) -> dict[tuple[str, str, str], list[float]]:
+    """The scores under some metrics, by model, task and metric."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for score in scores:
+        if score.metric in metrics:
+            found.setdefault((score.model, score.task, score.metric), []).append(score.score)
+    return found
 
 
 def headline(result: Mapping[str, Any], asked: WrittenTask) -> float:
@@ -176,7 +199,7 @@ def write_results(
     asked: Sequence[WrittenTask],
     *,
     columns: Mapping[str, Mapping[str, Any]] | None = None,
-) -> None:
+) -> list[Score]:
     """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`.
 
     Args:
@@ -184,6 +207,9 @@ def write_results(
         results: of each model, as lm-eval gives them.
         asked: the tasks.
         columns: further columns of `scores.parquet`, by model.
+
+    Returns:
+        The rows of `scores.parquet`.
     """
     from lm_eval.utils import handle_non_serializable
 
@@ -197,6 +223,7 @@ def write_results(
     further = [columns[score.model] for score in scores] if columns else ()
     write_rows(out / SCORES_TABLE, scores, Score, further)
     write_samples(out, results, asked)
+    return scores
 
 
 def read_scores(out: Path) -> list[Score]:

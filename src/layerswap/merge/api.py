@@ -28,6 +28,7 @@ def swap(
     task: PathLike,
     language: PathLike,
     base: PathLike | None = None,
+    preset: Literal["layer-swapping", "reasoning"] | None = None,
     bottom: int | None = None,
     top: int | None = None,
     bottom_transition: int = 0,
@@ -49,6 +50,8 @@ def swap(
         task: the task expert, kept in the middle layers.
         language: the language expert, for the bottom and top layers.
         base: the checkpoint both were fine-tuned from; magnitude weights need it.
+        preset: where the defaults of zones and `outside` are from: the paper's, or `reasoning`,
+            which gives a native specialist the middle of an English reasoner (2605.26735).
         bottom: layers from the language expert at the input; the scaled default when None.
         top: layers from the language expert at the output; the scaled default when None.
         bottom_transition: blended layers above the bottom zone.
@@ -78,6 +81,7 @@ def swap(
         'merged'
     """
     method = {
+        "preset": preset,
         "bottom": bottom,
         "top": top,
         "bottom_transition": bottom_transition or None,

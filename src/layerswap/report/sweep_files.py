@@ -106,8 +106,11 @@ def _compared(result: SweepResult) -> dict[str, Any]:
         "development": [
             {**one.to_dict(), "mean": score} for one, score in result.development.items()
         ],
+        **({"objectives": [
+            {**one.to_dict(), **both._asdict()} for one, both in result.objectives.items()
+        ]} if result.objectives else {}),
         **result.to_dict(),
-    }
+    }  # fmt: skip
 
 
 def tell(board: GridResult) -> Report:
@@ -119,6 +122,7 @@ def tell(board: GridResult) -> Report:
         lead=lead(board),
         sections=[
             *_contest(board, len(board.development)),
+            *_front(board),
             *_maps(board),
             Section(
                 "What each layer's source is worth",
@@ -145,6 +149,7 @@ def tell_search(found: SearchResult) -> Report:
         lead=lead(found),
         sections=[
             *_contest(found, len(found.trials)),
+            *_front(found),
             Section(f"The best composition: {score(found.best_trial.score, '')}", best),
             Section(
                 "What each choice is worth",
@@ -209,6 +214,25 @@ def _contest(judged: SweepResult, tried: int) -> list[Section]:
     table = results_table(judged)
     note = f"The best of {tried} was chosen on other documents than these."
     return [Section("On the test split", table=table, note=note)] if table else []
+
+
+def _front(judged: SweepResult) -> list[Section]:
+    """The compositions that no other beats in score and in the language of the answers."""
+    front = {one: both for one, both in judged.objectives.items() if both.front}
+    if not front:
+        return []
+    rows: list[list[Any]] = [
+        [str(one), both.score, both.language]
+        for one, both in sorted(front.items(), key=lambda item: -item[1].score)
+    ]
+    return [
+        Section(
+            "Score and language",
+            f"{len(front)} of {len(judged.objectives)} compositions are on the Pareto front: no "
+            "other is better in one of the two and as good in the other (development split).",
+            table=Table(["composition", "score", "answers in the language"], rows, unit=""),
+        )
+    ]
 
 
 def _models(recipe: Mapping[str, Any]) -> Section:

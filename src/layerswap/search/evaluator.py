@@ -6,13 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from layerswap._types import Advance, Log
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
+from layerswap.evaluation.answer_language import (
+    ANSWER,
+    REASONING,
+    identified_code,
+    sample_shares,
+)
 from layerswap.evaluation.harness import evaluate, load_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.load import plan_tokenizer
@@ -74,6 +80,47 @@ def by_condition(rows: Iterable[DocumentScore], measure: Measure) -> dict[Condit
     }
 
 
+class Objectives(NamedTuple):
+    """What a composition reached on the development documents.
+
+    Attributes:
+        score: what it was chosen by.
+        language: the mean share of its answers' letters in the language that they should be in.
+        front: True if no other composition is better in one of the two and as good in the other.
+    """
+
+    score: float
+    language: float
+    front: bool
+
+
+def objectives(
+    development: Mapping[Condition, float], rows: Iterable[DocumentScore]
+) -> dict[Condition, Objectives]:
+    """Both objectives of every composition that wrote enough text, and their Pareto front.
+
+    Args:
+        development: what each was chosen by.
+        rows: scores of both splits; those of the development split count.
+    """
+    shares: dict[Condition, list[float]] = {}
+    for row in rows:
+        if row.metric == ANSWER and row.split == DEVELOPMENT:
+            shares.setdefault(row.condition, []).append(row.score)
+    both = {one: (development[one], float(np.mean(found))) for one, found in shares.items()
+            if one in development}  # fmt: skip
+    return {
+        one: Objectives(
+            *mine, not any(_dominates(other, mine) for other in both.values() if other != mine)
+        )
+        for one, mine in both.items()
+    }
+
+
+def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return all(a >= b for a, b in zip(one, other, strict=True))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepResult(TestResult):
     """What a sweep or a search found.
@@ -93,6 +140,11 @@ class SweepResult(TestResult):
     chosen_by: str
     measure: Measure | None
     rows: Sequence[DocumentScore]
+
+    @cached_property
+    def objectives(self) -> dict[Condition, Objectives]:
+        """Score and language of the answers; empty without a language that they should be in."""
+        return objectives(self.development, self.rows)
 
     @cached_property
     def best_recipe(self) -> dict[str, Any]:
@@ -132,6 +184,8 @@ class Evaluator:
         progress: Advance | None = None,
     ) -> None:
         self.spec = spec
+        if spec.answer_language is not None:
+            identified_code(spec.answer_language)
         self.sweep = Sweep(list(plans.values()), device=spec.device, dtype=spec.dtype)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
@@ -174,7 +228,7 @@ class Evaluator:
         return [
             row
             for condition, found in zip(conditions, scored, strict=True)
-            for row in _rows(found, split, condition)
+            for row in _rows(found, split, condition, self.spec.answer_language)
         ]
 
     def smallest(self, split: str) -> int:
@@ -190,6 +244,8 @@ class Evaluator:
         known = list(dict.fromkeys((row.task, row.metric, row.filter) for row in rows))
         wanted = self.spec.choose_by
         for task, metric, name in known:
+            if metric in (ANSWER, REASONING):  # not every document has one
+                continue
             if (wanted.task in (None, task) and wanted.metric in (None, metric)
                     and wanted.filter in (None, name)):  # fmt: skip
                 return task, metric, name
@@ -242,9 +298,16 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def _rows(found: Mapping[str, Any], split: str, condition: Condition) -> Iterator[DocumentScore]:
+def _rows(
+    found: Mapping[str, Any], split: str, condition: Condition, language: str | None
+) -> Iterator[DocumentScore]:
     for task, samples in found["samples"].items():
         for sample in samples:
+            if language is not None and sample["filter"] == samples[0]["filter"]:
+                for name, share in sample_shares(sample, language).items():
+                    yield DocumentScore(
+                        split, condition, task, name, sample["filter"], int(sample["doc_id"]), share
+                    )
             for metric in sample["metrics"]:
                 value = sample[metric]
                 if isinstance(value, bool | int | float):

@@ -200,6 +200,9 @@ class SweepSettings(PromptOptions):
         apply_chat_template: write prompts with the tokenizer's chat template; as
             `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
         batch_size: rows that the model reads together; `auto` takes 16, or as many as fit.
+        answer_language: the language that answers should be in; its share of the letters that a
+            composition writes is reported beside the score, with the compositions that no other
+            beats in both.
         seed: of the split.
         device: where the models run.
         dtype: of the models; as stored when not given.
@@ -216,6 +219,7 @@ class SweepSettings(PromptOptions):
     limit_order: Literal["random", "first"] = "random"
     num_fewshot: Annotated[int, Field(ge=0)] | None = None
     batch_size: PositiveInt | Literal["auto"] = "auto"
+    answer_language: str | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]

@@ -173,6 +173,8 @@ class FinishedSteps:
             for one in self.results.benchmarks:
                 if one.benchmark == benchmark:
                     yield from _about(one, tables)
+        for heading, table in self.results.written.items():
+            yield Section(heading, table=table)
         for other in self.results.other_languages:
             yield Section(other.heading, table=tables[other.heading])
         if self.results.ranked is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from layerswap.evaluation.answer_language import ANSWER, REASONING
 from layerswap.evaluation.results import Score, read_all_scores
 from layerswap.evaluation.statistics import Friedman, Interval, friedman, mean_interval
 from layerswap.evaluation.suites.topics import DEVELOPMENT
@@ -259,10 +260,12 @@ class StudyResults:
     Attributes:
         benchmarks: every language on every benchmark.
         other_languages: the models of every language in other languages.
+        written: by heading, the languages that the models wrote in.
     """
 
     benchmarks: Sequence[BenchmarkResult]
     other_languages: Sequence[OtherLanguagesResult]
+    written: Mapping[str, Table] = field(default_factory=dict)
 
     @cached_property
     def ranked(self) -> Friedman | None:
@@ -308,6 +311,7 @@ class StudyResults:
                 yield heading, _in_detail(one)
                 if one.grid:
                     yield f"{heading}: the compositions", _grid_table(one)
+        yield from self.written.items()
         for other in self.other_languages:
             yield other.heading, _in_other_languages(other)
         if self.ranked is not None:
@@ -344,16 +348,42 @@ def study_results(folders: Mapping[str, Path], development: float) -> StudyResul
     """
     found: list[BenchmarkResult] = []
     others: list[OtherLanguagesResult] = []
+    written: dict[str, Table] = {}
     for language, folder in folders.items():
         own = [
             benchmark_result(language, benchmark, scores, development)
             for (benchmark, _), scores in read_condition_scores(folder / RESULTS).items()
         ]
         found += own
+        written |= {f"{one.benchmark}, {language}: written in the language": table
+                    for one in own if (table := _written(one, folder / RESULTS))}  # fmt: skip
         if (folder / OTHER_LANGUAGES).is_dir():
             there = read_condition_scores(folder / OTHER_LANGUAGES)
             others += in_other_languages(own, there, development)
-    return StudyResults(found, others)
+    return StudyResults(found, others, written)
+
+
+def _written(found: BenchmarkResult, folder: Path) -> Table | None:
+    """The share of the answers' letters in the language, by treatment; None without any."""
+    shares: dict[tuple[Condition, str], list[float]] = defaultdict(list)
+    for one, score in read_conditions(folder):
+        name = one.treatment
+        if score.metric not in (ANSWER, REASONING) or score.benchmark != found.benchmark:
+            continue
+        if one.zones is not None:
+            if found.chosen.get(one.pair) != one.treatment:
+                continue
+            name = CHOSEN
+        shares[name, score.metric].append(score.score)
+    metrics = [one for one in (ANSWER, REASONING) if any(key[1] == one for key in shares)]
+    if not metrics:
+        return None
+    rows: list[list[Any]] = [
+        [str(one), *(np.mean(v) if (v := shares.get((one, m))) else None for m in metrics)]
+        for one in dict.fromkeys(one for one, _ in shares)
+    ]
+    caption = "Per cent of the letters, mean over pairs and all documents with enough of them."
+    return Table(["treatment", *(m.partition("_")[0] for m in metrics)], rows, caption=caption)
 
 
 def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores]:
