@@ -298,14 +298,14 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
     found = importlib.util.find_spec
 
     def find_spec(name, *more):
-        return None if name in {"py3langid", "lm_eval"} else found(name, *more)
+        return None if name in {"datasketch", "lm_eval"} else found(name, *more)
 
     monkeypatch.setattr("layerswap.versions.find_spec", find_spec)
     out = ("--out", tmp_path / "out")
     for command, package, extra in (
-        (("data", "swahili", *out), "py3langid", "train"),
-        (("lab", "study", *out), "py3langid", "train"),
-        (("study", "run", "unreasonable", *out), "py3langid", "train"),
+        (("data", "swahili", *out), "datasketch", "train"),
+        (("lab", "study", *out), "datasketch", "train"),
+        (("study", "run", "unreasonable", *out), "datasketch", "train"),
         (("eval", tmp_path, "--suite", "mgsm", "--language", "sw", *out), "lm_eval", "eval"),
     ):
         result = layerswap(*command)
