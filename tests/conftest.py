@@ -22,8 +22,8 @@ def _no_flushing():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def whole_index():
-    """Leaves most tasks out of lm-eval's index, which takes 15 s to read; gives the whole."""
+def _lm_eval_index():
+    """Leaves most tasks out of lm-eval's index, which takes 15 s to read; gives the whole one."""
     from layerswap.evaluation import harness
 
     @cache
@@ -37,6 +37,17 @@ def whole_index():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "_lm_eval_manager", part)
         yield whole
+
+
+@pytest.fixture
+def whole_index(_lm_eval_index, monkeypatch):
+    """All tasks of lm-eval."""
+    from layerswap.evaluation import harness
+
+    monkeypatch.setattr(harness, "_lm_eval_manager", _lm_eval_index)
+    harness._manager.cache_clear()
+    yield
+    harness._manager.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -240,8 +240,8 @@ def test_a_prompt_outside_of_a_task(world):
 
 
 @pytest.mark.slow
-def test_lm_evals_own_tasks_are_known(whole_index, monkeypatch, tmp_path):
-    monkeypatch.setattr(harness, "_lm_eval_manager", whole_index)
+@pytest.mark.usefixtures("whole_index")
+def test_lm_evals_own_tasks_are_known(tmp_path):
     (tmp_path / "mine.yaml").write_text("task: mine\noutput_type: generate_until\n")
     assert len(harness.task_names()) > 10_000
     harness.check_task_names(["mine", "hellaswag"], include=[tmp_path])

@@ -636,7 +636,7 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
     assert "64 rows" in (tmp_path / "training.txt").read_text()
     # A process that ends with an error is told by what it said.
     (tmp_path / "expert" / TRAINING).unlink()
-    with pytest.raises(StudyError, match=r"all that it said, last: error: .*expert"):
+    with pytest.raises(StudyError, match=r"its output is in .*, last: error: .*expert"):
         step_functions()["train"](context)
 
 

@@ -136,10 +136,12 @@ PAPERS = {
     "bengali-text": ["bigscience-data/roots_indic-bn_wikisource"],
 }  # fmt: skip
 """Table 3 of the first paper, A.6 and A.7 of the second, as printed."""
+TRANSFER = {"sib200-english", "swahili-news", "hausa-news", "yoruba-news"}
+"""The mixes of the study topic-transfer."""
 
 
 def test_the_ready_recipes_are_the_papers_mixes():
-    assert list(ready_recipes()) == sorted(PAPERS)
+    assert set(PAPERS) == set(ready_recipes()) - TRANSFER
     for name, ids in PAPERS.items():
         mix = read_mix(name)
         assert mix.name == name
@@ -148,6 +150,16 @@ def test_the_ready_recipes_are_the_papers_mixes():
         assert mix.filters.evaluation is not None
         text = mix.kind == "text"
         assert (mix.total, mix.validation) == ((None, 0) if text else (80_000, 2_000))
+
+
+@pytest.mark.parametrize("name", sorted(TRANSFER - {"sib200-english"}))
+def test_news_recipes_are_text_and_translation(name):
+    mix = read_mix(name)
+    (code,) = {code for code in mix.languages if code != "en"}
+    plain, *translations = mix.sources.values()
+    assert (plain.language, plain.weight) == (code, 3)
+    assert [one.weight for one in translations] == [1, 1]
+    assert {one.licence for one in mix.sources.values()} == {"CC-BY-NC-4.0"}
 
 
 @pytest.mark.parametrize("name", ["swahili", "bengali", "telugu", "japanese"])

@@ -429,7 +429,41 @@ def _publish(folder, origin, rows):
             (folder / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n")
 
 
-@pytest.mark.parametrize("name", list(ready_recipes()))
+TRANSFER = {"sw": "swa", "ha": "hau", "yo": "yor"}
+
+
+@pytest.mark.parametrize(("code", "column"), TRANSFER.items())
+def test_news_recipes_build_from_a_downloaded_copy(code, column, tmp_path):
+    (name,) = (n for n in ready_recipes() if n.endswith("-news") and code in read_mix(n).languages)
+    folder = tmp_path / "masakhane" / "mafand" / f"en-{column}"
+    folder.mkdir(parents=True)
+    english = read_lines("flores.eng_Latn")
+    rows = [{"translation": {"en": one, column: f"{one} ({column})"}} for one in english]
+    write_jsonl(folder / "train.jsonl", rows)
+    built = build_mix(read_mix(name), local=tmp_path)
+    assert [tally.kept for tally in built.tallies.values()] == [len(rows)] * 3
+    texts = [*built.train["text"], *(built.validation["text"] if built.validation else [])]
+    assert any(text.startswith("English: ") for text in texts)
+
+
+def test_topics_of_english_sentences_build_as_the_suite_asks_them(tmp_path):
+    folder = tmp_path / "Davlan" / "sib200" / "eng_Latn"
+    folder.mkdir(parents=True)
+    rows = [{"index_id": i, "category": "travel", "text": f"Trip {i}."} for i in range(200)]
+    write_jsonl(folder / "train.jsonl", rows)
+    built = build_mix(read_mix("sib200-english"), local=tmp_path)
+    assert (len(built.train), len(built.validation)) == (130, 70)
+    assert built.train[0]["prompt"].startswith("Text: Trip ")
+    assert built.train[0]["prompt"].endswith(".\nTopic:")
+    assert built.train[0]["completion"] == " travel"
+
+
+PAPERS = [
+    name for name in ready_recipes() if not name.endswith("-news") and not name.startswith("sib200")
+]
+
+
+@pytest.mark.parametrize("name", PAPERS)
 def test_every_ready_recipe_builds_from_downloaded_copies(name, tmp_path):
     mix = read_mix(name)
     published(mix, tmp_path / "downloads")

@@ -6,7 +6,6 @@ import math
 import pytest
 
 from layerswap.errors import EvaluationError, TrainingError
-from layerswap.evaluation import harness
 from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.training.expert.freezing import freeze_or_revert
 from layerswap.training.expert.select import candidates, scorer, select, signal_tasks
@@ -77,8 +76,8 @@ def test_without_a_validation_loss_tasks_are_asked_for(tmp_path, base, rows):
 
 
 @pytest.mark.slow
-def test_the_signals_of_the_second_paper(whole_index, monkeypatch):
-    monkeypatch.setattr(harness, "_lm_eval_manager", whole_index)
+@pytest.mark.usefixtures("whole_index")
+def test_the_signals_of_the_second_paper():
     assert signal_tasks("language", "Swahili") == ["belebele_swh_Latn", "global_mmlu_full_sw"]
     assert signal_tasks("language", "te") == ["belebele_tel_Telu", "global_mmlu_full_te"]
     assert signal_tasks("task") == ["mgsm_direct_en"]
