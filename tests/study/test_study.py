@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from layerswap.checkpoint import open_checkpoint
+from layerswap.checkpoint.commit import write_json
 from layerswap.cli import app
 from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
+from layerswap.evaluation.compare import compare_runs
+from layerswap.evaluation.results import read_samples
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks
@@ -34,7 +37,7 @@ from layerswap.study.report import _sentence, write_study_report
 from layerswap.study.results import BenchmarkScores, benchmark_result, in_other_languages
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
-from layerswap.study.step_functions import step_functions
+from layerswap.study.step_functions import evaluate_language, step_functions
 from layerswap.study.steps import Graph, Resources
 from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
@@ -427,6 +430,47 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     assert [step.name for step in graph][-1] == "tables"
 
 
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+
+
+def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
+    """With examples and generation settings in lm-eval's words."""
+    chats = {}
+    for name in ("base", "task-1", "language-nela-1"):
+        chats[name] = shutil.copytree(shipped().base.parent / name, tmp_path / name)
+        (chats[name] / "chat_template.jinja").write_text(TEMPLATE)
+    tasks = shutil.copytree(folder / "tasks", tmp_path / "tasks")
+    yaml = tasks / "lab_problem_nela.yaml"
+    yaml.write_text(yaml.read_text().replace("num_fewshot: 0", "fewshot_split: test"))
+    options = {"apply_chat_template": True, "system_instruction": "Be brief.", "num_fewshot": 1,
+               "gen_kwargs": "max_gen_toks=2"}  # fmt: skip
+    asked = {"tasks": ["lab_problem_{language}"], "include": [str(tasks)],
+             "metric": ["exact_match", "whole"], "limit": 2}  # fmt: skip
+    changes = {"base": str(chats["base"]), "baselines": [], "grid": None, "partitions": [],
+               "lora": None, "evaluate": {**asked, **options}}  # fmt: skip
+    graph = spec(folder, **changes)
+    check_plan(graph)
+    inputs = {}
+    for kind, name in (("task", "task-1"), ("nela", "language-nela-1")):
+        inputs[f"select/{kind}"] = tmp_path / f"select-{kind}"
+        inputs[f"select/{kind}"].mkdir()
+        write_json(inputs[f"select/{kind}"] / "selection.json", [str(chats[name])])
+    context = Context(graph["evaluate/nela"], tmp_path / "evaluate", inputs, lambda line: None)
+    context.folder.mkdir()
+    evaluate_language(context)
+    (sample, _) = read_samples(context.folder / "results")
+    (results,) = (context.folder / "results").glob("*/results.json")
+    facts = json.loads(results.read_text())
+    assert facts["configs"]["lab_problem_nela"]["num_fewshot"] == 1
+    assert sample.question.startswith("[system] Be brief.\n[user] ")
+    assert sample.question.count("[user]") == 2
+    assert sample.question.endswith("[assistant]")
+    with pytest.raises(EvaluationError, match="gen_kwargs: 'nonsense' is not name=value"):
+        check_plan(spec(folder, **changes | {"evaluate": {**asked, "gen_kwargs": "nonsense"}}))
+    with pytest.raises(EvaluationError, match="has no chat template to apply"):
+        check_plan(spec(folder, **changes | {"base": str(shipped().base)}))
+
+
 def test_compositions_are_counted_by_the_layers_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,
@@ -455,7 +499,7 @@ def costs(billions, *, device="cuda", **changes):
 
 
 def test_hours_follow_from_documents_and_tokens():
-    eight = EvaluationSpec(suite="belebele", shots=0)
+    eight = EvaluationSpec(suite="belebele", num_fewshot=0)
     hours = costs(8).evaluation_hours
     assert hours(eight, 2) == pytest.approx(2 * 900 * 400 * 16e9 / 1.2e14 / 3600)
     assert costs(16).evaluation_hours(eight, 1) == hours(eight, 2)
@@ -535,6 +579,8 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
     left = {path.parent for run in runs for path in run.rglob("*.safetensors")}
     assert left == {journal.folder("select/task").parent / one for one in chosen}
     assert not [path for run in runs for path in run.rglob("optimizer*")]
+    found = compare_runs([tmp_path / "out"], models=["joint", "0-0: swap, default"])
+    assert [row[1] for row in found.rows] == ["nela", "basu"]
     joint = journal.folder("both/nela/joint") / "expert"
     assert {path.parent for path in joint.rglob("*.safetensors")} == {joint}
     shutil.rmtree(journal.folder("select/task"))

@@ -239,10 +239,12 @@ class Costs:
     def _benchmarks(self, spec: EvaluationSpec) -> Iterator[tuple[Documents, int]]:
         """The documents of each benchmark, and the exemplars that come with one."""
         if spec.suite is None:
-            yield from ((self.documents.get(one, OTHER), spec.shots or 0) for one in spec.tasks)
+            yield from (
+                (self.documents.get(one, OTHER), spec.num_fewshot or 0) for one in spec.tasks
+            )
         for part in suites.SUITES.get(spec.suite or "", ()):
             if not suites.BENCHMARKS[part.benchmark].runs_code or spec.allow_code:
-                shots = part.shots if spec.shots is None else spec.shots
+                shots = part.shots if spec.num_fewshot is None else spec.num_fewshot
                 yield BENCHMARKS[part.benchmark], shots
 
 

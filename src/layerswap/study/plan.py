@@ -300,6 +300,7 @@ class _Planner:
             )
         include = [existing_path(self.folder / one) for one in by.include]
         settings |= {"include": include, "device": spec.device, "dtype": spec.dtype}
+        settings["base"] = self.base
         tasks = EvaluationSpec(tasks=by.tasks, include=["."], limit=by.limit)
         models = sum(self.costs.checkpoints(run, [self._size(kind)]) for run in experts.runs)
         return Step(

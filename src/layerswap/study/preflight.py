@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from layerswap.checkpoint import open_checkpoint
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.presets import zone_grid
 from layerswap.engine.devices import open_device
 from layerswap.errors import EvaluationError, StudyError
@@ -16,7 +17,7 @@ from layerswap.evaluation.harness import check_task_names, load_tasks
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.study.journal import INDEX, read_journal
-from layerswap.study.step_functions import expert_of
+from layerswap.study.step_functions import expert_of, prompt_options
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 from layerswap.training.expert.hyperparameters import check_hyperparameters
@@ -37,8 +38,10 @@ def check_plan(graph: Graph) -> None:
             _check_training(step)
         elif step.kind == "select" and settings["tasks"]:
             check_task_names(settings["tasks"], _include(settings))
+            _check_prompts(settings, settings["base"])
         elif step.kind == "evaluate":
             _check_grid(settings["base"], settings["grid"])
+            _check_prompts(settings["evaluate"], settings["base"])
             for suite, language in _suites(settings):
                 allow_code = settings["evaluate"]["allow_code"]
                 check_askable(suite, language, allow_code=allow_code)
@@ -71,7 +74,7 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
             with TemporaryDirectory() as folder:
                 write_suite(
                     suite, [language], TaskFolder(Path(folder)), data=DataFolder.given(None),
-                    shots=spec["shots"], allow_code=spec["allow_code"],
+                    shots=spec["num_fewshot"], allow_code=spec["allow_code"],
                     skip=lambda line: None, needed=True,
                 )  # fmt: skip
             written.add((suite, language))
@@ -111,6 +114,14 @@ def _check_grid(base: str, grid: Mapping[str, Any] | None) -> None:
         layers = open_checkpoint(base).layers
         if not any(zone_grid(layers, **grid)):
             raise StudyError(f"grid: nothing of it fits into the {layers} layers of the base")
+
+
+def _check_prompts(settings: Mapping[str, Any], base: str) -> None:
+    """Refuse generation settings that are none, and a chat template that a local base lacks."""
+    options = prompt_options(settings)
+    _ = options.generation
+    if options.apply_chat_template and Path(base).is_dir():
+        options.tokenizer(load_tokenizer(Path(base), named="the base"))
 
 
 def _check_metric(settings: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pydantic import (
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import nearest, read_yaml
 from layerswap.errors import EvaluationError, RecipeError
+from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
 from layerswap.study.steps import Resources
@@ -74,18 +75,22 @@ class Turns(Strict):
     ] = [1]
 
 
-class SelectBy(Strict):
+class SelectBy(PromptOptions):
     """Scores that rank checkpoints; the validation loss when no tasks are given.
 
     Attributes:
         tasks: lm-eval tasks.
         include: folders with task YAMLs.
         limit: most documents of a task.
+        num_fewshot: examples in a prompt; the task's own number when not given.
+        apply_chat_template: write prompts with the tokenizer's chat template; as
+            `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
     """
 
     tasks: list[NonEmpty] = []
     include: list[NonEmpty] = []
     limit: PositiveInt | None = None
+    num_fewshot: Annotated[int, Field(ge=0)] | None = None
 
 
 class Experts(Strict):
@@ -116,7 +121,7 @@ class OtherLanguages(Strict):
     suites: list[NonEmpty] = []
 
 
-class EvaluationSpec(Strict):
+class EvaluationSpec(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks.
 
     Attributes:
@@ -124,7 +129,9 @@ class EvaluationSpec(Strict):
         tasks: lm-eval tasks; `{language}` stands for the language as the study writes it.
         include: the folder with the YAMLs of `tasks`.
         metric: the metric of `tasks` that is reported, and its filter.
-        shots: exemplars in a prompt.
+        num_fewshot: examples in a prompt; the benchmark's own number when not given.
+        apply_chat_template: write prompts with the tokenizer's chat template; as
+            `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
         limit: most documents of a task.
         development: share of the documents on which the composition is chosen.
         allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
@@ -136,7 +143,7 @@ class EvaluationSpec(Strict):
     tasks: list[NonEmpty] = []
     include: list[NonEmpty] = []
     metric: Annotated[list[str], Field(min_length=2, max_length=2)] = ["exact_match", "none"]
-    shots: Annotated[int, Field(ge=0)] | None = None
+    num_fewshot: Annotated[int, Field(ge=0)] | None = None
     limit: Annotated[int, Field(ge=2)] | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     allow_code: bool = False

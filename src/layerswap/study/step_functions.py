@@ -14,6 +14,7 @@ from layerswap.checkpoint.commit import write_json
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import StudyError
 from layerswap.evaluation.languages import same_language
+from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.results import read_scores, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge.planner import Plan, make_plan
@@ -113,6 +114,8 @@ def select_experts(context: Context) -> None:
             settings["tasks"],
             include=[Path(one) for one in settings["include"]],
             limit=settings["limit"],
+            num_fewshot=settings["num_fewshot"],
+            prompts=prompt_options(settings),
             device=settings["device"],
             dtype=settings["dtype"],
         )
@@ -244,6 +247,11 @@ def recipes_of(
     return recipes(settings, models)
 
 
+def prompt_options(settings: Mapping[str, Any]) -> PromptOptions:
+    """How prompts are written, of the settings of a selection or of an evaluation."""
+    return PromptOptions(**{name: settings[name] for name in PromptOptions.model_fields})
+
+
 def refuse_unscored(folder: Path, asked: Sequence[WrittenTask]) -> None:
     """Refuse results without the metric that is reported.
 
@@ -276,6 +284,8 @@ def _evaluate(
         device=settings["device"],
         dtype=settings["dtype"],
         allow_code=settings["evaluate"]["allow_code"],
+        num_fewshot=settings["evaluate"]["num_fewshot"] if settings["evaluate"]["tasks"] else None,
+        prompts=prompt_options(settings["evaluate"]),
     )
     store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
@@ -327,7 +337,7 @@ def _tasks(
         data = DataFolder.given(None)
         written = (
             write_suite(
-                suite, languages, tasks, data=data, shots=settings["shots"],
+                suite, languages, tasks, data=data, shots=settings["num_fewshot"],
                 allow_code=settings["allow_code"], skip=context.log, needed=True, development=True,
             )
             for suite in suites
