@@ -52,7 +52,7 @@ def path(tmp_path_factory):
     sections = [
         Section("Table", table=Table(("model", "score", "note"), rows)),
         Section("Grid", panel=grid_panel(scores, title="all", marks={Zones(2, 1): "chosen"})),
-        Section("Maps", panel=map_panel(atlas, atlas.threshold())),
+        Section("Maps", panel=map_panel(atlas)),
         Section("Answers", panel=examples_panel(["swap", "soup"], examples)),
         Section("Ranks", figure=draw_ranks(ranked)),
     ]

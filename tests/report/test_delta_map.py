@@ -62,13 +62,14 @@ def page_data(html: str) -> dict:
 
 def test_the_page_counts_the_rows_at_every_threshold_exactly():
     one = atlas()
-    data = page_data(delta_page(one, 1e-5))
-    assert data["experts"] == list(one.experts)
-    assert data["thresholds"][data["start"]] == 1e-5
+    whole = page_data(delta_page(one, 1e-5))
+    data = whole["modes"][whole["mode"]] | {key: whole[key] for key in ("labels", "rows")}
+    assert whole["experts"] == list(one.experts)
+    assert [of[data["start"]] for of in data["thresholds"]] == [1e-5, 1e-5]
     assert data["labels"] == ["q_proj (wq)", "k_proj (wk)", "gate_proj (w1)"]
     assert set(data["rows"].values()) == {64}
     for index, expert in enumerate(one.experts):
-        for step, threshold in enumerate(data["thresholds"]):
+        for step, threshold in enumerate(map(float, data["thresholds"][index])):
             for key, counts in data["above"][index].items():
                 layer, column = key.split(" ")
                 tensor = f"model.layers.{layer}.{NAMES[column]}.weight"
@@ -78,6 +79,27 @@ def test_the_page_counts_the_rows_at_every_threshold_exactly():
     )
     assert min(first) >= 60
     assert max(last) == 0
+
+
+def test_each_expert_has_a_threshold_of_its_own():
+    """An expert that changed everything little does not look unchanged beside another."""
+    one = atlas()
+    for change in one.of("math"):
+        change.rows[:] *= 1e-3
+    shared = max(one.threshold(expert) for expert in one.experts)
+    assert max(map_of(one, "math", shared).cells.values()) == 0
+    for expert in one.experts:
+        cells = map_of(one, expert, one.threshold(expert)).cells.values()
+        assert sum(cells) / len(cells) == pytest.approx(0.15, abs=0.005)
+    whole = page_data(delta_page(one))
+    mode = whole["modes"][whole["mode"]]
+    assert mode["positions"][mode["start"]] == "top 15%"
+    for counts in mode["above"]:
+        total = sum(above[mode["start"]] for above in counts.values())
+        assert total == pytest.approx(0.15 * 64 * 9, abs=2)
+        assert [sum(by) for by in zip(*counts.values(), strict=True)] == sorted(
+            (sum(by) for by in zip(*counts.values(), strict=True)), reverse=True
+        )
 
 
 def test_a_column_has_the_familys_own_name_and_the_papers():

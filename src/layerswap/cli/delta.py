@@ -17,7 +17,9 @@ def delta(
     axis: options.Axis = "input",
     threshold: Annotated[
         float | None,
-        typer.Option(min=0, help="Smallest MAV of a row that counts. Default: the top 15%."),
+        typer.Option(
+            min=0, help="Smallest MAV of a row that counts. Default: each expert's top 15%."
+        ),
     ] = None,
     numbers: Annotated[
         bool, typer.Option("--numbers", help="Write the percentages into the map.")

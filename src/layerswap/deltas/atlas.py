@@ -173,12 +173,12 @@ class Atlas:
             cells.setdefault((place.layer, matrix_name(tensor)), []).append(tensor)
         return cells
 
-    def threshold(self, share: float = 0.15) -> float:
-        """The row MAV that this share of the rows of all experts' layers is above.
+    def threshold(self, expert: str, share: float = 0.15) -> float:
+        """The row MAV that this share of the rows of an expert's layers is above.
 
         By default 15%: about as many as in the first paper's maps (13% and 15%).
         """
-        return rows_threshold(self, self.experts, share)
+        return rows_threshold(self, [expert], share)
 
     def lost(self, expert: str) -> float:
         """How much of an expert's whole delta rounding to bfloat16 takes away (`Change.lost`)."""

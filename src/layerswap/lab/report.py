@@ -158,9 +158,9 @@ def cell(condition: Condition) -> tuple[int, int]:
 def _change(outcome: Outcome) -> Section:
     return Section(
         "What fine-tuning changed",
-        "The share of rows of each matrix whose mean absolute change is above the threshold, for "
-        "both experts (paper 1, figure 2).",
-        panel=map_panel(outcome.change, outcome.change.threshold()),
+        "The share of rows of each matrix that are among the 15% that each expert changed most, by "
+        "mean absolute change (paper 1, figure 2). The slider sets that share.",
+        panel=map_panel(outcome.change),
     )
 
 

@@ -49,27 +49,38 @@ def write_atlas(
     Args:
         atlas: what to write.
         out: the folder to create.
-        threshold: row MAV above which a row counts; the top 15% of all rows when None.
+        threshold: row MAV above which a row counts; the top 15% of each expert's rows when None.
         numbers: whether the figure has the fractions in its cells.
         overwrite: replace a folder that this function wrote.
 
     Raises:
         MergeError: the folder exists or cannot be written.
     """
-    at = atlas.threshold() if threshold is None else threshold
     target = out.expanduser().absolute()
     with atomic_folder(target, marker=ATLAS, overwrite=overwrite) as folder:
         atlas.save(folder)
         if not (missing := missing_of("report")):
-            maps = [map_of(atlas, expert, at) for expert in atlas.experts]
-            caption = f"rows ({atlas.axis} features) with a MAV above {at:.2g}"
+            at = thresholds_of(atlas, threshold)
+            maps = [map_of(atlas, expert, at[expert]) for expert in atlas.experts]
+            above = ", ".join(f"{value:.2g} ({expert})" for expert, value in at.items())
+            if threshold is not None:
+                above = f"{threshold:.2g}"
+            caption = f"rows ({atlas.axis} features) with a MAV above {above}"
             draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
-            (folder / "map.html").write_text(delta_page(atlas, at), "utf-8")
+            (folder / "map.html").write_text(delta_page(atlas, threshold), "utf-8")
     lines = _lines(atlas, target)
     if missing:
         lines[-1] = f"wrote tables to {target}"
         lines.append(f'figures need {", ".join(missing)}: pip install "layerswap[report]"')
     return Written(target, tuple(lines))
+
+
+def thresholds_of(atlas: Atlas, threshold: float | None) -> dict[str, float]:
+    """The row MAV above which a row counts, by expert: the given one, or of the top 15% of each."""
+    return {
+        expert: atlas.threshold(expert) if threshold is None else threshold
+        for expert in atlas.experts
+    }
 
 
 def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
@@ -85,7 +96,7 @@ def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
     return {
         "base": atlas.base,
         "axis": atlas.axis,
-        "threshold_mav": atlas.threshold() if threshold is None else threshold,
+        "thresholds_mav": thresholds_of(atlas, threshold),
         "experts": experts,
         "pairs": [
             {"first": first, "second": second, "cosine": total.cosine,

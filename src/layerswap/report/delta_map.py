@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
-STEPS = 120
-"""Positions of the threshold slider, even in the logarithm; fewer for very large models."""
+STEPS = 60
+"""Positions of the slider in each of its modes, even in the logarithm; fewer for large models."""
+SHARE = 0.15
+"""Share of the rows of an expert that count, where nothing else is asked for."""
 COUNTS = 250_000
 """Most counts that a page holds, at about five characters each."""
 
@@ -131,20 +133,24 @@ def _draw(axes: Axes, one: Map, numbers: bool) -> None:
     axes.tick_params(length=0)
 
 
-def delta_page(atlas: Atlas, threshold: float) -> str:
+def delta_page(atlas: Atlas, threshold: float | None = None) -> str:
     """The interactive map of an atlas as one HTML file: a threshold slider, two experts.
 
-    It holds the number of rows above each threshold of the slider, for every cell and expert.
+    It holds the number of rows above each position of the slider, for every cell and expert.
 
     Args:
         atlas: what to show.
-        threshold: where the slider starts, as a MAV.
+        threshold: the MAV where the slider starts, one for all experts; where 15% of the rows of
+            each are above its own when None.
     """
     return render_map_page(map_panel(atlas, threshold), atlas.experts, atlas.base, atlas.axis)
 
 
-def map_panel(atlas: Atlas, threshold: float) -> Panel:
-    """The maps of an atlas's experts with a slider, as a panel of a report; see `delta_page`."""
+def map_panel(atlas: Atlas, threshold: float | None = None) -> Panel:
+    """The maps of an atlas's experts with a slider, as a panel of a report; see `delta_page`.
+
+    The slider has two modes: the share of the rows of each expert, and one MAV for all.
+    """
     import numpy as np
 
     cells = atlas.matrices()
@@ -153,27 +159,45 @@ def map_panel(atlas: Atlas, threshold: float) -> Panel:
         for expert in atlas.experts
         for cell, tensors in cells.items()
     }
-    steps = max(20, min(STEPS, COUNTS // max(1, len(rows))))
-    thresholds = _thresholds(list(rows.values()), threshold, steps)
+    steps = max(10, min(STEPS, COUNTS // max(1, len(rows)) // 2))
+    every = {
+        expert: np.concatenate([rows[expert, cell] for cell in cells]).astype(np.float64)
+        for expert in atlas.experts
+    }
+    shares = np.unique(np.append(np.geomspace(0.005, 0.6, steps - 1), SHARE))[::-1]
+    own = [np.quantile(every[expert], 1 - shares) for expert in atlas.experts]
+    at = float(np.quantile(np.concatenate(list(every.values())), 1 - SHARE))
+    values = _thresholds(list(rows.values()), at if threshold is None else threshold, steps)
+    start = int(np.searchsorted(values, at if threshold is None else threshold))
     labels = labels_of(atlas)
+
+    def mode(name: str, positions: list[str], start: int, thresholds: Sequence[Any]) -> Any:
+        return {
+            "name": name, "positions": positions, "start": start,
+            "thresholds": [list(map(float, of)) for of in thresholds],
+            "above": [
+                {f"{layer} {column}": _above(rows[expert, (layer, column)], of)
+                 for layer, column in cells}
+                for expert, of in zip(atlas.experts, thresholds, strict=True)
+            ],
+        }  # fmt: skip
+
     return Panel("maps", {
         "experts": list(atlas.experts),
         "layers": atlas.layers,
         "columns": list(labels),
         "labels": list(labels.values()),
         "colours": {"light": even_scale(), "dark": even_scale(dark=True)},
-        "thresholds": [float(value) for value in thresholds],
-        "start": int(np.searchsorted(thresholds, threshold)),
         "rows": {
             f"{layer} {column}": len(rows[atlas.experts[0], (layer, column)])
             for layer, column in cells
         },
-        "above": [
-            {
-                f"{layer} {column}": _above(rows[expert, (layer, column)], thresholds)
-                for layer, column in cells
-            }
-            for expert in atlas.experts
+        "mode": 0 if threshold is None else 1,
+        "modes": [
+            mode("a share of each expert's", [f"top {100 * share:.3g}%" for share in shares],
+                 int(np.argmin(abs(shares - SHARE))), own),
+            mode("above one value for all", [f"{value:.2e}" for value in values], start,
+                 [values] * len(atlas.experts)),
         ],
     })  # fmt: skip
 

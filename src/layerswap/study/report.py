@@ -82,7 +82,7 @@ def _write_all(study: FinishedSteps, folder: Path) -> Path:
         old.unlink()  # of languages and benchmarks that the study may have had before
     write_tables(tables / tables.name, study.results.tables)
     for language, atlas in study.atlases.items():
-        drawn = draw_maps([map_of(atlas, name, atlas.threshold()) for name in atlas.experts])
+        drawn = draw_maps([map_of(atlas, one, atlas.threshold(one)) for one in atlas.experts])
         drawn.save(figures / f"change-{language}")
     report = study.report()
     drawings = {slug(one.heading.lower()): one.figure for one in report.sections}
@@ -182,9 +182,9 @@ class FinishedSteps:
         for language, atlas in self.atlases.items():
             yield Section(
                 f"What fine-tuning changed, {language}",
-                "The share of rows of each matrix whose mean absolute change is above the "
-                "threshold (paper 1, figure 2).",
-                panel=map_panel(atlas, atlas.threshold()),
+                "The share of rows of each matrix that are among the 15% that each expert changed "
+                "most, by mean absolute change (paper 1, figure 2). The slider sets that share.",
+                panel=map_panel(atlas),
             )
         for one in self.results.benchmarks:
             yield from examples_of(one, self.evaluations[one.language] / RESULTS)

@@ -1,10 +1,12 @@
 panels.maps = root => {
   const $ = part(root), data = dataOf(root), RAMPS = rampsOf(data.colours);
+  const mode = () => data.modes[+$("mode").value];
   // The fraction of a cell, and the words for it.
   function oneExpert(index, step) {
+    const above = mode().above[index];
     return key => key in data.rows ? {
-      x: data.above[index][key][step] / data.rows[key],
-      words: `${data.above[index][key][step]} of ${data.rows[key]} rows above`,
+      x: above[key][step] / data.rows[key],
+      words: `${above[key][step]} of ${data.rows[key]} rows above`,
     } : null;
   }
   function difference(a, b, step) {
@@ -50,7 +52,8 @@ panels.maps = root => {
   }
   function draw() {
     const step = +$("threshold").value, left = +$("left").value, right = $("right").value;
-    $("value").textContent = data.thresholds[step].toExponential(2);
+    const named = i => `${data.experts[i]}, rows above ${mode().thresholds[i][step].toExponential(2)}`;
+    $("value").textContent = mode().positions[step];
     $("threshold").setAttribute("aria-valuetext", $("value").textContent);
     const ramp = RAMPS[night.matches ? "dark" : "light"];
     const compared = right.startsWith("less ");
@@ -64,7 +67,7 @@ panels.maps = root => {
       maps.push(table(`${data.experts[left]} less ${data.experts[other]}`, read, stops, x => (x / span + 1) / 2));
     } else {
       for (const index of right ? [left, +right] : [left])
-        maps.push(table(data.experts[index], oneExpert(index, step), stops, x => x));
+        maps.push(table(named(index), oneExpert(index, step), stops, x => x));
     }
     $("maps").replaceChildren(...maps);
     $("legend").style.background = `linear-gradient(to right, ${stops.map(rgb).join(",")})`;
@@ -80,8 +83,14 @@ panels.maps = root => {
     data.experts.forEach((name, i) => $("right").add(new Option(`difference from ${name}`, `less ${i}`)));
     $("right").value = "1";
   }
-  $("threshold").max = data.thresholds.length - 1;
-  $("threshold").value = data.start;
+  function start() {
+    $("threshold").max = mode().positions.length - 1;
+    $("threshold").value = mode().start;
+  }
+  data.modes.forEach((one, i) => $("mode").add(new Option(one.name, i)));
+  $("mode").value = data.mode;
+  $("mode").addEventListener("input", () => { start(); draw(); });
+  start();
   for (const id of ["threshold", "left", "right", "numbers"]) $(id).addEventListener("input", draw);
   night.addEventListener("change", draw);
   // #difference and #numbers open the page so.
