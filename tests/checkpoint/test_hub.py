@@ -112,7 +112,6 @@ def test_a_file(tmp_path, no_download):
         "@main",
         "owner/@main",
         "owner name/x",
-        "https://huggingface.co/owner/name",
         r"C:\models\expert",
         "owner/name\n",
         "-owner/name",
@@ -125,6 +124,16 @@ def test_neither_a_folder_nor_a_hub_id(tmp_path, monkeypatch, no_download, sourc
         fetch_checkpoint(source)
     expected = f"{source}: no such folder, and not a Hub id like 'owner/name'"
     assert str(caught.value) == expected
+
+
+def test_a_url_is_for_merge_and_plan(no_download, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    why = "only merge and plan read from a URL; download the folder first"
+    assert refusal("https://127.0.0.1/x") == f"https://127.0.0.1/x: {why}"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert refusal("s3://x").startswith("s3://x: HF_HUB_OFFLINE is set")
+    page = "https://huggingface.co/owner/name/tree/main"
+    assert refusal(page) == f"{page}: a page of the Hub; give the repository's id: owner/name"
 
 
 def test_a_name_too_long_for_the_disk(no_download):

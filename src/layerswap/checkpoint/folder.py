@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,15 @@ from layerswap.checkpoint.hub import HUB_ID, download
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
 from layerswap.checkpoint.read import as_torch, narrowed, open_file, read_floats, read_tensor
+from layerswap.checkpoint.remote import (
+    CONNECTIONS,
+    RemoteFile,
+    WeightFile,
+    check_url,
+    fetch_beside,
+    find_weights,
+    is_url,
+)
 from layerswap.checkpoint.strict_json import clipped, read_json_object
 from layerswap.errors import CheckpointError
 
@@ -75,19 +85,24 @@ class Checkpoint:
         return _configured_layers(self.config) or count_layers(self.places)
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[WeightFile]:
         """The weight files that are its own: those of the adapter, where it is one."""
         tensors: list[TensorInfo] = list(self.tensors.values())
         tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
             lows = self.adapter.modules.values()
             tensors = [*(low.a for low in lows), *self.adapter.saved.values()]
-        return sorted({tensor.file for tensor in tensors})
+        return sorted({tensor.file for tensor in tensors}, key=str)
 
     @property
-    def all_files(self) -> list[Path]:
+    def all_files(self) -> list[WeightFile]:
         """Every weight file behind the checkpoint, those of an adapter's base too."""
-        return sorted({*self.files, *(tensor.file for tensor in self.tensors.values())})
+        return sorted({*self.files, *(tensor.file for tensor in self.tensors.values())}, key=str)
+
+    @property
+    def in_place(self) -> bool:
+        """True if weights are read where they lie, on the Hub or at a URL."""
+        return any(isinstance(file, RemoteFile) for file in self.all_files)
 
     @cached_property
     def vocabulary_tensors(self) -> tuple[str, ...]:
@@ -164,6 +179,8 @@ def open_checkpoint(
     revision: str | None = None,
     patterns: Sequence[Pattern] = (),
     allow_pickle: bool = False,
+    in_place: bool = False,
+    fetched: tuple[Path, str | None] | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: a local folder, a GGUF file, or a Hub id that is downloaded first.
 
@@ -171,11 +188,15 @@ def open_checkpoint(
     them against each other; no tensor is read.
 
     Args:
-        source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub.
+        source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub; with
+            `in_place` also the URL of a folder.
         revision: Hub branch, tag or commit; the commit it resolves to is recorded.
         patterns: places of tensors whose names no built-in layout knows.
         allow_pickle: read pickled weights (`.bin`) where there are no others; see
             `checkpoint.pickled`.
+        in_place: leave weights that are not in the local cache where they are, and read spans of
+            them as they are needed (see `checkpoint.remote`).
+        fetched: what `fetch_checkpoint` gave for the source, where it was asked already.
 
     Raises:
         CheckpointError: it cannot be found, is incomplete, ambiguous or damaged, or has tensors
@@ -190,21 +211,54 @@ def open_checkpoint(
     source = os.fspath(source)
     if is_gguf(source):
         return _open_gguf(source, revision, patterns)
-    folder, commit = fetch_checkpoint(source, revision)
-    if allow_pickle and commit and not any(folder.glob("*.safetensors")):
+    in_place = in_place and not _is_folder(source) and not _offline()
+    folder, commit = fetched or fetch_checkpoint(
+        source, revision, weights=not in_place, urls=in_place
+    )
+    name = source.partition("@")[0] if commit else source
+    find = find_weights(name, folder, commit) if in_place else folder.joinpath
+    if in_place and commit and not _has_weights(folder, find):
+        in_place = False  # pickled, or none at all: the download says which
+        folder, commit = fetch_checkpoint(source, commit)
+        find = folder.joinpath
+    if allow_pickle and commit and not in_place and not any(folder.glob("*.safetensors")):
         folder, commit = fetch_checkpoint(source, commit, pickled=True)
     try:
         config = _read_config(folder)
-        tensors = _read_tensors(folder, allow_pickle)
+        tensors = _read_tensors(folder, allow_pickle, find)
+    except CheckpointError as error:
+        # What lies beside the weights of a URL is in a temporary folder, which says nothing.
+        if not is_url(source):
+            raise
+        raise CheckpointError(str(error).replace(str(folder), source)) from None
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
     try:
         places = place_tensors(tensors, layers=_configured_layers(config), patterns=patterns)
     except CheckpointError as error:
         raise error.within(source) from None
-    return Checkpoint(
-        source.partition("@")[0] if commit else source, commit, folder, config, tensors, places
-    )
+    return Checkpoint(name, commit, folder, config, tensors, places)
+
+
+def downloaded(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with all of its weights on the disk: those read in place are downloaded.
+
+    Raises:
+        CheckpointError: it is at a URL, or the Hub cannot be reached.
+    """
+    if not checkpoint.in_place:
+        return checkpoint
+    if checkpoint.revision is None:
+        raise CheckpointError(
+            f"{checkpoint.source}: only spans of a URL can be read, and this needs all weights; "
+            "download the folder first"
+        )
+    folder, _ = fetch_checkpoint(checkpoint.source, checkpoint.revision)
+
+    def local(info: TensorInfo) -> TensorInfo:
+        return replace(info, file=folder / info.file.name)
+
+    return replace(checkpoint, tensors={n: local(i) for n, i in checkpoint.tensors.items()})
 
 
 def _open_gguf(source: str, revision: str | None, patterns: Sequence[Pattern]) -> Checkpoint:
@@ -240,7 +294,12 @@ def is_adapter(folder: Path) -> bool:
 
 
 def fetch_checkpoint(
-    source: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
+    source: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    pickled: bool = False,
+    urls: bool = False,
 ) -> tuple[Path, str | None]:
     """The local folder that holds `source`, downloaded first when it is a Hub id.
 
@@ -249,9 +308,10 @@ def fetch_checkpoint(
         revision: branch, tag or commit on the Hub; overrides the one in `source`.
         weights: whether to download the weights too.
         pickled: whether to download pickled weights too.
+        urls: accept the URL of a folder, from which only what lies beside the weights is fetched.
 
     Returns:
-        The folder, and the full commit hash that the Hub gave (None for a local folder).
+        The folder, and the full commit hash that the Hub gave (None for a local folder or a URL).
 
     Raises:
         CheckpointError: neither a folder nor a Hub id, or the Hub cannot be reached or refuses.
@@ -269,10 +329,35 @@ def fetch_checkpoint(
         return folder, None
     if exists:
         raise CheckpointError(f"{source}: a file; give the folder that holds the checkpoint")
+    if is_url(source):
+        return _fetch_url(source, revision, urls=urls)
     name, _, inline = source.partition("@")
     if not HUB_ID.fullmatch(name):
         raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
     return download(name, revision or inline or None, weights=weights, pickled=pickled)
+
+
+def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, None]:
+    if revision is not None:
+        raise CheckpointError(f"{source}: a URL has no revision; leave it out")
+    check_url(source)
+    if not urls:
+        why = "HF_HUB_OFFLINE is set" if _offline() else "only merge and plan read from a URL"
+        raise CheckpointError(f"{source}: {why}; download the folder first")
+    return fetch_beside(source), None
+
+
+def _is_folder(source: str) -> bool:
+    try:
+        return Path(source).expanduser().is_dir()
+    except (OSError, RuntimeError):
+        return False
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -314,16 +399,36 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _read_tensors(folder: Path, allow_pickle: bool) -> dict[str, TensorInfo]:
-    single, index = folder / SINGLE, folder / INDEX
+Find = Callable[[str], WeightFile]
+"""Gives the weight file of a name; raises FileNotFoundError, or gives a path that is not there."""
+
+
+def _has_weights(folder: Path, find: Find) -> bool:
+    """True if there are safetensors weights, on the disk or where they are read in place."""
+    if (folder / INDEX).is_file() or is_adapter(folder):
+        return True
+    try:
+        find(SINGLE)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read_tensors(folder: Path, allow_pickle: bool, find: Find) -> dict[str, TensorInfo]:
+    index = folder / INDEX
+    try:
+        single = find(SINGLE)
+    except FileNotFoundError:
+        single = folder / SINGLE
     # A link to nothing counts as present: it is an incomplete checkpoint, not another kind.
-    has_single, has_index = (path.is_symlink() or path.exists() for path in (single, index))
+    has_single = isinstance(single, RemoteFile) or single.is_symlink() or single.exists()
+    has_index = index.is_symlink() or index.exists()
     if has_single and has_index:
         raise CheckpointError(
             f"{folder}: has both {SINGLE} and {INDEX}; remove the one that is out of date"
         )
     if has_index:
-        return _read_shards(folder, index)
+        return _read_shards(folder, index, find)
     if has_single:
         return read_header(single)
     if allow_pickle and any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
@@ -342,16 +447,26 @@ def _why_no_weights(folder: Path) -> str:
     return "has no weights in safetensors format"
 
 
-def _read_shards(folder: Path, index: Path) -> dict[str, TensorInfo]:
+def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]:
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
     files = sorted({_shard_name(value, index) for value in weight_map.values()})
+
+    def opened(name: str) -> dict[str, TensorInfo]:
+        try:
+            file = find(name)
+            if isinstance(file, Path) and not file.is_file():
+                raise FileNotFoundError
+        except FileNotFoundError:
+            raise CheckpointError(f"{folder}: shard {name}, named by {INDEX}, is missing") from None
+        return read_header(file)
+
     tensors: dict[str, TensorInfo] = {}
-    for name in files:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder}: shard {name}, named by {INDEX}, is missing")
-        for tensor in read_header(folder / name).values():
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        headers = list(pool.map(opened, files))
+    for header in headers:
+        for tensor in header.values():
             _check_indexed(tensor, weight_map.get(tensor.name), index)
             tensors[tensor.name] = tensor
     absent = [name for name in weight_map if name not in tensors]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.header import MAX_ELEMENTS, TensorInfo, byte_length
-from layerswap.checkpoint.read import open_file, read_into
+from layerswap.checkpoint.read import Handle, open_file, read_into
 from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped, regular_size
 from layerswap.errors import CheckpointError
 
@@ -249,7 +249,7 @@ def padded(length: int, alignment: int) -> int:
 class _Cursor:
     """The bytes of a header, fetched as far as they are asked for and not further."""
 
-    def __init__(self, handle: int, size: int, path: Path) -> None:
+    def __init__(self, handle: Handle, size: int, path: Path) -> None:
         self._handle, self._path = handle, path
         self._limit = min(size, MAX_JSON_BYTES)
         self._cut = size <= MAX_JSON_BYTES

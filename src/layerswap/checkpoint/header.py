@@ -12,9 +12,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped, parse_json, regular_size
 from layerswap.errors import CheckpointError
 
@@ -94,7 +94,7 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    file: Path
+    file: WeightFile
     offset: int
     nbytes: int
 
@@ -109,7 +109,7 @@ def is_gguf(source: str | os.PathLike[str]) -> bool:
     return os.fspath(source).lower().endswith(".gguf")
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
+def read_header(path: WeightFile) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, in the order of their bytes.
 
     Reads the header only. Nothing in the header is trusted: every offset lies inside the file,
@@ -120,6 +120,22 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
     Example: `read_header(Path("model.safetensors"))["model.norm.weight"].shape` gives `(4096,)`.
     """
+    size, raw = _read_raw(path)
+    length = len(raw)
+    if not raw.startswith(b"{"):
+        raise CheckpointError(f"{path}: the header does not begin with '{{'")
+    entries = parse_json(raw, str(path))
+    try:
+        return _tensors(entries, path, data_start=8 + length, data_bytes=size - 8 - length)
+    except CheckpointError as error:
+        raise error.within(str(path)) from None
+
+
+def _read_raw(path: WeightFile) -> tuple[int, bytes]:
+    """The length of a file, and its header without the length before it."""
+    if isinstance(path, RemoteFile):
+        length = _header_length(path.read(0, min(8, path.size)), path.size, path)
+        return path.size, path.read(8, 8 + length)
     try:
         regular_size(path)
         with path.open("rb") as file:
@@ -130,13 +146,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     if len(raw) != length:
         raise CheckpointError(f"{path}: the file ended inside its header")
-    if not raw.startswith(b"{"):
-        raise CheckpointError(f"{path}: the header does not begin with '{{'")
-    entries = parse_json(raw, str(path))
-    try:
-        return _tensors(entries, path, data_start=8 + length, data_bytes=size - 8 - length)
-    except CheckpointError as error:
-        raise error.within(str(path)) from None
+    return size, raw
 
 
 def header_bytes(
@@ -197,7 +207,7 @@ def byte_length(dtype: str, shape: Sequence[int]) -> int:
     return elements // length * nbytes
 
 
-def _header_length(prefix: bytes, size: int, path: Path) -> int:
+def _header_length(prefix: bytes, size: int, path: WeightFile) -> int:
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: shorter than a safetensors header (8 bytes)")
     length = int.from_bytes(prefix, "little")
@@ -210,7 +220,9 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
     return length
 
 
-def _tensors(entries: Any, path: Path, data_start: int, data_bytes: int) -> dict[str, TensorInfo]:
+def _tensors(
+    entries: Any, path: WeightFile, data_start: int, data_bytes: int
+) -> dict[str, TensorInfo]:
     if not isinstance(entries, dict):
         raise CheckpointError("the header is not a JSON object")
     _check_metadata(entries.pop("__metadata__", {}))

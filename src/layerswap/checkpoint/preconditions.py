@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,17 +10,19 @@ from pathlib import Path
 from layerswap._types import Advance
 from layerswap.checkpoint.folder import Checkpoint
 from layerswap.checkpoint.read import open_file, read_into
+from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.errors import MergeError
 
-Stamp = tuple[int, int, int]
-"""Size, time of the last change and inode of a file."""
+Stamp = tuple[int, int, int] | None
+"""Size, time of the last change and inode of a file; None for one that is read in place, which
+says with every answer what it is."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
 """How many blocks of a file its fingerprint reads, and how long each is, in bytes."""
 HASHED_BYTES = 1 << 24
 """Bytes that `sha256_of` reads at a time."""
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: WeightFile) -> str:
     """SHA-256 over a file's length and 64 blocks of 64 KiB spread evenly over it.
 
     The first block holds the header. It reads 4 MiB whatever the file's size, and distinguishes
@@ -32,7 +33,7 @@ def fingerprint(path: Path) -> str:
     """
     digest = hashlib.sha256()
     with open_file(path) as handle:
-        size = os.fstat(handle).st_size
+        size = path.size if isinstance(path, RemoteFile) else path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         last = max(0, size - SAMPLE_BYTES)
         for start in sorted({last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
@@ -51,7 +52,7 @@ def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(HASHED_BYTES))
     with open_file(path) as handle:
-        size = os.fstat(handle).st_size
+        size = path.stat().st_size
         for start in range(0, size, HASHED_BYTES):
             part = buffer[: min(HASHED_BYTES, size - start)]
             read_into(handle, start, part, path)
@@ -60,7 +61,7 @@ def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
     return digest.hexdigest()
 
 
-def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:
+def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
     """The stamp of every weight file of the checkpoints.
 
     Raises:
@@ -69,14 +70,17 @@ def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:
     return {file: _stamp(file) for checkpoint in checkpoints for file in checkpoint.all_files}
 
 
-def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
+def check_unchanged(stamps: Mapping[WeightFile, Stamp]) -> None:
     """Refuse weight files that changed since they were stamped.
 
     Raises:
         MergeError: naming the first file that changed or vanished.
     """
-    for file, stamp in sorted(stamps.items()):
-        if _stamp(file) != stamp:
+    for file, stamp in sorted(stamps.items(), key=lambda item: str(item[0])):
+        if isinstance(file, RemoteFile):
+            if file.commit is None:  # of a commit nothing can change
+                file.check_unchanged()
+        elif _stamp(file) != stamp:
             raise MergeError(f"{file}: changed since the merge was planned; plan it again")
 
 
@@ -88,12 +92,13 @@ def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
     """
     real = target.expanduser().resolve()
     for name, checkpoint in sources.items():
+        local = [file.resolve() for file in checkpoint.all_files if isinstance(file, Path)]
         if checkpoint.gguf is not None:  # a file has no folder of its own
-            if any(real in (file, *file.parents) for file in map(Path.resolve, checkpoint.files)):
+            if any(real in (file, *file.parents) for file in local):
                 raise MergeError(f"{target}: would write over the checkpoint of {name}")
             continue
         # A file may be a link out of its folder: replacing what it points to would lose it too.
-        files = {file.resolve().parent for file in checkpoint.all_files}
+        files = {file.parent for file in local}
         for folder in (checkpoint.folder.resolve(), *sorted(files)):
             if real == folder or folder in real.parents or real in folder.parents:
                 raise MergeError(f"{target}: would write into the checkpoint of {name}")
@@ -120,7 +125,9 @@ def _size(count: int) -> str:
     return f"{count} bytes"
 
 
-def _stamp(file: Path) -> Stamp:
+def _stamp(file: WeightFile) -> Stamp:
+    if isinstance(file, RemoteFile):
+        return None
     try:
         status = file.stat()
     except OSError as error:

@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, block_of
+from layerswap.checkpoint.remote import RemoteFile, RemoteHandle, WeightFile
 from layerswap.errors import CheckpointError
 from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     import numpy.typing as npt
     import torch
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
     Stored = npt.NDArray[Any]
 
+Handle = int | RemoteHandle
+"""A file that is open for positioned reads: a descriptor, or a file elsewhere."""
 FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
 """The dtypes of safetensors that arithmetic is defined for; all others are only ever copied."""
 QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
@@ -38,12 +39,15 @@ UNREAD = ("Q8_1", "Q8_K")
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[int]:
-    """A read-only file descriptor for positioned reads.
+def open_file(path: WeightFile) -> Iterator[Handle]:
+    """A file, open for positioned reads.
 
     Raises:
         CheckpointError: the file cannot be opened.
     """
+    if isinstance(path, RemoteFile):
+        yield RemoteHandle(path)
+        return
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -54,12 +58,15 @@ def open_file(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def read_into(handle: int, offset: int, buffer: memoryview, path: Path) -> None:
+def read_into(handle: Handle, offset: int, buffer: memoryview, path: WeightFile) -> None:
     """Fill `buffer` with the bytes of an open file from `offset` on.
 
     Raises:
         CheckpointError: the file ended before the buffer was full, or cannot be read.
     """
+    if isinstance(handle, RemoteHandle):
+        handle.read_into(offset, buffer)
+        return
     done = 0
     while done < len(buffer):
         try:
@@ -71,7 +78,7 @@ def read_into(handle: int, offset: int, buffer: memoryview, path: Path) -> None:
         done += count
 
 
-def read_stored(handle: int, info: TensorInfo, start: int, stop: int) -> Stored:
+def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stored:
     """Elements [start, stop) of a tensor, counted in row-major order, as they are stored.
 
     Args:
@@ -97,7 +104,7 @@ def read_stored(handle: int, info: TensorInfo, start: int, stop: int) -> Stored:
     return values
 
 
-def read_floats(handle: int, info: TensorInfo, start: int, stop: int) -> Floats:
+def read_floats(handle: Handle, info: TensorInfo, start: int, stop: int) -> Floats:
     """Elements [start, stop) of a floating-point tensor, to compute with; see `widened`."""
     length, _ = block_of(info.dtype)
     first = start // length * length

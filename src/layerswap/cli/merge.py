@@ -36,6 +36,13 @@ def merge(
     modelfile: Annotated[
         bool, typer.Option("--modelfile", help="Write a Modelfile for Ollama beside a GGUF output.")
     ] = False,
+    download: Annotated[
+        bool,
+        typer.Option("--download", help="Download whole Hub checkpoints to the local cache first."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and write nothing.")
+    ] = False,
     threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
@@ -56,6 +63,8 @@ def merge(
         push=push,
         public=public,
         modelfile=modelfile,
+        download=download,
+        dry_run=dry_run,
         threads=threads,
     )
 
@@ -73,6 +82,8 @@ def write_recipe(
     push: str | None = None,
     public: bool = False,
     modelfile: bool = False,
+    download: bool = False,
+    dry_run: bool = False,
     threads: int | None = None,
 ) -> None:
     """Write what a recipe describes, with progress and notes, for the command of that name."""
@@ -98,7 +109,18 @@ def write_recipe(
         check_modelfile(out)
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
-    plan = make_plan(recipe, allow_pickle=allow_pickle, follow_training=follow_training)
+    plan = make_plan(
+        recipe,
+        allow_pickle=allow_pickle,
+        follow_training=follow_training,
+        in_place=not download,
+        log=output.log,
+    )
+    if dry_run:
+        from layerswap.cli.plan import described
+
+        output.finish(command, plan.to_dict(), described(plan))
+        return
     output.say(plan)
     for note in plan.notes:
         output.say(f"note: {note}")

@@ -8,6 +8,7 @@ from layerswap.cli import options, output
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
+    from layerswap.merge.planner import Plan
 
 
 @options.takes_recipe
@@ -23,11 +24,22 @@ def plan(
 
     Example: layerswap plan --task-expert math-expert --language-expert swahili-expert --bottom 5
     """
-    from rich.filesize import decimal
-
     from layerswap.merge.planner import make_plan
 
-    made = make_plan(recipe, allow_pickle=allow_pickle, follow_training=follow_training)
+    made = make_plan(
+        recipe,
+        allow_pickle=allow_pickle,
+        follow_training=follow_training,
+        in_place=True,
+        log=output.log,
+    )
+    output.finish("plan", made.to_dict(), described(made))
+
+
+def described(made: Plan) -> str:
+    """A plan for people: its drawing, notes, sources and sizes."""
+    from rich.filesize import decimal
+
     facts = made.to_dict()
     files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
@@ -38,4 +50,4 @@ def plan(
         f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
         f"{copied:.0%} copied bit for bit",
     ]  # fmt: skip
-    output.finish("plan", facts, "\n".join(lines))
+    return "\n".join(lines)

@@ -54,6 +54,7 @@ class Measurements:
 
     def sources(self, plan: Plan) -> dict[str, WeightSource]:
         """The source of every tensor of a plan, by the tensor's name."""
+        plan = plan.downloaded()
         derived = frozenset(tensor for tensor in plan.tensors if not tensor.linear)
         if derived not in self._found:
             self._found[derived] = measure_model(plan.tensors) if derived else {}

@@ -287,7 +287,7 @@ def _plan(
         "base": None if base is None else os.fspath(base),
         **settings,
     }
-    return make_plan(check_recipe(data, where=where), follow_training=True)
+    return make_plan(check_recipe(data, where=where), follow_training=True, in_place=True)
 
 
 def _listed(value: str | int | Sequence[str | int] | None) -> list[str | int]:

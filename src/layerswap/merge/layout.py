@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
 from layerswap.checkpoint.header import byte_length
 from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes
+from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
@@ -66,7 +66,7 @@ class OutputTensor:
         return not any(isinstance(term, MergedTensor) for term, _ in self.inputs)
 
     @property
-    def files(self) -> set[Path]:
+    def files(self) -> set[WeightFile]:
         """Every file that it is read from."""
         return {info.file for info in leaves(self.inputs)}
 

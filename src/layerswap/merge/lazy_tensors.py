@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, TensorInfo
-from layerswap.checkpoint.read import is_finite, read_floats
+from layerswap.checkpoint.read import Handle, is_finite, read_floats
+from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.deltas.measure import Axis, Rows
 from layerswap.errors import MergeError
@@ -92,7 +92,11 @@ def stored(source: StoredSource) -> Iterator[TensorInfo]:
 
 
 def elements(
-    source: StoredSource, handles: Mapping[Path, int], start: int, stop: int, factors: Known
+    source: StoredSource,
+    handles: Mapping[WeightFile, Handle],
+    start: int,
+    stop: int,
+    factors: Known,
 ) -> Floats:
     """Elements [start, stop) of a source, as a vector.
 
@@ -125,8 +129,8 @@ def elements(
 
 
 def _pieces(
-    source: Gathered, handles: Mapping[Path, int], start: int, stop: int
-) -> Iterator[tuple[StoredSource, Mapping[Path, int], int, int]]:
+    source: Gathered, handles: Mapping[WeightFile, Handle], start: int, stop: int
+) -> Iterator[tuple[StoredSource, Mapping[WeightFile, Handle], int, int]]:
     width = math.prod(source.shape[1:])
     row = 0
     for run in source.runs:
@@ -236,7 +240,7 @@ class Reader:
 
     def __init__(
         self,
-        handles: Mapping[Path, int],
+        handles: Mapping[WeightFile, Handle],
         model_thresholds: Mapping[Operation, Thresholds],
         *,
         allow_non_finite: bool = False,
@@ -405,7 +409,7 @@ def _rows(term: MergedTensor) -> Rows:
 
 
 def model_thresholds(
-    terms: Sequence[Term], handles: Mapping[Path, int], threads: int = 1
+    terms: Sequence[Term], handles: Mapping[WeightFile, Handle], threads: int = 1
 ) -> dict[Operation, Thresholds]:
     """Thresholds of the operations that rank the entries of all their tensors together.
 

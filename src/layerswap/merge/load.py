@@ -40,6 +40,7 @@ def load_model(plan: MergePlan) -> PreTrainedModel:
         MergeError: the model lacks or adds tensors, or a source changed since the plan was made.
     """
     need_extras("a model in memory", "models")
+    plan = plan.downloaded()
     check_unchanged(plan.stamps)
     if isinstance(plan, AdapterMergePlan):
         return _load_adapter(plan)

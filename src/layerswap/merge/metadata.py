@@ -12,6 +12,7 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, fingerprint
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import draw
 from layerswap.merge.plan import MergePlan
 from layerswap.merge.vocabulary import add_tokens
@@ -179,19 +180,26 @@ def _recipe(plan: MergePlan, name_of: Callable[[Checkpoint], str]) -> dict[str, 
 
 
 def _source(checkpoint: Checkpoint) -> dict[str, Any]:
+    remote = [file for file in checkpoint.files if isinstance(file, RemoteFile)]
     return {
         "source": checkpoint.source,
         "revision": checkpoint.revision,
-        "fingerprints": {recorded_name(file): fingerprint(file) for file in checkpoint.files},
+        "fingerprints": {
+            recorded_name(file): fingerprint(file)
+            for file in checkpoint.files
+            if isinstance(file, Path)
+        },
+        # What was read in place is known by what its server says that it is.
+        **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }
 
 
-def recorded_name(file: Path) -> str:
+def recorded_name(file: WeightFile) -> str:
     """The name that a record has for a weight file.
 
     A GGUF file is called as its owner likes, so that only the number of its part says something.
     """
-    if not is_gguf(file):
+    if not is_gguf(file.name):
         return file.name
     return re.sub(r"^.*?(-\d{5}-of-\d{5})?\.gguf$", r"model\1.gguf", file.name, flags=re.DOTALL)
 

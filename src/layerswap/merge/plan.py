@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from html import escape
-from pathlib import Path
 from typing import Any, Self
 
 from layerswap.checkpoint import Checkpoint
-from layerswap.checkpoint.preconditions import Stamp
+from layerswap.checkpoint.folder import downloaded
+from layerswap.checkpoint.preconditions import Stamp, stamps_of
+from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
 from layerswap.compose.composition import changed_places
@@ -28,6 +29,7 @@ from layerswap.merge.layout import (
     output_tensors,
     pack_shards,
 )
+from layerswap.merge.lazy_tensors import derived_tensors, leaves
 from layerswap.merge.trained import training_notes
 from layerswap.merge.vocabulary import Alignment
 
@@ -54,7 +56,7 @@ class MergePlan:
     base: Checkpoint | None
     drop: frozenset[str]
     magnitude: Mapping[str, float] | None
-    stamps: Mapping[Path, Stamp]
+    stamps: Mapping[WeightFile, Stamp]
     alignment: Alignment | None = None
     fishers: Mapping[str, Fisher] = field(default_factory=dict)
 
@@ -134,6 +136,50 @@ class MergePlan:
         """The output files."""
         return pack_shards(self.tensors, parse_size(self.recipe.max_shard_size), {"format": "pt"})
 
+    @cached_property
+    def fetched_bytes(self) -> dict[str, int]:
+        """Bytes that the merge will fetch from each source that is read in place, by its name.
+
+        Those of whole files where `needs_whole`; headers, which the plan has read, not counted.
+        """
+        found: dict[str, int] = {}
+        for name, checkpoint in self.opened.items():
+            files = {file for file in checkpoint.all_files if isinstance(file, RemoteFile)}
+            if self.needs_whole:
+                found |= {name: sum(file.size for file in files)} if files else {}
+            elif files:
+                found[name] = sum(
+                    info.nbytes
+                    for tensor in self.tensors
+                    for info in {leaf for leaf in leaves(tensor.inputs) if leaf.file in files}
+                )
+        return found
+
+    @property
+    def needs_whole(self) -> bool:
+        """True if a method reads whole models several times, so that they must be on the disk."""
+        return any(
+            dict(derived.operation.parameters).get("scope") == "model"
+            for tensor in self.tensors
+            for term, _ in tensor.inputs
+            for derived in derived_tensors(term)
+        )
+
+    def downloaded(self) -> Self:
+        """The same plan with every source on the disk.
+
+        Raises:
+            CheckpointError: a source is at a URL, or the Hub cannot be reached.
+        """
+        if not any(checkpoint.in_place for checkpoint in self.opened.values()):
+            return self
+        experts = {name: downloaded(checkpoint) for name, checkpoint in self.experts.items()}
+        base = downloaded(self.base) if self.base else None
+        stamps = stamps_of(
+            [*with_base(experts, base).values(), *fisher_sources(self.fishers).values()]
+        )
+        return replace(self, experts=experts, base=base, stamps=stamps)
+
     @property
     def notes(self) -> list[str]:
         """What a careful person would want to know of this merge, a line each."""
@@ -144,6 +190,11 @@ class MergePlan:
             found.append(f"embedding and head are aligned to {self.alignment.size} rows")
             for name, tokens in self.alignment.added.items():
                 found.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
+        if self.needs_whole and self.fetched_bytes:
+            found.append("the method ranks whole models, which are downloaded first")
+        for name, count in self.fetched_bytes.items():
+            whole = self.opened[name].nbytes
+            found.append(f"fetches {count / 1e9:,.2f} of {whole / 1e9:,.2f} GB of {name}")
         return found
 
     def __str__(self) -> str:
@@ -164,6 +215,7 @@ class MergePlan:
             "weight_bytes": sum(tensor.nbytes for tensor in self.tensors),
             "copied_bytes": verbatim,
             "shards": len(self.shards),
+            "fetched_bytes": self.fetched_bytes,
         }
 
     def _summary(self) -> dict[str, Any]:

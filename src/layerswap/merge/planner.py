@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Advance, PathLike
+from layerswap._types import Advance, Log, PathLike
 from layerswap.checkpoint import (
     Adapter,
     Checkpoint,
@@ -19,7 +19,7 @@ from layerswap.checkpoint import (
     read_adapter,
 )
 from layerswap.checkpoint.commit import PARTIAL
-from layerswap.checkpoint.folder import INDEX, SINGLE, fetch_checkpoint
+from layerswap.checkpoint.folder import INDEX, SINGLE, downloaded, fetch_checkpoint
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.preconditions import stamps_of
 from layerswap.compose import Recipe, read_recipe
@@ -143,8 +143,16 @@ class Sources:
     adapters_only: bool
 
 
-def open_sources(recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = False) -> Sources:
+def open_sources(
+    recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = False, in_place: bool = False
+) -> Sources:
     """Open the experts of these names, and the base.
+
+    Args:
+        recipe: names them.
+        names: of the experts.
+        allow_pickle: read pickled weights, as tensors only.
+        in_place: read full weights where they lie; adapters, which are small, are downloaded.
 
     Raises:
         LayerswapError: naming the expert that cannot be opened, and why.
@@ -158,13 +166,17 @@ def open_sources(recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = F
         _refuse_unfinished(name, expert.source, Path(expert.source))
         try:
             if is_gguf(expert.source):
-                full[name] = _open(expert, recipe, allow_pickle)
+                full[name] = _open(expert, recipe, allow_pickle, in_place)
                 continue
-            folder, commit = fetch_checkpoint(expert.source, expert.revision)
+            folder, commit = fetch_checkpoint(
+                expert.source, expert.revision, weights=not in_place, urls=in_place
+            )
             if is_adapter(folder):
+                if in_place and commit:
+                    folder, commit = fetch_checkpoint(expert.source, commit)
                 adapters[name] = read_adapter(folder), commit
             else:
-                full[name] = _open(expert, recipe, allow_pickle)
+                full[name] = _open(expert, recipe, allow_pickle, in_place, (folder, commit))
             if expert.adapter is not None:
                 full[name] = _with_adapter(full, name, expert.adapter, recipe)
         except LayerswapError as error:
@@ -172,7 +184,7 @@ def open_sources(recipe: Recipe, names: Sequence[str], *, allow_pickle: bool = F
         _refuse_unfinished(name, expert.source, folder.resolve())
     only = bool(adapters) and not full and not recipe.bake
     named = {name: adapter for name, (adapter, _) in adapters.items()}
-    base = _open_base(recipe, named, only, allow_pickle)
+    base = _open_base(recipe, named, only, allow_pickle, in_place)
     for name, (adapter, commit) in adapters.items():
         assert base is not None, "adapters were opened without their base"
         source = str(recipe.experts[name].source).partition("@")[0 if commit else 2]
@@ -201,7 +213,11 @@ def _with_adapter(
 
 
 def _open_base(
-    recipe: Recipe, adapters: Mapping[str, Adapter], adapters_only: bool, allow_pickle: bool
+    recipe: Recipe,
+    adapters: Mapping[str, Adapter],
+    adapters_only: bool,
+    allow_pickle: bool,
+    in_place: bool,
 ) -> Checkpoint | None:
     if recipe.base is not None and recipe.base.source is not None:
         entry, context = recipe.base, "base"
@@ -213,7 +229,7 @@ def _open_base(
     try:
         if adapters_only and recipe.weights != "magnitude" and not _has_weights(entry):
             return open_configuration(str(entry.source), revision=entry.revision)
-        return _open(entry, recipe, allow_pickle)
+        return _open(entry, recipe, allow_pickle, in_place)
     except LayerswapError as error:
         raise error.within(context) from None
 
@@ -240,12 +256,20 @@ def _has_weights(entry: Expert) -> bool:
     return any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
-def _open(expert: Expert, recipe: Recipe, allow_pickle: bool) -> Checkpoint:
+def _open(
+    expert: Expert,
+    recipe: Recipe,
+    allow_pickle: bool,
+    in_place: bool,
+    fetched: tuple[Path, str | None] | None = None,
+) -> Checkpoint:
     return open_checkpoint(
         str(expert.source),
         revision=expert.revision,
         patterns=recipe.place_patterns,
         allow_pickle=allow_pickle,
+        in_place=in_place,
+        fetched=fetched,
     )
 
 
@@ -255,7 +279,12 @@ def _refuse_unfinished(name: str, source: str, folder: Path) -> None:
 
 
 def make_plan(
-    recipe: Recipe | PathLike, *, allow_pickle: bool = False, follow_training: bool = False
+    recipe: Recipe | PathLike,
+    *,
+    allow_pickle: bool = False,
+    follow_training: bool = False,
+    in_place: bool = False,
+    log: Log | None = None,
 ) -> Plan:
     """Open the sources of a recipe, check them against each other, and resolve it.
 
@@ -266,6 +295,10 @@ def make_plan(
         allow_pickle: read pickled weights (`.bin`), as tensors only.
         follow_training: compose a swap that leaves its zones open along the partition that its
             experts were trained on, where their records name one.
+        in_place: leave weights at a URL, and those on the Hub that are not in the local cache,
+            where they are; saving the plan reads only the spans that it takes. Magnitude weights
+            need whole files, which are downloaded.
+        log: told how much is downloaded.
 
     Raises:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
@@ -279,7 +312,10 @@ def make_plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe))
-    opened = open_sources(recipe, recipe.experts_in_order, allow_pickle=allow_pickle)
+    opened = open_sources(
+        recipe, recipe.experts_in_order, allow_pickle=allow_pickle, in_place=in_place
+    )
+    opened = _on_disk(opened, log) if recipe.weights == "magnitude" else opened
     sources, base = opened.experts, opened.base
     if follow_training:
         recipe = along_training(recipe, sources)
@@ -324,6 +360,19 @@ def make_plan(
         stamps |= stamps_of(fisher_sources(fishers).values())
     kind = GGUFPlan if quantised else AdapterPlan if opened.adapters_only else Plan
     return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment, fishers)
+
+
+def _on_disk(opened: Sources, log: Log | None) -> Sources:
+    """The sources with whole files on the disk, for weights that are measured over all of them."""
+
+    def whole(name: str, checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.in_place and log is not None:
+            size = checkpoint.nbytes / 1e9
+            log(f"magnitude weights read whole models: downloading {size:.2f} GB of {name}")
+        return downloaded(checkpoint)
+
+    experts = {name: whole(name, checkpoint) for name, checkpoint in opened.experts.items()}
+    return replace(opened, experts=experts, base=opened.base and whole("base", opened.base))
 
 
 def _measure(

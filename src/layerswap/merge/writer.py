@@ -23,6 +23,7 @@ from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import block_of, is_gguf, read_header
 from layerswap.checkpoint.preconditions import check_apart, check_space, check_unchanged
 from layerswap.checkpoint.read import (
+    Handle,
     is_finite,
     narrowed,
     numpy_dtype,
@@ -30,11 +31,18 @@ from layerswap.checkpoint.read import (
     read_into,
     read_tensor,
 )
+from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
 from layerswap.merge.gguf import GGUFMergePlan, is_merged_gguf
 from layerswap.merge.layout import OutputTensor, Shard, index_of
-from layerswap.merge.lazy_tensors import Reader, Thresholds, leaves, model_thresholds
+from layerswap.merge.lazy_tensors import (
+    Gathered,
+    Reader,
+    Thresholds,
+    leaves,
+    model_thresholds,
+)
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import RECORD, record, write_documents
 from layerswap.merge.plan import MergePlan, names_digest
@@ -48,6 +56,8 @@ CHUNK_BYTES = 1 << 19
 memory that the allocator keeps."""
 PIECE_BYTES = 1 << 25
 """Bytes of output that one worker computes before it takes other work."""
+FETCHED_BYTES = 1 << 22
+"""The same where the inputs come over the network, from which many pieces are fetched at once."""
 SPAN_BYTES = 1 << 26
 """Bytes copied between two reports of progress."""
 SEGMENT_BYTES = 1 << 30
@@ -64,7 +74,7 @@ NO_KERNEL_COPY = (
 class _Copy:
     """Bytes of one source file that go unchanged to one place in the output file."""
 
-    source: Path
+    source: WeightFile
     source_offset: int
     offset: int
     nbytes: int
@@ -109,6 +119,8 @@ def write_shard(
     """
     # Copies first: the kernel does them while NumPy is still being imported.
     work: list[_Copy | Compute] = [*_copies(shard), *_computes(shard)]
+    if any(isinstance(file, RemoteFile) for tensor, _ in shard.tensors for file in tensor.files):
+        threads = max(threads, CONNECTIONS)  # they wait for the network
     with ExitStack() as stack:
         files = {file for tensor, _ in shard.tensors for file in tensor.files}
         handles = open_all(stack, files)
@@ -122,7 +134,9 @@ def write_shard(
             if isinstance(piece, _Copy):
                 copy_span(handles[piece.source], output, piece)
                 progress(piece.nbytes)
-            else:
+                return
+            with ExitStack() as held:
+                hold_remote(held, piece, handles, path.parent)
                 reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
                 for data, offset in computed(piece, reader, allow_non_finite):
                     _write(output, data, offset)
@@ -198,7 +212,31 @@ def _computes(shard: Shard) -> Iterator[Compute]:
         if tensor.verbatim or not tensor.elements:
             continue
         whole = Compute(tensor, 0, tensor.elements, offset)
-        yield from _chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
+        if not any(isinstance(file, RemoteFile) for file in tensor.files):
+            yield from _chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
+        else:  # gathered rows lie anywhere, so that their tensors are fetched once, and whole
+            gathered = any(isinstance(term, Gathered) for term, _ in tensor.inputs)
+            cut = tensor.linear and not gathered
+            yield from _chunks(whole, FETCHED_BYTES) if cut else (whole,)
+
+
+def hold_remote(
+    stack: ExitStack, piece: Compute, handles: Mapping[WeightFile, Handle], folder: Path
+) -> None:
+    """Fetch what a piece is computed from and is read in place, until the stack is left.
+
+    Methods read their inputs more than once; what is fetched waits in nameless files of `folder`.
+    """
+    share = piece.stop - piece.start
+    for info in dict.fromkeys(leaves(piece.tensor.inputs)):
+        handle = handles[info.file]
+        if isinstance(handle, RemoteHandle):
+            start, stop = info.offset, info.offset + info.nbytes
+            if share < piece.tensor.elements:
+                length, size = block_of(info.dtype)
+                start, stop = (start + i // length * size for i in (piece.start, piece.stop))
+            if start < stop:
+                stack.enter_context(handle.holding(start, stop, folder))
 
 
 def _chunks(piece: Compute, nbytes: int) -> Iterator[Compute]:
@@ -239,12 +277,12 @@ def _non_finite(chunk: Compute, reader: Reader) -> str:
     return found or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider --dtype"
 
 
-def open_all(stack: ExitStack, files: Iterable[Path]) -> dict[Path, int]:
-    """Descriptors of files, open for reading until the stack is left."""
-    return {file: stack.enter_context(open_file(file)) for file in sorted(files)}
+def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, Handle]:
+    """Files, open for reading until the stack is left."""
+    return {file: stack.enter_context(open_file(file)) for file in sorted(files, key=str)}
 
 
-def copy_span(source: int, output: int, piece: _Copy) -> None:
+def copy_span(source: Handle, output: int, piece: _Copy) -> None:
     """Copy bytes between files inside the kernel, which shares their blocks where it can.
 
     Falls back to reading and writing where the filesystems cannot.
@@ -253,6 +291,10 @@ def copy_span(source: int, output: int, piece: _Copy) -> None:
         CheckpointError: the source ended early.
         OSError: the output cannot be written.
     """
+    if isinstance(source, RemoteHandle):
+        start = piece.source_offset
+        source.copy_to(output, start, start + piece.nbytes, piece.offset)
+        return
     done = 0
     while done < piece.nbytes:
         left = piece.nbytes - done
@@ -333,6 +375,8 @@ def write_plan(
 ) -> Path:
     """Write the merged checkpoint, adapter or GGUF file; see `Plan.save`."""
     target = check_target(plan, out, overwrite=overwrite)
+    if plan.needs_whole:
+        plan = plan.downloaded()
     report = progress or (lambda count: None)
     if isinstance(plan, GGUFMergePlan):
         _write_gguf(

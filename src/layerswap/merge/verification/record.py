@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, read_json_object, sha256_of
@@ -86,16 +87,34 @@ class Recorded:
         found = plan.record["sources"]
         for name in self.sources:
             if name in found:
-                self.check_fingerprints(name, found[name]["fingerprints"], report)
+                marks = found[name].get("etags", {})
+                self.check_fingerprints(name, found[name]["fingerprints"], report, marks)
             else:
                 report.findings.append(f"{self.path}: the merge has no source {name!r}")
         for name in found.keys() - self.sources.keys():
             report.findings.append(f"{self.path}: lacks the source {name!r}")
 
-    def check_fingerprints(self, name: str, found: Mapping[str, str], report: Verification) -> None:
-        """Find files of a source that changed, went or came since the merge."""
-        expected = self.sources[name]["fingerprints"]
-        for file in sorted(expected.keys() | found.keys()):
+    def check_fingerprints(
+        self,
+        name: str,
+        found: Mapping[str, str],
+        report: Verification,
+        etags: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Find files of a source that changed, went or came since the merge.
+
+        Args:
+            name: of the source.
+            found: its files' fingerprints.
+            report: what is found is added to it.
+            etags: of its files that are read in place.
+        """
+        marks = self.sources[name].get("etags", {})
+        expected = {**self.sources[name]["fingerprints"], **marks}
+        found = {**found, **etags}
+        # Read in place then and from the disk now, or the other way: nothing to compare.
+        either = {file for file in expected if (file in marks) != (file in etags)}
+        for file in sorted((expected.keys() | found.keys()) - (either & found.keys())):
             if file not in found:
                 report.findings.append(f"{name}: {file} is gone since the merge")
             elif file not in expected:
@@ -158,7 +177,9 @@ def plan_again(recorded: Recorded, moved: Mapping[str, str], *, allow_pickle: bo
     Raises:
         LayerswapError: a source cannot be opened, or they do not fit together any more.
     """
-    plan = make_plan(recorded.recipe_with(moved), allow_pickle=allow_pickle)
+    plan = make_plan(recorded.recipe_with(moved), allow_pickle=allow_pickle, in_place=True)
+    if plan.needs_whole:
+        plan = plan.downloaded()
 
     def as_recorded(name: str, checkpoint: Checkpoint) -> Checkpoint:
         if name not in moved:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,13 @@ from typing import TypeVar
 from layerswap._types import Advance
 from layerswap.checkpoint import TensorInfo
 from layerswap.checkpoint.header import block_of
-from layerswap.checkpoint.read import read_into
+from layerswap.checkpoint.read import Handle, read_into
+from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.lazy_tensors import Reader, Thresholds, derived_tensors, leaves
 from layerswap.merge.methods import METHODS
-from layerswap.merge.writer import Compute, computed, open_all
+from layerswap.merge.writer import Compute, computed, hold_remote, open_all
 
 PIECE_BYTES = 1 << 24
 """Bytes of output compared at a time by one worker."""
@@ -137,7 +139,9 @@ def differences(
 
 
 def _compare(
-    piece: ComparisonWork, handles: Mapping[Path, int], known: Mapping[Operation, Thresholds]
+    piece: ComparisonWork,
+    handles: Mapping[WeightFile, Handle],
+    known: Mapping[Operation, Thresholds],
 ) -> Iterator[tuple[str, int]]:
     if isinstance(piece, _Same):
         expected = bytearray(piece.nbytes)
@@ -146,8 +150,10 @@ def _compare(
         yield from _compare_bytes(piece.tensor, piece.found, piece.start, expected, handles)
         return
     reader = Reader(handles, known, allow_non_finite=True)
-    for data, offset in computed(piece.piece, reader, allow_non_finite=True):
-        yield from _compare_bytes(piece.piece.tensor.name, piece.found, offset, data, handles)
+    with ExitStack() as held:
+        hold_remote(held, piece.piece, handles, Path(tempfile.gettempdir()))
+        for data, offset in computed(piece.piece, reader, allow_non_finite=True):
+            yield from _compare_bytes(piece.piece.tensor.name, piece.found, offset, data, handles)
 
 
 def _compare_bytes(
@@ -155,7 +161,7 @@ def _compare_bytes(
     found: TensorInfo,
     start: int,
     expected: bytearray | memoryview,
-    handles: Mapping[Path, int],
+    handles: Mapping[WeightFile, Handle],
 ) -> Iterator[tuple[str, int]]:
     import numpy as np
 
@@ -173,7 +179,7 @@ def _again(tensor: OutputTensor, found: TensorInfo, start: int, stop: int) -> _A
     return _Again(Compute(tensor, start, stop, start // length * size), found, nbytes)
 
 
-def _files(piece: ComparisonWork) -> set[Path]:
+def _files(piece: ComparisonWork) -> set[WeightFile]:
     if isinstance(piece, _Same):
         return {piece.source.file, piece.found.file}
     return piece.piece.tensor.files | {piece.found.file}

@@ -1,0 +1,314 @@
+"""Merging straight from a Hub that runs here, through the real client, with faults switched in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import huggingface_hub
+import pytest
+from hub_server import running_hub
+from huggingface_hub import constants
+from merging import weight_bytes
+
+import layerswap as ls
+from layerswap.checkpoint import remote
+from layerswap.checkpoint.folder import open_checkpoint
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import CheckpointError, LayerswapError
+from layerswap.merge.planner import make_plan
+
+TASK, LANGUAGE = "org/task", "org/language"
+FAULTS = ["drop", "short", "wrong", "429", "503"]
+
+
+@pytest.fixture
+def hub(experts, tmp_path, monkeypatch):
+    """A hub with both experts and their base, and an empty cache."""
+    with running_hub() as running:
+        for name in ("task", "language", "base"):
+            running.repositories[f"org/{name}"] = experts[name]
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", running.address)
+        template = f"{running.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
+        huggingface_hub.utils.close_session()
+        yield running
+        huggingface_hub.utils.close_session()
+
+
+def swap_plans(experts, **settings):
+    """The same swap from the Hub and from the disk."""
+    settings = {"bottom": 1, "top": 1, "max_shard_size": "20KB", **settings}
+    local = ls.swap(task=experts["task"], language=experts["language"], **settings)
+    return ls.swap(task=TASK, language=LANGUAGE, **settings), local
+
+
+def test_a_swap_fetches_only_the_spans_that_it_takes(hub, experts, tmp_path):
+    plan, local = swap_plans(experts)
+    planned = plan.to_dict()["fetched_bytes"]
+    whole = {f"org/{n}": (experts[n] / "model.safetensors").stat().st_size for n in experts}
+    # The task gives two of four layers, the language the others, and both the embeddings.
+    assert planned.keys() == {"task", "language"}
+    assert sum(planned.values()) < 0.75 * (whole[TASK] + whole[LANGUAGE])
+    out = plan.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+    for name, count in planned.items():
+        header = len(plan.experts[name].tensors)  # bytes of it are few hundreds per tensor
+        assert count <= hub.sent[f"org/{name}"] <= 1.05 * count + 200 * header
+    # No file of weights came to the cache, nor beside the output.
+    assert not [*(tmp_path / "cache").rglob("*.safetensors")]
+    assert {f.name for f in out.iterdir()} == {f.name for f in (tmp_path / "local").iterdir()}
+    record = json.loads((out / "layerswap.json").read_text())["sources"]["task"]
+    assert record["revision"] == hub.commit(TASK)
+    assert record["fingerprints"] == {}
+    assert len(record["etags"]["model.safetensors"]) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_cost_no_byte_twice(hub, experts, tmp_path, fault):
+    plan, local = swap_plans(experts)
+    sent = sum(hub.sent.values())
+    hub.faults = [fault, "", fault, fault]
+    out = plan.save(tmp_path / "out")
+    assert hub.faults == []
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+    traffic, planned = sum(hub.sent.values()) - sent, sum(plan.fetched_bytes.values())
+    # An answer to another question is thrown away with its first bytes.
+    assert traffic <= (1.05 if fault != "wrong" else 1.5) * planned
+
+
+@pytest.mark.slow
+def test_all_faults_at_once(hub, experts, tmp_path):
+    plan, local = swap_plans(experts)
+    hub.faults = [*FAULTS, *FAULTS, "drop", "drop"]
+    out = plan.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"method": "ties", "density": 0.5},
+        {"method": "dare_ties", "density": 0.5},
+        {"method": "slerp"},
+        {"method": "breadcrumbs"},
+    ],
+    ids=lambda method: method["method"],
+)
+def test_methods_fetch_what_they_measure_once(hub, experts, tmp_path, method):
+    merge = {"experts": ["task", "language"], **method}
+    based = method["method"] != "slerp"
+
+    def recipe(sources):
+        named = {name: str(sources[name]) for name in ("task", "language")}
+        return check_recipe(
+            {
+                "experts": named, "merge": merge, "max_shard_size": "20KB",
+                **({"base": str(sources["base"])} if based else {}),
+            },
+            where="test",
+        )  # fmt: skip
+
+    plan = make_plan(recipe({name: f"org/{name}" for name in experts}), in_place=True)
+    sent = sum(hub.sent.values())
+    out = plan.save(tmp_path / "out")
+    local = make_plan(recipe(experts)).save(tmp_path / "local")
+    assert weight_bytes(out) == weight_bytes(local)
+    assert sum(hub.sent.values()) - sent == sum(plan.fetched_bytes.values())
+
+
+@pytest.mark.slow
+def test_methods_over_whole_models_download_them(hub, experts, tmp_path):
+    def recipe(sources):
+        merge = {"experts": ["task", "language"], "method": "ties", "scope": "model"}
+        data = {"experts": {n: str(sources[n]) for n in merge["experts"]}, "merge": merge}
+        return check_recipe({**data, "base": str(sources["base"])}, where="test")
+
+    plan = make_plan(recipe({name: f"org/{name}" for name in experts}), in_place=True)
+    assert any("downloaded first" in note for note in plan.notes)
+    size = (experts["task"] / "model.safetensors").stat().st_size
+    assert plan.fetched_bytes["task"] == size
+    out = plan.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(make_plan(recipe(experts)).save(tmp_path / "local"))
+    assert len([*(tmp_path / "cache").rglob("*.safetensors")]) == 3
+
+
+@pytest.mark.slow
+def test_magnitude_weights_say_what_they_download(hub, experts):
+    said = []
+    data = {
+        "experts": {"task": TASK, "language": LANGUAGE}, "base": "org/base",
+        "weights": "magnitude", "swap": {"bottom": 1, "top": 1},
+    }  # fmt: skip
+    plan = make_plan(check_recipe(data, where="test"), in_place=True, log=said.append)
+    assert plan.fetched_bytes == {}
+    assert said[0] == "magnitude weights read whole models: downloading 0.00 GB of task"
+    assert len(said) == 3
+
+
+def test_the_local_cache_comes_first(hub, experts, tmp_path):
+    open_checkpoint(TASK)  # downloads it
+    sent = hub.sent[TASK]
+    plan, local = swap_plans(experts)
+    assert plan.fetched_bytes.keys() == {"language"}
+    out = plan.save(tmp_path / "out")
+    assert hub.sent[TASK] == sent
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+
+
+@pytest.mark.slow
+def test_offline_only_the_cache_is_asked(hub, experts, monkeypatch):
+    open_checkpoint(TASK)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="language: no such local folder, not whole in"):
+        swap_plans(experts)
+    hub.asked.clear()
+    assert open_checkpoint(TASK, in_place=True).revision == hub.commit(TASK)
+    assert hub.asked == {}
+
+
+def test_a_file_that_changes_stops_the_merge(hub, experts, tmp_path):
+    plan, _ = swap_plans(experts)
+    changed = tmp_path / "changed"
+    shutil.copytree(experts["task"], changed)
+    with (changed / "model.safetensors").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\0\0\0\0")
+    hub.repositories[TASK] = changed
+    with pytest.raises(LayerswapError, match="changed since the merge was planned"):
+        plan.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_what_never_comes_ends_in_one_line(hub, experts, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "RETRIES", 2)
+    plan, _ = swap_plans(experts)
+    hub.faults = ["wrong"] * 400
+    with pytest.raises(CheckpointError, match=r"cannot be fetched \(ConnectionError: asked for"):
+        plan.save(tmp_path / "out")
+    hub.faults = ["whole"] * 400
+    with pytest.raises(CheckpointError, match="the server sends whole files only"):
+        plan.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
+    plan, local = swap_plans(experts)
+    out = tmp_path / "out"
+    script = (
+        "import os, signal, layerswap as ls\n"
+        "from layerswap.checkpoint import commit\n"
+        "enter = commit.Journal._enter\n"
+        "def die(self, file):\n"
+        "    enter(self, file)\n"
+        "    if len(self.finished) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "commit.Journal._enter = die\n"
+        f"ls.swap(task='{TASK}', language='{LANGUAGE}', bottom=1, top=1,"
+        f" max_shard_size='20KB').save({str(out)!r})\n"
+    )
+    environment = {
+        "HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin",
+        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PYTHONPATH": ":".join(sys.path),
+    }  # fmt: skip
+    killed = subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=False, capture_output=True, text=True
+    )
+    assert killed.returncode == -9, killed.stderr
+    (left,) = tmp_path.glob("out.partial-*")
+    finished = json.loads((left / "journal.json").read_text())["finished"]
+    sent = sum(hub.sent.values())
+    plan.save(out, resume=True)
+    again = sum(hub.sent.values()) - sent
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+    assert again < sum(plan.fetched_bytes.values())
+    assert len(finished) == 3
+
+
+@pytest.mark.slow
+def test_loading_downloads(hub, experts):
+    plan, local = swap_plans(experts)
+    assert plan.fetched_bytes
+    assert plan.downloaded().fetched_bytes == {}
+    for name, tensor in plan.load().state_dict().items():
+        assert tensor.equal(local.load().state_dict()[name])
+
+
+@pytest.mark.slow
+def test_verify_reads_in_place_too(hub, experts, tmp_path):
+    plan, _ = swap_plans(experts)
+    out = plan.save(tmp_path / "out")
+    assert ls.verify(out, full=True).passed
+    open_checkpoint(TASK)  # now in the cache, where it was read in place
+    found = ls.verify(out, full=True)
+    assert found.passed, found.findings
+
+
+# ---------------------------------------------------------------- URLs
+
+
+@pytest.mark.slow
+def test_a_folder_on_a_web_server(hub, experts, tmp_path):
+    plain = f"{hub.address}/plain"
+    plan = ls.swap(task=f"{plain}/{TASK}", language=f"{plain}/{LANGUAGE}/", bottom=1, top=1)
+    local = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    hub.faults = ["drop", "", "short", "503"]
+    out = plan.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+    assert ls.verify(out, full=True).passed
+    with pytest.raises(CheckpointError, match="download the folder first"):
+        plan.load()
+    plan = ls.swap(task=f"{plain}/{TASK}", language=f"{plain}/{LANGUAGE}", bottom=1, top=1)
+    hub.faults = ["", "changed"]
+    with pytest.raises(LayerswapError, match="changed since the merge was planned"):
+        plan.save(tmp_path / "other")
+
+
+def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
+    import fsspec
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
+    memory = fsspec.filesystem("memory")
+    for name in ("task", "language"):
+        memory.put(str(experts[name]), f"/experts/{name}", recursive=True)
+    urls = {name: f"memory://experts/{name}" for name in ("task", "language")}
+    plan = ls.swap(**urls, bottom=1, top=1)
+    local = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    out = plan.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+    memory.pipe("/experts/task/model.safetensors", b"\0" * 1000)
+    with pytest.raises(LayerswapError, match="changed since the merge was planned"):
+        plan.save(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("https://huggingface.co/owner/name", "a page of the Hub; give the repository's id: owner"),
+        ("https://me:secret@127.0.0.1:1/x", "has no password"),
+        ("https://127.0.0.1:1/x?token=secret", "has no password, '?' or '#'"),
+        ("nowhere://bucket/x", "nowhere"),
+        ("memory://nothing/here", "holds no checkpoint"),
+    ],
+)
+def test_urls_that_are_none(monkeypatch, source, why):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(source, in_place=True)
+    assert why in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError):
+        open_checkpoint(source)
