@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped, parse_json, regular_size
@@ -102,6 +102,43 @@ class TensorInfo:
     def elements(self) -> int:
         """Number of elements; 1 for a scalar."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Where the rows of a tensor of transformers are in a GGUF file.
+
+    Attributes:
+        kind: `rotary`: the halves of a head alternate in the file; `heads`: queries, keys and
+            values of each head, which the file has apart; `groups`: queries of a group of heads,
+            its keys and its values, which the file has apart.
+        rows: the number of rows.
+        heads: of queries; for `rotary`, of this tensor.
+        groups: of heads that share keys and values.
+    """
+
+    kind: Literal["rotary", "heads", "groups"]
+    rows: int
+    heads: int
+    groups: int = 0
+
+
+@dataclass(frozen=True)
+class Translated(TensorInfo):
+    """A tensor of a GGUF file as transformers has it.
+
+    `name`, `dtype` and `shape` are those of transformers; `file`, `offset` and `nbytes` say where
+    the file has it.
+
+    Attributes:
+        stored: the tensor of the file.
+        order: where its rows are in the file, if elsewhere.
+        shift: a number to add to every element.
+    """
+
+    stored: TensorInfo
+    order: RowOrder | None
+    shift: float
 
 
 def is_gguf(source: str | os.PathLike[str]) -> bool:

@@ -13,9 +13,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, block_of
+from layerswap.checkpoint.header import (
+    BLOCKS,
+    DTYPE_BITS,
+    RowOrder,
+    TensorInfo,
+    Translated,
+    block_of,
+)
 from layerswap.checkpoint.remote import RemoteFile, RemoteHandle, WeightFile
 from layerswap.errors import CheckpointError
 from layerswap.versions import need_extras
@@ -95,6 +103,8 @@ def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stor
     """
     import numpy as np
 
+    if isinstance(info, Translated):
+        return narrowed(read_floats(handle, info, start, stop), info.dtype)
     length, nbytes = block_of(info.dtype)
     kind = numpy_dtype(info.dtype)
     values = np.empty((stop - start) // length * nbytes // kind.itemsize, kind)
@@ -106,10 +116,54 @@ def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stor
 
 def read_floats(handle: Handle, info: TensorInfo, start: int, stop: int) -> Floats:
     """Elements [start, stop) of a floating-point tensor, to compute with; see `widened`."""
+    if isinstance(info, Translated):
+        return _translated(handle, info, start, stop)
     length, _ = block_of(info.dtype)
     first = start // length * length
     last = min(-(-stop // length) * length, info.elements)
     return widened(read_stored(handle, info, first, last), info.dtype)[start - first : stop - first]
+
+
+def _translated(handle: Handle, info: Translated, start: int, stop: int) -> Floats:
+    """Elements of a tensor of a GGUF file, in transformers' order."""
+    import numpy as np
+
+    if info.order is None or start == stop:
+        values = read_floats(handle, info.stored, start, stop)
+    else:
+        width = info.elements // info.order.rows
+        first, last = start // width, -(-stop // width)
+        wanted = row_order(info.order)[first:last]
+        sorted_rows = np.sort(wanted)
+        # Neighbours in the file are read as one.
+        breaks = np.flatnonzero(np.diff(sorted_rows) != 1) + 1
+        runs = np.split(sorted_rows, breaks)
+        parts = [
+            read_floats(handle, info.stored, int(run[0]) * width, (int(run[-1]) + 1) * width)
+            for run in runs
+        ]
+        found = np.concatenate(parts).reshape(-1, width)
+        rows = found[np.searchsorted(sorted_rows, wanted)]
+        values = rows.reshape(-1)[start - first * width : stop - first * width]
+    return values + values.dtype.type(info.shift) if info.shift else values
+
+
+@lru_cache(maxsize=8)
+def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
+    """The row of the file that each row of transformers' tensor is."""
+    import numpy as np
+
+    rows, heads = np.arange(order.rows), order.heads
+    if order.kind == "rotary":  # [head, half, pair] from [head, pair, half]
+        return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    if order.kind == "heads":  # [head, part, ...] from [part, head, ...]
+        return rows.reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
+    each = heads // order.groups
+    size = order.rows // (heads + 2 * order.groups)
+    queries, keys, values = np.split(rows, [heads * size, (heads + order.groups) * size])
+    parts = [part.reshape(order.groups, -1, size) for part in (queries, keys, values)]
+    assert parts[0].shape[1] == each
+    return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def read_tensor(info: TensorInfo) -> Stored:
@@ -266,6 +320,8 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
     """
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
+    if isinstance(first, Translated) or isinstance(second, Translated):
+        return _same_elements(first, second, chunk // 8)
     with open_file(first.file) as a, open_file(second.file) as b:
         for start in range(0, first.nbytes, chunk):
             length = min(chunk, first.nbytes - start)
@@ -274,5 +330,15 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
             read_into(a, first.offset + start, memoryview(buffers[0]), first.file)
             read_into(b, second.offset + start, memoryview(buffers[1]), second.file)
             if buffers[0] != buffers[1]:
+                return False
+    return True
+
+
+def _same_elements(first: TensorInfo, second: TensorInfo, chunk: int) -> bool:
+    with open_file(first.file) as a, open_file(second.file) as b:
+        for start in range(0, first.elements, chunk):
+            stop = min(start + chunk, first.elements)
+            parts = read_stored(a, first, start, stop), read_stored(b, second, start, stop)
+            if parts[0].tobytes() != parts[1].tobytes():
                 return False
     return True

@@ -26,6 +26,7 @@ from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_pack
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
+from layerswap.merge.compatibility import read_vocabulary
 from layerswap.merge.layout import OutputTensor, Shard, everyone, terms_of, unblendable, widest
 from layerswap.merge.lazy_tensors import Terms, leaves
 from layerswap.merge.metadata import record
@@ -127,6 +128,26 @@ def check_vocabularies(checkpoints: Mapping[str, Checkpoint]) -> None:
             if first.stored(key) != other.stored(key):
                 found = _difference(first.get(key), other.get(key))
                 raise MergeError(f"tokenizers of {names[0]} and {name} differ: {key} {found}")
+
+
+def check_vocabulary(name: str, checkpoint: Checkpoint, like: Checkpoint) -> None:
+    """Refuse a GGUF file whose tokens are not those of a `tokenizer.json`.
+
+    One in a hundred may differ: converters write unused and padding tokens in their own way.
+
+    Raises:
+        MergeError: with an example.
+    """
+    tokens, ids = _metadata(checkpoint).get("tokenizer.ggml.tokens"), read_vocabulary(like)
+    if not ids or not isinstance(tokens, list):
+        return
+    wrong = [t for t, i in ids.items() if i < len(tokens) and tokens[i] != t]
+    if len(wrong) > len(ids) // 100:
+        token = min(wrong, key=ids.__getitem__)
+        raise MergeError(
+            f"tokenizers of {name} and {like.identity} differ: token {ids[token]} is "
+            f"{clipped(repr(tokens[ids[token]]), 40)} and {clipped(repr(token), 40)}"
+        )
 
 
 def read_gguf_record(path: Path) -> dict[str, Any]:

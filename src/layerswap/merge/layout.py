@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
-from layerswap.checkpoint.header import byte_length
+from layerswap.checkpoint.header import Translated, byte_length
 from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose import Blend, Composition
@@ -58,7 +58,8 @@ class OutputTensor:
     def verbatim(self) -> bool:
         """Whether its bytes are one source's bytes."""
         term = self.inputs[0][0]
-        return len(self.inputs) == 1 and isinstance(term, TensorInfo) and term.dtype == self.dtype
+        copied = isinstance(term, TensorInfo) and not isinstance(term, Translated)
+        return copied and len(self.inputs) == 1 and term.dtype == self.dtype
 
     @property
     def linear(self) -> bool:

@@ -29,7 +29,12 @@ from layerswap.deltas.measure import magnitude_weights
 from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.compatibility import check_together, check_tokenizers
 from layerswap.merge.fisher import open_fishers
-from layerswap.merge.gguf import GGUFMergePlan, check_vocabularies, refuse_for_gguf
+from layerswap.merge.gguf import (
+    GGUFMergePlan,
+    check_vocabularies,
+    check_vocabulary,
+    refuse_for_gguf,
+)
 from layerswap.merge.load import load_model
 from layerswap.merge.lora import AdapterMergePlan
 from layerswap.merge.metadata import record
@@ -185,6 +190,8 @@ def open_sources(
     only = bool(adapters) and not full and not recipe.bake
     named = {name: adapter for name, (adapter, _) in adapters.items()}
     base = _open_base(recipe, named, only, allow_pickle, in_place)
+    if adapters and base is not None and base.gguf is not None:
+        raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
     for name, (adapter, commit) in adapters.items():
         assert base is not None, "adapters were opened without their base"
         source = str(recipe.experts[name].source).partition("@")[0 if commit else 2]
@@ -194,13 +201,40 @@ def open_sources(
             full[name] = adapt(base, adapter, source=source, revision=commit, patterns=patterns)
         except LayerswapError as error:
             raise error.within(name) from None
-    return Sources({name: full[name] for name in names if name in full}, base, only)
+    found = {name: full[name] for name in names if name in full}
+    return Sources(*_in_one_layout(found, base), only)
+
+
+def _in_one_layout(
+    experts: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
+    """GGUF files beside safetensors, under the names of those."""
+    opened = [*experts.values(), *([base] if base is not None else [])]
+    like = next((one for one in opened if one.gguf is None and one.tensors), None)
+    if like is None or all(one.gguf is None for one in opened):
+        return dict(experts), base
+    from layerswap.checkpoint.gguf_translation import as_transformers
+
+    def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.gguf is None:
+            return checkpoint
+        try:
+            found = as_transformers(checkpoint, like)
+        except LayerswapError as error:
+            raise error.within(name) from None
+        check_vocabulary(name, checkpoint, like)
+        return found
+
+    named = {name: translated(name, checkpoint) for name, checkpoint in experts.items()}
+    return named, None if base is None else translated("base", base)
 
 
 def _with_adapter(
     full: Mapping[str, Checkpoint], name: str, adapter: str, recipe: Recipe
 ) -> Checkpoint:
     """A full checkpoint with an adapter added to it, as one full checkpoint."""
+    if name in full and full[name].gguf is not None:
+        raise MergeError("adapter: cannot be added to a GGUF file")
     if name not in full:
         raise MergeError("adapter: the source is an adapter itself; give the model as the source")
     model = full[name]
