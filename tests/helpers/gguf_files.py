@@ -140,6 +140,7 @@ def add_vocabulary(writer: GGUFWriter, tokens: list[str]) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+    writer.add_pad_token_id(0)
 
 
 def close(writer: GGUFWriter) -> None:

@@ -132,7 +132,9 @@ def _tensors(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict[s
     for name, info in like.tensors.items():
         expert = _EXPERT.search(name)
         plain = _EXPERT.sub(".experts.", name)
-        found = names.get_name(plain, try_suffixes=(".weight", ".bias"))
+        spellings = (plain, plain.removeprefix("transformer."))  # BLOOM's are without it
+        known = (names.get_name(text, try_suffixes=(".weight", ".bias")) for text in spellings)
+        found = next(filter(None, known), None)
         if found == "output.weight" and found not in checkpoint.tensors:
             found = "token_embd.weight"  # a head that is tied, and stored beside all the same
         if found is None or found not in checkpoint.tensors:

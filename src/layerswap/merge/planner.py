@@ -170,12 +170,11 @@ def open_sources(
             continue
         _refuse_unfinished(name, expert.source, Path(expert.source))
         try:
-            if is_gguf(expert.source):
-                full[name] = _open(expert, recipe, allow_pickle, in_place)
-                continue
-            folder, commit = fetch_checkpoint(
-                expert.source, expert.revision, weights=not in_place, urls=in_place
-            )
+            folder, commit = Path(expert.source), None
+            if not is_gguf(folder):
+                folder, commit = fetch_checkpoint(
+                    expert.source, expert.revision, weights=not in_place, urls=in_place
+                )
             if is_adapter(folder):
                 if in_place and commit:
                     folder, commit = fetch_checkpoint(expert.source, commit)
