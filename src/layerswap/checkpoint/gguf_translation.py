@@ -101,7 +101,7 @@ def as_transformers(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
 
 
 def _family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
-    kind = text_config(like.config).get("model_type")
+    kind = str(text_config(like.config).get("model_type"))
     if kind not in FAMILIES:
         raise CheckpointError(
             f"a GGUF file beside safetensors of {clipped(repr(kind), 40)} cannot be read; these "
@@ -118,8 +118,9 @@ def _check_settings(found: Mapping[str, Any], config: Mapping[str, Any]) -> None
     config = {**(rope if isinstance(rope, dict) else {}), **config}
     for key, name in SETTINGS.items():
         ours, theirs = config.get(key), found.get(name)
-        numbers = isinstance(ours, int | float) and isinstance(theirs, int | float)
-        if numbers and not math.isclose(ours, theirs, rel_tol=1e-5):
+        if not isinstance(ours, int | float) or not isinstance(theirs, int | float):
+            continue
+        if not math.isclose(ours, theirs, rel_tol=1e-5):
             raise CheckpointError(f"{name} is {theirs:g}, where {key} is {ours:g} elsewhere")
 
 

@@ -129,21 +129,19 @@ def _translated(handle: Handle, info: Translated, start: int, stop: int) -> Floa
     import numpy as np
 
     if info.order is None or start == stop:
-        values = read_floats(handle, info.stored, start, stop)
+        values: Floats = read_floats(handle, info.stored, start, stop)
     else:
         width = info.elements // info.order.rows
         first, last = start // width, -(-stop // width)
         wanted = row_order(info.order)[first:last]
-        sorted_rows = np.sort(wanted)
+        places = np.argsort(wanted)
+        wide = np.float64 if info.stored.dtype == "F64" else np.float32
+        rows: Stored = np.empty((len(wanted), width), wide)
         # Neighbours in the file are read as one.
-        breaks = np.flatnonzero(np.diff(sorted_rows) != 1) + 1
-        runs = np.split(sorted_rows, breaks)
-        parts = [
-            read_floats(handle, info.stored, int(run[0]) * width, (int(run[-1]) + 1) * width)
-            for run in runs
-        ]
-        found = np.concatenate(parts).reshape(-1, width)
-        rows = found[np.searchsorted(sorted_rows, wanted)]
+        for run in np.split(places, np.flatnonzero(np.diff(wanted[places]) != 1) + 1):
+            begin, end = int(wanted[run[0]]), int(wanted[run[-1]]) + 1
+            part = read_floats(handle, info.stored, begin * width, end * width)
+            rows[run] = part.reshape(-1, width)
         values = rows.reshape(-1)[start - first * width : stop - first * width]
     return values + values.dtype.type(info.shift) if info.shift else values
 

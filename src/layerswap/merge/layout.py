@@ -58,8 +58,9 @@ class OutputTensor:
     def verbatim(self) -> bool:
         """Whether its bytes are one source's bytes."""
         term = self.inputs[0][0]
-        copied = isinstance(term, TensorInfo) and not isinstance(term, Translated)
-        return copied and len(self.inputs) == 1 and term.dtype == self.dtype
+        if len(self.inputs) > 1 or not isinstance(term, TensorInfo) or isinstance(term, Translated):
+            return False
+        return term.dtype == self.dtype
 
     @property
     def linear(self) -> bool:
