@@ -39,6 +39,29 @@ def test_json_is_one_document_and_nothing_else(layerswap, experts, tmp_path):
     assert facts["pairs"][0]["cosine"] == pytest.approx(0, abs=0.2)
 
 
+def test_a_dry_run_is_the_plan_and_writes_nothing(layerswap, experts, tmp_path):
+    planned = layerswap("plan", *pair(experts), "--languages", "sw, te", "--json")
+    dry = layerswap("merge", *pair(experts), "--languages", "sw, te", "--out", tmp_path / "m",
+                    "--dry-run", "--json")  # fmt: skip
+    assert dry.code == 0, dry.err
+    facts = json.loads(dry.out)
+    assert facts.pop("command") == "merge"
+    assert facts.items() <= json.loads(planned.out).items()
+    assert facts["fetched_bytes"] == {}
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_shell_completes_commands_and_options(layerswap, monkeypatch, shell):
+    line = "layerswap merge --dry"
+    monkeypatch.setenv("_LAYERSWAP_COMPLETE", f"complete_{shell}")
+    for name, value in {"COMP_WORDS": line, "COMP_CWORD": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"ARGS": line, "ACTION": "get-args"}.items():
+        monkeypatch.setenv(f"_TYPER_COMPLETE_{name}", value)
+    assert "--dry-run" in layerswap().out
+
+
 def test_quiet_prints_nothing_but_writes(layerswap, experts, tmp_path):
     done = layerswap("merge", *pair(experts), "--out", tmp_path / "m", "--quiet")
     assert (done.code, done.out, done.err) == (0, "", "")

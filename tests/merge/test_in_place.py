@@ -68,6 +68,11 @@ def test_a_swap_fetches_only_the_spans_that_it_takes(hub, experts, tmp_path):
     record = json.loads((out / "layerswap.json").read_text())["sources"]["task"]
     assert record["revision"] == hub.commit(TASK)
     assert record["fingerprints"] == {}
+    card = huggingface_hub.ModelCard.load(out / "README.md").data
+    assert (card.base_model, card.base_model_relation) == ([TASK, LANGUAGE], "merge")
+    assert plan.notes == [
+        f"fetches 0.00 of 0.00 GB of {name}" for name in ("task", "language")
+    ]  # copies would be named, too
     assert len(record["etags"]["model.safetensors"]) == 64
 
 
@@ -210,8 +215,8 @@ def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
         "import os, signal, layerswap as ls\n"
         "from layerswap.checkpoint import commit\n"
         "enter = commit.Journal._enter\n"
-        "def die(self, file):\n"
-        "    enter(self, file)\n"
+        "def die(self, *given):\n"
+        "    enter(self, *given)\n"
         "    if len(self.finished) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "commit.Journal._enter = die\n"
         f"ls.swap(task='{TASK}', language='{LANGUAGE}', bottom=1, top=1,"

@@ -8,7 +8,7 @@ import os
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from merging import change_config, copied, weight_bytes
+from merging import change_config, change_tensors, copied, tensors_of, weight_bytes
 
 import layerswap as ls
 from layerswap.checkpoint import fingerprint, preconditions
@@ -121,11 +121,51 @@ def test_a_small_file_is_fingerprinted_whole(tmp_path, size):
 
 def test_the_card_is_one_the_hub_reads(out):
     card = ModelCard.load(out / "README.md")
-    assert card.data.base_model == ["base"]
-    assert card.data.base_model_relation == "merge"
+    # A folder's name is no id of the Hub.
+    assert card.data.base_model is None
+    assert "base_model_relation" not in card.data.to_dict()
+    assert card.data.license is None
     assert card.data.tags == ["merge", "layerswap"]
     assert card.data.language == ["sw", "te"]
     assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "text-generation"
+    snippet = card.content.split("```python\n")[1].split("```")[0]
+    compile(snippet, "card", "exec")
+
+
+LICENCES = [
+    (("apache-2.0", "apache-2.0"), "apache-2.0", None),
+    (("apache-2.0", "llama3.1"), "other", "mixed"),
+    (("apache-2.0", None), None, None),
+    (("apache-2.0", "no licence [at] all"), None, None),
+]
+
+
+@pytest.mark.parametrize(("licences", "expected", "name"), LICENCES)
+def test_the_licence_is_that_of_the_experts(pair, tmp_path, licences, expected, name):
+    for folder, licence in zip(pair, licences, strict=True):
+        if licence:
+            (folder / "README.md").write_text(f"---\nlicense: {licence}\n---\n\n# One\n")
+    plan = ls.swap(task=pair[0], language=pair[1])
+    card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
+    assert (card.data.license, card.data.to_dict().get("license_name")) == (expected, name)
+    shown = "not given" if name is None and expected is None else licences[1]
+    assert f"- `language`: language (licence: {shown})" in card.content
+
+
+def test_copies_among_the_sources_are_named(experts, pair, tmp_path):
+    def notes(**sources):
+        return [note for note in ls.swap(**sources).notes if "weights" in note]
+
+    task, language = experts["task"], experts["language"]
+    assert notes(task=task, language=language, base=experts["base"]) == []
+    same = "task and language have the same weights: no composition of them changes anything"
+    assert notes(task=task, language=pair[0]) == [same]
+    untrained = "task has the weights of its base: its training changed nothing"
+    assert notes(task=task, language=language, base=pair[0]) == [untrained]
+    assert notes(task=task, language=pair[0], base=task)[-1] == same
+    change_tensors(pair[0], {"model.norm.weight": tensors_of(task)["model.norm.weight"] + 1})
+    assert notes(task=task, language=pair[0]) == []
 
 
 def test_the_card_names_no_local_path(experts, out):
@@ -144,7 +184,8 @@ def test_the_card_without_a_base_names_the_experts_used(experts, tmp_path):
         task=experts["task"], language=experts["language"], bottom=0, top=0, outside="task"
     )
     card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
-    assert card.data.base_model == ["task"]
+    assert "- `task`: task" in card.content
+    assert "`language`:" not in card.content
     assert card.data.language is None
     assert str(experts["language"].parent) not in card.content
 
@@ -153,7 +194,9 @@ def test_a_folder_name_cannot_break_the_card(experts, tmp_path):
     odd = copied(experts["task"], tmp_path / "it's: [odd] # 'really'")
     plan = ls.swap(task=odd, language=experts["language"])
     card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
-    assert card.data.base_model == [odd.name, "language"]
+    assert card.data.tags == ["merge", "layerswap"]
+    recipe = yaml.safe_load(card.content.split("```yaml\n")[1].split("```")[0])
+    assert recipe["experts"]["task"]["source"] == odd.name
 
 
 def test_the_config_is_the_task_experts_without_code(pair, tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 from layerswap.errors import CheckpointError, MergeError
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
-"""What is downloaded: weights, configuration and tokenizer. Never pickle, never code."""
+ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md")
+"""What is downloaded: weights, configuration, tokenizer and card. Never pickle, never code."""
 
 
 def download(

@@ -11,7 +11,7 @@ in uint8. A quantised type of GGUF is held as the bytes of its blocks, in uint8.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -316,13 +316,30 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
 
     Reads at most `chunk` bytes of each at a time.
     """
+    if isinstance(first, Translated) or isinstance(second, Translated):
+        chunk //= 8  # elements
+        return _same_elements(first, second, range(0, first.elements, chunk), chunk)
+    return _same_blocks(first, second, range(0, first.nbytes, chunk), chunk)
+
+
+def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int) -> bool:
+    """True if two stored tensors have the same dtype and shape, and agree in some blocks of bytes.
+
+    The blocks are spread evenly, from the beginning to the end.
+    """
+    by_element = isinstance(first, Translated) or isinstance(second, Translated)
+    size, length = (first.elements, nbytes // 8) if by_element else (first.nbytes, nbytes)
+    last = max(0, size - length)
+    starts = sorted({last * i // max(1, blocks - 1) for i in range(blocks)})
+    return (_same_elements if by_element else _same_blocks)(first, second, starts, length)
+
+
+def _same_blocks(first: TensorInfo, second: TensorInfo, starts: Iterable[int], nbytes: int) -> bool:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    if isinstance(first, Translated) or isinstance(second, Translated):
-        return _same_elements(first, second, chunk // 8)
     with open_file(first.file) as a, open_file(second.file) as b:
-        for start in range(0, first.nbytes, chunk):
-            length = min(chunk, first.nbytes - start)
+        for start in starts:
+            length = min(nbytes, first.nbytes - start)
             # Bytearrays compare by memcmp; memoryviews would compare item by item.
             buffers = bytearray(length), bytearray(length)
             read_into(a, first.offset + start, memoryview(buffers[0]), first.file)
@@ -332,10 +349,14 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
     return True
 
 
-def _same_elements(first: TensorInfo, second: TensorInfo, chunk: int) -> bool:
+def _same_elements(
+    first: TensorInfo, second: TensorInfo, starts: Iterable[int], count: int
+) -> bool:
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
     with open_file(first.file) as a, open_file(second.file) as b:
-        for start in range(0, first.elements, chunk):
-            stop = min(start + chunk, first.elements)
+        for start in starts:
+            stop = min(start + count, first.elements)
             parts = read_stored(a, first, start, stop), read_stored(b, second, start, stop)
             if parts[0].tobytes() != parts[1].tobytes():
                 return False

@@ -35,6 +35,7 @@ BESIDE_WEIGHTS = (
     "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "vocab.txt", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
     "processor_config.json", "video_preprocessor_config.json", "layerswap-training.json",
+    "README.md",
 )  # fmt: skip
 """Files fetched whole from a URL, where they are there."""
 

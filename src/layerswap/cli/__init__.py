@@ -95,7 +95,7 @@ def _root(
 def main() -> None:
     """Entry point of the `layerswap` command."""
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="layerswap", standalone_mode=False))
     except LayerswapError as error:
         if output.settings.verbose:
             traceback.print_exc()

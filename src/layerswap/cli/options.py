@@ -186,13 +186,16 @@ RECIPE: dict[str, Any] = {
     "rank": _written(int, min=1, help="Largest rank of a merged adapter. Default: exact."),
     "dtype": Dtype,
     "max_shard_size": MaxShardSize,
+    "languages": _written(
+        str, metavar="CODE,...", help="Languages on the model card, such as sw or sw,en."
+    ),
     "blend_type": _written(
         str, metavar="Q8_0|F16|...",
         help="Type of the blended matrices of a GGUF output. Default: the wider of the experts'.",
     ),
 }  # fmt: skip
 """The options that describe a merge, in the order of the help."""
-BESIDE_A_FILE = ("tokenizer", "bake", "rank", "dtype", "max_shard_size", "blend_type")
+BESIDE_A_FILE = ("tokenizer", "bake", "rank", "dtype", "max_shard_size", "blend_type", "languages")
 """Those that may stand beside a recipe file, and override it."""
 RecipeFile = Annotated[
     Path | None,
@@ -298,6 +301,8 @@ def build_recipe(path: Path | None, flags: Mapping[str, Any]) -> Recipe:
 
     given = {name: value for name, value in flags.items() if value is not None}
     output: dict[str, Any] = {name: given.pop(name) for name in BESIDE_A_FILE if name in given}
+    if "languages" in output:
+        output["languages"] = [code.strip() for code in output["languages"].split(",")]
     if path is not None:
         if given:
             flag = next(iter(given)).replace("_", "-")

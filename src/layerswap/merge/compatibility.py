@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, Place, read_json_object, text_config
-from layerswap.checkpoint.read import same_bytes
+from layerswap.checkpoint.read import same_bytes, same_sample
+from layerswap.checkpoint.remote import RemoteFile
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Composition
 from layerswap.errors import CheckpointError, MergeError
@@ -292,6 +293,51 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: str) -> list[s
         pair = f"{known[0][0]} and {other}"
         notes.append(f"the chat templates of {pair} differ; the output has that of {owner}")
     return notes
+
+
+SAMPLES, SAMPLE_BYTES = 4, 4096
+"""Blocks of each tensor that are compared to find copies, and their length."""
+
+
+def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> list[str]:
+    """A line for every expert that is a copy of another one, or of the base.
+
+    Compares a few blocks of every tensor, and stops at the first that differs. Of weights that are
+    read in place it compares what their servers say.
+
+    Args:
+        experts: by name.
+        base: what they were fine-tuned from.
+    """
+    notes = [
+        f"{name} has the weights of its base: its training changed nothing"
+        for name, expert in experts.items()
+        if base is not None and same_weights(expert, base)
+    ]
+    names = list(experts)
+    return notes + [
+        f"{first} and {second} have the same weights: no composition of them changes anything"
+        for position, first in enumerate(names)
+        for second in names[position + 1 :]
+        if same_weights(experts[first], experts[second])
+    ]
+
+
+def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
+    """True if two checkpoints hold the same tensors, by a few blocks of each."""
+    one, other = (
+        {info.name: info for low in c.low_rank.values() for info in (low.a, low.b)}
+        if c.adapter is not None
+        else c.tensors
+        for c in (first, second)
+    )
+    if (first.adapter is None) != (second.adapter is None) or not one or one.keys() != other.keys():
+        return False
+    remote = [[f for f in c.files if isinstance(f, RemoteFile)] for c in (first, second)]
+    if any(remote):
+        marks = [[file.etag for file in files] for files in remote]
+        return bool(marks[0]) and marks[0] == marks[1]
+    return all(same_sample(one[name], other[name], SAMPLES, SAMPLE_BYTES) for name in one)
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:

@@ -33,6 +33,10 @@ COPIED = (
 base: halves of two tokenizers make none. Code (`*.py`) is never among them."""
 
 
+LONGEST_FRONT = 1 << 16
+"""Characters of a card's front matter that are read."""
+
+
 def write_documents(folder: Path, plan: MergePlan, content: Mapping[str, Any]) -> None:
     """Write configuration, tokenizer, generation configuration, card and record.
 
@@ -85,28 +89,89 @@ def record(plan: MergePlan) -> dict[str, Any]:
 
 
 def model_card(plan: MergePlan, *, library: str = "transformers") -> str:
-    """The model card: metadata that the Hub reads, the drawing and the recipe."""
+    """The model card: metadata that the Hub reads, how to load it, the drawing and the recipe."""
     import yaml
     from huggingface_hub import ModelCardData
 
-    bases = [plan.base] if plan.base else list(plan.used.values())
+    licences = {name: licence_of(checkpoint) for name, checkpoint in plan.used.items()}
+    writes = any("CausalLM" in str(c) for c in plan.reference.config.get("architectures") or ())
     metadata = ModelCardData(
-        base_model=[_card_name(checkpoint) for checkpoint in bases],
-        base_model_relation="merge" if library == "transformers" else "adapter",
+        **_descent(plan, library),
+        **_licence(licences),
         language=list(plan.recipe.languages) or None,
         library_name=library,
+        pipeline_tag="text-generation" if writes else None,
         tags=["merge", "layerswap"],
     ).to_yaml()
-    experts = "\n".join(f"- `{name}`: {_card_name(c)}" for name, c in plan.used.items())
+    experts = "\n".join(
+        f"- `{name}`: {_card_name(c)} (licence: {licences[name] or 'not given'})"
+        for name, c in plan.used.items()
+    )
     recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)
+    load = _LOAD_ADAPTER if library == "peft" else _LOAD
     return (
         f"---\n{metadata}\n---\n\n# A layer-swapped model\n\n"
         "Recomposed layer by layer from experts fine-tuned from one base, with "
-        f"layerswap {__version__}.\n\n## Experts\n\n{experts}\n\n"
+        f"layerswap {__version__}.\n\n## Use\n\n```python\n{load}```\n\n"
+        f"## Experts\n\n{experts}\n\n"
         f"## Composition\n\n```\n{draw(plan.composition)}\n```\n\n"
         f"## Recipe\n\n```yaml\n{recipe}```\n\n"
         "`layerswap.json` holds the whole record.\n"
     )
+
+
+_LOAD = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # this folder, or the id of this repository
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+inputs = tokenizer("2 + 3 =", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
+"""
+_LOAD_ADAPTER = """\
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained(".")  # or the id of this repository
+"""
+LICENCE = re.compile(r"[\w.+-]{1,60}")
+"""What the Hub takes for the name of a licence."""
+
+
+def licence_of(checkpoint: Checkpoint) -> str | None:
+    """The licence that a checkpoint's own card names; None without a card, or with an odd one."""
+    import yaml
+
+    folder = checkpoint.adapter.folder if checkpoint.adapter else checkpoint.folder
+    try:
+        text = (folder / "README.md").read_text("utf-8")
+        front = text.split("---\n", 2)[1] if text.startswith("---\n") else ""
+        found = yaml.safe_load(front) if len(front) < LONGEST_FRONT else None
+    except (OSError, ValueError, IndexError, RecursionError, yaml.YAMLError):
+        return None
+    name = found.get("license") if isinstance(found, dict) else None
+    return name if isinstance(name, str) and LICENCE.fullmatch(name) else None
+
+
+def _licence(found: Mapping[str, str | None]) -> dict[str, Any]:
+    """The licence of the output: the experts', where they agree; nothing where one is unknown."""
+    names = set(found.values())
+    if None in names:
+        return {}
+    if len(names) == 1:
+        return {"license": str(*names)}
+    return {"license": "other", "license_name": "mixed"}
+
+
+def _descent(plan: MergePlan, library: str) -> dict[str, Any]:
+    """What the output is made of, as the Hub draws it: ids alone, since a folder's name is none."""
+    experts = [c.source for c in plan.used.values() if c.revision]
+    base = [plan.base.source] if plan.base and plan.base.revision else []
+    if library == "peft":
+        return {"base_model": base, "base_model_relation": "adapter"} if base else {}
+    if experts:
+        return {"base_model": experts, "base_model_relation": "merge"}
+    return {"base_model": base, "base_model_relation": "finetune"} if base else {}
 
 
 def tokenizer_folder(plan: MergePlan) -> Path:

@@ -20,7 +20,7 @@ from layerswap.compose.presets import Outside
 from layerswap.compose.schema import BASE, Override, SwapMethod
 from layerswap.compose.validation import parse_size
 from layerswap.errors import RecipeError
-from layerswap.merge.compatibility import check_tied, tied_notes, tokenizer_notes
+from layerswap.merge.compatibility import check_tied, copy_notes, tied_notes, tokenizer_notes
 from layerswap.merge.fisher import Fisher
 from layerswap.merge.layout import (
     OutputTensor,
@@ -184,6 +184,7 @@ class MergePlan:
     def notes(self) -> list[str]:
         """What a careful person would want to know of this merge, a line each."""
         found = training_notes(self.recipe, self.composition, self.used)
+        found += copy_notes(self.used, self.base)
         found += tied_notes(self.composition, self.reference, self.drop)
         found += tokenizer_notes(self.sources, self.tokenizer_owner.identity)
         if self.alignment is not None:
