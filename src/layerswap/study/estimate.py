@@ -176,7 +176,10 @@ class Costs:
     documents: Mapping[str, Documents] = field(default_factory=dict)
 
     def training_hours(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
-        """Hours of a training: 2 operations a parameter and token forward, and 4 backward.
+        """Hours of a training.
+
+        2 operations a parameter and token forward, 2 backward, and 2 for each gradient of a
+        weight that trains.
 
         Args:
             run: the training.
@@ -189,7 +192,8 @@ class Costs:
             for count, one in zip(rows, sets, strict=True)
         )
         times = _examples(run, sets) / (sum(rows) or 1)
-        return 6 * self.size.billions * 1e9 * tokens * times / self.speed.read / 3600
+        each = 4 + 2 * self.size.trained(run)
+        return each * self.size.billions * 1e9 * tokens * times / self.speed.read / 3600
 
     def checkpoints(self, run: TrainingRun, sets: Sequence[DataSize]) -> int:
         """The number of checkpoints that a training leaves to choose from."""

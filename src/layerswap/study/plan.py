@@ -216,6 +216,9 @@ class _Planner:
     ) -> Step:
         """A training on the data of one kind or of two."""
         spec, folder, run = self.spec, self.folder, with_recipe(run, self.folder)
+        if run.train and run.train.partition and run.train.part is None and turns is None:
+            own = run.train.model_copy(update={"part": _part(kinds[0])})
+            run = run.model_copy(update={"train": own})
         needs: list[str] = []
         data: list[dict[str, Any]] = []
         recipe = run.train.recipe if run.train else None
@@ -230,8 +233,6 @@ class _Planner:
                 data.append({"given": paths})
                 inputs |= fingerprints(*(paths.values() if isinstance(paths, dict) else [paths]))
         settings = {"base": self.base, "data": data, **run.model_dump(mode="json")}
-        if run.train and run.train.partition and run.train.part is None:
-            settings["train"]["part"] = _part(kinds[0])
         if turns is not None:
             settings["turns"] = turns
         processes = spec.resources.train.processes

@@ -1,0 +1,80 @@
+"""The page on your own language: its files are complete, and its costs are those of the product."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from layerswap.cli.tables import amount
+from layerswap.search.spec import SweepSpec
+from layerswap.study.plan import plan_study
+from layerswap.study.preflight import check_plan
+from layerswap.study.spec import read_study
+from layerswap.training.expert.hyperparameters import check_hyperparameters
+from layerswap.training.expert.spec import Lora, check_expert
+from layerswap.training.mix.schema import parse_mix
+
+PAGE = Path(__file__).parent.parent / "docs" / "how-to.md"
+FILES = {
+    match[1]: match[0].partition("\n")[2]
+    for match in re.finditer(r"# (\S+\.yaml)\n.*?(?=^```)", PAGE.read_text("utf-8"), re.M | re.S)
+}
+WAYS = {"in full": {"train": None}, "along partition C": {}, "LoRA of rank 64": {"lora": Lora()}}
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "my-study.yaml"
+    path.write_text(FILES["my-study.yaml"])
+    return read_study(path), tmp_path
+
+
+def test_every_file_of_the_page_is_complete(study):
+    kinds = {"base": 0, "sources": 0, "recipe": 0, "name": 0}
+    for name, text in FILES.items():
+        data = yaml.safe_load(text)
+        kinds[next(kind for kind in kinds if kind in data)] += 1
+        if "languages" in data and "sources" in data:
+            parse_mix(text, where=name)
+        elif "recipe" in data:
+            SweepSpec.model_validate(data)
+        elif "evaluate" in data:
+            check_plan(plan_study(*study))
+        else:
+            check_hyperparameters(check_expert(data, where=name))
+    assert kinds == {"base": 6, "sources": 1, "recipe": 2, "name": 0}
+
+
+def test_the_costs_are_those_of_the_plan(study):
+    spec, folder = study
+    rows = ["| step | hours | memory, GB | disk, GB |", "|---|---:|---:|---:|"]
+
+    def changed(experts, change):
+        runs = [run.model_copy(update=change) for run in experts.runs]
+        return experts.model_copy(update={"runs": runs})
+
+    for kind, label in (("train/task/0", "task"), ("train/sw/0", "language")):
+        for way, change in WAYS.items():
+            languages = {name: changed(one, change) for name, one in spec.languages.items()}
+            both = {"task": changed(spec.task, change), "languages": languages, "partitions": []}
+            rows.append(_row(f"{label} expert, {way}",
+                             plan_study(spec.model_copy(update=both), folder)[kind]))  # fmt: skip
+    rows.append(_row("evaluating all of them on MGSM", plan_study(spec, folder)["evaluate/sw"]))
+    assert "\n".join(rows) in PAGE.read_text("utf-8")
+
+
+def _row(name, step):
+    found = step.estimate
+    return (
+        f"| {name} | {amount(found.hours)} | {amount(found.memory_gb)} | {amount(found.disk_gb)} |"
+    )
+
+
+def test_it_is_the_longest_page():
+    """And not the lab's: people come for their own language."""
+    lines = {path.name: len(path.read_text("utf-8").splitlines())
+             for path in PAGE.parent.glob("*.md")}  # fmt: skip
+    assert max(lines, key=lines.__getitem__) == PAGE.name
