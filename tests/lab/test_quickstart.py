@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from layerswap.cli.progress import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
+from layerswap.lab.report import JOINT
 from layerswap.lab.scoring import correct, questions
 from layerswap.search.conditions import CHOSEN, Condition
 from layerswap.study.journal import StudyJournal
@@ -76,6 +79,13 @@ def test_report_and_drawing_show_the_composition(finished):
     best = outcome.task.intervals[CHOSEN].mean
     assert f"{best:.1%}" in page
     assert page.count("<svg ") == 3
+    lead = page.partition("</header>")[0]
+    for whole in ("both languages are invented", "TIES, 50% kept: ", "trained on both data sets"):
+        assert whole in lead
+    lab = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    for model, score in re.findall(r"(joint|swap, chosen)[^\n]*\| (37\.0|29\.2) \[", lab):
+        assert (model, f"{score}%") in {("joint", "37.0%"), ("swap, chosen", "29.2%")}
+        assert f"{score}%" in JOINT
     assert str(outcome.composition) in said[0]
     assert "Where the numbers come from" in page
     for entry in outcome.entries:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -81,9 +81,15 @@ class Step:
         """
         return cls(
             data["name"], data["kind"], data["settings"], tuple(data["needs"]), data["inputs"],
-            Resources(**data["resources"]), Estimate(**data["estimate"]), data["version"],
+            Resources(**data["resources"]), _estimate(data["estimate"]), data["version"],
             data.get("delete_checkpoints", False),
         )  # fmt: skip
+
+
+def _estimate(data: Mapping[str, float]) -> Estimate:
+    """What an estimate holds of those that are known; none of it is part of a step's key."""
+    known = {one.name for one in fields(Estimate)}
+    return Estimate(**{name: value for name, value in data.items() if name in known})
 
 
 class Graph:
