@@ -85,8 +85,8 @@ def _lead(outcome: Outcome) -> str:
     return (
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
         f"generic {outcome.language} only (both languages are invented). Recomposed layer by layer "
-        f"({zones}) they answer {best.mean:.1%} of {best.n} unseen {outcome.language} problems; the task expert "
-        f"alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
+        f"({zones}) they answer {best.mean:.1%} of {best.n} unseen {outcome.language} problems; "
+        f"the task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
         f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}.\n\n"
         + f"{_verdict(outcome)}\n\n{JOINT}"
     )
