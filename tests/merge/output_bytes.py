@@ -165,6 +165,7 @@ CASES: dict[str, Case] = {
     "adapters to bfloat16": adapters(dtype="bfloat16"),
     "adapters baked": adapters(bake=True),
     "adapters baked to float32": adapters(bake=True, dtype="float32"),
+    "adapters baked to bfloat16": adapters(bake=True, dtype="bfloat16"),
 }  # fmt: skip
 
 

@@ -89,12 +89,15 @@ def write_recipe(
     """Write what a recipe describes, with progress and notes, for the command of that name."""
     from rich.filesize import decimal
 
+    from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.hub import check_hub_id, push_folder
     from layerswap.cli.progress import byte_progress
     from layerswap.errors import RecipeError
     from layerswap.merge.gguf import check_modelfile, write_modelfile
+    from layerswap.merge.metadata import RECORD
     from layerswap.merge.planner import make_plan
+    from layerswap.merge.rounding import LOST_TO_DTYPE
     from layerswap.merge.writer import refuse_output
 
     if push is not None:
@@ -132,9 +135,12 @@ def write_recipe(
             progress=progress,
             allow_non_finite=allow_non_finite,
             resume=resume,
+            log=lambda note: output.say(f"warning: {note}"),
         )
     output.say(f"wrote {written} ({decimal(plan.nbytes)})")
     facts = {**plan.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
+    if output.settings.json and not is_gguf(out):
+        facts[LOST_TO_DTYPE] = read_json_object(written / RECORD).get(LOST_TO_DTYPE)
     if modelfile:
         facts["modelfile"] = str(write_modelfile(written))
         output.say(f"wrote {facts['modelfile']}")

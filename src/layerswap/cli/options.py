@@ -117,7 +117,8 @@ Verbose = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        metavar="float32|bfloat16|float16", help="Dtype of the output. Default: as stored.",
+        metavar="float32|bfloat16|float16",
+        help="Dtype of the output. Default: as stored, or as baked adapters are.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]  # fmt: skip

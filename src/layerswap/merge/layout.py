@@ -32,6 +32,8 @@ from layerswap.merge.vocabulary import Alignment
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The dtypes a recipe can ask for, as safetensors names them."""
 
+SHORT = ("BF16", "F16")
+"""Dtypes of 16 bits, which can lose a delta."""
 Gathereds = dict[tuple[str, str], Gathered]
 """Aligned embeddings and heads by expert and tensor."""
 AlignedRows = tuple[Gathereds, Gathereds]
@@ -47,12 +49,14 @@ class OutputTensor:
         dtype: safetensors dtype of the output, or its quantised type in a GGUF file.
         shape: its shape.
         inputs: what it is a weighted sum of; weights sum to 1.
+        base: the base's tensor, where it is computed from that and rounded to 16 bits.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     inputs: Terms
+    base: TensorInfo | None = None
 
     @property
     def verbatim(self) -> bool:
@@ -124,7 +128,8 @@ def output_tensors(
         experts: the experts, all with the same tensors.
         base: what operations take deltas from.
         dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`; when None
-            each tensor gets the widest dtype that an expert stores it in.
+            each tensor gets the widest dtype that an expert stores it in, and with adapters the
+            widest of all tensors and of the adapters, whose deltas narrower ones would lose.
         drop: tensors to leave out (a stored copy of tied embeddings).
         rows: what `aligned_rows` gave.
         fishers: diagonal Fishers by the expert of the recipe that they are of.
@@ -134,7 +139,7 @@ def output_tensors(
             a blended place and differs between the experts.
     """
     first = next(iter(experts.values()))
-    target = FLOAT_NAMES[dtype] if dtype else None
+    target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)
     checkpoints = everyone(experts, base)
     outputs = []
     for name, info in first.tensors.items():
@@ -150,8 +155,21 @@ def output_tensors(
         stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
         wide = target or widest(stored & set(FLOAT_DTYPES))
         shape = next(iter(expert_tensors(inputs))).shape
-        outputs.append(OutputTensor(name, wide, shape, inputs))
+        reference = base.tensors.get(name) if base is not None and wide in SHORT else None
+        kept = reference if reference in stored_inputs and reference.shape == shape else None
+        outputs.append(OutputTensor(name, wide, shape, inputs, kept))
     return outputs
+
+
+def _baked_dtype(experts: Mapping[str, Checkpoint]) -> str | None:
+    """The dtype of full weights that adapters are added to; None without adapters.
+
+    One for all tensors: a model is loaded in one.
+    """
+    factors = {info.dtype for c in experts.values() for low in c.low_rank.values()
+               for info in (low.a, low.b)}  # fmt: skip
+    stored = {info.dtype for c in experts.values() for info in c.tensors.values()}
+    return widest((factors | stored) & set(FLOAT_DTYPES)) if factors else None
 
 
 def aligned_rows(

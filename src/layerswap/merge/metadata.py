@@ -15,6 +15,7 @@ from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import draw
 from layerswap.merge.plan import MergePlan
+from layerswap.merge.rounding import LOST_TO_DTYPE, rounding_note
 from layerswap.merge.vocabulary import add_tokens
 from layerswap.versions import __version__
 
@@ -37,17 +38,23 @@ LONGEST_FRONT = 1 << 16
 """Characters of a card's front matter that are read."""
 
 
-def write_documents(folder: Path, plan: MergePlan, content: Mapping[str, Any]) -> None:
+def write_documents(
+    folder: Path,
+    plan: MergePlan,
+    content: Mapping[str, Any],
+    lost: Mapping[str, Any] | None = None,
+) -> None:
     """Write configuration, tokenizer, generation configuration, card and record.
 
     Args:
         folder: the output.
         plan: what was merged.
         content: what `record` gave.
+        lost: what of the deltas the output's dtype lost, where that was measured.
     """
     write_configuration(folder, plan)
-    (folder / "README.md").write_text(model_card(plan), "utf-8")
-    _write_json(folder / RECORD, content)
+    (folder / "README.md").write_text(model_card(plan, lost=lost), "utf-8")
+    _write_json(folder / RECORD, {**content, **({LOST_TO_DTYPE: lost} if lost else {})})
 
 
 def write_configuration(folder: Path, plan: MergePlan) -> None:
@@ -88,7 +95,9 @@ def record(plan: MergePlan) -> dict[str, Any]:
     }
 
 
-def model_card(plan: MergePlan, *, library: str = "transformers") -> str:
+def model_card(
+    plan: MergePlan, *, library: str = "transformers", lost: Mapping[str, Any] | None = None
+) -> str:
     """The model card: metadata that the Hub reads, how to load it, the drawing and the recipe."""
     import yaml
     from huggingface_hub import ModelCardData
@@ -108,12 +117,14 @@ def model_card(plan: MergePlan, *, library: str = "transformers") -> str:
         for name, c in plan.used.items()
     )
     recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)
+    note = rounding_note(lost) if lost else None
+    limits = f"## Precision\n\n{note}\n\n" if note else ""
     load = _LOAD_ADAPTER if library == "peft" else _LOAD
     return (
         f"---\n{metadata}\n---\n\n# A layer-swapped model\n\n"
         "Recomposed layer by layer from experts fine-tuned from one base, with "
         f"layerswap {__version__}.\n\n## Use\n\n```python\n{load}```\n\n"
-        f"## Experts\n\n{experts}\n\n"
+        f"{limits}## Experts\n\n{experts}\n\n"
         f"## Composition\n\n```\n{draw(plan.composition)}\n```\n\n"
         f"## Recipe\n\n```yaml\n{recipe}```\n\n"
         "`layerswap.json` holds the whole record.\n"

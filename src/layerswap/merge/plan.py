@@ -185,6 +185,13 @@ class MergePlan:
         """What a careful person would want to know of this merge, a line each."""
         found = training_notes(self.recipe, self.composition, self.used)
         found += copy_notes(self.used, self.base)
+        stored = {info.dtype for info in self.reference.tensors.values()}
+        baked = any(c.low_rank for c in self.used.values()) and not self.recipe.dtype
+        if baked and "F32" not in stored and any(t.dtype == "F32" for t in self.tensors):
+            found.append(
+                "writes float32, the adapters' dtype: the base's would lose much of their deltas "
+                "(--dtype bfloat16 to write that)"
+            )
         found += tied_notes(self.composition, self.reference, self.drop)
         found += tokenizer_notes(self.sources, self.tokenizer_owner.identity)
         if self.alignment is not None:

@@ -70,6 +70,7 @@ class Plan(MergePlan):
         progress: Advance | None = None,
         allow_non_finite: bool = False,
         resume: bool = False,
+        log: Log | None = None,
     ) -> Path:
         """Write the merged checkpoint: a folder that transformers and vLLM load.
 
@@ -84,6 +85,7 @@ class Plan(MergePlan):
             allow_non_finite: let NaN and infinity through arithmetic.
             resume: resume the same merge where it was killed, with the output files that it
                 finished.
+            log: told what the output's dtype loses of the experts' changes, where that is much.
 
         Returns:
             The absolute path of the folder.
@@ -100,6 +102,7 @@ class Plan(MergePlan):
             progress=progress,
             allow_non_finite=allow_non_finite,
             resume=resume,
+            log=log,
         )
 
     def load(self) -> PreTrainedModel:

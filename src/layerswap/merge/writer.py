@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Advance, PathLike
+from layerswap._types import Advance, Log, PathLike
 from layerswap.checkpoint import BLOCKS, atomic_folder, refuse_target
 from layerswap.checkpoint.commit import Journal, atomic_file, refuse_file
 from layerswap.checkpoint.gguf import read_gguf
@@ -46,6 +46,7 @@ from layerswap.merge.lazy_tensors import (
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import RECORD, record, write_documents
 from layerswap.merge.plan import MergePlan, names_digest
+from layerswap.merge.rounding import SAMPLED, Rounding, rounding_note
 
 if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats, Stored
@@ -101,6 +102,7 @@ def write_shard(
     progress: Advance,
     thresholds: Mapping[Operation, Thresholds] | None = None,
     allow_non_finite: bool = False,
+    rounding: Rounding | None = None,
 ) -> None:
     """Write one output file, or the next part of one.
 
@@ -111,6 +113,7 @@ def write_shard(
         progress: told of every piece written.
         thresholds: of operations that rank a whole model's entries; see `measure_model`.
         allow_non_finite: let NaN and infinity through arithmetic.
+        rounding: measures what of the deltas is lost to the dtype.
 
     Raises:
         MergeError: a blend gave NaN or infinity.
@@ -138,7 +141,7 @@ def write_shard(
             with ExitStack() as held:
                 hold_remote(held, piece, handles, path.parent)
                 reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
-                for data, offset in computed(piece, reader, allow_non_finite):
+                for data, offset in computed(piece, reader, allow_non_finite, rounding):
                     _write(output, data, offset)
                     progress(len(data))
 
@@ -250,12 +253,12 @@ def _chunks(piece: Compute, nbytes: int) -> Iterator[Compute]:
 
 
 def computed(
-    piece: Compute, reader: Reader, allow_non_finite: bool
+    piece: Compute, reader: Reader, allow_non_finite: bool, rounding: Rounding | None = None
 ) -> Iterator[tuple[memoryview, int]]:
-    """The bytes of a piece and where they go, chunk by chunk."""
+    """The bytes of a piece and where they go, chunk by chunk; `rounding` measures some of them."""
     import numpy as np
 
-    dtype = piece.tensor.dtype
+    dtype, base = piece.tensor.dtype, piece.tensor.base
     for chunk in _chunks(piece, CHUNK_BYTES):
         values = reader.total(piece.tensor.inputs, chunk.start, chunk.stop)
         if dtype in BLOCKS and not _fits_blocks(values):
@@ -263,6 +266,10 @@ def computed(
         result = narrowed(values, dtype)
         if dtype not in BLOCKS and not allow_non_finite and not is_finite(result, dtype):
             raise MergeError(_non_finite(chunk, reader))
+        number = chunk.start * block_of(dtype)[1] // CHUNK_BYTES
+        if rounding is not None and base is not None and number % SAMPLED == 0:
+            reference = reader.term(base, chunk.start, chunk.stop)
+            rounding.add(values, result, reference, dtype)
         yield result.view(np.uint8).data, chunk.offset
 
 
@@ -372,6 +379,7 @@ def write_plan(
     progress: Advance | None = None,
     allow_non_finite: bool = False,
     resume: bool = False,
+    log: Log | None = None,
 ) -> Path:
     """Write the merged checkpoint, adapter or GGUF file; see `Plan.save`."""
     target = check_target(plan, out, overwrite=overwrite)
@@ -409,6 +417,7 @@ def write_plan(
         if journal.finished:
             report(sum(shard.nbytes for shard in shards if shard not in left))
         thresholds = measure_model(plan.tensors, workers) if left else {}
+        rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
         for shard in left:
             write_shard(
                 folder / shard.file,
@@ -417,6 +426,7 @@ def write_plan(
                 progress=report,
                 thresholds=thresholds,
                 allow_non_finite=allow_non_finite,
+                rounding=rounding,
             )
             if key:
                 journal.enter(shard.file)
@@ -425,8 +435,11 @@ def write_plan(
         index = index_of(shards)
         if index:
             (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
-        write_documents(folder, plan, content)
+        lost = rounding.summary() if rounding is not None else None
+        write_documents(folder, plan, content, lost)
         check_unchanged(plan.stamps)
+    if log is not None and lost is not None and (note := rounding_note(lost)) is not None:
+        log(note)
     return target
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from layerswap.checkpoint import read_header, read_json_object
 from layerswap.checkpoint.folder import CONFIG
@@ -45,13 +46,20 @@ def check_shards(plan: Plan, report: Verification) -> list[TensorPair]:
     return pairs
 
 
-def check_files(plan: Plan, report: Verification, *, card: bool = True) -> None:
+def check_files(
+    plan: Plan,
+    report: Verification,
+    *,
+    card: bool = True,
+    lost: Mapping[str, Any] | None = None,
+) -> None:
     """Find files beside the weights that are missing, wrong or not of the merge.
 
     Args:
         plan: what was merged.
         report: where findings go.
         card: whether to compare the model card, which names sources by their folders.
+        lost: what the record says that the output's dtype lost.
     """
     expected = {shard.file for shard in plan.shards}
     index = index_of(plan.shards)
@@ -63,7 +71,7 @@ def check_files(plan: Plan, report: Verification, *, card: bool = True) -> None:
             expected.add(file.name)
             _compare_file(file, report.folder / file.name, report)
     if card:
-        _check_card(model_card(plan), report)
+        _check_card(model_card(plan, lost=lost), report)
     _check_extra(expected, report)
 
 

@@ -19,6 +19,7 @@ from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.gguf import read_gguf_record
 from layerswap.merge.metadata import RECORD
 from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge.rounding import LOST_TO_DTYPE
 from layerswap.merge.verification.files import same_json
 from layerswap.merge.verification.report import Verification
 
@@ -134,7 +135,7 @@ class Recorded:
             report.findings.append(f"{self.path}: the recipe is not written as the merge does")
         if not same_json(self.data.get("tensors"), plan.record.get("tensors")):
             report.findings.append(f"{self.path}: tensors are not those of the merge")
-        for key in self.data.keys() - plan.record.keys() - {HASHES, LOST}:
+        for key in self.data.keys() - plan.record.keys() - {HASHES, LOST, LOST_TO_DTYPE}:
             report.findings.append(f"{self.path}: {key!r} is no key that the merge writes")
 
 

@@ -14,6 +14,7 @@ from layerswap.checkpoint import sha256_of
 from layerswap.checkpoint.header import is_gguf
 from layerswap.errors import LayerswapError, RecipeError
 from layerswap.merge.planner import AdapterPlan, GGUFPlan, Plan, make_plan
+from layerswap.merge.rounding import LOST_TO_DTYPE
 from layerswap.merge.verification.files import CARD, check_files, check_saved, check_shards
 from layerswap.merge.verification.partial import remaining_pairs
 from layerswap.merge.verification.record import (
@@ -138,7 +139,8 @@ def _check_plan(
         return
     pairs = check_shards(plan, report)
     if not isinstance(plan, GGUFPlan):
-        check_files(plan, report, card=not moved)
+        lost = recorded.data.get(LOST_TO_DTYPE)
+        check_files(plan, report, card=not moved, lost=lost)
     _compare(pairs, plan, report, settings)
 
 

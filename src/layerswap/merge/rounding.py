@@ -1,0 +1,85 @@
+"""Measures what of the deltas is lost when a merge rounds its output to 16 bits.
+
+A delta of fine-tuning is near the step of bfloat16 at the size of usual weights: half of what was
+trained can round back to the base unnoticed. It is measured while the output is computed, on a
+sample of the chunks that each tensor is computed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from layerswap.checkpoint.read import narrowed, widened
+
+if TYPE_CHECKING:
+    from layerswap.checkpoint.read import Floats, Stored
+
+SAMPLED = 16
+"""One of this many chunks of a tensor is measured, its first one always."""
+NOTED = 0.1
+"""Error of the deltas, as a share of their norm, from which on a merge warns."""
+LOST_TO_DTYPE = "lost_to_dtype"
+"""The key of `layerswap.json` for what was measured."""
+NAMES = {"BF16": "bfloat16", "F16": "float16"}
+
+
+class Rounding:
+    """What rounding did to the deltas of the tensors that are computed from a base.
+
+    Chunks are added by several threads, in any order: the result does not depend on it.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[int, int, float, float]] = []
+        self._dtype = ""
+
+    def add(self, values: Floats, rounded: Stored, base: Floats, dtype: str) -> None:
+        """Measure one chunk.
+
+        Args:
+            values: the output before it was rounded.
+            rounded: the output as it is stored.
+            base: the base's elements.
+            dtype: that of the output.
+        """
+        import numpy as np
+
+        self._dtype = dtype
+        delta = np.subtract(values, base)
+        before = narrowed(base, dtype)
+        # What is left of the delta, between two models of the output's dtype.
+        error = np.subtract(widened(rounded, dtype), widened(before, dtype))
+        error -= delta
+        changed = int(np.count_nonzero(delta))
+        lost = int(np.count_nonzero((delta != 0) & (rounded == before)))
+        norm, wrong = (float(np.square(part, dtype=np.float64).sum()) for part in (delta, error))
+        self._chunks.append((changed, lost, norm, wrong))
+
+    def summary(self) -> dict[str, Any] | None:
+        """What `layerswap.json` holds of it; None where no delta was measured.
+
+        `share` is that of the changed elements that are the base's again, and `error` the norm of
+        the rounding error of the deltas over the norm of the deltas.
+        """
+        changed, lost = (sum(chunk[i] for chunk in self._chunks) for i in (0, 1))
+        norm, error = (math.fsum(chunk[i] for chunk in self._chunks) for i in (2, 3))
+        if not changed or not math.isfinite(norm + error) or not norm:
+            return None
+        return {
+            "dtype": NAMES[self._dtype],
+            "share": round(lost / changed, 4),
+            "error": round(math.sqrt(error / norm), 4),
+            "elements_measured": changed,
+        }
+
+
+def rounding_note(measured: Mapping[str, Any] | None) -> str | None:
+    """A warning for people where rounding took much of the deltas; None where it did not."""
+    if not measured or measured["error"] < NOTED:
+        return None
+    return (
+        f"{measured['dtype']} loses {measured['share']:.0%} of the changed elements (rounding "
+        f"error {measured['error']:.2f} of the deltas' norm); write float32 (--dtype float32)"
+    )
