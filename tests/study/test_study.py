@@ -33,7 +33,7 @@ from layerswap.study.inputs import DataSize
 from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.plan import costs_of, disk_gb, plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
-from layerswap.study.report import _sentence, write_study_report
+from layerswap.study.report import _sentence, contaminations, write_study_report
 from layerswap.study.results import BenchmarkScores, benchmark_result, in_other_languages
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
@@ -255,6 +255,15 @@ def test_baselines_with_a_setting_are_chosen_on_development_too():
     assert found.over_pairs.intervals[DEFAULT].n == 30
 
 
+def test_evaluation_items_in_the_data_are_a_caution_of_the_report(tmp_path):
+    data = [{"name": "swahili", "contaminated": {"mgsm_sw": 1200}}, {"name": "other"}]
+    write_json(tmp_path / TRAINING, {"key": "k", "data": data})
+    assert list(contaminations({"train/sw/0": tmp_path})) == [
+        "train/sw/0 trained on 1,200 rows of swahili that contain an item of mgsm_sw: scores on it "
+        "are flattered."
+    ]
+
+
 def test_in_other_languages_nothing_is_chosen_anew():
     rng = np.random.default_rng(0)
     names = [*map(swapped, range(3)), SOUP]
@@ -301,7 +310,7 @@ LAB = {
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
                    "by": {"tasks": ["sel_nela"]}}}, "no task 'sel_nela'"),
         ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: 'many' is not a number"),
-        ({"both": {"preset": "math-9"}}, "no preset 'math-9'; did you mean"),
+        ({"both": {"preset": "math-9"}}, "no preset 'math-9'; there are math-1"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_training(folder, changes, said):
@@ -615,6 +624,11 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
         ({"grid": {"bottom": 1, "top": 0, "outside": "task"}}, "grid: a study tries sizes"),
         ({"task": {"data": "x", "run": []}}, "task.run: unknown key.*runs"),
         ({"languages": {}}, "languages: write at least one"),
+        ({"dtype": "float64"}, "dtype: 'float64' is not allowed; there are float32, float16"),
+        (
+            {"evaluate": {**LAB, "metric": "acc"}},
+            "evaluate.metric: write a metric of lm-eval and its filter, such as .exact_match, none.",
+        ),
         ({"task": {"data": "x", "runs": [{"sede": 1}]}}, "sede: unknown key.*seed"),
     ],
 )

@@ -4,7 +4,9 @@ import json
 import math
 
 import pytest
+from typer.testing import CliRunner
 
+from layerswap.cli import app
 from layerswap.errors import EvaluationError, TrainingError
 from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.training.expert.freezing import freeze_or_revert
@@ -64,6 +66,11 @@ def test_checkpoints_and_adapters_are_scored_on_lm_eval_tasks(runs, tasks):
     found = select(runs, keep=2, score=score)
     assert all(0 <= one.scores["lab_problem_basu"] <= 1 for one in found.ranked)
     assert {one.run for one in found.chosen} == set(map(str, runs))
+
+
+def test_an_unknown_task_fails_before_a_run_is_opened(tmp_path):
+    done = CliRunner().invoke(app, ["select", str(tmp_path / "no-run"), "--task", "belebele_swh"])
+    assert str(done.exception).startswith("no task 'belebele_swh'; did you mean ")
 
 
 def test_without_a_validation_loss_tasks_are_asked_for(tmp_path, base, rows):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -332,9 +333,34 @@ def fetch_checkpoint(
     if is_url(source):
         return _fetch_url(source, revision, urls=urls)
     name, _, inline = source.partition("@")
+    near = _near_folder(source)
+    hint = f"{source}: no such folder; did you mean {near!r}?"
     if not HUB_ID.fullmatch(name):
-        raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
-    return download(name, revision or inline or None, weights=weights, pickled=pickled)
+        instead = f"{source}: no such folder, and not a Hub id like 'owner/name'"
+        raise CheckpointError(instead if near is None else hint)
+    try:
+        return download(name, revision or inline or None, weights=weights, pickled=pickled)
+    except CheckpointError as error:
+        raise error if near is None else CheckpointError(f"{hint} (As a Hub id: {error})") from None
+
+
+def _near_folder(source: str) -> str | None:
+    """The folder whose path is nearly this one, if there is one."""
+    path = Path(source).expanduser()
+    found = Path(path.anchor)
+    for part in path.parts[bool(path.anchor) :]:
+        if (found / part).is_dir():
+            found /= part
+            continue
+        try:
+            names = [entry.name for entry in found.iterdir() if entry.is_dir()]
+        except OSError:
+            return None
+        close = get_close_matches(part, names, n=1)
+        if not close:
+            return None
+        found /= close[0]
+    return str(found)
 
 
 def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, None]:

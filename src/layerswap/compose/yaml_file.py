@@ -221,8 +221,19 @@ def validate_whole(
     return checked
 
 
+DIGITS = re.compile(r"\d+")
+ALIKE = 8
+"""Most words that a message lists of those that differ by their numbers alone."""
+
+
 def nearest(word: str, known: list[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest known word, else the list of known words."""
+    """`"; did you mean 'x'?"` for the closest known word, else the list of known words.
+
+    Of words that differ from it by their numbers alone none is closer: they are listed.
+    """
+    alike = [one for one in known if DIGITS.sub("", one) == DIGITS.sub("", word)]
+    if len(alike) > 1 and word not in known:
+        return f"; there are {', '.join(alike[:ALIKE])}"
     close = get_close_matches(word, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

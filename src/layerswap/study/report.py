@@ -10,6 +10,7 @@ from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
+from layerswap.merge.trained import TRAINING
 from layerswap.report.charts import draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
@@ -37,8 +38,9 @@ from layerswap.study.results import (
     read_conditions,
     study_results,
 )
-from layerswap.study.step_functions import MAP_FOLDER
+from layerswap.study.step_functions import EXPERT, MAP_FOLDER
 from layerswap.study.storage import Storage
+from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
 
 FIGURES, TABLES = "figures", "tables"
@@ -156,6 +158,12 @@ class FinishedSteps:
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show."""
         selects = [step.settings for step in self.journal.graph if step.kind == "select"]
+        trainings = (step.name for step in self.journal.graph if step.kind == "train")
+        folders = {name: self.journal.folder(name) / EXPERT for name in trainings}
+        # Those on this machine: a training behind a storage is too large to fetch for a sentence.
+        yield from contaminations(
+            {name: one for name, one in folders.items() if (one / TRAINING).is_file()}
+        )
         tasks = dict.fromkeys(task for one in selects for task in one["tasks"])
         if tasks:
             yield (
@@ -204,6 +212,21 @@ class FinishedSteps:
             return None
         names = {"task": "task expert", "language": f"{first.language} expert"}
         return draw_stack(swap(atlas.layers, zones=chosen.zones), names)
+
+
+def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
+    """A caution for each data set of a training that contains evaluation items.
+
+    Args:
+        trainings: folders of experts, by the name of their step.
+    """
+    for name, folder in trainings.items():
+        for data in read_training(folder)["data"]:
+            for items, count in data.get("contaminated", {}).items():
+                yield (
+                    f"{name} trained on {count:,} rows of {data['name']} that contain an item of "
+                    f"{items}: scores on it are flattered."
+                )
 
 
 def _sentence(found: BenchmarkResult) -> str:

@@ -121,6 +121,16 @@ class OtherLanguages(Strict):
     suites: list[NonEmpty] = []
 
 
+def _read_metric(value: object) -> object:
+    texts = [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    if len(texts) != 2 or texts != value:
+        raise ValueError(
+            "write a metric of lm-eval and its filter, such as [exact_match, none]; found "
+            f"{value!r:.60}"
+        )
+    return value
+
+
 class EvaluationSpec(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks.
 
@@ -142,7 +152,7 @@ class EvaluationSpec(PromptOptions):
     suite: str | None = None
     tasks: list[NonEmpty] = []
     include: list[NonEmpty] = []
-    metric: Annotated[list[str], Field(min_length=2, max_length=2)] = ["exact_match", "none"]
+    metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
     num_fewshot: Annotated[int, Field(ge=0)] | None = None
     limit: Annotated[int, Field(ge=2)] | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
