@@ -79,6 +79,9 @@ def test_report_and_drawing_show_the_composition(finished):
     best = outcome.task.intervals[CHOSEN].mean
     assert f"{best:.1%}" in page
     assert page.count("<svg ") == 3
+    zones = outcome.chosen.zones
+    assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
+    assert "language-furo-1" in page
     lead = page.partition("</header>")[0]
     for whole in ("both languages are invented", "TIES, 50% kept: ", "trained on both data sets"):
         assert whole in lead

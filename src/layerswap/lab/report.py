@@ -68,6 +68,7 @@ def tell(outcome: Outcome) -> Report:
             _change(outcome),
             _examples(outcome),
             _conditions(outcome),
+            _models(outcome),
             provenance(
                 outcome.entries,
                 "The grid is of the step grid, the composition of merge, the tables and answers of "
@@ -85,7 +86,7 @@ def _lead(outcome: Outcome) -> str:
     return (
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
         f"generic {outcome.language} only (both languages are invented). Recomposed layer by layer "
-        f"({zones}) they answer {best.mean:.1%} of {best.n} unseen {outcome.language} problems; "
+        f"({zones}) they answer {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems; "
         f"the task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
         f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}.\n\n"
         + f"{_verdict(outcome)}\n\n{JOINT}"
@@ -117,7 +118,7 @@ def _table(outcome: Outcome) -> Section:
         table=Table(
             ("model", *measures.values()),
             rows,
-            caption=f"Test split, {outcome.task.intervals[CHOSEN].n} questions each.",
+            caption=f"Test split, {outcome.task.intervals[CHOSEN].n:,} questions each.",
             highlight=models.index(CHOSEN),
         ),
     )
@@ -187,6 +188,25 @@ def _examples(outcome: Outcome) -> Section:
         "and another wrong?",
         panel=examples_panel([name_of(name) for name in models], examples),
     )
+
+
+def _models(outcome: Outcome) -> Section:
+    """The checkpoints, and the command that composes them."""
+    zones = outcome.chosen.zones
+    assert zones is not None, "the grid is of zones"
+    experts = ("--task-expert lab/task-1", f"--language-expert lab/language-{outcome.language}-1")
+    return Section(
+        "Models",
+        "The composed model is in merged, beside this page. These commands write the lab's models "
+        f"into lab and compose them: layerswap lab models --out lab; layerswap merge "
+        f"{' '.join(experts)} --bottom {zones.bottom} --top {zones.top} --outside blend --out "
+        "merged",
+        table=Table(
+            ["name", "checkpoint"],
+            [["base", "lab/base"], ["task expert", "lab/task-1"],
+             ["language expert", f"lab/language-{outcome.language}-1"]],
+        ),
+    )  # fmt: skip
 
 
 def _conditions(outcome: Outcome) -> Section:

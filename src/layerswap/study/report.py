@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from layerswap.study.results import (
     read_conditions,
     study_results,
 )
-from layerswap.study.step_functions import EXPERT, MAP_FOLDER
+from layerswap.study.step_functions import EXPERT, MAP_FOLDER, SELECTION
 from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
@@ -196,6 +197,7 @@ class FinishedSteps:
             )
         for one in self.results.benchmarks:
             yield from examples_of(one, self.evaluations[one.language] / RESULTS)
+        yield self._asked()
         steps = [step for step in self.journal.graph if step.name in self.records]
         yield provenance(
             list(self.records.values()),
@@ -203,6 +205,32 @@ class FinishedSteps:
             "experts that the steps select/... kept.",
             {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
         )
+
+    def _asked(self) -> Section:
+        """The models of the study, and how they were evaluated."""
+        every = [step.settings for step in self.journal.graph if step.kind == "evaluate"]
+        settings, spec = every[0], every[0]["evaluate"]
+        limit, shots = spec["limit"], spec.get("num_fewshot")
+        rows = [
+            ["base", settings["base"]],
+            *(
+                [f"{kind} experts", ", ".join(json.loads((folder / SELECTION).read_text("utf-8")))]
+                for kind, folder in self._selections().items()
+            ),
+            ["benchmarks", spec["suite"] or ", ".join(spec["tasks"])],
+            ["documents", "all" if limit is None else f"at most {limit:,} of a task, the first"],
+            ["examples in a prompt", "each benchmark's own" if shots is None else str(shots)],
+            ["chat template", "applied" if spec.get("apply_chat_template") else "not applied"],
+            ["device", settings["device"]],
+            ["dtype", settings["dtype"] or "as stored"],
+        ]
+        return Section("Models and evaluation", table=Table(["", "value"], rows))
+
+    def _selections(self) -> dict[str, Path]:
+        """The folders of the finished selections, by the kind of expert."""
+        names = [step.name for step in self.journal.graph if step.kind == "select"]
+        done = [name for name in names if name in self.records]
+        return {name.partition("/")[2]: self.journal.bring(name) for name in done}
 
     def _stack(self, first: BenchmarkResult) -> Drawing | None:
         """The chosen composition of the first pair of the first language."""
