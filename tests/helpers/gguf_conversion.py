@@ -141,7 +141,7 @@ def _add_settings(writer: gguf.GGUFWriter, config: Any, architecture: str) -> No
     rope = getattr(config, "rope_parameters", None) or {}
     flat = rope.get("full_attention", rope)
     inner = next(
-        (v for k in ("intermediate_size", "ffn_hidden_size") if (v := getattr(config, k, None))),
+        (v for k in ("ffn_hidden_size", "intermediate_size") if (v := getattr(config, k, None))),
         4 * config.hidden_size,
     )
     writer.add_block_count(config.num_hidden_layers)

@@ -14,10 +14,9 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁the", "er", "on", "in"]
 TOKENS = ["<unk>", "<s>", "</s>", *BYTES, *WORDS]
 SCALES: Mapping[str, tuple[int, ...]] = {
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-    "IQ4_XS": (0,), "IQ2_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "NVFP4": (),
+    "Q3_K": (108,), "IQ4_XS": (0,), "IQ4_NL": (0,),
 }  # fmt: skip
-"""Where the float16 scales of a block are, for types that cannot be quantised to."""
+"""Where the float16 scales of a block are, for types that nothing here quantises to."""
 
 
 def shapes(layers: int = LAYERS, *, head: bool = True) -> dict[str, tuple[int, ...]]:
@@ -53,6 +52,9 @@ def encoded(values: np.ndarray, kind: str, seed: int = 0) -> np.ndarray:
     dtype = GGMLQuantizationType[kind]
     if kind == "F64":
         return values.astype(np.float64)
+    if kind in ("Q4_K", "Q6_K"):
+        blocks = {"Q4_K": q4_k, "Q6_K": q6_k}[kind](values.reshape(-1, 256))
+        return blocks.reshape(*values.shape[:-1], -1)
     try:
         return quants.quantize(values, dtype)
     except NotImplementedError:
@@ -63,6 +65,45 @@ def encoded(values: np.ndarray, kind: str, seed: int = 0) -> np.ndarray:
             scales = draws.uniform(1e-4, 3e-4, len(blocks)).astype(np.float16)
             blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
         return blocks.reshape(*values.shape[:-1], -1)
+
+
+def q4_k(values: np.ndarray) -> np.ndarray:
+    """Blocks of Q4_K, which the package only reads: scales and minima by the range alone."""
+    parts = values.reshape(-1, 8, 32)
+    low = np.minimum(parts.min(2), 0)
+    spread = (parts.max(2) - low) / 15
+    d, dmin = ((x.max(1, keepdims=True) / 63).astype(np.float16) for x in (spread, -low))
+    wide = [x.astype(np.float32) + np.float32(1e-12) for x in (d, dmin)]
+    scales = np.clip(np.rint(spread / wide[0]), 0, 63).astype(np.uint8)
+    minima = np.clip(np.rint(-low / wide[1]), 0, 63).astype(np.uint8)
+    step = np.maximum(wide[0] * scales, 1e-12)[..., None]
+    numbers = np.clip(np.rint((parts + (wide[1] * minima)[..., None]) / step), 0, 15)
+    numbers = numbers.astype(np.uint8)
+    packed = np.concatenate([
+        scales[:, :4] | (scales[:, 4:] >> 4 << 6),
+        minima[:, :4] | (minima[:, 4:] >> 4 << 6),
+        (scales[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4),
+    ], axis=1)  # fmt: skip
+    pairs = (numbers[:, 0::2] | (numbers[:, 1::2] << 4)).reshape(len(parts), -1)
+    return np.concatenate([d.view(np.uint8), dmin.view(np.uint8), packed, pairs], axis=1)
+
+
+def q6_k(values: np.ndarray) -> np.ndarray:
+    """Blocks of Q6_K, which the package only reads: scales by the largest number alone."""
+    parts = values.reshape(-1, 16, 16)
+    largest = np.abs(parts).max(2) / 31
+    d = (largest.max(1, keepdims=True) / 127).astype(np.float16)
+    scales = np.clip(np.rint(largest / (d.astype(np.float32) + np.float32(1e-12))), 1, 127)
+    step = np.maximum(d.astype(np.float32) * scales, 1e-12)[..., None]
+    numbers = (np.clip(np.rint(parts / step), -32, 31) + 32).astype(np.uint8)
+    quarters = numbers.reshape(-1, 2, 4, 32)
+    low, high = quarters & 15, quarters >> 4
+    nibbles = np.concatenate(
+        [low[:, :, 0] | low[:, :, 2] << 4, low[:, :, 1] | low[:, :, 3] << 4], 2
+    )
+    bits = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    flat = [x.reshape(len(parts), -1) for x in (nibbles, bits, scales.astype(np.uint8))]
+    return np.concatenate([*flat, d.view(np.uint8)], axis=1)
 
 
 def k_mix(name: str) -> str:
