@@ -44,10 +44,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", "phi3", GATED),
     "falcon": ("FalconConfig", "falcon", {
         **ROWS, "multi_query": True, "new_decoder_architecture": False, "alibi": False,
-        "parallel_attn": True, "bias": False, "ffn_hidden_size": 256}),
+        "parallel_attn": True, "bias": False, "ffn_hidden_size": 256, "intermediate_size": 256}),
     "falcon-groups": ("FalconConfig", "falcon", {
         **ROWS, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False, "bias": False,
-        "ffn_hidden_size": 256}),
+        "ffn_hidden_size": 256, "intermediate_size": 256}),
     "cohere": ("CohereConfig", "command-r", {**GATED, "logit_scale": 0.3}),
     "cohere2": ("Cohere2Config", "cohere2", {**WIDE, "logit_scale": 0.3, "sliding_window": 32}),
     "olmo2": ("Olmo2Config", "olmo2", GATED),

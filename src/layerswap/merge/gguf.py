@@ -204,9 +204,10 @@ def write_modelfile(path: Path) -> Path:
 
 
 def _tensors(plan: GGUFMergePlan) -> Iterator[OutputTensor]:
-    experts = everyone(plan.used, plan.base)
-    for name, info in plan.reference.tensors.items():
-        blend = plan.composition[plan.reference.places[name]]
+    used, reference = plan.used, plan.reference
+    experts = everyone(used, plan.base)
+    for name, info in reference.tensors.items():
+        blend = plan.composition[reference.places[name]]
         terms = terms_of(blend, name, experts, fishers=plan.fishers)
         only, _ = terms[0]
         if len(terms) == 1 and isinstance(only, TensorInfo):
@@ -215,7 +216,7 @@ def _tensors(plan: GGUFMergePlan) -> Iterator[OutputTensor]:
             same = unblendable(list(leaves(terms)))
             yield OutputTensor(name, same.dtype, info.shape, ((same, 1.0),))
         else:
-            stored = {experts[e].tensors[name].dtype for e in blend.experts if e in plan.used}
+            stored = {experts[e].tensors[name].dtype for e in blend.experts if e in used}
             dtype = _blend_type(stored or {info.dtype}, info.shape, plan.recipe.blend_type)
             _check_readable(terms)
             yield OutputTensor(name, dtype, info.shape, terms)
