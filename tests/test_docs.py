@@ -11,6 +11,7 @@ import pytest
 from typer import Exit
 from typer.main import get_command
 
+import layerswap as ls
 from layerswap.cli import app
 from layerswap.lab.assets import shipped
 from layerswap.lab.lm_eval_tasks import export_tasks
@@ -126,6 +127,48 @@ def test_every_command_of_the_readme_works(tmp_path):
             assert "error: " in run(command, tmp_path).stderr
         else:
             check(command, tmp_path)
+
+
+STANDINS = {
+    'tasks="mgsm_direct_sw", limit=200': 'tasks="lab_problem_furo", include="tasks", limit=4',
+    "max_new_tokens=256": "max_new_tokens=8",
+}
+"""What the pages' Python asks of the Hub or leaves out, by what the lab has of it."""
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["README.md", "docs/delta.md", "docs/how-to.md",
+     pytest.param("docs/sweeps.md", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
+    """Block after block in one session, as a notebook would."""
+    from layerswap.checkpoint.loading import load_tokenizer
+
+    lab = shipped()
+    (tmp_path / "org").mkdir()
+    for name, folder in (("llama", lab.base), ("math-expert", lab.task_experts[0]),
+                         ("org/math-expert", lab.task_experts[0]), ("merged", lab.base),
+                         ("swahili-expert", lab.language_experts["furo"][0])):  # fmt: skip
+        if (file, name) != ("README.md", "merged") and (file, name) != ("docs/sweeps.md", "merged"):
+            (tmp_path / name).symlink_to(folder)
+    export_tasks(tmp_path / "tasks", n=8)
+    monkeypatch.chdir(tmp_path)
+    tokenizer = load_tokenizer(lab.base)
+    ids = tokenizer("nela bufo", return_tensors="pt").input_ids
+    text = ids[0].tolist()
+    plan = ls.swap(task="math-expert", language="swahili-expert")
+    session = {
+        "tokenizer": tokenizer, "ids": ids, "bos": text[0], "texts": [text], "prompts": [text],
+        "context_ids": text, "continuation_ids": text[:2], "compositions": [plan.composition],
+    }  # fmt: skip
+    found = re.findall(r"^```python\n(.*?)^```$", (ROOT / file).read_text("utf-8"), re.M | re.S)
+    assert found
+    for block in found:
+        code = block
+        for of_the_page, here in STANDINS.items():
+            code = code.replace(of_the_page, here)
+        exec(code, session)
 
 
 @pytest.mark.slow
