@@ -1,6 +1,7 @@
 """`eval`, `compare` and `composability`: real benchmarks' rows on a tiny model, end to end."""
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_all_kinds_of_models_score_as_in_lm_eval(layerswap, models, tmp_path, su
     ]
     done = layerswap("eval", *asked, *common, "--out", tmp_path / "sweep")
     assert done.code == 0, done.err
-    assert "swap: " in done.out
+    assert "mgsm" in done.out or "flores" in done.out
     again = layerswap("eval", *asked, *common, "--out", tmp_path / "hf", "--engine", "hf")
     assert again.code == 0, again.err
     for model in ("task", "adapter", "swap"):
@@ -233,6 +234,13 @@ def test_any_task_is_evaluated_and_compared(layerswap, models, own, tmp_path):
         assert done.code == 0, done.err
     mine, theirs = (results(tmp_path / e, "swap")["results"] for e in ("sweep", "hf"))
     assert mine == theirs
+    right = mine["own_choose"]["acc,none"]
+    row = next(line for line in done.out.splitlines() if line.split()[:1] == ["swap"])
+    assert row.split()[:3] == ["swap", "own_choose", "acc"]
+    assert row.split()[3] == f"{right:.3f}"
+    assert row.split()[-1] == "8"
+    assert re.search(rf"{right:.3f} \[0\.\d+, \d\.\d+\]", row)
+    assert done.out.splitlines()[-1] == f"next: layerswap compare {tmp_path / 'hf'}"
     shown = layerswap("compare", tmp_path / "sweep")
     assert shown.code == 0, shown.err
     assert "own choose" in shown.out

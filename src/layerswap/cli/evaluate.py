@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from layerswap.cli import options, output
 from layerswap.errors import RecipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from layerswap.evaluation.results import Score
+    from layerswap.evaluation.statistics import Interval
+    from layerswap.evaluation.suites.suites import WrittenTask
 
 
 def evaluate(
@@ -63,9 +70,10 @@ def evaluate(
     Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
     """
     from layerswap.cli.progress import answer_progress
+    from layerswap.cli.tables import evaluation_table
     from layerswap.engine.devices import check_dtype, open_device, pick_device
     from layerswap.evaluation import results as files
-    from layerswap.evaluation.answer_language import ANSWER, REASONING, identified_code
+    from layerswap.evaluation.answer_language import identified_code
     from layerswap.evaluation.harness import check_task_names
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -112,21 +120,40 @@ def evaluate(
         )  # fmt: skip
     asked = asked or files.tasks_of(results, answer_language or "")
     rows = files.write_results(folder, results, asked)
+    scores = _scores(results, asked, rows)
+    lines = [evaluation_table(scores), f"wrote {folder}"]
+    if len(results) > 1:
+        lines.append(f"next: layerswap compare {folder}")
+    facts = {"scores": scores, "folder": str(folder)}
+    output.finish("eval", facts, "\n".join(lines))
+
+
+def _scores(
+    results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask], rows: Sequence[Score]
+) -> list[dict[str, Any]]:
+    """A row for each model and task, and for what was measured of the answers' language."""
+    import numpy as np
+
+    from layerswap.evaluation import results as files
+    from layerswap.evaluation.answer_language import ANSWER, REASONING
+    from layerswap.evaluation.statistics import mean_interval
+
+    intervals = files.intervals_of(rows, asked)
     scores: list[dict[str, Any]] = [
         {"model": name, "benchmark": one.benchmark, "task": one.name, "metric": one.metric[0],
-         "score": files.headline(result, one)}
+         "score": files.headline(result, one), **_reach(intervals.get((name, one.name)))}
         for name, result in results.items() for one in asked
     ]  # fmt: skip
-    lines = [
-        f"{one['model']}: {one['benchmark']} {one['task']}: {one['metric']} {one['score']:.4g}"
-        for one in scores
-    ]
     for (model, name, metric), shares in files.grouped(rows, (ANSWER, REASONING)).items():
-        share = sum(shares) / len(shares)
-        scores.append({"model": model, "task": name, "metric": metric, "score": share})
-        lines.append(f"{model}: {name}: {metric.partition('_')[0]} in the language {share:.1%}")
-    facts = {"scores": scores, "folder": str(folder)}
-    output.finish("eval", facts, "\n".join([*lines, f"wrote {folder}"]))
+        found = mean_interval(np.array(shares))
+        scores.append({"model": model, "task": name, "metric": metric, "score": found.mean,
+                       **_reach(found)})  # fmt: skip
+    return scores
+
+
+def _reach(found: Interval | None) -> dict[str, float]:
+    """The bounds of an interval and the number of its documents, where there is one."""
+    return {} if found is None else {"low": found.low, "high": found.high, "n": found.n}
 
 
 def compare(

@@ -25,6 +25,20 @@ def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
     return _text(["model", *measures], rows, "% right, with 95% bootstrap intervals")
 
 
+def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> str:
+    """The scores of models on tasks, with intervals where documents have scores of their own."""
+    from layerswap.evaluation.statistics import Interval
+
+    rows = [
+        [one["model"], one["task"], one["metric"],
+         Interval(one["score"], one["low"], one["high"], one["n"]) if "n" in one else one["score"],
+         f"{one['n']:,}" if "n" in one else ""]
+        for one in scores
+    ]  # fmt: skip
+    columns = ["model", "task", "metric", "score", "documents"]
+    return _text(columns, rows, "with 95% bootstrap intervals", unit="")
+
+
 def evidence_table(evidence: Sequence[Evidence]) -> str:
     """What is known of each layer, the last on top, as everywhere."""
     rows = [

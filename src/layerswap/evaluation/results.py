@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.answer_language import OTHERWISE, known_language, sample_shares
+from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.evaluation.suites.suites import WrittenTask, written_tasks_of
 
 RowT = TypeVar("RowT")
@@ -191,6 +194,25 @@ def headline(result: Mapping[str, Any], asked: WrittenTask) -> float:
         if key in values:
             return float(values[key])
     raise EvaluationError(f"{asked.name}: lm-eval gave no {','.join(asked.metric)}")
+
+
+def intervals_of(
+    scores: Sequence[Score], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], Interval | None]:
+    """The mean over documents with its interval, by model and task or group.
+
+    None where the score that counts is of a whole corpus, such as BLEU.
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    for score in scores:
+        if score.main:
+            of = written_tasks_of(score.task, asked)
+            found.setdefault((score.model, of.name), []).append(score.score)
+    whole = {one.name for one in asked if one.metric[0] == "bleu"}
+    return {
+        (model, task): None if task in whole else mean_interval(np.array(values))
+        for (model, task), values in found.items()
+    }
 
 
 def write_results(
