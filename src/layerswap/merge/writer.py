@@ -281,7 +281,8 @@ def _fits_blocks(values: Floats) -> bool:
 def _non_finite(chunk: Compute, reader: Reader) -> str:
     tensor = chunk.tensor
     found = reader.blame(tensor.inputs, chunk.start, chunk.stop)
-    return found or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider --dtype"
+    option = "--blend-type" if tensor.dtype in BLOCKS else "--dtype"
+    return found or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider {option}"
 
 
 def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, Handle]:
