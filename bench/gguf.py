@@ -3,8 +3,8 @@
     python bench/gguf.py model-Q4_K_M.gguf
 
 The second expert is the same file with some of its quantised numbers changed by one step. Every
-contestant writes a file and flushes it to the disk; they take turns. Prints a table in Markdown, with
-the least of the seconds first, which a busy machine disturbs least.
+contestant writes a file and flushes it to the disk; they take turns. Prints a table in Markdown,
+with the least of the seconds first, which a busy machine disturbs least.
 """
 
 from __future__ import annotations
