@@ -63,7 +63,9 @@ def adapters(
         "adapters": list(served.plans), "base": served.base, "rank": served.rank,
         "folder": str(served.folder),
     }  # fmt: skip
+    notes = (f"note: {name}: {note}" for name, plan in served.plans.items() for note in plan.notes)
     lines = [
+        *notes,
         f"{len(served.plans)} adapters of {served.base}, rank {served.rank} at most",
         f"wrote {served.folder}",
         f"serve them: sh {served.folder / SCRIPT}",

@@ -65,7 +65,8 @@ def write_adapters(
         out: the folder to create: an adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh`
             with the command for vLLM, and one card.
         base: what they are adapters of, where they do not say.
-        method: zones and `outside` of the swap, as in a recipe; the defaults when None.
+        method: zones and `outside` of the swap, as in a recipe. When None, the partition that the
+            adapters were trained on, or else the defaults.
         weights: of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
         rank: largest rank of a composed adapter; exact when None.
         dtype: of the adapters; float32 when None.
@@ -94,7 +95,8 @@ def write_adapters(
                 "rank": rank,
                 "dtype": dtype,
             }
-            plan = make_plan(check_recipe(data, where=f"{task}, {language}"))
+            recipe = check_recipe(data, where=f"{task}, {language}")
+            plan = make_plan(recipe, follow_training=True)
             if not isinstance(plan, AdapterPlan):
                 raise RecipeError(f"{task}, {language}: not both are adapters")
             plans[f"{task}--{language}"] = plan

@@ -13,9 +13,9 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, read_json_object
 from layerswap.compose import Composition, Recipe
-from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
+from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, all_places
 from layerswap.compose.presets import PARTITIONS
-from layerswap.compose.schema import PartitionMethod
+from layerswap.compose.recipe import check_recipe
 
 TRAINING = "layerswap-training.json"
 """The record in every folder that `layerswap train` writes."""
@@ -32,11 +32,13 @@ class Training:
         partition: the partition that chose them, and who had the places outside the layers; None
             where they were chosen in another way.
         contaminated: rows of the training data that contain an evaluation item, by evaluation set.
+        partial: whether other places than these were frozen.
     """
 
     places: frozenset[Place]
     partition: tuple[str, str | None] | None
     contaminated: Mapping[str, int]
+    partial: bool
 
 
 def read_training(expert: Checkpoint) -> Training | None:
@@ -67,7 +69,8 @@ def read_training(expert: Checkpoint) -> Training | None:
         return None
     known = isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
     partition = (name, outside) if known else None
-    return Training(frozenset(named & _stored(expert)), partition, contaminated)
+    partial = bool(set(all_places(expert.layers)) - named)
+    return Training(frozenset(named & _stored(expert)), partition, contaminated, partial)
 
 
 def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
@@ -83,8 +86,9 @@ def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
     if recorded is None:
         return recipe
     name, outside = recorded
-    method: Any = {"name": name, "outside": outside, "task": swap.task, "language": swap.language}
-    return recipe.model_copy(update={"swap": None, "partition": PartitionMethod(**method)})
+    data = recipe.model_dump(exclude_unset=True, exclude={"swap", "weights"})
+    method = {"name": name, "outside": outside, "task": swap.task, "language": swap.language}
+    return check_recipe({**data, "partition": method}, where=TRAINING)
 
 
 def training_notes(
@@ -104,7 +108,7 @@ def training_notes(
         notes.append(f"along partition {chosen.name}, on which the experts were trained")
     for name, training in found.items():
         stored = _stored(experts[name])
-        if training.places and training.places < stored:
+        if training.places and training.partial:
             notes += _lost(name, composition, found, stored)
         for items, count in training.contaminated.items():
             notes.append(
