@@ -11,9 +11,9 @@ Importing this package is cheap: names are loaded when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from layerswap._types import lazy_names
 from layerswap.versions import __version__
 
 if TYPE_CHECKING:  # so that editors and type checkers know the names
@@ -60,11 +60,8 @@ _HOME = {
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'layerswap' has no attribute {name!r}")
-    room, _, there = _HOME[name].partition(":")
-    return getattr(importlib.import_module(f"layerswap.{room}"), there or name)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

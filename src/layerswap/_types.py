@@ -1,9 +1,11 @@
-"""Type aliases that several rooms share."""
+"""Type aliases that several rooms share, and the loading of a room's names on first use."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 PathLike = str | os.PathLike[str]
 """A checkpoint or file as users name it: a path, or a Hub id where one is meant."""
@@ -11,3 +13,21 @@ Log = Callable[[str], None]
 """Called with one line of progress for a person."""
 Advance = Callable[[int], None]
 """Called with the number of units (bytes, requests, steps) just done."""
+
+
+def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__` that imports public names from their modules when first used.
+
+    Args:
+        package: the module's `__name__`.
+        home: the module of every name within the package, and its name there after a colon where
+            that is another one.
+    """
+
+    def load(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, there = home[name].partition(":")
+        return getattr(importlib.import_module(f"{package}.{module}"), there or name)
+
+    return load

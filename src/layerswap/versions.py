@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Literal
 
 from layerswap.errors import LayerswapError
@@ -44,11 +42,15 @@ def need_extras(what: str, *extras: Extra) -> None:
 
 def missing_of(extra: Extra) -> list[str]:
     """What is not installed of an extra, by the names that are imported."""
+    from importlib.util import find_spec
+
     return [name for name in EXTRAS[extra] if find_spec(name) is None]
 
 
 def versions(*packages: str) -> dict[str, str]:
     """The version of each package that is installed."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     found = {}
     for package in packages:
         try:

@@ -300,7 +300,7 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
     def find_spec(name, *more):
         return None if name in {"datasketch", "lm_eval"} else found(name, *more)
 
-    monkeypatch.setattr("layerswap.versions.find_spec", find_spec)
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
     out = ("--out", tmp_path / "out")
     for command, package, extra in (
         (("data", "swahili", *out), "datasketch", "train"),

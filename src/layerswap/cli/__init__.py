@@ -6,13 +6,13 @@ Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 o
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from typing import Annotated
 
 import typer
 
-from layerswap.checkpoint.strict_json import clipped
 from layerswap.cli import (
     adapters,
     composability,
@@ -43,10 +43,11 @@ from layerswap.errors import LayerswapError, visible
 
 app = typer.Typer(
     name="layerswap",
+    cls=options.PlainGroup,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 options.command(app, "quickstart")(quickstart.quickstart)
@@ -94,6 +95,8 @@ def _root(
 
 def main() -> None:
     """Entry point of the `layerswap` command."""
+    # Pydantic would read the metadata of every installed package, in search of its plugins.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         sys.exit(app(prog_name="layerswap", standalone_mode=False))
     except LayerswapError as error:
@@ -103,15 +106,19 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
+        from layerswap.checkpoint.strict_json import clipped
+
         _fail(f"{clipped(str(error.filename))}: the name is too long for a file")
     except Exception as error:
         # A wrong option or argument; Typer would draw a box of several lines around it.
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
-        # Without arguments the help has been shown, and nothing is left to say.
+        if type(error).__name__ == "NoArgsIsHelpError":  # whose message is the help
+            typer.echo(describe(), err=True)
+            sys.exit(2)
         text = " ".join(describe().split()).rstrip(".")
-        _fail(f"{text}; see layerswap --help" if text else "")
+        _fail(f"{text}; see layerswap --help")
 
 
 def _fail(message: str) -> None:

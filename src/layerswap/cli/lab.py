@@ -12,7 +12,10 @@ from layerswap.cli import options, output
 from layerswap.cli.study import Where
 
 app = typer.Typer(
-    no_args_is_help=True, help="Work with the lab, the small multilingual world inside the package."
+    cls=options.PlainGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Work with the lab, the small multilingual world inside the package.",
 )
 Split = Annotated[
     Literal["development", "test"], typer.Option(help="Split that the questions come from.")

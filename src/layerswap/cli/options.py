@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
 from layerswap.errors import RecipeError
@@ -229,6 +231,46 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
+class PlainCommand(TyperCommand):
+    """A command whose help is plain text, by groups of options.
+
+    Rich's boxes take longer to import and to draw than all the rest of the help.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for the arguments, the options, and each panel of options."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is not None:
+                kind = "Arguments" if param.param_type_name == "argument" else "Options"
+                panel = getattr(param, "rich_help_panel", None) or kind
+                groups.setdefault(panel, []).append(row)
+        for title, rows in sorted(groups.items(), key=lambda group: group[0] != "Arguments"):
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands whose help shows their whole summaries."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options of the group; where a command comes first, only those that it can share.
+
+        Typer imports Pydantic to read the others, which takes longer than a command's help.
+        """
+        found = super().get_params(ctx)
+        if ctx.parent is None and sys.argv[1:] and not sys.argv[1].startswith("-"):
+            return [param for param in found if param.name == "version"]
+        return found
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a line or more for every command."""
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, one.get_short_help_str(limit=400)) for name, one in found if one is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 def command(
     app: typer.Typer, name: str | None = None, *, json: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -248,7 +290,7 @@ def command(
 
         added: dict[str, tuple[Any, Any]] = {"as_json": (Json, False)} if json else {}
         added |= {"quiet": (Quiet, False), "verbose": (Verbose, False)}
-        app.command(name)(extended(function, added, run, last=True))
+        app.command(name, cls=PlainCommand)(extended(function, added, run, last=True))
         return function
 
     return register

@@ -9,7 +9,12 @@ import typer
 
 from layerswap.cli import options, output
 
-app = typer.Typer(help="Check a recipe, or write it for mergekit.", no_args_is_help=True)
+app = typer.Typer(
+    cls=options.PlainGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Check a recipe, or write it for mergekit.",
+)
 
 File = Annotated[Path, typer.Argument(help="Recipe or mergekit configuration.")]
 Layers = Annotated[

@@ -19,7 +19,12 @@ WATCH = 2.0
 """Seconds between two looks at a study."""
 LARGE = 100.0
 """Disk of a study, GB, from which its plan says how to need less."""
-app = typer.Typer(no_args_is_help=True, help="Run a whole experiment from one file.")
+app = typer.Typer(
+    cls=options.PlainGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Run a whole experiment from one file.",
+)
 StudyFile = Annotated[
     str, typer.Argument(metavar="STUDY.yaml", help="Study file, or the name of a ready study.")
 ]

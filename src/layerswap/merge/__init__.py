@@ -1,10 +1,15 @@
 """Merges: plans over opened checkpoints, arithmetic, a streaming writer and verification."""
 
-from layerswap.merge.api import partition, revert, soup, swap
-from layerswap.merge.metadata import RECORD
-from layerswap.merge.planner import AdapterPlan, Plan, make_plan
-from layerswap.merge.verification.report import Verification
-from layerswap.merge.verification.verify import verify
+from typing import TYPE_CHECKING
+
+from layerswap._types import lazy_names
+
+if TYPE_CHECKING:
+    from layerswap.merge.api import partition, revert, soup, swap
+    from layerswap.merge.metadata import RECORD
+    from layerswap.merge.planner import AdapterPlan, Plan, make_plan
+    from layerswap.merge.verification.report import Verification
+    from layerswap.merge.verification.verify import verify
 
 __all__ = [
     "RECORD",
@@ -18,3 +23,15 @@ __all__ = [
     "swap",
     "verify",
 ]
+
+if not TYPE_CHECKING:  # a merge from the command line needs neither the API nor verification
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "RECORD": "metadata",
+            "Verification": "verification.report",
+            "verify": "verification.verify",
+            **dict.fromkeys(("AdapterPlan", "Plan", "make_plan"), "planner"),
+            **dict.fromkeys(("partition", "revert", "soup", "swap"), "api"),
+        },
+    )
