@@ -11,11 +11,12 @@ import sys
 import numpy as np
 import pytest
 from effort import mostly_slow
-from gguf import GGMLQuantizationType, GGUFReader, quants
 from gguf_files import LAYERS, TOKENS, all_of, floats_of, k_mix, shapes, tensors_of, write_gguf
 
 import layerswap as ls
+from gguf import GGMLQuantizationType, GGUFReader, quants
 from layerswap.checkpoint.commit import JOURNAL
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.errors import LayerswapError
 from layerswap.merge import writer
 from layerswap.merge.gguf import RECORD_KEY, write_modelfile
@@ -289,6 +290,36 @@ def test_another_merge_does_not_resume(files, tmp_path, monkeypatch):
     assert not left.exists()
 
 
+def test_copies_need_no_package_and_blends_say_which(files, tmp_path, monkeypatch):
+    def missing(extra):
+        return ["gguf"] if extra == "gguf" else []
+
+    monkeypatch.setattr("layerswap.versions.missing_of", missing)
+    out = swap(files, outside="language").save(tmp_path / "out.gguf")
+    assert ls.verify(out, full=True).passed
+    with pytest.raises(LayerswapError, match=r"needs gguf; .* pip install \"layerswap\[gguf\]\""):
+        swap(files)
+
+
+def test_deltas_and_magnitudes_are_those_of_the_numbers(files):
+    base = floats_of(files["base"])
+    means = {}
+    for expert in ("task", "language"):
+        atlas = ls.delta(files["base"], files[expert])
+        changes = {tensor: change for (_, tensor), change in atlas.changes.items()}
+        assert set(changes) == set(base)
+        mavs = []
+        for name, values in floats_of(files[expert]).items():
+            delta = np.abs(values - base[name])
+            mavs.append(delta.mean(axis=0) if delta.ndim > 1 else delta.mean(keepdims=True))
+            assert np.allclose(changes[name].rows, mavs[-1], rtol=1e-4)
+        means[expert] = np.concatenate(mavs).mean()
+    found = swap(files, base=files["base"], weights="magnitude").magnitude
+    ratio = found["task"] / found["language"]
+    assert np.isclose(ratio, means["language"] / means["task"], rtol=1e-4)
+    assert ratio != 1
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -377,6 +408,8 @@ def test_outputs_that_cannot_be(files, tmp_path):
     assert plan.save(out, overwrite=True) == out
     with pytest.raises(LayerswapError, match="would write over the checkpoint of task"):
         ls.swap(task=out, language=files["language"]).save(out, overwrite=True)
+    with pytest.raises(LayerswapError, match="a GGUF file, where a transformers checkpoint is"):
+        load_tokenizer(out)
     with pytest.raises(LayerswapError, match="cannot hold its own SHA-256"):
         ls.verify(out, record=True)
     with pytest.raises(LayerswapError, match=f"has no {RECORD_KEY}, so layerswap did not write"):

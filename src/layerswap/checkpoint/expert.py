@@ -14,6 +14,8 @@ from layerswap.checkpoint.folder import (
     open_checkpoint,
     text_config,
 )
+from layerswap.checkpoint.gguf_translation import as_transformers
+from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.places import Pattern, Place, place
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.errors import CheckpointError
@@ -121,9 +123,14 @@ def open_expert(
 ) -> Checkpoint:
     """Open a full checkpoint, or an adapter over `base`, whichever the source holds.
 
+    A GGUF file beside a base of safetensors is read under the base's names.
+
     Raises:
         CheckpointError: as `open_checkpoint`, `read_adapter` and `adapt`.
     """
+    if is_gguf(source):
+        opened = open_checkpoint(source, revision=revision, patterns=patterns)
+        return opened if base.gguf is not None else as_transformers(opened, base)
     folder, commit = fetch_checkpoint(source, revision)
     if not is_adapter(folder):
         return open_checkpoint(source, revision=revision, patterns=patterns)

@@ -310,14 +310,16 @@ class _Cursor:
             raise CheckpointError(f"a list of values of type {kind}")
         if count > _MAX_TEXTS:
             raise CheckpointError(f"a list of {count} texts; at most {_MAX_TEXTS} allowed")
-        length = struct.Struct("<Q").unpack_from
+        length, data = struct.Struct("<Q").unpack_from, self.data
         position = self.position
         for _ in range(count):  # every text takes bytes: a false count ends at the file's end
-            if position + 8 > len(self.data):
+            try:
+                position += 8 + length(data, position)[0]
+            except (struct.error, OverflowError):  # beyond what was fetched, or any file
                 self._fetch(position + 8)
-            position += 8 + length(self.data, position)[0]
-            if position > len(self.data):
-                self._fetch(position)
+                position += 8 + length(data, position)[0]
+        if position > len(data):
+            self._fetch(position)
         self.position = position
 
 

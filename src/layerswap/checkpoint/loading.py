@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap.checkpoint.header import is_gguf
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -170,6 +171,8 @@ def _model_class(config: PreTrainedConfig) -> Any:
 
 def _refusal(named: str, what: str, error: Exception) -> CheckpointError:
     """One line for whatever transformers raised; its advice to trust the code is left out."""
+    if is_gguf(named):
+        return CheckpointError(f"{named}: a GGUF file, where a transformers checkpoint is needed")
     reason = " ".join(str(error).split()) or type(error).__name__
     if "trust_remote_code" in reason:
         reason = "it needs Python code of its own, which layerswap never runs"

@@ -44,6 +44,8 @@ QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
 """The quantised types that can be written, widest first; all of `BLOCKS` but `UNREAD` are read."""
 UNREAD = ("Q8_1", "Q8_K")
 """The quantised types that are no types of weights: they are only ever copied."""
+READ_DTYPES = (*FLOAT_DTYPES, *(dtype for dtype in BLOCKS if dtype not in UNREAD))
+"""Everything that can be read as floats, quantised types of GGUF too."""
 
 
 @contextmanager

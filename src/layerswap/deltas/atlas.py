@@ -17,7 +17,7 @@ from typing import Any
 from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
 from layerswap.checkpoint.places import Pattern, alias
-from layerswap.checkpoint.read import FLOAT_DTYPES
+from layerswap.checkpoint.read import READ_DTYPES
 from layerswap.deltas.measure import Axis, Sums, TensorChange, measure_tensor
 from layerswap.deltas.routing import Routing, routing_divergence
 from layerswap.errors import CheckpointError
@@ -314,7 +314,7 @@ class Subjects:
         return [
             name
             for name, info in self.base.tensors.items()
-            if info.dtype in FLOAT_DTYPES and all(name in e.tensors for e in self.experts.values())
+            if info.dtype in READ_DTYPES and all(name in e.tensors for e in self.experts.values())
         ]
 
 

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
-from layerswap.checkpoint.read import FLOAT_DTYPES, narrowed, open_file, read_floats, widened
+from layerswap.checkpoint.read import READ_DTYPES, narrowed, open_file, read_floats, widened
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ def magnitude_weight(
     total, rows = 0.0, 0
     for name, info in base.tensors.items():
         stored = name not in skip and all(name in expert.tensors for expert, _ in parts)
-        if info.dtype not in FLOAT_DTYPES or not stored:
+        if info.dtype not in READ_DTYPES or not stored:
             continue
         count = Rows.of(info.shape, transposed=base.transposes(name)).count
         total += mean_absolute_delta(base, parts, name) * count

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.folder import text_config
-from layerswap.checkpoint.read import FLOAT_DTYPES
+from layerswap.checkpoint.read import READ_DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,7 +96,7 @@ def routers(checkpoint: Checkpoint) -> dict[int, str]:
         info = checkpoint.tensors.get(name)
         if place.role != "router" or place.layer is None or info is None:
             continue
-        is_matrix = len(info.shape) == 2 and info.shape[0] > 1 and info.dtype in FLOAT_DTYPES
+        is_matrix = len(info.shape) == 2 and info.shape[0] > 1 and info.dtype in READ_DTYPES
         if is_matrix and not any(word in name for word in BALANCE):
             found[place.layer] = name
     return found
