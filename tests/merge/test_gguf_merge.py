@@ -11,10 +11,10 @@ import sys
 import numpy as np
 import pytest
 from effort import mostly_slow
+from gguf import GGMLQuantizationType, GGUFReader, quants
 from gguf_files import LAYERS, TOKENS, all_of, floats_of, k_mix, shapes, tensors_of, write_gguf
 
 import layerswap as ls
-from gguf import GGMLQuantizationType, GGUFReader, quants
 from layerswap.checkpoint.commit import JOURNAL
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.errors import LayerswapError

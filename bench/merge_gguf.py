@@ -1,6 +1,6 @@
 """Swapping two quantised GGUF files against `cp`: seconds and memory, in one run.
 
-    python bench/gguf.py model-Q4_K_M.gguf
+    python bench/merge_gguf.py model-Q4_K_M.gguf
 
 The second expert is the same file with some of its quantised numbers changed by one step. Every
 contestant writes a file and flushes it to the disk; they take turns. Prints a table in Markdown,
