@@ -23,6 +23,7 @@ from layerswap.cli import (
     freeze_or_revert,
     instruct,
     lab,
+    learn,
     linearity,
     merge,
     options,
@@ -70,6 +71,7 @@ options.command(app, "delta", json=True)(delta.delta)
 options.command(app, "linearity")(linearity.linearity)
 options.command(app, "revert")(revert.revert)
 options.command(app, "suggest", json=True)(suggest.suggest)
+options.command(app, "learn", json=True)(learn.learn)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(study.app, name="study")
 app.add_typer(lab.app, name="lab")

@@ -75,12 +75,17 @@ def _write(result: SweepResult, folder: Path, facts: dict[str, Any], page: Repor
 
 def summary(board: GridResult) -> dict[str, Any]:
     """The board as plain data."""
-    race = board.race
+    race, screening = board.race, board.screening
     return {
         **_compared(board),
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
         "race": None if race is None else {**asdict(race), "saved": race.saved},
+        **(
+            {}
+            if screening is None
+            else {"item_response": {**asdict(screening), "saved": screening.saved}}
+        ),
     }
 
 
@@ -116,7 +121,7 @@ def _compared(result: SweepResult) -> dict[str, Any]:
 def tell(board: GridResult) -> Report:
     """The report of a sweep."""
     worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
-    notes = [str(board.race)] if board.race else []
+    notes = [str(one) for one in (board.race, board.screening) if one]
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board),

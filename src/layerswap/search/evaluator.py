@@ -211,7 +211,12 @@ class Evaluator:
         return self.members[condition]
 
     def rows(
-        self, split: str, conditions: Sequence[Condition], first: int | None = None
+        self,
+        split: str,
+        conditions: Sequence[Condition],
+        first: int | None = None,
+        *,
+        places: Sequence[int] | None = None,
     ) -> list[DocumentScore]:
         """Every score of compositions on a split.
 
@@ -219,8 +224,12 @@ class Evaluator:
             split: `development` or `test`.
             conditions: the compositions.
             first: documents of each task to score, in the order drawn; all when None.
+            places: places of the documents in that order, instead.
         """
-        samples = {task: sorted(docs[:first]) for task, docs in self._documents[split].items()}
+        samples = {
+            task: sorted(docs[:first] if places is None else [docs[i] for i in places])
+            for task, docs in self._documents[split].items()
+        }
         scored = evaluate(
             self.sweep, self._plain, self.spec.tasks, samples=samples,
             members=[self.members[one] for one in conditions], **self._settings,
@@ -230,6 +239,10 @@ class Evaluator:
             for condition, found in zip(conditions, scored, strict=True)
             for row in _rows(found, split, condition, self.spec.answer_language)
         ]
+
+    def document(self, split: str, task: str, place: int) -> int:
+        """The document of a task at a place in the order drawn."""
+        return self._documents[split][task][place]
 
     def smallest(self, split: str) -> int:
         """How many documents of a split the task with the fewest has."""

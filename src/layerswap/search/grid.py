@@ -33,8 +33,9 @@ from layerswap.search.evaluator import (
     by_condition,
 )
 from layerswap.search.halving import Race, race
+from layerswap.search.item_response import Screening, screen
 from layerswap.search.protocol import choose, suggested
-from layerswap.search.spec import SweepSettings, SweepSpec
+from layerswap.search.spec import ItemResponse, SweepSettings, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
 INDISTINCT = 1e-6
@@ -48,10 +49,12 @@ class GridResult(SweepResult):
     Attributes:
         counts: layers run, here and one by one.
         race: how the race went, if there was one.
+        screening: how compositions were screened, if they were.
     """
 
     counts: LayerCounts
     race: Race | None = None
+    screening: Screening | None = None
 
     @property
     def layers(self) -> int:
@@ -98,6 +101,7 @@ class _Tried:
     rows: Sequence[DocumentScore] = ()
     measure: Measure | None = None
     race: Race | None = None
+    screening: Screening | None = None
 
 
 def run_sweep(
@@ -166,14 +170,15 @@ def sweep_plans(
         f"{counts.naive} ({counts.ratio:.1f} times fewer)"
     )
     tried = _try(evaluator, list(candidates))
-    running = [list(candidates)[i] for i in tried.race.survivors] if tried.race else ()
+    early = tried.race or tried.screening
+    running = [list(candidates)[i] for i in early.survivors] if early else ()
     chosen = choose(tried.values, among=running)
     if spec.without_labels is not None:
         chosen = chosen_by_signal(
             tried.values, default_zones(plans[chosen].composition.layers), log
         )
-    if tried.race:
-        log(str(tried.race))
+    if early:
+        log(str(early))
     scores, rows, measure = evaluator.tested(
         chosen, others, reference=CHOSEN, measure=tried.measure
     )
@@ -181,7 +186,7 @@ def sweep_plans(
     return GridResult(
         scores=scores, chosen=chosen, best=best, development=tried.values,
         chosen_by=tried.chosen_by, measure=measure, rows=[*tried.rows, *rows], counts=counts,
-        race=tried.race,
+        race=tried.race, screening=tried.screening,
     )  # fmt: skip
 
 
@@ -212,6 +217,8 @@ def _try(evaluator: Evaluator, candidates: Sequence[Condition]) -> _Tried:
         return _Tried(dict(zip(candidates, values.tolist(), strict=True)), f"{name} (no labels)")
     if spec.halving is not None:
         return _raced(evaluator, candidates)
+    if spec.item_response is not None:
+        return _screened(evaluator, candidates, spec.item_response)
     rows = evaluator.rows(DEVELOPMENT, candidates)
     measure = evaluator.measure(rows)
     means = {one: float(v.mean()) for one, v in by_condition(rows, measure).items()}
@@ -240,3 +247,32 @@ def _raced(evaluator: Evaluator, candidates: Sequence[Condition]) -> _Tried:
     rows = [row for condition in candidates for row in found[condition]]
     means = dict(zip(candidates, ran.means, strict=True))
     return _Tried(means, " ".join(measures[0]), rows, measures[0], ran)
+
+
+def _screened(
+    evaluator: Evaluator, candidates: Sequence[Condition], settings: ItemResponse
+) -> _Tried:
+    """Screen the grid; every composition has the rows of the documents that it was scored on."""
+    found: dict[Condition, list[DocumentScore]] = {}
+    measures: list[Measure] = []
+
+    def score(asked: Sequence[int], places: Sequence[int]) -> Any:
+        conditions = [candidates[i] for i in asked]
+        rows = evaluator.rows(DEVELOPMENT, conditions, places=places)
+        measures.append(evaluator.measure(rows))
+        task = measures[0][0]
+        order = [evaluator.document(DEVELOPMENT, task, place) for place in places]
+        column = {document: i for i, document in enumerate(sorted(order))}
+        for condition in conditions:
+            found[condition] = [row for row in rows if row.condition == condition]
+        values = np.array(list(by_condition(rows, measures[0]).values()))
+        return values[:, [column[document] for document in order]]
+
+    went = screen(
+        score, range(len(candidates)), evaluator.smallest(DEVELOPMENT),
+        calibration=settings.calibration, anchors=settings.documents,
+        finalists=settings.finalists, seed=evaluator.spec.seed,
+    )  # fmt: skip
+    rows = [row for one in candidates for row in found[one]]
+    values = dict(zip(candidates, went.estimates, strict=True))
+    return _Tried(values, " ".join(measures[0]), rows=rows, measure=measures[0], screening=went)

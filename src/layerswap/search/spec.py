@@ -89,6 +89,20 @@ class Halving(Strict):
     error: Annotated[float, Field(gt=0, lt=1)] = 0.05
 
 
+class ItemResponse(Strict):
+    """Estimating most compositions from a few documents; see `search.item_response`.
+
+    Attributes:
+        calibration: compositions that are scored on all documents first.
+        documents: those that the others are scored on.
+        finalists: compositions with the highest estimates, which are scored on all documents.
+    """
+
+    calibration: Annotated[int, Field(ge=2)] = 6
+    documents: PositiveInt = 40
+    finalists: PositiveInt = 3
+
+
 SIGNALS = ("agreement", "consensus", "confidence", "self_consistency", "fluency", "closeness",
            "tasks")  # fmt: skip
 Signal = Literal["agreement", "consensus", "confidence", "self_consistency", "fluency",
@@ -190,6 +204,7 @@ class SweepSettings(PromptOptions):
         choose_by: what the best composition is chosen by.
         without_labels: choose by signals that need no labels; the tasks are only reported.
         halving: let compositions of a grid that cannot win any more stop early.
+        item_response: estimate most compositions of a grid from a few informative documents.
         ties: densities of TIES to compare with, which needs the recipe's base.
         development: share of each task's documents that compositions are chosen on; the others
             are for the report.
@@ -213,6 +228,7 @@ class SweepSettings(PromptOptions):
     choose_by: Choice = Choice()
     without_labels: WithoutLabels | None = None
     halving: Halving | None = None
+    item_response: ItemResponse | None = None
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     limit: PositiveInt | None = None
@@ -234,8 +250,11 @@ class SweepSettings(PromptOptions):
         signals = self.without_labels
         if not self.tasks and (signals is None or "tasks" in (signals.by or ())):
             raise ValueError("tasks: name at least one")
-        if self.halving and signals:
-            raise ValueError("halving is for a grid that is chosen by tasks")
+        if (self.halving or self.item_response) and signals:
+            name = "halving" if self.halving else "item_response"
+            raise ValueError(f"{name} is for a grid that is chosen by tasks")
+        if self.halving and self.item_response:
+            raise ValueError("give halving or item_response, not both")
         return self
 
     @field_validator("tasks")
@@ -264,8 +283,9 @@ class SweepSpec(SweepSettings):
     def _grid_or_search(self) -> SweepSpec:
         if (self.grid is None) == (self.search is None):
             raise ValueError("give either a grid or a search")
-        if self.halving and self.search:
-            raise ValueError("halving is for a grid that is chosen by tasks")
+        if (self.halving or self.item_response) and self.search:
+            name = "halving" if self.halving else "item_response"
+            raise ValueError(f"{name} is for a grid that is chosen by tasks")
         return self
 
 
