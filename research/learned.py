@@ -28,8 +28,6 @@ PROMPTS, TRUTH, BATCH = 16, 500, 64
 SETTINGS = {
     "learned": LearningSettings(),
     "learned, no penalty": LearningSettings(regularise=0.0),
-    "learned, slowly (0.01)": LearningSettings(learning_rate=0.01),
-    "learned, hidden states 1": LearningSettings(hidden=1.0),
 }
 
 

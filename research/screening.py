@@ -2,7 +2,7 @@
 
     python -m research.screening
 
-For every scarce language and seed, 60 compositions are scored on 250 development and 1,000 test
+For every scarce language and seed, 30 compositions are scored on 250 development and 500 test
 problems. Then each way chooses on the development problems, in 20 orders of them: item-response
 screening, successive halving, the same number of random problems for all, and all problems. The
 regret is the best test score minus that of the choice.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Matrix = npt.NDArray[np.float64]
 
-DEVELOPMENT, TEST, BATCH, ORDERS = 250, 1000, 64, 20
+DEVELOPMENT, TEST, BATCH, ORDERS = 250, 500, 64, 20
 
 
 def matrices(lab: Lab, language: str, pair: int) -> tuple[Matrix, Matrix]:
@@ -42,9 +42,8 @@ def matrices(lab: Lab, language: str, pair: int) -> tuple[Matrix, Matrix]:
                "language": str(lab.language_experts[language][pair])}  # fmt: skip
     plans = [
         make_plan(check_recipe(
-            {"experts": experts, "swap": {**vars(zones), "outside": outside}}, where="lab"
+            {"experts": experts, "swap": vars(zones)}, where="lab"
         ))
-        for outside in ("blend", "language")
         for zones in zone_grid(8, bottom=BOTTOMS, top=TOPS, bottom_transition=(0, 1))
     ]  # fmt: skip
     sweep = Sweep(plans, dtype="float32")

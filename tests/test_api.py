@@ -11,8 +11,8 @@ from plain_checkpoints import write_family
 import layerswap as ls
 
 EXAMPLES = (
-    "Atlas", "Checkpoint", "Place", "Plan", "delta", "make_plan", "open_checkpoint", "partition",
-    "read_recipe", "revert", "soup", "suggest", "swap", "verify",
+    "Atlas", "Checkpoint", "Place", "Plan", "delta", "instruct", "make_plan", "open_checkpoint",
+    "partition", "read_recipe", "revert", "soup", "suggest", "swap", "verify",
 )  # fmt: skip
 RECIPE = """
 experts: {task: math-expert, language: swahili-expert}
@@ -57,6 +57,7 @@ def test_paths_are_text_or_path(kind, tmp_path):
         ls.soup([task, language], base=base),
         ls.partition("C", task=task, language=language, base=base),
         ls.revert(base, task, keep=0.5),
+        ls.instruct(base=base, instruct=task, language=language, weight=[1, 0.5]),
         ls.make_plan(kind("recipe.yaml")),
         ls.make_plan(ls.read_recipe(kind("recipe.yaml"))),
     ]

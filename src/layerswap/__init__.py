@@ -24,7 +24,16 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.engine import Sampling, Sweep  # noqa: F401
     from layerswap.errors import LayerswapError  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
-    from layerswap.merge import Plan, make_plan, partition, revert, soup, swap, verify  # noqa: F401
+    from layerswap.merge import (  # noqa: F401
+        Plan,
+        instruct,
+        make_plan,
+        partition,
+        revert,
+        soup,
+        swap,
+        verify,
+    )
     from layerswap.report.sweeps import sweep  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
 
@@ -42,6 +51,7 @@ _HOME = {
     "Zones": "compose",
     "delta": "deltas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
+    "instruct": "merge",
     "make_plan": "merge",
     "open_checkpoint": "checkpoint",
     "parse_recipe": "compose",

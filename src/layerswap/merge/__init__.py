@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from layerswap._types import lazy_names
 
 if TYPE_CHECKING:
-    from layerswap.merge.api import partition, revert, soup, swap
+    from layerswap.merge.api import instruct, partition, revert, soup, swap
     from layerswap.merge.metadata import RECORD
     from layerswap.merge.planner import AdapterPlan, Plan, make_plan
     from layerswap.merge.verification.report import Verification
@@ -16,6 +16,7 @@ __all__ = [
     "AdapterPlan",
     "Plan",
     "Verification",
+    "instruct",
     "make_plan",
     "partition",
     "revert",
@@ -32,6 +33,6 @@ if not TYPE_CHECKING:  # a merge from the command line needs neither the API nor
             "Verification": "verification.report",
             "verify": "verification.verify",
             **dict.fromkeys(("AdapterPlan", "Plan", "make_plan"), "planner"),
-            **dict.fromkeys(("partition", "revert", "soup", "swap"), "api"),
+            **dict.fromkeys(("instruct", "partition", "revert", "soup", "swap"), "api"),
         },
     )

@@ -205,6 +205,61 @@ def partition(
     )
 
 
+def instruct(
+    *,
+    base: PathLike,
+    instruct: PathLike,
+    language: PathLike,
+    weight: float | Sequence[float] = 1.0,
+    bottom: int = 0,
+    top: int = 0,
+    bottom_transition: int = 0,
+    top_transition: int = 0,
+    outside: Literal["add", "language"] = "add",
+    tokenizer: str = "language",
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+) -> Plan:
+    """Plan a language model with the instruction tuning of another (2310.04799; 2603.28263).
+
+    The chat vector, `instruct` minus `base`, is added to the language model layer by layer.
+
+    Args:
+        base: what both models were made from.
+        instruct: the base after instruction tuning.
+        language: the base after training on a language.
+        weight: of the chat vector, or several weights from the first to the last layer.
+        bottom: layers without the chat vector at the input.
+        top: layers without it at the output.
+        bottom_transition: layers with half of it above the bottom zone.
+        top_transition: layers with half of it below the top zone.
+        outside: `add` for embeddings, final norm and head too, or `language` for the language
+            model's own.
+        tokenizer: whose tokenizer the output has where they differ; tokens that the language
+            model added keep their rows.
+        dtype: as in `swap`.
+        max_shard_size: as in `swap`.
+
+    Raises:
+        LayerswapError: the models cannot be opened or do not fit together.
+
+    Example:
+        >>> import layerswap as ls
+        >>> models = {"instruct": "math-expert", "language": "swahili-expert"}
+        >>> plan = ls.instruct(base="base", **models, top=1)
+        >>> plan.composition[ls.Place(2, "mlp")] == ls.Blend.of("language")
+        True
+    """
+    method = {
+        "weight": weight if isinstance(weight, int | float) else list(weight),
+        "bottom": bottom, "top": top, "outside": outside,
+        "bottom_transition": bottom_transition, "top_transition": top_transition,
+    }  # fmt: skip
+    models = {"language": language, "instruct": instruct}
+    written = {"tokenizer": tokenizer, "dtype": dtype, "max_shard_size": max_shard_size}
+    return _plan("instruct", models, base, instruct=method, **written)
+
+
 def revert(
     base: PathLike,
     expert: PathLike,
