@@ -2,10 +2,10 @@
 
     python -m research.learned
 
-For every scarce language and seed: coefficients are learned from 16 problems in the source language
-(for the task expert) and 16 stories in the scarce one (for the language expert), without answers,
-and the merge is scored on 500 test problems beside the quickstart's grid, the soup, the sum of both
-deltas, and the swap of 2605.26735.
+For every scarce language and seed: coefficients are learned from 8 problems in the source language
+(for the task expert) and 8 stories in the scarce one (for the language expert), without answers,
+and the merge is scored on 500 test problems beside the default swap, the soup, the sum of both
+deltas, and the swap of 2605.26735. `research.screening` scores a grid on the same problems.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from layerswap.compose import default_zones, zone_grid
+from layerswap.compose import default_zones
 from layerswap.compose.presets import reasoning_zones
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.sweep import Sweep
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.quickstart import BOTTOMS, TOPS
 from layerswap.lab.scoring import load
 from layerswap.lab.tasks import examples
 from layerswap.merge import Plan, make_plan
 from layerswap.search.coefficients import LearningSettings, learn_coefficients
 
-PROMPTS, TRUTH, BATCH = 16, 500, 64
+PROMPTS, TRUTH, BATCH = 8, 500, 64
 SETTINGS = {
     "learned": LearningSettings(),
-    "learned, no penalty": LearningSettings(regularise=0.0),
 }
 
 
@@ -58,8 +56,6 @@ def try_pair(lab: Lab, language: str, pair: int) -> dict[str, float]:
     plans: dict[str, Plan] = {}
     start = recipe_of(sources, swap={})
     layers = start.composition.layers
-    for zones in zone_grid(layers, bottom=BOTTOMS, top=TOPS):
-        plans[f"grid {zones.bottom},{zones.top}"] = recipe_of(sources, swap=vars(zones))
     both = {"task": 1, "language": 1}
     plans["default"] = recipe_of(sources, swap=vars(default_zones(layers)))
     plans["default, outside: language"] = recipe_of(
@@ -97,12 +93,10 @@ def main() -> None:
     for language in lab.languages:
         for pair in range(len(lab.task_experts)):
             found = try_pair(lab, language, pair)
-            found["best of the grid"] = max(v for k, v in found.items() if k.startswith("grid"))
-            shown = {k: v for k, v in found.items() if not k.startswith("grid")}
-            line = "; ".join(f"{name} {value:.3f}" for name, value in shown.items())
+            line = "; ".join(f"{name} {value:.3f}" for name, value in found.items())
             sys.stdout.write(f"{language} {pair + 1}: {line}\n")
             sys.stdout.flush()
-            for name, value in shown.items():
+            for name, value in found.items():
                 everything.setdefault(f"{language}: {name}", []).append(value)
     for name, values in everything.items():
         sys.stdout.write(f"{name}: {sum(values) / len(values):.3f}\n")

@@ -107,6 +107,16 @@ def test_truth_values_jump_where_numbers_are_interpolated():
              merge("breadcrumbs", weights={"b": 1}, density=0.8, outliers=0.01): 0.5,
          })),
         ("merge_method: model_stock\n" + TWO, merge("model_stock")),
+        ("merge_method: model_stock\nparameters: {filter_wise: true}\n" + TWO,
+         merge("model_stock", angle="row")),
+        ("merge_method: ties\nparameters: {density: 0.3, rescale: true}\n" + TWO,
+         merge("ties", weights={"a": 1, "b": 0.5}, density=0.3, scope="tensor", rescale="l1")),
+        ("merge_method: breadcrumbs_ties\nparameters: {density: 0.8, rescale: true}\n" + TWO,
+         merge("ties", density=1.0, scope="tensor", disjoint="sum", weights={
+             merge("breadcrumbs", weights={"a": 1}, density=0.8, outliers=0.01, rescale="l1"): 1,
+             merge("breadcrumbs", weights={"b": 1}, density=0.8, outliers=0.01,
+                   rescale="l1"): 0.5,
+         })),
         ("merge_method: slerp\nbase_model: ./a\nmodels: [{model: ./b}]\nparameters: {t: 0.3}",
          Blend.of(Operation.of("slerp", {Blend.of("a"): 0.7, Blend.of("b"): 0.3}))),
         ("merge_method: slerp\nbase_model: ./a\nmodels: [{model: ./b}]\nparameters: {t: 1}",
@@ -475,8 +485,7 @@ KNOWN = (
          [": there is no model beside the base model"]),
         ("merge_method: ties\nparameters: {weight: 1, density: 0, rescale: true}\n"
          "base_model: c\n" + BOTH,
-         [", line 2: parameters.density: 0 is not a number above 0",
-          ", line 2: parameters.rescale: layerswap's ties does not rescale; leave it out"]),
+         [", line 2: parameters.density: 0 is not a number above 0"]),
         ("merge_method: ties\nparameters: {weight: -1}\nbase_model: c\n" + BOTH,
          [", line 2: parameters.weight: -1 is not a number from 0 to 1e+06"]),
         ("merge_method: ties\nparameters: {weight: 1}\nbase_model: c\n"
@@ -485,9 +494,7 @@ KNOWN = (
         ("merge_method: model_stock\nbase_model: c\nmodels: [{model: a}]\n"
          "parameters: {filter_wise: true}",
          [", line 3: models: model_stock takes at least 3 models, the base model included; "
-          "found 2",
-          ", line 4: parameters.filter_wise: layerswap's model_stock works on whole tensors; "
-          "leave it out"]),
+          "found 2"]),
         ("merge_method: slerp\n" + BOTH,
          [": slerp starts from a base model; give `base_model`",
           ": parameters.t: slerp needs t, from 0 (the base model) to 1"]),

@@ -207,6 +207,28 @@ CASES = {
         "merge_method": "della", "base_model": "base",
         "models": [model("a", weight=0.5), model("b", weight=0.25)],
     },
+    "della_linear, everything kept": {
+        "merge_method": "della_linear", "base_model": "base",
+        "models": [model("a", weight=0.5), model("b", weight=0.25)],
+    },
+    "ties, rescaled": {
+        "merge_method": "ties", "base_model": "base", "models": PAIR,
+        "parameters": {"rescale": True},
+    },
+    "breadcrumbs, rescaled": {
+        "merge_method": "breadcrumbs", "base_model": "base",
+        "models": [model("a", weight=0.5, density=0.7, gamma=0.05), model("b", weight=0.3)],
+        "parameters": {"rescale": True},
+    },
+    "breadcrumbs_ties, rescaled": {
+        "merge_method": "breadcrumbs_ties", "base_model": "base",
+        "models": [model("a", weight=0.5, density=0.7), model("b", weight=0.3, density=0.5)],
+        "parameters": {"rescale": True},
+    },
+    "model_stock, by rows": {
+        "merge_method": "model_stock", "base_model": "base",
+        "models": [model("a"), model("b"), model("c")], "parameters": {"filter_wise": True},
+    },
     "sce": {
         "merge_method": "sce", "base_model": "base", "models": [model("a"), model("b"), model("c")],
         "parameters": {"select_topk": 0.3},

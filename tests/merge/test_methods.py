@@ -519,3 +519,32 @@ def test_thresholds_of_one_pass_where_the_sample_is_fair():
     (found,) = magnitude_thresholds([stream], 1, (600_000,))
     assert found[0] == float(x.abs().sort(descending=True).values[600_000 - 1])
     assert len(passes) == 1
+
+
+@pytest.mark.parametrize("method", ["ties", "breadcrumbs"])
+def test_what_is_kept_has_the_magnitude_of_the_whole(method):
+    settings = {"density": 0.3} | ({"scope": "tensor"} if method == "ties" else {"outliers": 0.1})
+    for part in (*deltas(2), torch.zeros(SIZE)):
+        kept = np.asarray(merged(method, [part], **settings), dtype=np.float64)
+        found = np.asarray(merged(method, [part], **settings, rescale="l1"), dtype=np.float64)
+        size, left = np.abs(part.double().numpy()).sum(), np.abs(kept).sum()
+        np.testing.assert_allclose(found, kept * (size / left if size else 1), rtol=1e-6)
+    settings["rescale"] = "l1"
+    one, two = (merged(method, [part], **settings) for part in deltas(2))
+    if method == "breadcrumbs":  # each delta is rescaled by itself
+        close(merged(method, deltas(2), **settings), np.asarray(one) + np.asarray(two))
+
+
+def test_model_stock_by_rows():
+    parts = [part + deltas(1, seed=9)[0] for part in deltas(3)]
+    arrays64 = np.stack([part.double().numpy().reshape(SHAPE) for part in parts])
+    expected = []
+    for row in range(SHAPE[0]):
+        cosines = [
+            a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+            for i, a in enumerate(arrays64[:, row])
+            for b in arrays64[i + 1 :, row]
+        ]
+        cosine = max(np.mean(cosines), 0)
+        expected.append(3 * cosine / (1 + 2 * cosine) * arrays64[:, row].mean(axis=0))
+    close(merged("model_stock", parts, angle="row"), np.concatenate(expected))

@@ -96,7 +96,14 @@ def _density(default: float) -> Parameter:
 SEED = Parameter(0, high=2**63 - 1, whole=True)
 DISJOINT = Parameter("mean", choices=("mean", "sum"))
 ORIGIN = Parameter("zero", choices=("zero", "base"))
+RESCALE = Parameter("none", choices=("none", "l1"))
 ONE, TWO = (1, 1), (2, 2)
+
+
+def _rescaled_by_tensor(values: Mapping[str, Any]) -> str | None:
+    if values["rescale"] == "l1" and values["scope"] == "model":
+        return "rescale: l1 is of each tensor's delta; set `scope: tensor`"
+    return None
 
 
 def _probabilities(values: Mapping[str, Any]) -> str | None:
@@ -123,7 +130,9 @@ METHODS: dict[str, MethodSpec] = {
             "scale": SCALE,
             "scope": Parameter("model", choices=("model", "tensor")),
             "disjoint": DISJOINT,
+            "rescale": RESCALE,
         },
+        rule=_rescaled_by_tensor,
     ),
     "dare_linear": MethodSpec(
         "Yu et al., 2024",
@@ -142,6 +151,7 @@ METHODS: dict[str, MethodSpec] = {
             "density": _density(0.9),
             "outliers": Parameter(0.01, high=1.0),
             "scale": SCALE,
+            "rescale": RESCALE,
         },
     ),
     "fisher": MethodSpec(
@@ -200,7 +210,12 @@ METHODS: dict[str, MethodSpec] = {
             "tol": Parameter(1e-5, high=1.0, open_low=True),
         },
     ),
-    "model_stock": MethodSpec("Jang et al., 2024", True, {}, (2, float("inf"))),
+    "model_stock": MethodSpec(
+        "Jang et al., 2024",
+        True,
+        {"angle": Parameter("tensor", choices=("tensor", "row"))},
+        (2, float("inf")),
+    ),
 }
 """Every method that a recipe can name under `merge`, beside the blend of a soup."""
 

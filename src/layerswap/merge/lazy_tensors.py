@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
@@ -357,18 +357,21 @@ class Reader:
             return _Facts(kept=kept_rows(self.row_mavs(term), dict(operation.parameters), floor))
         if known is not None:
             return _Facts(known)
+        facts = _Facts(gram=self._gram(term) if method.gram else None)
+        ranks = method.ranks(dict(operation.parameters), term.elements) if term.elements else ()
+        if ranks:
+            found = magnitude_thresholds([self.stream(term)], len(term.inputs), ranks)
+            facts = replace(facts, thresholds=found)
         if method.measure is not None:
+            seen = facts
             whole = WholeTensor(
                 term.elements,
-                lambda start, stop: self._chunk(term, start, stop, _Facts()),
+                lambda start, stop: self._chunk(term, start, stop, seen),
                 CHUNK_ELEMENTS,
                 method.align(term.shape),
             )
-            return _Facts(measured=method.measure(whole))
-        ranks = method.ranks(dict(operation.parameters), term.elements) if term.elements else ()
-        if ranks:
-            return _Facts(magnitude_thresholds([self.stream(term)], len(term.inputs), ranks))
-        return _Facts(gram=self._gram(term) if method.gram else None)
+            facts = replace(facts, measured=method.measure(whole))
+        return facts
 
     def row_mavs(self, term: MergedTensor) -> npt.NDArray[np.float64]:
         """The MAV of every row of the delta, float64.

@@ -115,7 +115,8 @@ class ChunkMethod:
         gram: whether it needs the inner products.
         rows: whether it takes whole rows from the expert or the base as they are: it sees
             weights, not deltas, and which elements lie in kept rows.
-        measure: what the method must know of the whole tensor beyond that, as plain numbers.
+        measure: what the method must know of the whole tensor beyond that, as plain numbers; it
+            sees the thresholds. None where its parameters ask for nothing.
         whole_rows: whether chunks are made of whole rows along the last axis.
         sees_base: whether it needs the base's weights beside the deltas.
     """
@@ -144,7 +145,8 @@ def ties(chunk: Chunk) -> Array:
     Keeps the `density` largest entries of each delta, elects per entry the sign with the larger
     total, and averages the entries that agree with it, weighted (or adds them, with
     `disjoint: sum`); scaled by `scale`. The paper ranks the entries of the whole model
-    (`scope: model`); mergekit ranks tensor by tensor.
+    (`scope: model`); mergekit ranks tensor by tensor. With `rescale: l1` what is kept of a delta
+    has the sum of magnitudes of the whole delta, as mergekit's `rescale`.
     """
     import numpy as np
 
@@ -157,7 +159,7 @@ def ties(chunk: Chunk) -> Array:
         if chunk.thresholds
         else chunk.parts
     )
-    return _elect_and_merge(kept, chunk)
+    return _elect_and_merge(_rescaled(kept, chunk), chunk)
 
 
 def dare_linear(chunk: Chunk) -> Array:
@@ -180,6 +182,11 @@ def breadcrumbs(chunk: Chunk) -> Array:
     Tensor by tensor, drops the `outliers` share of largest magnitudes and keeps the `density`
     share below them; where the two add up to more than 1, fewer outliers are dropped.
     """
+    return _scaled(_weighted(_rescaled(_band(chunk), chunk), chunk.weights), chunk)
+
+
+def _band(chunk: Chunk) -> list[Any]:
+    """Each delta without its smallest and largest magnitudes."""
     import numpy as np
 
     kept = []
@@ -188,7 +195,35 @@ def breadcrumbs(chunk: Chunk) -> Array:
         mask = magnitude >= low
         mask &= magnitude < high
         kept.append(np.multiply(mask, part, dtype=part.dtype))
-    return _scaled(_weighted(kept, chunk.weights), chunk)
+    return kept
+
+
+def _rescaled(kept: Sequence[Array], chunk: Chunk) -> Sequence[Array]:
+    """Sparse deltas with the sums of magnitudes of the whole ones, where that was measured."""
+    if chunk.measured is None:
+        return kept
+    return [
+        part if factor == 1 else (part * factor).astype(part.dtype)
+        for part, factor in zip(kept, chunk.measured, strict=True)
+    ]
+
+
+def _measure_l1(whole: WholeTensor) -> Any:
+    """Per expert, the sum of magnitudes over that of what is kept; None without `rescale: l1`."""
+    import numpy as np
+
+    sample = whole.read(0, 0)
+    if sample.parameters["rescale"] == "none":
+        return None
+    sums = np.zeros((2, len(sample.parts)))
+    for chunk in whole.chunks():
+        for i, part in enumerate(chunk.parts):
+            size = np.abs(part)
+            low, *high = chunk.thresholds[i] if chunk.thresholds else (0.0,)
+            kept = (size >= low) & (size < high[0] if high else True)
+            sums[:, i] += size.sum(dtype=np.float64), (size * kept).sum(dtype=np.float64)
+    small = (sums < 1e-7).any(axis=0)
+    return np.where(small, 1.0, sums[0] / np.where(small, 1.0, sums[1])).tolist()
 
 
 def revert(chunk: Chunk) -> Array:
@@ -263,21 +298,41 @@ def slerp(chunk: Chunk) -> Array:
 def model_stock(chunk: Chunk) -> Array:
     """Shrink the mean delta by the experts' agreement (Jang et al., 2024, equation 6).
 
-    `t = N cos / (1 + (N-1) cos)`, with cos the mean cosine between two deltas of the tensor, and
-    the merged delta is t times the mean delta.
+    `t = N cos / (1 + (N-1) cos)`, with cos the mean cosine between two deltas of the tensor, or of
+    each of its rows (`angle: row`), and the merged delta is t times the mean delta.
     """
     import numpy as np
 
     assert chunk.gram is not None
-    count = len(chunk.parts)
-    norms = np.sqrt(np.diagonal(chunk.gram))
-    sizes = np.outer(norms, norms)
-    cosines = np.divide(chunk.gram, sizes, out=np.zeros_like(sizes), where=sizes > 0)
-    cosine = max(float(cosines.sum() - np.trace(cosines)) / (count * (count - 1)), 0.0)
+    count, grams = len(chunk.parts), chunk.gram[None]
+    if chunk.measured is not None:
+        grams = chunk.measured
+    norms = np.sqrt(np.diagonal(grams, axis1=1, axis2=2))
+    sizes = norms[:, :, None] * norms[:, None]
+    cosines = np.divide(grams, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    others = cosines.sum(axis=(1, 2)) - np.trace(cosines, axis1=1, axis2=2)
+    cosine = np.maximum(others / (count * (count - 1)), 0.0)
     ratio = count * cosine / (1 + (count - 1) * cosine)
     merged = _weighted(chunk.parts, [1 / count] * count)
-    merged *= ratio
+    merged *= ratio[_vectors(chunk)] if chunk.measured is not None else float(ratio[0])
     return merged
+
+
+def _measure_rows(whole: WholeTensor) -> Any:
+    """Inner products of each row `[rows, experts, experts]`, float64; None for whole tensors."""
+    import numpy as np
+
+    sample = whole.read(0, 0)
+    if sample.parameters["angle"] == "tensor":
+        return None
+    count, experts = whole.elements // max(1, sample.width), len(sample.parts)
+    found = np.zeros((count, experts, experts))
+    for chunk in whole.chunks():
+        place, parts = _vectors(chunk), [part.astype("float64") for part in chunk.parts]
+        for i in range(experts):
+            for j in range(experts):
+                found[:, i, j] += np.bincount(place, parts[i] * parts[j], minlength=count)
+    return found
 
 
 def fisher(chunk: Chunk) -> Array:
@@ -605,10 +660,10 @@ def _band_ranks(parameters: Mapping[str, Value], count: int) -> Sequence[int]:
 
 METHODS: dict[str, ChunkMethod] = {
     "task_arithmetic": ChunkMethod(task_arithmetic),
-    "ties": ChunkMethod(ties, ranks=_kept_rank),
+    "ties": ChunkMethod(ties, ranks=_kept_rank, measure=_measure_l1),
     "dare_linear": ChunkMethod(dare_linear),
     "dare_ties": ChunkMethod(dare_ties),
-    "breadcrumbs": ChunkMethod(breadcrumbs, ranks=_band_ranks),
+    "breadcrumbs": ChunkMethod(breadcrumbs, ranks=_band_ranks, measure=_measure_l1),
     "fisher": ChunkMethod(fisher),
     "revert": ChunkMethod(revert, rows=True),
     "della": ChunkMethod(della, whole_rows=True),
@@ -624,7 +679,7 @@ METHODS: dict[str, ChunkMethod] = {
     "nuslerp": ChunkMethod(nuslerp, measure=_measure_angles),
     "multislerp": ChunkMethod(multislerp, gram=True),
     "karcher": ChunkMethod(karcher, gram=True),
-    "model_stock": ChunkMethod(model_stock, gram=True),
+    "model_stock": ChunkMethod(model_stock, gram=True, measure=_measure_rows),
 }
 """How each method of `compose.blend.METHODS` is computed."""
 

@@ -77,7 +77,7 @@ def sweep(
         progress: called with the number of compositions just evaluated.
         settings: further keys of a sweep file: `development` (share of documents to choose on),
             `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `halving`,
-            `without_labels`.
+            `item_response`, `answer_language`, `without_labels`.
 
     Returns:
         The result: `.best` is the chosen plan, `.intervals` and `.differences` are on the test

@@ -182,11 +182,16 @@ class CoefficientModel:
         for step in range(self._settings.steps + 1):
             optimizer.zero_grad()
             total = 0.0
-            # One text after the other, so that memory is that of one.
+            # Merged once a step; texts go through one after the other, so memory is that of one.
+            mixed = self.merged()
+            leaves = {name: one.detach().requires_grad_() for name, one in mixed.items()}
             for taught, ids, count in lessons:
-                loss = self.loss(ids, taught) / count / len(prompts)
+                loss = self.loss(ids, taught, leaves) / count / len(prompts)
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
+            torch.autograd.backward(
+                [mixed[name] for name in leaves], [one.grad for one in leaves.values()]
+            )
             penalty = self.penalty()
             penalty.backward()  # type: ignore[no-untyped-call]
             losses.append(total + float(penalty.detach()))
@@ -205,14 +210,25 @@ class CoefficientModel:
             found = model(input_ids=asked, output_hidden_states=True, use_cache=False)
         return found.logits[0], found.hidden_states[1 + self._layer][0]
 
-    def loss(self, ids: torch.Tensor, taught: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """The loss of one text, which has the gradient of the coefficients."""
+    def loss(
+        self,
+        ids: torch.Tensor,
+        taught: tuple[torch.Tensor, torch.Tensor],
+        merged: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """The loss of one text.
+
+        Args:
+            ids: int64 `(1, tokens)`.
+            taught: what the expert makes of it; see `teach`.
+            merged: the parameters; see the method `merged`.
+        """
         import torch
         from torch.nn import functional
 
         model = self._virtual.switch(0)
         inputs = {"input_ids": ids, "output_hidden_states": True, "use_cache": False}
-        found: Any = torch.func.functional_call(model, self.merged(), kwargs=inputs)
+        found: Any = torch.func.functional_call(model, dict(merged), kwargs=inputs)
         heat = self._settings.temperature
         own = functional.log_softmax(found.logits[0].float() / heat, dim=-1)
         theirs = functional.log_softmax(taught[0].float() / heat, dim=-1)

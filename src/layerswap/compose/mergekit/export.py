@@ -94,7 +94,9 @@ def _body(taken: Sequence[int], layout: MergekitLayout) -> dict[str, Any]:
             for parameter, value in default.shared.items()
         }
         entries.append({"sources": sources, "parameters": shared})
-    return _hoisted(entries)
+    # What sorts by size is rescaled only where it is asked for.
+    by_size = {"rescale": False} if layout.method in ("ties", "breadcrumbs") else {}
+    return _hoisted(entries, {**DEFAULTS, **by_size})
 
 
 def _own(
@@ -208,7 +210,7 @@ def _words(name: str) -> Iterator[str]:
     yield name
 
 
-def _hoisted(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _hoisted(entries: list[dict[str, Any]], defaults: Mapping[str, Value]) -> dict[str, Any]:
     """The slices, with settings that all of them share written once, and defaults left out."""
     shared = {
         name: value
@@ -220,7 +222,7 @@ def _hoisted(entries: list[dict[str, Any]]) -> dict[str, Any]:
         entry["parameters"] = own
         if not own:
             del entry["parameters"]
-    top = {name: value for name, value in shared.items() if DEFAULTS.get(name) != value}
+    top = {name: value for name, value in shared.items() if defaults.get(name) != value}
     body = (
         {"models": entries[0]["sources"]}
         if "layer_range" not in entries[0]["sources"][0]
@@ -438,6 +440,8 @@ def _operation(place: Place, operation: Operation) -> PlaceSettings:
             "epsilon": float(parameters["epsilon"]),
             "rescale": parameters["rescale"] == "entry",
         }
+    elif "rescale" in parameters:
+        shared["rescale"] = parameters["rescale"] == "l1"
     return PlaceSettings(
         {_name(place, blend): weight for blend, weight in operation.inputs}, shared
     )
@@ -461,6 +465,8 @@ def _alone(place: Place, operation: Operation) -> tuple[str, PlaceSettings]:
         if values["boost"]:
             name = "ramplus_tl"
             shared |= {"r": float(values["boost"]), "alpha": float(values["limit"])}
+    elif name == "model_stock" and values["angle"] == "row":
+        shared = {"filter_wise": True}
     elif name == "nearswap":
         shared = {"t": float(values["t"])}
     elif name == "karcher":

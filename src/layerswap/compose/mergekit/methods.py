@@ -73,9 +73,11 @@ PER_MODEL = {"weight": 1.0, "density": 1.0, "gamma": 0.01, "epsilon": 0.15}
 SHARED: Mapping[str, Scalar] = {
     "rescale": True, "lambda": 1.0, "scale": 1.0, "select_topk": 1.0, "epsilon": 1e-5, "r": 0.1,
     "alpha": 0.2, "nuslerp_flatten": True, "nuslerp_row_wise": False, "normalize_weights": True,
-    "max_iter": 10.0, "tol": 1e-5,
+    "max_iter": 10.0, "tol": 1e-5, "filter_wise": False,
 }  # fmt: skip
 """mergekit's defaults for what all models share; `normalize` has one per method, `t` none."""
+BY_SIZE = ("magnitude", "band")
+"""Ways to make deltas sparse after which mergekit rescales only where it is asked to."""
 _ANY = Parameter(1.0, low=-1e6, high=1e6)
 _POSITIVE = Parameter(1.0, high=1e6)
 RANGES: dict[str, Parameter] = {
@@ -157,7 +159,9 @@ def _selected(name: str, entries: Sequence[ModelEntry], base: Blend, shared: Sha
     if not entries or (name == "sce" and shared["select_topk"] <= 0):
         return base
     settings: dict[str, Value] = {}
-    if name == "sce":
+    if name == "model_stock" and shared["filter_wise"]:
+        settings = {"angle": "row"}
+    elif name == "sce":
         settings = {"density": min(1.0, float(shared["select_topk"]))}
     elif name == "nearswap":
         settings = {"t": float(shared["t"])}
@@ -275,6 +279,8 @@ def _flat(
         parameters |= _ranked(entries[0], shared)
     if method.sparse == "magnitude":
         parameters["scope"] = "tensor"
+    if method.sparse in BY_SIZE:
+        parameters["rescale"] = "l1" if shared["rescale"] else "none"
     if method.elects:
         parameters["disjoint"] = "mean" if shared["normalize"] else "sum"
     names = {
@@ -315,6 +321,8 @@ def _thinned(
         return expert
     weight = 1.0
     parameters: dict[str, Value] = {"density": entry.density}
+    if method.sparse in BY_SIZE:
+        parameters["rescale"] = "l1" if shared["rescale"] else "none"
     if method.sparse == "magnitude":
         name, parameters["scope"] = "ties", "tensor"
     elif method.sparse == "band":

@@ -10,6 +10,7 @@ from layerswap.checkpoint.places import Place, restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit.methods import (
+    BY_SIZE,
     METHODS,
     PER_MODEL,
     SHARED,
@@ -307,7 +308,11 @@ def needs_weight(name: str, source: StackSource, one: StackSlice) -> bool:
 
 def _shared(name: str, one: StackSlice, source: StackSource, tensor: str, t: float) -> Shared:
     found: dict[str, Scalar] = {}
-    for parameter, default in {**SHARED, "normalize": METHODS[name].normalize, "t": None}.items():
+    own_defaults = {
+        "normalize": METHODS[name].normalize, "t": None,
+        "rescale": METHODS[name].sparse not in BY_SIZE,
+    }  # fmt: skip
+    for parameter, default in {**SHARED, **own_defaults}.items():
         # Only what passes through has one source, which may set the scale itself.
         own = source if parameter == "scale" else None
         value = one.value(parameter, tensor, t, own)

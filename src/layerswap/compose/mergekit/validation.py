@@ -100,10 +100,6 @@ def _parameter_mistakes(path: KeyPath, raw: Mapping[Any, Any], method: object) -
     if not isinstance(method, str) or method not in METHODS:
         return
     for name, setting in _readable(raw).items():
-        refused = _unsupported(method, name, [*scalars(setting)])
-        if refused:
-            yield (*path, name), refused
-            continue
         wanted = range_of(method, name) if name in _used(method) else None
         for value in scalars(setting) if wanted else ():
             try:
@@ -126,14 +122,6 @@ def _used(method: str) -> set[str]:
     if METHODS[method].sparse == "ranked":
         found.add("epsilon")
     return found
-
-
-def _unsupported(method: str, name: str, values: list[float | bool]) -> str | None:
-    if name == "rescale" and any(values) and METHODS[method].sparse in ("magnitude", "band"):
-        return f"layerswap's {method} does not rescale; leave it out"
-    if name == "filter_wise" and any(values) and method == "model_stock":
-        return "layerswap's model_stock works on whole tensors; leave it out"
-    return None
 
 
 def _readable(raw: Mapping[Any, Any]) -> Parameters:
