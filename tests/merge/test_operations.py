@@ -216,7 +216,8 @@ REFUSED = {
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",
-        "r, line 3: merge: ties has no parameter 'densty'; it has density, disjoint, rescale, scale, scope",
+        "r, line 3: merge: ties has no parameter 'densty'; it has density, disjoint, rescale, "
+        "scale, scope",
     ),
     "value": (
         HEAD + "merge: {method: ties, experts: [task], density: 1.5}",
