@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from merging import save_expert, tensors_of, tiny_llama
+from merging import save_adapter, save_expert, tensors_of, tiny_llama
 from safetensors.torch import save_file
 
 from layerswap.compose.mergekit import llama_tensors
@@ -61,11 +61,11 @@ def located(value, models):
     return [located(item, models) for item in value] if isinstance(value, list) else value
 
 
-def run_mergekit(path, out):
+def run_mergekit(path, out, *options):
     """Every tensor that mergekit makes of a configuration."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
-    command = [MERGEKIT, str(path), str(out), "--quiet"]
+    command = [MERGEKIT, str(path), str(out), "--quiet", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return tensors_of(out)
@@ -420,6 +420,27 @@ def test_layers_passed_through_are_the_same_bits(kind, models, tmp_path):
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert ("lm_head.weight" in ours) == (kind != "-tied")
+
+
+def test_a_model_with_an_adapter_added_to_it(models, tmp_path):
+    save_adapter(tmp_path / "lora", models / "a", 7, r=4, target_modules=["q_proj", "down_proj"])
+    config = {
+        "merge_method": "linear", "dtype": "float32", "out_dtype": "bfloat16",
+        "models": [
+            {"model": f"{models / 'a'}+{tmp_path / 'lora'}", "parameters": {"weight": 0.6}},
+            {"model": str(models / "b"), "parameters": {"weight": 0.4}},
+        ],
+    }  # fmt: skip
+    path = tmp_path / "config.yml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    ours = tensors_of(make_plan(read_recipe(path)).save(tmp_path / "ours"))
+    cache = f"--lora-merge-cache={tmp_path / 'cache'}"
+    theirs = run_mergekit(path, tmp_path / "theirs", cache)
+    assert far_apart(ours, theirs, models) == {}
+    plain = tensors_of(models / "a")["model.layers.0.self_attn.q_proj.weight"]
+    other = tensors_of(models / "b")["model.layers.0.self_attn.q_proj.weight"]
+    without = (0.6 * plain + 0.4 * other).bfloat16()
+    assert not torch.equal(ours["model.layers.0.self_attn.q_proj.weight"], without)
 
 
 def test_repeated_dropped_and_moved_layers_are_the_same_bits(models, tmp_path):
