@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from layerswap.errors import EvaluationError
@@ -14,8 +16,10 @@ from layerswap.evaluation.answer_language import (
     sample_shares,
     share_in,
 )
-from layerswap.evaluation.results import Score, tidy
+from layerswap.evaluation.results import Score, tidy, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.search.conditions import DEFAULT, TASK_EXPERT
+from layerswap.study.results import study_results
 
 # Two sentences that say the same, of about as many letters.
 SWAHILI = "Bata wa Janet hutaga mayai kumi na sita kila siku, na anakula matatu asubuhi."
@@ -112,3 +116,21 @@ def test_scores_hold_the_share_once_for_each_document():
 def test_choices_are_no_text():
     assert sample_shares({"resps": [[(-1.5, True)], [(-2.0, False)]]}, "sw") == {}
     assert sample_shares({"resps": [[SWAHILI]]}, "sw") == {ANSWER: 1}
+
+
+def test_a_study_has_a_table_of_the_languages_that_its_models_wrote(tmp_path):
+    conditions = [TASK_EXPERT, replace(DEFAULT, pair="0-0"), replace(DEFAULT, pair="1-1")]
+    texts = [[ENGLISH, ENGLISH], [SWAHILI, ENGLISH], [SWAHILI, SWAHILI]]
+    results = {
+        str(one): {"samples": {"mgsm_sw": [
+            {**sample(text, i), "arguments": [["Q"]], "target": "1", "filtered_resps": ["1"]}
+            for i, text in enumerate(written)
+        ]}}
+        for one, written in zip(conditions, texts, strict=True)
+    }  # fmt: skip
+    asked = [WrittenTask("mgsm_sw", "mgsm", "sw", ("exact_match", "strict"))]
+    columns = {str(one): one.to_dict() for one in conditions}
+    write_results(tmp_path / "results", results, asked, columns=columns)
+    table = study_results({"sw": tmp_path}, 0.5).tables["mgsm, sw: written in the language"]
+    assert table.rows == [["task expert", 0.0], ["swap, default", 0.75]]
+    assert list(table.columns) == ["treatment", "answer"]
