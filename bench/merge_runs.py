@@ -88,7 +88,7 @@ def floors(source: Path, rounds: int) -> list[Contestant]:
     return [
         Contestant("cp -r", f"cp -r '{source}' '{{out}}'", rounds),
         Contestant("cp -r, synced", f"cp -r '{source}' '{{out}}' && sync '{{out}}'/*", rounds),
-        Contestant("python with torch", f"'{sys.executable}' -c 'import torch'", rounds),
+        Contestant("python with numpy", f"'{sys.executable}' -c 'import numpy'", rounds),
     ]
 
 

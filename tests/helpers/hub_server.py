@@ -193,10 +193,10 @@ def running_hub() -> Iterator[Hub]:
             self.send_header("Content-Length", str(len(part if fault == "short" else body)))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(part)
-                if weights:
+                if weights:  # before the client can have the last byte
                     with hub.lock:
                         hub.sent[name] = hub.sent.get(name, 0) + len(part)
+                self.wfile.write(part)
             if fault == "drop":
                 self.wfile.flush()
                 self.close_connection = True
