@@ -124,6 +124,19 @@ def load_weights(
     return model, loading
 
 
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model without data, on torch's `meta` device.
+
+    Raises:
+        CheckpointError: transformers has no class for the architecture.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model: PreTrainedModel = _model_class(config)(config)
+    return model
+
+
 def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:
     """A model with a PEFT adapter on it.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.engine.sweep import ROWS, Sweep
+from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError
 from layerswap.merge.metadata import record
 from layerswap.merge.planner import Plan
@@ -124,7 +125,7 @@ class ResponseCache:
 
     def __init__(
         self,
-        sweep: Sweep,
+        sweep: Sweep | VllmSweep,
         members: Sequence[int],
         store: AnswerStore | None,
         batch_size: int | None,
@@ -141,6 +142,7 @@ class ResponseCache:
         keys = [request_key("score", c, r, bound, dtype) for c, r in asked]
         for missing, numbers in self._missing(keys).items():
             members = [self.members[n] for n in numbers]
+            position = dict(zip(members, numbers, strict=True))
             longest = max(min(bound, len(asked[i][0]) + len(asked[i][1])) for i in missing)
             batch = self._batch(members, longest)
             for part in self._sweep.iter_loglikelihood(
@@ -152,11 +154,11 @@ class ResponseCache:
             ):
                 self._store.keep(
                     (
-                        self._keys[n],
+                        self._keys[position[member]],
                         keys[missing[request]],
                         [float(part.logprob[row, column]), bool(part.greedy[row, column])],
                     )
-                    for row, n in enumerate(numbers)
+                    for row, member in enumerate(part.members)
                     for column, request in enumerate(part.requests)
                 )
         return self._answers(number, keys)
@@ -191,6 +193,8 @@ class ResponseCache:
     def _batch(self, members: Sequence[int], tokens: int, new_tokens: int = 0) -> int:
         """Rows or prompts of a batch; logs the memory that it takes."""
         sweep, size = self._sweep, self._batch_size
+        if isinstance(sweep, VllmSweep):  # it schedules requests by itself
+            return size or USUAL_BATCH
         if size is None:
             usual = max(1, ROWS // len(members)) if new_tokens else USUAL_BATCH
             size = min(usual, sweep.fit_batch_size(tokens, new_tokens=new_tokens, members=members))

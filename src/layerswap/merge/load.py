@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.loading import (
+    empty_model,
     load_adapter,
     load_causal_lm,
     load_config,
@@ -29,7 +30,7 @@ from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
 def load_model(plan: MergePlan) -> PreTrainedModel:
@@ -72,16 +73,33 @@ def build_model(
     Raises:
         LayerswapError: as `load_model`.
     """
-    # transformers reads a configuration from a folder, and upgrades older ones on the way.
-    with tempfile.TemporaryDirectory() as folder:
-        write_configuration(Path(folder), plan)
-        config = load_config(folder, named=plan.reference.source)
-        generation = load_generation_config(folder)
+    config, generation = _configurations(plan)
     model, loading = load_weights(config, weights, dtype)
     _check_loading(loading)
     if generation is not None:
         model.generation_config = generation
     return model
+
+
+def build_empty_model(plan: MergePlan) -> PreTrainedModel:
+    """A plan's model without data, on torch's `meta` device, for what its configuration says.
+
+    Raises:
+        CheckpointError: transformers has no class for the architecture.
+    """
+    config, generation = _configurations(plan)
+    model = empty_model(config)
+    if generation is not None:
+        model.generation_config = generation
+    return model
+
+
+def _configurations(plan: MergePlan) -> tuple[PreTrainedConfig, GenerationConfig | None]:
+    # transformers reads a configuration from a folder, and upgrades older ones on the way.
+    with tempfile.TemporaryDirectory() as folder:
+        write_configuration(Path(folder), plan)
+        config = load_config(folder, named=plan.reference.source)
+        return config, load_generation_config(folder)
 
 
 def plan_tokenizer(plan: MergePlan) -> Any:

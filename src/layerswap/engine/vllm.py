@@ -1,0 +1,319 @@
+"""Answers for many compositions from one running vLLM, which is re-pointed from one to the next.
+
+vLLM starts once, on an expert's own checkpoint. Each composition's tensors are computed by the
+code that writes checkpoints, and loaded into the running engine by vLLM's own loader, which knows
+its fused projections; nothing is written and nothing is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from layerswap.compose import Blend, Composition
+from layerswap.engine.devices import check_dtype
+from layerswap.engine.generation import Generation, StoppingCriteria
+from layerswap.engine.requests import check_prompts, check_tokens, eos_tokens, vocabulary
+from layerswap.engine.requests import max_length as max_length_of
+from layerswap.engine.scoring import Question, Scores, make_rows
+from layerswap.engine.virtual import Measurements
+from layerswap.errors import EvaluationError
+from layerswap.merge.load import build_empty_model, load_tensor
+from layerswap.merge.planner import Plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from layerswap.engine.sampling import Sampling
+
+PROBES, PROBE_TOKENS, PROBE_NEW = 4, 24, 8
+"""Prompts of the opening check, their tokens, and the tokens that are written after each."""
+TOLERANCE = 1e-3
+"""Largest difference of log-probabilities, in nats, that the opening check takes for rounding."""
+
+
+class VllmSweep:
+    """Compositions that one vLLM answers for, one after the other.
+
+    Before the first answer it is checked that the engine, re-pointed to another composition and
+    back, gives the log-probabilities and greedy tokens that it gave when it was fresh.
+
+    Args:
+        plans: the compositions; their tensors have the shapes of the experts'.
+        dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
+        engine: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
+
+    Raises:
+        EvaluationError: vLLM is not installed, or cannot run these models.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        dtype: str | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_dtype(dtype)
+        if not plans:
+            raise EvaluationError("there is no composition to evaluate")
+        self.plans: list[Plan] = []
+        self._measurements = Measurements()
+        self._fresh = _expert_alone(plans[0])
+        self.add(plans)
+        self._llm = _start(self._fresh, dtype or plans[0].recipe.dtype or "auto", engine or {})
+        self._current: Plan | None = self._fresh
+        self._check()
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model without weights: its configuration says what vLLM runs."""
+        return build_empty_model(self._fresh)
+
+    def add(self, plans: Sequence[Plan]) -> list[int]:
+        """More compositions; returns their positions.
+
+        Raises:
+            EvaluationError: one has tensors of other names or shapes than the experts.
+        """
+        shapes = _shapes(self._fresh)
+        for plan in plans:
+            if _shapes(plan) != shapes:
+                raise EvaluationError(
+                    "the engine vllm evaluates compositions with the experts' own tensors; these "
+                    "differ in name or shape (another depth or vocabulary). Use --engine sweep"
+                )
+        self.plans += plans
+        return list(range(len(self.plans) - len(plans), len(self.plans)))
+
+    def choose(self, members: Sequence[int] | None) -> list[int]:
+        """Positions of compositions; all when None."""
+        return list(range(len(self))) if members is None else list(members)
+
+    def switch(self, member: int) -> PreTrainedModel:
+        """The model without weights; vLLM itself is re-pointed when it is asked."""
+        return self.model
+
+    def iter_loglikelihood(
+        self,
+        requests: Sequence[Question],
+        *,
+        members: Sequence[int] | None = None,
+        max_length: int | None = None,
+        **settings: Any,
+    ) -> Iterator[Scores]:
+        """Log-probabilities of continuations, one composition after the other.
+
+        Args:
+            requests: token ids of context and continuation, neither empty.
+            members: positions of the compositions; all when None.
+            max_length: most tokens that the model reads; longer contexts lose tokens on the left.
+            settings: those of a batch, which vLLM does not need.
+
+        Yields:
+            One composition's answers to all requests.
+        """
+        import numpy as np
+        from vllm import SamplingParams
+
+        bound = max_length_of(self.model) if max_length is None else max_length
+        for part, what in ((0, "the context of request"), (1, "the continuation of request")):
+            check_tokens([request[part] for request in requests], vocabulary(self.model), what)
+        rows = make_rows(requests, bound)
+        asked = [index for row in rows for index in row.requests]
+        # A row lacks the last token of its continuations, so each request has a text of its own.
+        texts = [
+            [*row.tokens, requests[index][1][-1]] for row in rows for index in row.requests
+        ]
+        sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+        for member in self.choose(members):
+            self._point_to(self.plans[member])
+            found = self._llm.generate(
+                [{"prompt_token_ids": text} for text in texts], sampling, use_tqdm=False
+            )
+            logprob, greedy, tokens = [], [], []
+            for text, output, index in zip(texts, found, asked, strict=True):
+                length = len(requests[index][1])
+                known = output.prompt_logprobs[-length:]
+                own = [places[token] for token, places in zip(text[-length:], known, strict=True)]
+                values = np.array([one.logprob for one in own], dtype=np.float64)
+                logprob.append(float(values.sum()))
+                greedy.append(all(one.rank == 1 for one in own))
+                tokens.append(values[None])
+            yield Scores([member], asked, np.array([logprob]), np.array([greedy]), tokens)
+
+    def iter_generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        members: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        tokenizer: Any = None,
+        sampling: Sampling | None = None,
+        batch_size: int | None = None,
+    ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
+        """What compositions write after prompts, one composition after the other.
+
+        Args:
+            prompts: token ids, none empty.
+            max_new_tokens: most tokens that are written after a prompt.
+            members: positions of the compositions; all when None.
+            stop: strings that end a text.
+            tokenizer: not needed; vLLM has that of the expert.
+            sampling: how to draw tokens; greedy when None. The draws are vLLM's own.
+            batch_size: not needed; vLLM schedules by itself.
+
+        Yields:
+            Per composition `((composition, prompt), generation)`.
+        """
+        from vllm import SamplingParams
+
+        check_prompts(self.model, prompts, max_new_tokens)
+        ends = eos_tokens(self.model)
+        StoppingCriteria(max_new_tokens, ends, tuple(stop), tokenizer)  # refuses what cannot be
+        drawn = {} if sampling is None else {
+            "top_k": sampling.top_k or -1, "top_p": sampling.top_p, "seed": sampling.seed,
+        }  # fmt: skip
+        asked = SamplingParams(
+            temperature=0.0 if sampling is None else sampling.temperature,
+            max_tokens=max_new_tokens, stop=list(stop) or None, stop_token_ids=sorted(ends),
+            ignore_eos=True, skip_special_tokens=False, include_stop_str_in_output=True, **drawn,
+        )  # fmt: skip
+        for member in self.choose(members):
+            self._point_to(self.plans[member])
+            found = self._llm.generate(
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts], asked, use_tqdm=False
+            )
+            yield [
+                ((member, number), _generation(output.outputs[0], ends))
+                for number, output in enumerate(found)
+            ]
+
+    def _point_to(self, plan: Plan) -> None:
+        """Load a composition's tensors into the running engine."""
+        if plan is self._current:
+            return
+        self._current = None
+        self._llm.collective_rpc(_load, args=(_Tensors(plan, self._measurements),))
+        self._llm.reset_prefix_cache()
+        self._current = plan
+
+    def _check(self) -> None:
+        """Refuse an engine that re-pointing changes.
+
+        Raises:
+            EvaluationError: it answers otherwise than when it was fresh.
+        """
+        from vllm import SamplingParams
+
+        draw = random.Random(0)
+        tokens = range(vocabulary(self.model))
+        texts = [{"prompt_token_ids": draw.choices(tokens, k=PROBE_TOKENS)} for _ in range(PROBES)]
+        asked = SamplingParams(temperature=0.0, max_tokens=PROBE_NEW, prompt_logprobs=0,
+                               logprobs=0, ignore_eos=True)  # fmt: skip
+
+        def answers() -> list[tuple[list[float], list[int]]]:
+            found = self._llm.generate(texts, asked, use_tqdm=False)
+            return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in found]
+
+        fresh = answers()
+        alone = self._fresh.composition
+        other = next((plan for plan in self.plans if plan.composition != alone), None)
+        if other is None:
+            return
+        self._point_to(other)
+        moved = answers()
+        self._point_to(self._fresh)
+        again = answers()
+        same = all(
+            written == before and max(abs(a - b) for a, b in zip(p, q, strict=True)) <= TOLERANCE
+            for (p, before), (q, written) in zip(fresh, again, strict=True)
+        )
+        if not same or moved == fresh:
+            raise EvaluationError(
+                "vLLM answers otherwise after its weights were loaded again than when it was "
+                "fresh; this version cannot be re-pointed. Use --engine sweep"
+            )
+
+
+class _Tensors:
+    """The tensors of a composition, computed where they are iterated.
+
+    Args:
+        plan: the composition.
+        measurements: what its operations know of the whole model.
+    """
+
+    def __init__(self, plan: Plan, measurements: Measurements) -> None:
+        self.sources = measurements.sources(plan)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for name, source in self.sources.items():
+            yield name, load_tensor(source.tensor, dict(source.thresholds))
+
+
+def _load(worker: Any, tensors: _Tensors) -> None:
+    """Load tensors into a worker of vLLM, in the format of checkpoints."""
+    worker.reload_weights(weights_iterator=iter(tensors))
+
+
+def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
+    """vLLM on the checkpoint of the one expert of a plan."""
+    if arguments.get("tensor_parallel_size", 1) == 1:
+        # In this process, so that tensors need not be copied to another one.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    else:
+        # Every worker computes its tensors itself: what is sent is a function, not data.
+        os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    try:
+        from vllm import LLM
+    except ImportError:
+        raise EvaluationError("the engine vllm needs vLLM: pip install vllm") from None
+    (expert,) = plan.used.values()
+    try:
+        return LLM(
+            model=str(expert.folder), dtype=dtype, enforce_eager=True, trust_remote_code=False,
+            disable_log_stats=True, **{"max_logprobs": 1, **arguments},
+        )  # fmt: skip
+    except (ValueError, RuntimeError, TypeError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise EvaluationError(f"vLLM does not start on {expert.source}: {why}") from None
+
+
+def _expert_alone(plan: Plan) -> Plan:
+    """The first full checkpoint among a plan's experts, alone.
+
+    Raises:
+        EvaluationError: there is none; vLLM starts on a checkpoint on disk.
+    """
+    for name, expert in plan.used.items():
+        if expert.adapter is None:
+            layers = plan.composition.layers
+            alone = Composition.build(layers, lambda place: Blend.of(name))
+            return plan.with_composition(alone)
+    raise EvaluationError("the engine vllm starts on a full checkpoint, but all are adapters")
+
+
+def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in plan.tensors}
+
+
+def _own_logprobs(output: Any) -> list[float]:
+    """The log-probabilities of a prompt's own tokens, and of those that were written."""
+    prompt = [next(iter(places.values())).logprob for places in output.prompt_logprobs if places]
+    written = output.outputs[0].logprobs
+    return prompt + [next(iter(places.values())).logprob for places in written]
+
+
+def _generation(written: Any, ends: frozenset[int]) -> Generation:
+    tokens = tuple(written.token_ids)
+    if tokens and tokens[-1] in ends:
+        return Generation(tokens, "eos")
+    return Generation(tokens, "length" if written.finish_reason == "length" else "stop")
