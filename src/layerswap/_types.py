@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 PathLike = str | os.PathLike[str]
 """A checkpoint or file as users name it: a path, or a Hub id where one is meant."""
@@ -13,6 +13,8 @@ Log = Callable[[str], None]
 """Called with one line of progress for a person."""
 Advance = Callable[[int], None]
 """Called with the number of units (bytes, requests, steps) just done."""
+EngineName = Literal["sweep", "vllm"]
+"""Answers for compositions: layerswap's own engine, or vLLM, re-pointed from one to the next."""
 
 
 def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:

@@ -58,8 +58,13 @@ metric_list: [{{metric: word_perplexity}}, {{metric: bits_per_byte}}]
 """
 
 
-def make_harness_world(root: Path) -> dict[str, Path]:
-    """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks."""
+def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
+    """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks.
+
+    Args:
+        root: where they go.
+        shape: changes of the experts' configuration.
+    """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = ByteLevel()
@@ -71,10 +76,11 @@ def make_harness_world(root: Path) -> dict[str, Path]:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
+    usual = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=4, vocab_size=len(tokenizer),
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+        intermediate_size=48, num_hidden_layers=4, vocab_size=len(tokenizer),
+        max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1,
+        pad_token_id=2, **(usual | shape),
     )  # fmt: skip
     for seed, name in enumerate(("task", "language")):
         torch.manual_seed(seed)

@@ -60,6 +60,12 @@ def evaluate(
         Literal["sweep", "hf", "vllm"],
         typer.Option(help="Engine: layerswap's own, transformers one by one, or vLLM."),
     ] = "sweep",
+    engine_args: Annotated[
+        str | None,
+        typer.Option(
+            help="Arguments of vLLM, such as gpu_memory_utilization=0.8.", metavar="NAME=VALUE,..."
+        ),
+    ] = None,
     allow_code: options.AllowCode = False,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
@@ -75,6 +81,7 @@ def evaluate(
     from layerswap.evaluation import results as files
     from layerswap.evaluation.answer_language import identified_code
     from layerswap.evaluation.harness import check_task_names
+    from layerswap.evaluation.prompts import parse_arguments
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite
@@ -111,7 +118,7 @@ def evaluate(
     )
     settings = EvaluationSettings(
         limit, batch_size, pick_device(device), dtype, engine, allow_code,
-        None if suite else num_fewshot, prompts,
+        None if suite else num_fewshot, prompts, parse_arguments("--engine-args", engine_args),
     )  # fmt: skip
     with answer_progress("evaluating", folder / files.ANSWERS) as store:
         results = evaluate_models(

@@ -7,18 +7,23 @@ its fused projections; nothing is written and nothing is started again.
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from layerswap._types import EngineName
 from layerswap.compose import Blend, Composition
 from layerswap.engine.devices import check_dtype
 from layerswap.engine.generation import Generation, StoppingCriteria
 from layerswap.engine.requests import check_prompts, check_tokens, eos_tokens, vocabulary
 from layerswap.engine.requests import max_length as max_length_of
 from layerswap.engine.scoring import Question, Scores, make_rows
+from layerswap.engine.sweep import Sweep
+from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements
 from layerswap.errors import EvaluationError
 from layerswap.merge.load import build_empty_model, load_tensor
@@ -62,19 +67,17 @@ class VllmSweep:
             raise EvaluationError("there is no composition to evaluate")
         self.plans: list[Plan] = []
         self._measurements = Measurements()
-        self._fresh = _expert_alone(plans[0])
+        self._engine = _engine_for(plans[0], dtype or plans[0].recipe.dtype or "auto", engine or {})
+        self._llm = self._engine.llm
         self.add(plans)
-        self._llm = _start(self._fresh, dtype or plans[0].recipe.dtype or "auto", engine or {})
-        self._current: Plan | None = self._fresh
-        self._check()
 
     def __len__(self) -> int:
         return len(self.plans)
 
-    @cached_property
+    @property
     def model(self) -> PreTrainedModel:
         """The model without weights: its configuration says what vLLM runs."""
-        return build_empty_model(self._fresh)
+        return self._engine.model
 
     def add(self, plans: Sequence[Plan]) -> list[int]:
         """More compositions; returns their positions.
@@ -82,19 +85,25 @@ class VllmSweep:
         Raises:
             EvaluationError: one has tensors of other names or shapes than the experts.
         """
-        shapes = _shapes(self._fresh)
         for plan in plans:
-            if _shapes(plan) != shapes:
+            if _shapes(plan) != self._engine.shapes:
                 raise EvaluationError(
                     "the engine vllm evaluates compositions with the experts' own tensors; these "
                     "differ in name or shape (another depth or vocabulary). Use --engine sweep"
                 )
         self.plans += plans
+        if not self._engine.checked:
+            self._check()
         return list(range(len(self.plans) - len(plans), len(self.plans)))
 
     def choose(self, members: Sequence[int] | None) -> list[int]:
         """Positions of compositions; all when None."""
         return list(range(len(self))) if members is None else list(members)
+
+    def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
+        """How many layers run per batch: all of every composition."""
+        runs = len(self.choose(members)) * self._engine.fresh.composition.layers
+        return LayerCounts(runs, runs, 1)
 
     def switch(self, member: int) -> PreTrainedModel:
         """The model without weights; vLLM itself is re-pointed when it is asked."""
@@ -128,9 +137,7 @@ class VllmSweep:
         rows = make_rows(requests, bound)
         asked = [index for row in rows for index in row.requests]
         # A row lacks the last token of its continuations, so each request has a text of its own.
-        texts = [
-            [*row.tokens, requests[index][1][-1]] for row in rows for index in row.requests
-        ]
+        texts = [[*row.tokens, requests[index][1][-1]] for row in rows for index in row.requests]
         sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
         for member in self.choose(members):
             self._point_to(self.plans[member])
@@ -198,12 +205,12 @@ class VllmSweep:
 
     def _point_to(self, plan: Plan) -> None:
         """Load a composition's tensors into the running engine."""
-        if plan is self._current:
+        if plan is self._engine.current:
             return
-        self._current = None
+        self._engine.current = None
         self._llm.collective_rpc(_load, args=(_Tensors(plan, self._measurements),))
         self._llm.reset_prefix_cache()
-        self._current = plan
+        self._engine.current = plan
 
     def _check(self) -> None:
         """Refuse an engine that re-pointing changes.
@@ -223,14 +230,14 @@ class VllmSweep:
             found = self._llm.generate(texts, asked, use_tqdm=False)
             return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in found]
 
-        fresh = answers()
-        alone = self._fresh.composition
-        other = next((plan for plan in self.plans if plan.composition != alone), None)
+        alone = self._engine.fresh
+        other = next((p for p in self.plans if p.composition != alone.composition), None)
         if other is None:
             return
+        fresh = answers()
         self._point_to(other)
         moved = answers()
-        self._point_to(self._fresh)
+        self._point_to(alone)
         again = answers()
         same = all(
             written == before and max(abs(a - b) for a, b in zip(p, q, strict=True)) <= TOLERANCE
@@ -241,6 +248,73 @@ class VllmSweep:
                 "vLLM answers otherwise after its weights were loaded again than when it was "
                 "fresh; this version cannot be re-pointed. Use --engine sweep"
             )
+        self._engine.checked = True
+
+
+@dataclass
+class _Engine:
+    """A running vLLM.
+
+    Attributes:
+        llm: the engine.
+        fresh: what it was started with.
+        model: the same without weights.
+        shapes: of every tensor, by name.
+        current: what it answers for now; None while that changes.
+        checked: whether it was seen that it can be re-pointed.
+    """
+
+    llm: Any
+    fresh: Plan
+    model: PreTrainedModel
+    shapes: dict[str, tuple[int, ...]]
+    current: Plan | None
+    checked: bool = False
+
+
+_RUNNING: dict[str, _Engine] = {}
+"""The engine that was started last, by what it was started with: it takes most of a GPU."""
+
+
+def _engine_for(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> _Engine:
+    """The running engine, where it suits, or a new one in its place."""
+    shapes = _shapes(plan)
+    config = json.dumps(plan.reference.config, sort_keys=True, default=str)
+    key = repr((dtype, sorted(arguments.items()), sorted(shapes.items()), config))
+    if key not in _RUNNING:
+        _RUNNING.clear()
+        gc.collect()
+        fresh = _expert_alone(plan)
+        llm = _start(fresh, dtype, arguments)
+        _RUNNING[key] = _Engine(llm, fresh, build_empty_model(fresh), _shapes(fresh), fresh)
+    return _RUNNING[key]
+
+
+def open_engine(
+    plans: Sequence[Plan],
+    *,
+    engine: EngineName = "sweep",
+    device: str = "cpu",
+    dtype: str | None = None,
+    engine_args: Mapping[str, Any] | None = None,
+) -> Sweep | VllmSweep:
+    """Compositions behind the engine that is asked for.
+
+    Args:
+        plans: the compositions.
+        engine: `sweep` answers for all compositions together; `vllm` for one after the other.
+        device: where the models of `sweep` run.
+        dtype: of the models; as stored when None.
+        engine_args: further arguments of `vllm.LLM`.
+
+    Raises:
+        EvaluationError: the engine cannot run them.
+    """
+    if engine == "vllm":
+        return VllmSweep(plans, dtype=dtype, engine=engine_args)
+    if engine_args:
+        raise EvaluationError("engine_args are for the engine vllm")
+    return Sweep(plans, device=device, dtype=dtype)
 
 
 class _Tensors:
@@ -265,7 +339,7 @@ def _load(worker: Any, tensors: _Tensors) -> None:
 
 
 def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
-    """vLLM on the checkpoint of the one expert of a plan."""
+    """VLLM on the checkpoint of the one expert of a plan."""
     if arguments.get("tensor_parallel_size", 1) == 1:
         # In this process, so that tensors need not be copied to another one.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -288,17 +362,17 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _expert_alone(plan: Plan) -> Plan:
-    """The first full checkpoint among a plan's experts, alone.
+    """The first full checkpoint among a plan's experts, or its base, alone.
 
     Raises:
         EvaluationError: there is none; vLLM starts on a checkpoint on disk.
     """
-    for name, expert in plan.used.items():
-        if expert.adapter is None:
-            layers = plan.composition.layers
-            alone = Composition.build(layers, lambda place: Blend.of(name))
-            return plan.with_composition(alone)
-    raise EvaluationError("the engine vllm starts on a full checkpoint, but all are adapters")
+    full = [name for name, expert in plan.used.items() if expert.adapter is None]
+    names = [*full, *(["base"] if plan.base is not None else [])]
+    if not names:
+        raise EvaluationError("the engine vllm starts on a full checkpoint, but all are adapters")
+    alone = Composition.build(plan.composition.layers, lambda place: Blend.of(names[0]))
+    return plan.with_composition(alone)
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:

@@ -18,6 +18,7 @@ from layerswap.compose.yaml_file import nearest
 from layerswap.engine.requests import eos_tokens, pad
 from layerswap.engine.sampling import Sampling
 from layerswap.engine.sweep import Sweep
+from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.prompts import PromptOptions, template_refusal
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache
@@ -31,7 +32,7 @@ Samples = Mapping[str, Sequence[int]]
 
 
 def evaluate(
-    sweep: Sweep,
+    sweep: Sweep | VllmSweep,
     tokenizer: Any,
     tasks: Sequence[str | dict[str, Any]],
     *,
@@ -249,7 +250,7 @@ def _model_class() -> type[Any]:
     class CachedModel(HFLM):  # type: ignore[misc]
         """One composition after the other, each answering from what was computed for all."""
 
-        def __init__(self, sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> None:
+        def __init__(self, sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache) -> None:
             # Prompts that lm-eval hands over; the cache decides how many are run together.
             super().__init__(
                 pretrained=sweep.switch(cache.members[0]), tokenizer=tokenizer, batch_size=PROMPTS

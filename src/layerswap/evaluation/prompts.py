@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from layerswap._types import Log
@@ -41,14 +42,7 @@ class PromptOptions(Strict):
         Raises:
             EvaluationError: the text is not `name=value,name=value`.
         """
-        given = self.gen_kwargs
-        if not isinstance(given, str):
-            return dict(given or {})
-        from lm_eval.utils import simple_parse_args_string
-
-        if not all("=" in part for part in given.split(",")):
-            raise EvaluationError(f"gen_kwargs: {given!r} is not name=value,name=value")
-        return dict(simple_parse_args_string(given))
+        return parse_arguments("gen_kwargs", self.gen_kwargs)
 
     def tokenizer(self, tokenizer: Any, log: Log = lambda line: None) -> Any:
         """The tokenizer with the chat template that is asked for.
@@ -100,6 +94,21 @@ class PromptOptions(Strict):
             raise EvaluationError(template_refusal(error)) from None
         # The template writes the special tokens itself.
         return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def parse_arguments(option: str, given: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings by name, from `name=value,name=value` or from a mapping.
+
+    Raises:
+        EvaluationError: the text is something else; the message names the option.
+    """
+    if not isinstance(given, str):
+        return dict(given or {})
+    from lm_eval.utils import simple_parse_args_string
+
+    if not all("=" in part for part in given.split(",")):
+        raise EvaluationError(f"{option}: {given!r} is not name=value,name=value")
+    return dict(simple_parse_args_string(given))
 
 
 def template_refusal(error: Exception) -> str:

@@ -9,10 +9,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
-from layerswap._types import Advance, Log
+from layerswap._types import Advance, EngineName, Log
 from layerswap.compose.recipe import check_recipe, read_recipe
-from layerswap.engine.sweep import Sweep
-from layerswap.errors import EvaluationError
+from layerswap.engine.vllm import open_engine
 from layerswap.evaluation.harness import evaluate, load_tasks, run_tasks
 from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.response_cache import AnswerStore
@@ -21,7 +20,6 @@ from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.metadata import COPIED, tokenizer_folder
 from layerswap.merge.planner import Plan, make_plan
 
-EngineName = Literal["sweep", "hf", "vllm"]
 Result = dict[str, Any]
 
 
@@ -36,8 +34,9 @@ class EvaluationSettings:
         batch_size: rows read together; as many as fit, at most 16, when None.
         device: where models run.
         dtype: of the models; as stored when None.
-        engine: `sweep` answers for all compositions of the same experts together; `hf` loads each
-            model through transformers; `vllm` needs checkpoints on disk, a GPU, and vLLM.
+        engine: `sweep` answers for all compositions of the same experts together; `vllm` starts
+            vLLM once and re-points it; `hf` loads each model through transformers.
+        engine_args: further arguments of `vllm.LLM`.
         allow_code: let tasks run programs that a model wrote, in the sandbox.
     """
 
@@ -45,10 +44,11 @@ class EvaluationSettings:
     batch_size: int | None = None
     device: str = "cpu"
     dtype: str | None = None
-    engine: EngineName = "sweep"
+    engine: EngineName | Literal["hf"] = "sweep"
     allow_code: bool = False
     num_fewshot: int | None = None
     prompts: PromptOptions = field(default_factory=PromptOptions)
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_models(models: Sequence[str]) -> dict[str, Plan]:
@@ -117,7 +117,7 @@ def evaluate_models(
     """
     settings = settings or EvaluationSettings()
     results: dict[str, Result] = {}
-    if settings.engine != "sweep":
+    if settings.engine == "hf":
         for name, plan in models.items():
             results[name] = _alone(plan, tasks, include, settings)
             if progress is not None:
@@ -128,7 +128,13 @@ def evaluate_models(
         tokenizer = plan_tokenizer(plans[0])
         settings.prompts.tokenizer(tokenizer, log)
         found = evaluate(
-            Sweep(plans, device=settings.device, dtype=settings.dtype),
+            open_engine(
+                plans,
+                engine=settings.engine,
+                device=settings.device,
+                dtype=settings.dtype,
+                engine_args=settings.engine_args,
+            ),
             tokenizer,
             tasks,
             include=include,
@@ -172,7 +178,7 @@ def _alone(
     """One model through lm-eval's own classes."""
     options = settings.prompts
     loaded = load_tasks(tasks, include=include, num_fewshot=settings.num_fewshot, options=options)
-    model = _vllm(plan, settings) if settings.engine == "vllm" else _transformers(plan, settings)
+    model = _transformers(plan, settings)
     return run_tasks(
         model, loaded, options=options, limit=settings.limit, allow_code=settings.allow_code
     )
@@ -187,23 +193,4 @@ def _transformers(plan: Plan, settings: EvaluationSettings) -> Any:
         tokenizer=settings.prompts.tokenizer(plan_tokenizer(plan)),
         batch_size=settings.batch_size or ("auto" if settings.device != "cpu" else 16),
         device=settings.device,
-    )
-
-
-def _vllm(plan: Plan, settings: EvaluationSettings) -> Any:
-    from importlib.util import find_spec
-
-    if find_spec("vllm") is None:
-        raise EvaluationError("the engine vllm needs vLLM: pip install vllm (and a GPU)")
-    if len(plan.used) > 1 or next(iter(plan.used.values())).adapter is not None:
-        raise EvaluationError("the engine vllm evaluates checkpoints on disk; write it first")
-    from lm_eval.api.registry import get_model
-
-    folder = next(iter(plan.used.values())).folder
-    registered: Any = get_model
-    served = registered("vllm")
-    return served(
-        pretrained=str(folder),
-        dtype=settings.dtype or "auto",
-        batch_size=settings.batch_size or "auto",
     )

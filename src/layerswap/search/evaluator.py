@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from layerswap._types import Advance, Log
-from layerswap.engine.sweep import Sweep
+from layerswap.engine.vllm import open_engine
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.answer_language import (
     ANSWER,
@@ -186,7 +186,10 @@ class Evaluator:
         self.spec = spec
         if spec.answer_language is not None:
             identified_code(spec.answer_language)
-        self.sweep = Sweep(list(plans.values()), device=spec.device, dtype=spec.dtype)
+        self.sweep = open_engine(
+            list(plans.values()), engine=spec.engine, device=spec.device, dtype=spec.dtype,
+            engine_args=spec.engine_args,
+        )  # fmt: skip
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
         self.tokenizer = spec.options.tokenizer(self._plain, log)

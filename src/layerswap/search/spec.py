@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from layerswap._types import EngineName
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import DTYPES, Strict
@@ -221,6 +222,8 @@ class SweepSettings(PromptOptions):
         seed: of the split.
         device: where the models run.
         dtype: of the models; as stored when not given.
+        engine: `sweep`, or `vllm`, which is started once and re-pointed.
+        engine_args: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
     """
 
     tasks: list[str] = []
@@ -239,6 +242,8 @@ class SweepSettings(PromptOptions):
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+    engine: EngineName = "sweep"
+    engine_args: dict[str, Any] = {}
 
     @property
     def options(self) -> PromptOptions:
@@ -250,6 +255,8 @@ class SweepSettings(PromptOptions):
         signals = self.without_labels
         if not self.tasks and (signals is None or "tasks" in (signals.by or ())):
             raise ValueError("tasks: name at least one")
+        if self.engine == "vllm" and signals:
+            raise ValueError("without_labels reads logits and states: it needs the engine sweep")
         if (self.halving or self.item_response) and signals:
             name = "halving" if self.halving else "item_response"
             raise ValueError(f"{name} is for a grid that is chosen by tasks")

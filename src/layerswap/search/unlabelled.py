@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.examples import read_examples
 from layerswap.search import signals
@@ -68,6 +69,7 @@ class _Signals:
         candidates: list[Condition],
         task_expert: int,
     ) -> None:
+        assert isinstance(evaluator.sweep, Sweep), "signals read what vLLM does not give"
         self._evaluator, self._sweep, self._spec = evaluator, evaluator.sweep, spec
         self._candidates, self._expert = candidates, task_expert
         self._members = [evaluator.members[one] for one in candidates]

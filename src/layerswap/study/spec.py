@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from layerswap._types import EngineName
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import nearest, read_yaml
 from layerswap.errors import EvaluationError, RecipeError
@@ -146,6 +147,8 @@ class EvaluationSpec(PromptOptions):
         development: share of the documents on which the composition is chosen.
         allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
             leaves MBPP out.
+        engine: `sweep`, or `vllm`, which is started once and re-pointed.
+        engine_args: further arguments of `vllm.LLM`.
         other_languages: the same models in other languages; of the grid, those that were chosen.
     """
 
@@ -157,6 +160,8 @@ class EvaluationSpec(PromptOptions):
     limit: Annotated[int, Field(ge=2)] | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     allow_code: bool = False
+    engine: EngineName = "sweep"
+    engine_args: dict[str, Any] = {}
     other_languages: OtherLanguages | None = None
 
     @model_validator(mode="after")

@@ -286,6 +286,8 @@ def _evaluate(
         allow_code=settings["evaluate"]["allow_code"],
         num_fewshot=settings["evaluate"]["num_fewshot"] if settings["evaluate"]["tasks"] else None,
         prompts=prompt_options(settings["evaluate"]),
+        engine=settings["evaluate"]["engine"],
+        engine_args=settings["evaluate"]["engine_args"],
     )
     store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
