@@ -60,7 +60,8 @@ def test_recipes_and_experts_are_evaluated_with_one_start(world, tmp_path):
     said = {}
     for engine, more in (("hf", []), ("vllm", ["--engine-args", "max_model_len=256"])):
         said[engine] = layerswap(
-            tmp_path, "eval", world["task"], "swap.yaml", "--tasks", "maembe_choose,maembe_generate",
+            tmp_path, "eval", world["task"], "swap.yaml",
+            "--tasks", "maembe_choose,maembe_generate",
             "--include", world["tasks"], "--dtype", "float32", "--engine", engine, *more,
             "--out", engine,
         ).split("wrote")[0]  # fmt: skip
