@@ -45,7 +45,7 @@ def test_a_sweep_through_vllm_has_the_scores_of_the_own_engine(world, tmp_path):
             world, tmp_path / f"{engine}.yaml", engine=engine, dtype="float32", **more
         )
         layerswap(tmp_path, "sweep", file, "--out", engine)
-        scores[engine] = json.loads((tmp_path / engine / "results.json").read_text())
+        scores[engine] = json.loads((tmp_path / engine / "board.json").read_text())
     assert yaml.safe_load((tmp_path / "vllm.yaml").read_text())["engine"] == "vllm"
     ours, theirs = ([(row["condition"], row["mean"]) for row in scores[engine]["test"]]
                     for engine in ("sweep", "vllm"))  # fmt: skip

@@ -17,6 +17,7 @@ from layerswap.search.conditions import (
     Condition,
     methods,
 )
+from layerswap.search.spec import Grid
 
 REGIMES = {"": "", "LoRA": "lora-"}
 """Regimes of training, and what the names of their steps begin with."""
@@ -108,8 +109,11 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[Cond
         scales=settings["scales"], partitions=settings["partitions"], outside=settings["outside"],
     ))  # fmt: skip
     yield of_pairs[0]
-    for zones in zone_grid(layers, **settings["grid"]) if settings["grid"] else ():
-        yield Condition("swap", zones=zones), {"swap": asdict(zones)}
+    if settings["grid"]:
+        grid = Grid(**settings["grid"])
+        for zones, outside in product(zone_grid(layers, **grid.sizes), grid.outside or [""]):
+            condition = Condition("swap", zones=zones, outside=outside)
+            yield condition, {"swap": asdict(zones) | ({"outside": outside} if outside else {})}
     yield from of_pairs[1:]
 
 

@@ -331,7 +331,7 @@ class _Planner:
             "language": language,
             "base": self.base,
             "kinds": kinds,
-            "grid": spec.grid.sizes if spec.grid else None,
+            "grid": spec.grid.model_dump(exclude_none=True) if spec.grid else None,
             **spec.model_dump(mode="json", include=COPIED),
             "evaluate": asked,
             "both": [{**one.to_dict(), "step": step.name} for one, step in both.items()],

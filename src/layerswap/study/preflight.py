@@ -16,6 +16,7 @@ from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.harness import check_task_names, load_tasks
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
+from layerswap.search.spec import Grid
 from layerswap.study.journal import INDEX, read_journal
 from layerswap.study.step_functions import expert_of, prompt_options
 from layerswap.study.steps import Graph, Step
@@ -112,7 +113,7 @@ def _check_training(step: Step) -> None:
 def _check_grid(base: str, grid: Mapping[str, Any] | None) -> None:
     if grid and Path(base).is_dir():
         layers = open_checkpoint(base).layers
-        if not any(zone_grid(layers, **grid)):
+        if not any(zone_grid(layers, **Grid(**grid).sizes)):
             raise StudyError(f"grid: nothing of it fits into the {layers} layers of the base")
 
 

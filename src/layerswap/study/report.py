@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
@@ -239,7 +240,8 @@ class FinishedSteps:
         if atlas is None or chosen is None:
             return None
         names = {"task": "task expert", "language": f"{first.language} expert"}
-        return draw_stack(swap(atlas.layers, zones=chosen.zones), names)
+        outside: Any = chosen.outside or "blend"
+        return draw_stack(swap(atlas.layers, zones=chosen.zones, outside=outside), names)
 
 
 def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
@@ -282,20 +284,31 @@ def _about(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Sect
     )
     if not found.grid:
         return
+    for outside in dict.fromkeys(one.outside for one in found.grid):
+        yield _about_grid(found, outside, heading)
+
+
+def _about_grid(found: BenchmarkResult, outside: str, heading: str) -> Section:
+    """The compositions that take the same outside of the layers, as a map."""
     picked = list(found.chosen.values())
     marks = {
         one.zones: f"chosen for {picked.count(one)} of {len(picked)} pairs"
         for one in picked
-        if one.zones
+        if one.zones and one.outside == outside
     }
-    intervals = {one.zones: interval for one, interval in found.grid.items() if one.zones}
-    yield Section(
-        f"The compositions, {heading}",
+    intervals = {
+        one.zones: interval
+        for one, interval in found.grid.items()
+        if one.zones and one.outside == outside
+    }
+    where = f", outside {outside}" if outside else ""
+    return Section(
+        f"The compositions, {heading}{where}",
         "Mean over pairs on the development documents, by the number of layers from the "
         "language expert at the bottom and at the top. An asterisk: chosen for some pair.",
         panel=grid_panel(
             {zones: interval.mean for zones, interval in intervals.items()},
-            title=f"{heading}, %", intervals=intervals, marks=marks,
+            title=f"{heading}{where}, %", intervals=intervals, marks=marks,
         ),
     )  # fmt: skip
 

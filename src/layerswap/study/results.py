@@ -439,10 +439,10 @@ def over_languages_heading(benchmark: str) -> str:
 
 def _grid_table(found: BenchmarkResult) -> Table:
     """Compositions down: their counts, the score on development, and the pairs that chose each."""
-    columns = ["bottom", "top", "bottom transition", "top transition", "development, %",
-               "chosen for"]  # fmt: skip
+    columns = ["bottom", "top", "bottom transition", "top transition", "outside",
+               "development, %", "chosen for"]  # fmt: skip
     cells: list[list[Any]] = [
-        [*map(str, vars(one.zones).values()), score,
+        [*map(str, vars(one.zones).values()), one.outside or "blend", score,
          ", ".join(pair for pair, chosen in found.chosen.items() if chosen == one)]
         for one, score in found.grid.items()
     ]  # fmt: skip

@@ -327,13 +327,6 @@ class StudySpec(Strict):
                 raise ValueError(f"{name!r} cannot be the name of a language")
         return languages
 
-    @field_validator("grid")
-    @classmethod
-    def _sizes_alone(cls, grid: Grid | None) -> Grid | None:
-        if grid is not None and grid.outside is not None:
-            raise ValueError("a study tries sizes of zones; `outside` is for `layerswap sweep`")
-        return grid
-
     @field_validator("baselines")
     @classmethod
     def _once(cls, names: list[Baseline]) -> list[Baseline]:
