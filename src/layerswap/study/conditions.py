@@ -111,7 +111,8 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[Cond
     yield of_pairs[0]
     if settings["grid"]:
         grid = Grid(**settings["grid"])
-        for zones, outside in product(zone_grid(layers, **grid.sizes), grid.outside or [""]):
+        outsides: list[str] = [*grid.outside] if grid.outside else [""]
+        for zones, outside in product(zone_grid(layers, **grid.sizes), outsides):
             condition = Condition("swap", zones=zones, outside=outside)
             yield condition, {"swap": asdict(zones) | ({"outside": outside} if outside else {})}
     yield from of_pairs[1:]
