@@ -280,7 +280,8 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: str) -> list[s
         checkpoints: by the name to use.
         owner: whose tokenizer the output has.
     """
-    without = [name for name, checkpoint in checkpoints.items() if not _files(checkpoint.folder)]
+    # A GGUF file has one in its metadata, which is compared when it is opened.
+    without = [n for n, c in checkpoints.items() if c.gguf is None and not _files(c.folder)]
     notes = [
         f"{name} has no tokenizer; its rows are taken to be the same tokens as the others'"
         for name in without

@@ -190,7 +190,8 @@ def check_modelfile(path: Path) -> Path:
 def write_modelfile(path: Path) -> Path:
     """Write a `Modelfile` for Ollama beside a GGUF file.
 
-    Ollama reads the chat template, the context length and the tokenizer from the GGUF file itself.
+    Ollama reads the tokenizer, the context length, and a chat template that it knows from the GGUF
+    file itself.
 
     Raises:
         MergeError: another one is there already.
