@@ -348,6 +348,8 @@ def test_the_command_writes_a_modelfile_on_request(files, tmp_path):
     assert not (tmp_path / "b.gguf").exists()
     with pytest.raises(LayerswapError, match="exists already"):
         write_modelfile(tmp_path / "b.gguf")
+    with pytest.raises(LayerswapError, match="cannot stand in a Modelfile"):
+        write_modelfile(tmp_path / "b\nSYSTEM x.gguf")
 
 
 def other_vocabulary(path):

@@ -177,9 +177,11 @@ def check_modelfile(path: Path) -> Path:
     """Where the Modelfile of a GGUF file goes.
 
     Raises:
-        MergeError: another one is there already.
+        MergeError: another one is there already, or the file's name would be more than one line.
     """
     target = path.with_name(MODELFILE)
+    if not path.name.isprintable():
+        raise MergeError(f"{path.name!r} cannot stand in a Modelfile; choose another output")
     if target.is_symlink() or target.exists():
         known = target.is_file() and target.read_bytes().startswith(MODELFILE_HEAD.encode())
         if not known:
