@@ -372,6 +372,10 @@ def test_what_does_not_go_together(files, tmp_path):
             ls.swap(task=files["task"], language=path)
     note = ls.swap(task=renamed_scores(tmp_path / "c.gguf"), language=files["language"]).notes
     assert not any("chat_template" in line for line in note)  # only one of them has one
+    same = ls.swap(task=files["task"], language=files["task"], outside="task").notes
+    assert same == [
+        "task and language have the same weights: no composition of them changes anything"
+    ]
 
 
 @pytest.mark.parametrize(

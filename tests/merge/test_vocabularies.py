@@ -259,10 +259,11 @@ def test_a_choice_that_names_no_expert(unlike):
 
 def test_another_chat_template_is_only_noted(unlike, tmp_path):
     same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
-    assert ls.swap(**same).notes == []
+    (copy,) = ls.swap(**same).notes
+    assert "have the same weights" in copy
     for name, folder in same.items():
         (folder / "chat_template.jinja").write_text(name)
-    assert ls.swap(**same).notes == [
+    assert ls.swap(**same).notes[1:] == [
         f"the chat templates of task and language differ; the output has that of {same['task']}"
     ]
 
@@ -270,7 +271,7 @@ def test_another_chat_template_is_only_noted(unlike, tmp_path):
 def test_an_expert_without_a_tokenizer_is_noted(unlike, tmp_path):
     same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
     (same["language"] / "tokenizer.json").unlink()
-    assert ls.swap(**same).notes == [
+    assert ls.swap(**same).notes[1:] == [
         "language has no tokenizer; its rows are taken to be the same tokens as the others'"
     ]
 
