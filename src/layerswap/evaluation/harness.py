@@ -255,6 +255,8 @@ def _model_class() -> type[Any]:
             super().__init__(
                 pretrained=sweep.switch(cache.members[0]), tokenizer=tokenizer, batch_size=PROMPTS
             )
+            if self.model.device.type == "meta":  # vLLM answers; tokens stay on the CPU
+                self._device = torch.device("cpu")
             self.number = 0
             self._responses = cache
 
