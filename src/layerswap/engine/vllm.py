@@ -346,6 +346,9 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
     else:
         # Every worker computes its tensors itself: what is sent is a function, not data.
         os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    # Its lines would be among the results on standard output.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         from vllm import LLM
     except ImportError:
@@ -354,7 +357,7 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
     try:
         return LLM(
             model=str(expert.folder), dtype=dtype, enforce_eager=True, trust_remote_code=False,
-            disable_log_stats=True, **{"max_logprobs": 1, **arguments},
+            disable_log_stats=True, use_tqdm_on_load=False, **{"max_logprobs": 1, **arguments},
         )  # fmt: skip
     except (ValueError, RuntimeError, TypeError) as error:
         why = " ".join(str(error).split())[:300]
