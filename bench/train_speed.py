@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=96)
     parser.add_argument("--completion", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=30_000, help="ids to draw (30,000)")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--kind", choices=("completion", "text"))
     options = parser.parse_args()
@@ -55,7 +57,7 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """Tokens per second of wall time and of CPU time, and the peak memory in GB."""
     rows = make_rows(options)
-    clock = Clock()
+    clock = Clock(options.device)
     if options.way == "bare loop":
         bare_loop(options, rows, clock)
     else:
@@ -67,14 +69,23 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 
 class Clock:
-    """Wall and CPU seconds of each step."""
+    """Wall and CPU seconds of each step.
 
-    def __init__(self) -> None:
+    Args:
+        device: whose work a step waits for.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.steps: list[tuple[float, float]] = []
         self.last = (time.perf_counter(), time.process_time())
 
     def tick(self) -> None:
         """End a step."""
+        if self.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.synchronize()
         now = (time.perf_counter(), time.process_time())
         self.steps.append((now[0] - self.last[0], now[1] - self.last[1]))
         self.last = now
@@ -87,7 +98,7 @@ def make_rows(options: argparse.Namespace) -> list[dict[str, list[int]]]:
     learnt = options.completion if options.kind == "completion" else length
     return [
         {
-            "input_ids": [draw.randrange(10, 30_000) for _ in range(length)],
+            "input_ids": [draw.randrange(10, options.vocabulary) for _ in range(length)],
             "completion_mask": [0] * (length - learnt) + [1] * learnt,
         }
         for _ in range(options.steps * options.batch)
@@ -100,13 +111,14 @@ def bare_loop(options: argparse.Namespace, rows: list[dict[str, list[int]]], clo
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).train()
+    model.to(options.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     clock.tick()
     clock.steps.clear()
     for start in range(0, len(rows), options.batch):
         part = rows[start : start + options.batch]
-        ids = torch.tensor([row["input_ids"] for row in part])
-        mask = torch.tensor([row["completion_mask"] for row in part]).bool()
+        ids = torch.tensor([row["input_ids"] for row in part]).to(options.device)
+        mask = torch.tensor([row["completion_mask"] for row in part]).bool().to(options.device)
         labels = ids.masked_fill(~mask, -100)
         model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -138,8 +150,8 @@ def with_trainer(
     with tempfile.TemporaryDirectory() as folder:
         config = SFTConfig(
             folder, per_device_train_batch_size=options.batch, learning_rate=1e-6, max_length=None,
-            use_cpu=True, bf16=False, activation_checkpointing=False, save_strategy="no",
-            report_to="none", logging_steps=1000, disable_tqdm=True, dataloader_pin_memory=False,
+            use_cpu=options.device == "cpu", bf16=False, activation_checkpointing=False,
+            save_strategy="no", report_to="none", logging_steps=1000, disable_tqdm=True, dataloader_pin_memory=False,
         )  # fmt: skip
         given = {
             "model": model, "args": config, "callbacks": [Ticking()],

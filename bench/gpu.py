@@ -1,0 +1,197 @@
+"""Sweeps of scoring and generating on one GPU, in at most ten minutes, as one Markdown table.
+
+    python bench/gpu.py                                   # two experts of Llama 3.1 8B's shape
+    python bench/gpu.py --layers 8 --out table.md         # a quarter of them, for a smaller GPU
+    python bench/gpu.py --device cpu --dtype float32 --hidden 64 --layers 4 --vocabulary 500
+
+Two experts with random weights answer random prompts. Ways: `together` (this engine), `vllm` (one
+engine, re-pointed; where vLLM is installed), and `one by one` (transformers, one composition after
+the other; some of them, multiplied). Last, training: tokens per second of `layerswap train` and of
+a bare loop (`train_speed.py`) on a model of the same width with `--train-layers` layers. A row that
+would begin after `--minutes` says so. The table
+begins with the name of the hardware.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from generate import one_by_one
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.engine.sweep import Sweep
+from layerswap.engine.vllm import VllmSweep
+from layerswap.lab.assets import shipped
+from sweep_data import make_plan
+
+GRIDS = {24: (range(6), range(4)), 81: (range(9), range(9))}
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--vocabulary", type=int, default=128_256)
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=60, help="tokens of a prompt (60)")
+    parser.add_argument("--new", type=int, default=40, help="tokens to generate (40)")
+    parser.add_argument("--sample", type=int, default=3, help="compositions of one by one (3)")
+    parser.add_argument("--train-layers", type=int, default=4)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--folder", type=Path, help="where the experts go; a temporary folder")
+    parser.add_argument("--out", type=Path, help="file of the table; standard output")
+    return parser.parse_args()
+
+
+class Report:
+    """Rows of the table; prints each as it comes.
+
+    Args:
+        options: of the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.began = options, time.perf_counter()
+        self.lines = [f"{hardware(options.device)}; torch {torch.__version__}; experts of "
+                      f"{options.layers} layers, width {options.hidden}, {options.dtype}", "",
+                      "| what | way | compositions | seconds | per second |",
+                      "|---|---|--:|--:|--:|"]  # fmt: skip
+
+    def row(
+        self, what: str, way: str, count: int, work: Callable[[], float], *, times: float = 1
+    ) -> None:
+        """Time one way.
+
+        Args:
+            what: the work.
+            way: of doing it.
+            count: compositions.
+            work: does it; returns how many rows or tokens there were, for all compositions.
+            times: the part that is done stands for this many.
+        """
+        if time.perf_counter() - self.began > 60 * self.options.minutes:
+            self.add(f"| {what} | {way} | {count} | not begun in time | |")
+            return
+        begin = time.perf_counter()
+        done = work()
+        if self.options.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - begin) * times
+        self.add(f"| {what} | {way} | {count} | {seconds:.1f} | {done * times / seconds:,.0f} |")
+
+    def add(self, line: str) -> None:
+        """Add a line as it is."""
+        self.lines.append(line)
+        print(line, flush=True)
+        if self.options.out:
+            self.options.out.write_text("\n".join(self.lines) + "\n")
+
+
+def hardware(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def measure(report: Report, folder: Path) -> None:
+    options = report.options
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(3, options.vocabulary, (options.prompts, options.tokens)).tolist()
+    requests = [(prompt[:-1], prompt[-1:]) for prompt in prompts]
+    plan = make_plan(folder, options)
+    grids = {
+        count: list(plan.grid(bottom=bottom, top=top)) for count, (bottom, top) in GRIDS.items()
+    }
+
+    for plans in grids.values():
+        sweep = Sweep(plans, device=options.device, dtype=options.dtype)
+        sweep.generate(prompts[:1], max_new_tokens=2)  # the opening check, and the blends
+        size = sweep.fit_batch_size(options.tokens)
+        some = list(range(min(options.sample, len(plans))))
+        share = len(plans) / len(some)
+
+        def score(members: list[int] | None, sweep: Sweep = sweep, size: int = size) -> float:
+            sweep.loglikelihood(requests, members=members, batch_size=size)
+            return len(requests) * len(sweep.choose(members))
+
+        def score_alone(some: list[int] = some, score: Callable = score) -> float:
+            return sum(score([member]) for member in some)
+
+        def write(sweep: Sweep = sweep) -> float:
+            found = sweep.generate(prompts, max_new_tokens=options.new, eos=[])
+            return sum(len(text.tokens) for texts in found for text in texts)
+
+        def write_alone(sweep: Sweep = sweep, some: list[int] = some) -> float:
+            few = Sweep([sweep.plans[one] for one in some], device=options.device,
+                        dtype=options.dtype)  # fmt: skip
+            written = one_by_one(few, prompts, options.new, [])
+            return sum(len(text) for texts in written for text in texts)
+
+        report.row("scoring, rows", "together", len(plans), lambda: score(None))
+        report.row("scoring, rows", "one by one", len(plans), score_alone, times=share)
+        report.row("generating, tokens", "together", len(plans), write)
+        report.row("generating, tokens", "one by one", len(plans), write_alone, times=share)
+        del sweep
+        if options.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+    if find_spec("vllm") is None:
+        report.add("| generating, tokens | vllm | | vLLM is not installed | |")
+        return
+    for count, plans in grids.items():
+        bound = options.tokens + options.new + 8
+        served = VllmSweep(plans, dtype=options.dtype, engine={"max_model_len": bound})
+
+        def serve(served: VllmSweep = served) -> float:
+            parts = served.iter_generate(prompts, max_new_tokens=options.new)
+            return sum(len(text.tokens) for part in parts for _, text in part)
+
+        report.row("generating, tokens", "vllm, re-pointed", count, serve)
+
+
+def train(report: Report, folder: Path) -> None:
+    """Tokens per second of training, by `train_speed.py` on a shallower model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    options = report.options
+    shape = LlamaConfig(
+        hidden_size=options.hidden, intermediate_size=options.hidden * 7 // 2,
+        num_hidden_layers=options.train_layers, vocab_size=options.vocabulary,
+        num_attention_heads=max(1, options.hidden // 128),
+        num_key_value_heads=max(1, options.hidden // 512),
+    )  # fmt: skip
+    model = LlamaForCausalLM(shape).to(getattr(torch, options.dtype))
+    model.save_pretrained(folder / "train")
+    del model
+    # Ids are drawn, so any tokenizer does.
+    load_tokenizer(shipped().base).save_pretrained(folder / "train")
+    script = Path(__file__).with_name("train_speed.py")
+    command = [sys.executable, str(script), str(folder / "train"), "--steps", "4", "--device",
+               options.device, "--vocabulary", str(min(30_000, options.vocabulary))]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in ["", *done.stdout.splitlines(), *done.stderr.splitlines()[-1:]]:
+        report.add(line)
+
+
+def main() -> None:
+    options = read_options()
+    report = Report(options)
+    print("\n".join(report.lines), flush=True)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        measure(report, Path(folder))
+        train(report, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
