@@ -151,7 +151,8 @@ def with_trainer(
         config = SFTConfig(
             folder, per_device_train_batch_size=options.batch, learning_rate=1e-6, max_length=None,
             use_cpu=options.device == "cpu", bf16=False, activation_checkpointing=False,
-            save_strategy="no", report_to="none", logging_steps=1000, disable_tqdm=True, dataloader_pin_memory=False,
+            save_strategy="no", report_to="none", logging_steps=1000, disable_tqdm=True,
+            dataloader_pin_memory=False,
         )  # fmt: skip
         given = {
             "model": model, "args": config, "callbacks": [Ticking()],
