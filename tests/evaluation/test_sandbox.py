@@ -228,6 +228,37 @@ def test_a_failing_test_says_why():
     assert "ZeroDivisionError: division by zero" in ran.said
 
 
+@pytest.mark.parametrize("text", ["字" * 1000, "\x01" * 2000, "\ud800" * 2000, "𝄞" * 2000])
+def test_a_long_message_in_any_script_is_a_failure_like_others(text):
+    ran = run_program(f"def f(x): raise ValueError({text!r})", QUICK, tests=["assert f(1) == 2"])
+    assert ran.outcome == "failed"
+    assert "ValueError" in ran.said
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        (
+            "def set(*a): return 0\ndef f(*a): return 0",
+            "assert set(f((3, 4), (4, 5))) == set((4,))",
+        ),
+        ("def sorted(a): return 0\ndef f(a): return 0", "assert sorted(f([2, 1])) == [1, 2]"),
+        (
+            "class math:\n isclose = staticmethod(lambda *a, **k: True)\ndef f(x): return 0",
+            "assert math.isclose(f(1), 3.3, rel_tol=0.001)",
+        ),
+        ("__builtins__ = {}\ndef f(x): return 0", "assert f(1) == 2"),
+    ],
+)
+def test_a_program_does_not_decide_what_equals_what(program, test):
+    assert run_program(program, QUICK, tests=[test]).outcome == "failed"
+
+
+def test_a_task_may_ask_for_a_function_that_is_called_as_a_builtin():
+    ran = run_program("def sum(a, b): return a * b", QUICK, tests=["assert sum(3, 4) == 12"])
+    assert ran.outcome == "passed"
+
+
 def test_what_a_program_writes_is_bounded():
     flood = "import sys\nwhile True: sys.stderr.write('x' * 65536)"
     ran = run_program(flood, Limits(seconds=1))

@@ -209,6 +209,15 @@ def test_the_config_is_the_task_experts_without_code(pair, tmp_path):
     assert not list(out.glob("*.py"))
 
 
+def test_a_tokenizer_comes_without_code_and_is_verified(pair, tmp_path):
+    file = pair[0] / "tokenizer_config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {"model_max_length": 512}
+    file.write_text(json.dumps({**config, "auto_map": {"AutoTokenizer": ["evil.T", None]}}))
+    out = ls.swap(task=pair[0], language=pair[1]).save(tmp_path / "out")
+    assert json.loads((out / "tokenizer_config.json").read_text()) == config
+    assert ls.verify(out).passed
+
+
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_the_dtype_is_written_under_the_key_that_the_config_has(pair, tmp_path, key):
     change_config(pair[0], drop="dtype")

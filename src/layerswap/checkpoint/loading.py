@@ -61,7 +61,10 @@ def load_generation_config(folder: PathLike) -> GenerationConfig | None:
 
     if not (Path(folder) / "generation_config.json").is_file():
         return None
-    return GenerationConfig.from_pretrained(folder)
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # its checks raise whatever odd values make them
+        raise _refusal(os.fspath(folder), "its generation configuration", error) from None
 
 
 def load_causal_lm(
@@ -91,7 +94,7 @@ def load_causal_lm(
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 source, revision=revision, dtype=dtype, trust_remote_code=False, **options
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # a configuration of odd values raises whatever it likes
         raise _refusal(named or os.fspath(source), "the model", error) from None
     return model
 

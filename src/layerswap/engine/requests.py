@@ -49,8 +49,8 @@ def vocabulary(model: PreTrainedModel) -> int:
 
 def eos_tokens(model: PreTrainedModel) -> frozenset[int]:
     """The tokens that end a text, as the generation configuration has them."""
-    generation: Any = model.generation_config
-    found = generation.eos_token_id
+    # A model without a head has none; reading its logits says so.
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if found is None:
         return frozenset()
     return frozenset([found] if isinstance(found, int) else found)

@@ -14,6 +14,8 @@ of the program's takes part in a comparison.
 Only the standard library is imported, and all of it before the walls are up.
 """
 
+import ast
+import builtins
 import contextlib
 import ctypes
 import importlib
@@ -441,8 +443,29 @@ def check(channel: Channel, source: str, tests: list[str]) -> None:
     channel.send({"source": source})
     known = channel.receive()["names"]
     names = {str(name): decode(value, find) for name, value in known.items()}
+    names = trusted(names, tests)
     for test in tests:
         exec(compile(test, "tests.py", "exec"), names)
+
+
+def trusted(names: Mapping[str, object], tests: Sequence[str]) -> dict[str, object]:
+    """The names of a program that its tests may see.
+
+    A program that defines `set` or `math` anew would decide what equals what. It may only where
+    the tests ask for nothing else of it: some tasks ask for a function that is called `sum`.
+    """
+    asked = {
+        node.id
+        for test in tests
+        for node in ast.walk(ast.parse(test))
+        if isinstance(node, ast.Name)
+    }
+    own = {name: value for name, value in names.items() if not name.startswith("__")}
+    known = {name for name in own if hasattr(builtins, name) or name in MODULES}
+    if asked & (own.keys() - known):
+        own = {name: value for name, value in own.items() if name not in known}
+        own |= {name: importlib.import_module(name) for name in asked & set(MODULES) & known}
+    return own
 
 
 def main() -> None:

@@ -90,9 +90,13 @@ def tokenize(example: Example, tokenizer: Any, max_length: int) -> Tokens:
 def _example(line: str, where: str) -> Example:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: not valid JSON ({error})") from None
     keys = ("text",) if isinstance(row, dict) and "text" in row else ("prompt", "completion")
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in keys):
         raise RecipeError(f"{where}: needs a `text`, or a `prompt` and a `completion`")
+    try:
+        "".join(row[key] for key in keys).encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"{where}: holds half of a surrogate pair") from None
     return Example("" if keys == ("text",) else row["prompt"], row[keys[-1]])

@@ -26,7 +26,7 @@ from layerswap.errors import EvaluationError
 from layerswap.evaluation import _sandbox_child as child
 
 Outcome = Literal["passed", "failed", "timeout"]
-READ_BYTES = 4096
+READ_BYTES = 1 << 15
 """How much of what a program writes to standard error is kept."""
 START_SECONDS = 30
 """For two interpreters to start and put their walls up, on a busy machine."""
@@ -110,7 +110,9 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
         _end(judge)
         stderr = errors.text()
     spent = program.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU, 256 - signal.SIGXCPU)
-    answer: dict[str, Any] = json.loads(told) if told else {"passed": False, "said": ""}
+    answer: dict[str, Any] = {"passed": False, "said": ""}
+    with contextlib.suppress(ValueError):  # cut short by its end: it did not pass
+        answer = json.loads(told or b"{}") or answer
     outcome: Outcome = "passed" if answer["passed"] else "timeout" if late or spent else "failed"
     return Ran(outcome, "\n".join(filter(None, [answer["said"], stderr])))
 

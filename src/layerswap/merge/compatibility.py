@@ -12,7 +12,7 @@ from layerswap.checkpoint.read import same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Composition
-from layerswap.errors import CheckpointError, MergeError
+from layerswap.errors import CheckpointError, MergeError, visible
 
 NOT_COMPUTED = frozenset(
     {
@@ -222,7 +222,7 @@ def _same(what: str, a: object, b: object, a_name: str, b_name: str) -> None:
 
 def _short(value: object) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return visible(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _some(names: set[str]) -> str:

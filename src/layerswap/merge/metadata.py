@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, fingerprint
+from layerswap.checkpoint import Checkpoint, fingerprint, read_json_object
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -194,7 +194,17 @@ def tokenizer_folder(plan: MergePlan) -> Path:
 def _copy_first(folder: Path, plan: MergePlan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
     for file in _first(plan, names):
-        shutil.copyfile(file, folder / file.name)
+        copy_document(file, folder / file.name)
+
+
+def copy_document(source: Path, target: Path) -> None:
+    """Copy a file beside the weights; a tokenizer's configuration without code of its own."""
+    if source.name == "tokenizer_config.json":
+        config = read_json_object(source)
+        if config.pop("auto_map", None) is not None:
+            _write_json(target, config)
+            return
+    shutil.copyfile(source, target)
 
 
 def _first(plan: MergePlan, names: Sequence[str]) -> list[Path]:

@@ -14,7 +14,7 @@ from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.errors import TrainingError
-from layerswap.merge.metadata import COPIED, set_dtype
+from layerswap.merge.metadata import COPIED, copy_document, set_dtype
 from layerswap.merge.trained import TRAINING
 
 CHECKPOINTS = "checkpoints"
@@ -118,7 +118,7 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
     adapter = (draft / _ADAPTER).is_file()
     for name in (name for group in (COPIED[1:2] if adapter else COPIED) for name in group):
         if (base.folder / name).is_file():
-            shutil.copyfile(base.folder / name, draft / name)
+            copy_document(base.folder / name, draft / name)
     if adapter:
         config = read_json_object(draft / _ADAPTER)
         # PEFT writes a set, in the order of hashes that differ from run to run.

@@ -335,6 +335,10 @@ def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> Non
         seen.add(roles)
         try:
             tokenizer.apply_chat_template(turns, tokenize=False)
+            if "prompt" in row:
+                tokenizer.apply_chat_template(
+                    row["prompt"], tokenize=False, add_generation_prompt=True
+                )
         except Exception as error:  # jinja2 lets every error of the template through
             reason = " ".join(str(error).split())[:200]
             raise TrainingError(
