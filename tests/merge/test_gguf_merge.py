@@ -367,6 +367,8 @@ def test_what_does_not_go_together(files, tmp_path):
          r"tokenizers of task and language differ: tokenizer.ggml.tokens \d+ is '.*' and 'odd'"),
         (write_gguf(tmp_path / "l.gguf", 3, layers=2), "number of layers differs: 3 in task, 2 in"),
         (write_gguf(tmp_path / "h.gguf", 3, head=False), "task has a head of its own"),
+        (write_gguf(tmp_path / "r.gguf", 3, entries={"llama.rope.scaling.type": "linear"}),
+         "llama.rope.scaling.type is 'linear' in language, but task has none"),
     ):  # fmt: skip
         with pytest.raises(LayerswapError, match=message):
             ls.swap(task=files["task"], language=path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,15 @@ VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.m
 REPLACED = ("general.name", "general.finetune", "general.tags", "general.languages",
             "general.quantization_version", RECORD_KEY)  # fmt: skip
 REPLACED_PREFIXES = ("general.base_model.", "split.")
+NORMAL = 1
+"""The kind of an ordinary token in `tokenizer.ggml.token_type`."""
+COMPUTED = re.compile(
+    r"rope\.(freq|scaling)|sliding_window|softcap|scale|expert|head_count_kv|epsilon"
+)
+"""Hyperparameters that change what a model computes, by their names after the architecture's."""
+DEFAULTS = {"rope.freq_base": 10_000.0, "rope.scaling.factor": 1.0, "expert_weights_scale": 1.0,
+            "logit_scale": 1.0}  # fmt: skip
+"""What llama.cpp takes where a file has no such key; nothing, zero or `none` for the others."""
 MODELFILE = "Modelfile"
 MODELFILE_HEAD = "# Written by layerswap"
 
@@ -130,12 +140,33 @@ def check_vocabularies(checkpoints: Mapping[str, Checkpoint]) -> None:
             if first.stored(key) != other.stored(key):
                 found = _difference(first.get(key), other.get(key))
                 raise MergeError(f"tokenizers of {names[0]} and {name} differ: {key} {found}")
+        _check_one_sided(names[0], first, name, other)
+
+
+def _check_one_sided(a_name: str, a: Metadata, b_name: str, b: Metadata) -> None:
+    """Refuse a hyperparameter of the computation that one file has and the other lacks.
+
+    Raises:
+        MergeError: naming the first whose value is not what llama.cpp takes where there is none.
+    """
+    for key in sorted(set(a.spans) ^ set(b.spans)):
+        _, _, name = key.partition(".")
+        if key.split(".")[0] != a.get("general.architecture") or not COMPUTED.search(name):
+            continue
+        has, lacks, known = (a_name, b_name, a) if key in a else (b_name, a_name, b)
+        default = DEFAULTS.get(name)
+        if name == "attention.head_count_kv":
+            default = known.get(key.removesuffix("_kv"))
+        if known[key] not in (default, 0, "none", False):
+            value = clipped(repr(known[key]), 40)
+            raise MergeError(f"{key} is {value} in {has}, but {lacks} has none")
 
 
 def check_vocabulary(name: str, checkpoint: Checkpoint, like: Checkpoint) -> None:
     """Refuse a GGUF file whose tokens are not those of a `tokenizer.json`.
 
-    One in a hundred may differ: converters write unused and padding tokens in their own way.
+    Converters write unused, control and padding tokens in their own way; where the file does not
+    say which they are, one in a hundred may differ.
 
     Raises:
         MergeError: with an example.
@@ -144,7 +175,13 @@ def check_vocabulary(name: str, checkpoint: Checkpoint, like: Checkpoint) -> Non
     if not ids or not isinstance(tokens, list):
         return
     wrong = [t for t, i in ids.items() if i < len(tokens) and tokens[i] != t]
-    if len(wrong) > len(ids) // 100:
+    kinds = _metadata(checkpoint).get("tokenizer.ggml.token_type")
+    if isinstance(kinds, list) and len(kinds) == len(tokens):
+        ordinary = [token for token in wrong if kinds[ids[token]] == NORMAL]
+        wrong, allowed = ordinary or wrong, 0 if ordinary else len(ids) // 100
+    else:
+        allowed = len(ids) // 100
+    if len(wrong) > allowed:
         token = min(wrong, key=ids.__getitem__)
         raise MergeError(
             f"tokenizers of {name} and {like.identity} differ: token {ids[token]} is "
