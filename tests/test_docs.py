@@ -62,7 +62,7 @@ def check(command, folder):
     ended = run(command, folder)
     if command.startswith(NEEDS_HUB):
         assert ended.returncode == 2, ended.stderr
-        assert ended.stderr.startswith("error: ")
+        assert ended.stderr.splitlines()[-1].startswith("error: ")
         assert "Traceback" not in ended.stderr
     else:
         assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
