@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from layerswap.engine.prefix_runner import Leaf, Runner
-from layerswap.engine.requests import pad
+from layerswap.engine.requests import check_tokens, pad, rotary_bound, vocabulary
+from layerswap.engine.requests import max_length as max_length_of
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
+    from transformers import PreTrainedModel
 
 
 Question = tuple[Sequence[int], Sequence[int]]
@@ -26,28 +29,54 @@ class TokenRow:
 
     Attributes:
         tokens: what is read: a context and all of a continuation but its last token.
-        requests: positions of the requests that it answers: those with equal `tokens`.
+        requests: positions of the requests that it answers: those whose own tokens begin it.
+        ends: per request, how many of `tokens` are its own.
     """
 
     tokens: tuple[int, ...]
     requests: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
-def make_rows(requests: Sequence[Question], max_length: int | None) -> list[TokenRow]:
+def rows_for(
+    model: PreTrainedModel, requests: Sequence[Question], max_length: int | None
+) -> list[TokenRow]:
+    """The rows of some requests for one model.
+
+    Args:
+        model: whose vocabulary and lengths count.
+        requests: what is asked.
+        max_length: most tokens that the model reads; its own bound when None.
+
+    Raises:
+        EvaluationError: a token that the model does not have, or as `make_rows`.
+    """
+    bound = max_length_of(model) if max_length is None else max_length
+    for part, what in ((0, "the context of request"), (1, "the continuation of request")):
+        check_tokens([request[part] for request in requests], vocabulary(model), what)
+    return make_rows(requests, bound, rotary=rotary_bound(model))
+
+
+def make_rows(
+    requests: Sequence[Question], max_length: int | None, *, rotary: int | None = None
+) -> list[TokenRow]:
     """The distinct rows of some requests, longest first, equal ones in the order of their tokens.
 
     Requests that differ in their last token alone, such as the letters of a multiple-choice
-    question, share a row.
+    question, share a row; so do those whose tokens begin another's, such as choices of one token
+    beside a longer one, since no token reads what follows it.
 
     Args:
         requests: what is asked.
         max_length: most tokens that the model reads; longer rows lose tokens on the left.
+        rotary: tokens beyond which what the model reads depends on the length of a row, which
+            then answers for no shorter one.
 
     Raises:
         EvaluationError: a context or a continuation is empty, or a continuation alone is longer
             than `max_length`.
     """
-    rows: dict[tuple[int, ...], list[int]] = {}
+    asked: dict[tuple[int, ...], list[int]] = {}
     for index, (context, continuation) in enumerate(requests):
         if not context or not continuation:
             empty = "continuation" if context else "context"
@@ -61,13 +90,21 @@ def make_rows(requests: Sequence[Question], max_length: int | None) -> list[Toke
                 f"model reads {max_length}"
             )
         tokens = (*context, *continuation)[:-1]
-        rows.setdefault(tokens[-max_length:] if max_length else tokens, []).append(index)
+        asked.setdefault(tokens[-max_length:] if max_length else tokens, []).append(index)
+    rows: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    longest: tuple[int, ...] = ()
+    # In this order what begins other rows stands directly before one of them.
+    for tokens in sorted(asked, reverse=True):
+        too_long = rotary is not None and len(longest) > rotary
+        if too_long or longest[: len(tokens)] != tokens:
+            longest = tokens
+        rows.setdefault(longest, []).extend((index, len(tokens)) for index in asked[tokens])
     ordered = sorted(rows.items(), key=lambda item: (-len(item[0]), item[0]))
-    return [TokenRow(tokens, tuple(indices)) for tokens, indices in ordered]
+    return [TokenRow(tokens, *zip(*sorted(found), strict=True)) for tokens, found in ordered]
 
 
 def make_batches(
-    rows: Sequence[TokenRow], max_rows: int, max_tokens: int | None
+    rows: Sequence[TokenRow], max_rows: int, max_tokens: int | None, *, rotary: int | None = None
 ) -> Iterator[list[TokenRow]]:
     """Rows together that are read together.
 
@@ -75,13 +112,20 @@ def make_batches(
         rows: longest first.
         max_rows: most rows of a batch.
         max_tokens: most tokens of a batch, padding included; a row alone may have more.
+        rotary: tokens beyond which what the model reads depends on the longest row of a batch;
+            longer rows are read with those of their own length.
     """
-    start = 0
-    while start < len(rows):
-        width = len(rows[start].tokens)
-        fit = max_rows if max_tokens is None else min(max_rows, max(1, max_tokens // width))
-        yield list(rows[start : start + fit])
-        start += fit
+
+    def reading(row: TokenRow) -> int:
+        return len(row.tokens) if rotary is not None and len(row.tokens) > rotary else 0
+
+    for _, alike in groupby(rows, key=reading):
+        left = list(alike)
+        while left:
+            width = len(left[0].tokens)
+            fit = max_rows if max_tokens is None else min(max_rows, max(1, max_tokens // width))
+            yield left[:fit]
+            left = left[fit:]
 
 
 def rolling_requests(
@@ -244,9 +288,9 @@ def _questions(rows: Sequence[TokenRow], requests: Sequence[Question], width: in
     tokens: list[int] = []
     order, lengths = [], []
     for number, row in enumerate(rows):
-        for request in row.requests:
+        for request, own in zip(row.requests, row.ends, strict=True):
             continuation = requests[request][1]
-            end = number * width + len(row.tokens)
+            end = number * width + own
             asked += range(end - len(continuation), end)
             tokens += continuation
             order.append(request)

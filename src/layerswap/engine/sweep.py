@@ -22,13 +22,7 @@ from layerswap.engine.memory import (
     largest_fitting,
 )
 from layerswap.engine.prefix_runner import Runner
-from layerswap.engine.requests import (
-    check_prompts,
-    check_tokens,
-    eos_tokens,
-    rotary_bound,
-    vocabulary,
-)
+from layerswap.engine.requests import check_prompts, eos_tokens, rotary_bound
 from layerswap.engine.requests import max_length as max_length_of
 from layerswap.engine.sampling import Sampling
 from layerswap.engine.scoring import (
@@ -36,9 +30,9 @@ from layerswap.engine.scoring import (
     Scorer,
     Scores,
     make_batches,
-    make_rows,
     merge_batches,
     rolling_requests,
+    rows_for,
 )
 from layerswap.engine.trie import LayerCounts, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel, free_bytes
@@ -160,12 +154,10 @@ class Sweep(VirtualModel):
             EvaluationError: a request that cannot be answered.
         """
         chosen = self.choose(members)
-        bound = max_length_of(self.model) if max_length is None else max_length
-        for part, what in ((0, "the context of request"), (1, "the continuation of request")):
-            check_tokens([request[part] for request in requests], vocabulary(self.model), what)
-        rows = make_rows(requests, bound)
+        rows = rows_for(self.model, requests, max_length)
         scorer = Scorer(self.runner, softmax_dtype)
-        for batch in make_batches(rows, batch_size, max_batch_tokens):
+        rotary = rotary_bound(self.model)
+        for batch in make_batches(rows, batch_size, max_batch_tokens, rotary=rotary):
             yield scorer.score(batch, requests, chosen)
 
     def perplexity(

@@ -19,9 +19,8 @@ from layerswap._types import EngineName
 from layerswap.compose import Blend, Composition
 from layerswap.engine.devices import check_dtype
 from layerswap.engine.generation import Generation, StoppingCriteria
-from layerswap.engine.requests import check_prompts, check_tokens, eos_tokens, vocabulary
-from layerswap.engine.requests import max_length as max_length_of
-from layerswap.engine.scoring import Question, Scores, make_rows
+from layerswap.engine.requests import check_prompts, eos_tokens, vocabulary
+from layerswap.engine.scoring import Question, Scores, rows_for
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements
@@ -131,13 +130,14 @@ class VllmSweep:
         import numpy as np
         from vllm import SamplingParams
 
-        bound = max_length_of(self.model) if max_length is None else max_length
-        for part, what in ((0, "the context of request"), (1, "the continuation of request")):
-            check_tokens([request[part] for request in requests], vocabulary(self.model), what)
-        rows = make_rows(requests, bound)
+        rows = rows_for(self.model, requests, max_length)
         asked = [index for row in rows for index in row.requests]
         # A row lacks the last token of its continuations, so each request has a text of its own.
-        texts = [[*row.tokens, requests[index][1][-1]] for row in rows for index in row.requests]
+        texts = [
+            [*row.tokens[:end], requests[index][1][-1]]
+            for row in rows
+            for index, end in zip(row.requests, row.ends, strict=True)
+        ]
         sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
         for member in self.choose(members):
             self._point_to(self.plans[member])
@@ -218,27 +218,15 @@ class VllmSweep:
         Raises:
             EvaluationError: it answers otherwise than when it was fresh.
         """
-        from vllm import SamplingParams
-
-        draw = random.Random(0)
-        tokens = range(vocabulary(self.model))
-        texts = [{"prompt_token_ids": draw.choices(tokens, k=PROBE_TOKENS)} for _ in range(PROBES)]
-        asked = SamplingParams(temperature=0.0, max_tokens=PROBE_NEW, prompt_logprobs=0,
-                               logprobs=0, ignore_eos=True)  # fmt: skip
-
-        def answers() -> list[tuple[list[float], list[int]]]:
-            found = self._llm.generate(texts, asked, use_tqdm=False)
-            return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in found]
-
         alone = self._engine.fresh
         other = next((p for p in self.plans if p.composition != alone.composition), None)
         if other is None:
             return
-        fresh = answers()
+        fresh = self._engine.answers
         self._point_to(other)
-        moved = answers()
+        moved = _probe(self._llm, self.model)
         self._point_to(alone)
-        again = answers()
+        again = _probe(self._llm, self.model)
         same = all(
             written == before and max(abs(a - b) for a, b in zip(p, q, strict=True)) <= TOLERANCE
             for (p, before), (q, written) in zip(fresh, again, strict=True)
@@ -251,6 +239,10 @@ class VllmSweep:
         self._engine.checked = True
 
 
+_Answers = list[tuple[list[float], list[int]]]
+"""Per prompt of the opening check the log-probabilities, and the tokens that were written."""
+
+
 @dataclass
 class _Engine:
     """A running vLLM.
@@ -261,6 +253,7 @@ class _Engine:
         model: the same without weights.
         shapes: of every tensor, by name.
         current: what it answers for now; None while that changes.
+        answers: to the prompts of the opening check, before anything was loaded into it.
         checked: whether it was seen that it can be re-pointed.
     """
 
@@ -269,6 +262,7 @@ class _Engine:
     model: PreTrainedModel
     shapes: dict[str, tuple[int, ...]]
     current: Plan | None
+    answers: _Answers
     checked: bool = False
 
 
@@ -286,8 +280,23 @@ def _engine_for(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> _Engine
         gc.collect()
         fresh = _expert_alone(plan)
         llm = _start(fresh, dtype, arguments)
-        _RUNNING[key] = _Engine(llm, fresh, build_empty_model(fresh), _shapes(fresh), fresh)
+        model = build_empty_model(fresh)
+        answers = _probe(llm, model)
+        _RUNNING[key] = _Engine(llm, fresh, model, _shapes(fresh), fresh, answers)
     return _RUNNING[key]
+
+
+def _probe(llm: Any, model: PreTrainedModel) -> _Answers:
+    """What an engine answers to the prompts of the opening check, always the same ones."""
+    from vllm import SamplingParams
+
+    draw = random.Random(0)
+    tokens = range(vocabulary(model))
+    texts = [{"prompt_token_ids": draw.choices(tokens, k=PROBE_TOKENS)} for _ in range(PROBES)]
+    asked = SamplingParams(temperature=0.0, max_tokens=PROBE_NEW, prompt_logprobs=0,
+                           logprobs=0, ignore_eos=True)  # fmt: skip
+    found = llm.generate(texts, asked, use_tqdm=False)
+    return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in found]
 
 
 def open_engine(
