@@ -273,6 +273,10 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
         (["--tasks", "own_choose", "--apply-chat-template"], "has no chat template to apply"),
         (["--tasks", "own_choose", "--gen-kwargs", "nonsense"], "gen_kwargs"),
         (["--suite", "mgsm"], "--suite needs --language"),
+        (
+            ["--tasks", "own_choose", "--engine", "hf", "--engine-args", "max_model_len=256"],
+            "are for the engine vllm",
+        ),
     ],
 )
 def test_mistakes_about_tasks_are_one_line(layerswap, models, own, tmp_path, changed, said):

@@ -8,11 +8,12 @@ import pytest
 from merging import copied, save_adapter, save_expert, save_tokenizer, tiny_llama
 
 import layerswap as ls
+from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.compose.presets import partition
 from layerswap.errors import LayerswapError
 from layerswap.merge.adapters import open_served, write_adapters
-from layerswap.merge.trained import TRAINING, places_in_words
+from layerswap.merge.trained import places_in_words
 
 
 def write_record(folder, part, *, name="C", outside="task", data=()):

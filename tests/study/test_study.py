@@ -13,19 +13,20 @@ from typer.testing import CliRunner
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.commit import write_json
+from layerswap.checkpoint.remote import TRAINING
 from layerswap.cli import app
 from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.evaluation.compare import compare_runs
-from layerswap.evaluation.results import read_samples
+from layerswap.evaluation.results import Score, read_samples
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.lab.world import make_world
-from layerswap.merge.trained import TRAINING
 from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
 from layerswap.search.protocol import split_documents
+from layerswap.study import results as study_results
 from layerswap.study.best import merge_best
 from layerswap.study.conditions import models_to_run
 from layerswap.study.estimate import Costs, size_of, speed_of
@@ -230,6 +231,19 @@ def test_the_headline_is_no_worse_than_the_default_and_says_what_was_shown():
     found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
     assert found.headline == DEFAULT
     assert _sentence(found).startswith("mgsm in sw: the swap, default, reaches ")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "task", "published"),
+    [("sib200", "sib200_swh_Latn_0shot_dev", 4), ("topics_dev", "topics_dev", 0),
+     ("mgsm", "mgsm_sw_dev", 0)],
+)  # fmt: skip
+def test_only_a_benchmarks_own_split_is_chosen_on_whole(monkeypatch, benchmark, task, published):
+    columns = ("acc", "none")
+    rows = [(BASE, Score("base", benchmark, "sw", task, *columns, n, 1.0, True)) for n in range(4)]
+    monkeypatch.setattr(study_results, "read_conditions", lambda folder: rows)
+    (scores,) = study_results.read_condition_scores(Path("results")).values()
+    assert scores.published == published
 
 
 def test_baselines_with_a_setting_are_chosen_on_development_too():

@@ -40,6 +40,8 @@ Handle = int | RemoteHandle
 """A file that is open for positioned reads: a descriptor, or a file elsewhere."""
 FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
 """The dtypes of safetensors that arithmetic is defined for; all others are only ever copied."""
+FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""The dtypes that a recipe can ask for, as safetensors names them."""
 QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
 """The quantised types that can be written, widest first; all of `BLOCKS` but `UNREAD` are read."""
 UNREAD = ("Q8_1", "Q8_K")

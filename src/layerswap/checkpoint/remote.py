@@ -29,13 +29,19 @@ STEP_BYTES = 1 << 23
 """Bytes asked for at a time of a filesystem that gives them whole."""
 RETRIES, WAIT_SECONDS, LONGEST_WAIT = 6, 0.5, 8.0
 """Attempts in a row without a new byte, and the pauses between them, which double."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
+    "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+PROCESSOR_FILES = (
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"
+)  # fmt: skip
+TRAINING = "layerswap-training.json"
+"""The record in every folder that `layerswap train` writes."""
 BESIDE_WEIGHTS = (
     "config.json", "model.safetensors.index.json", "adapter_config.json", "generation_config.json",
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
-    "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "vocab.txt", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
-    "processor_config.json", "video_preprocessor_config.json", "layerswap-training.json",
-    "README.md",
+    *TOKENIZER_FILES, *PROCESSOR_FILES, TRAINING, "README.md",
 )  # fmt: skip
 """Files fetched whole from a URL, where they are there."""
 
@@ -67,23 +73,17 @@ class RemoteFile:
         Raises:
             CheckpointError: the file changed, or cannot be fetched after several attempts.
         """
-        position, failures = start, 0
+        position, patience = start, _Patience(self.url)
         while position < stop:
-            try:
-                with _request(self.url, position, stop) as (facts, parts):
-                    self._check(facts)
-                    for part in parts:
-                        data = part[: stop - position]
-                        yield data
-                        position += len(data)
-                        failures = 0
+            with patience, _request(self.url, position, stop) as (facts, parts):
+                self._check(facts)
+                for part in parts:
+                    data = part[: stop - position]
+                    yield data
+                    position += len(data)
+                    patience.failures = 0
                 if position < stop:
                     raise ConnectionError(f"the answer ended {stop - position} bytes early")
-            except Exception as error:  # the transports share no class of error
-                failures += 1
-                if failures > RETRIES or _is_final(error):
-                    raise _unreadable(self.url, error) from None
-                time.sleep(min(LONGEST_WAIT, WAIT_SECONDS * 2 ** (failures - 1)))
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop).
@@ -253,19 +253,40 @@ def _opened(name: str, url: str) -> RemoteFile:
         FileNotFoundError: the server has none of that name.
         CheckpointError: it cannot be asked.
     """
-    for attempt in range(RETRIES + 1):
-        try:
-            with _request(url, 0, 1) as (facts, parts):
-                for _ in parts:
-                    pass
+    patience = _Patience(url, passes=(FileNotFoundError,))
+    while True:
+        with patience, _request(url, 0, 1) as (facts, parts):
+            for _ in parts:
+                pass
             return RemoteFile(name, url, facts.size, facts.etag, facts.commit)
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            if attempt == RETRIES or _is_final(error):
-                raise _unreadable(url, error) from None
-            time.sleep(min(LONGEST_WAIT, WAIT_SECONDS * 2**attempt))
-    raise AssertionError
+
+
+class _Patience:
+    """Passes over failed attempts at one file, with a pause after each, until they are too many.
+
+    The transports share no class of error.
+
+    Attributes:
+        failures: attempts in a row without a new byte.
+
+    Args:
+        url: of the file.
+        passes: an error that is the caller's.
+    """
+
+    def __init__(self, url: str, *, passes: tuple[type[Exception], ...] = ()) -> None:
+        self.url, self.passes, self.failures = url, passes, 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, self.passes):
+            return False
+        self.failures += 1
+        if self.failures > RETRIES or _is_final(error):
+            raise _unreadable(self.url, error) from None
+        time.sleep(min(LONGEST_WAIT, WAIT_SECONDS * 2 ** (self.failures - 1)))
+        return True
 
 
 @dataclass(frozen=True)

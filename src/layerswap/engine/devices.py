@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.errors import EvaluationError
-from layerswap.merge.layout import FLOAT_NAMES
 
 if TYPE_CHECKING:
     import torch

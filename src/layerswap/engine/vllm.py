@@ -37,6 +37,7 @@ PROBES, PROBE_TOKENS, PROBE_NEW = 4, 24, 8
 """Prompts of the opening check, their tokens, and the tokens that are written after each."""
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, in nats, that the opening check takes for rounding."""
+NOT_VLLM = "--engine-args (engine_args) are for the engine vllm"
 
 
 class VllmSweep:
@@ -322,7 +323,7 @@ def open_engine(
     if engine == "vllm":
         return VllmSweep(plans, dtype=dtype, engine=engine_args)
     if engine_args:
-        raise EvaluationError("engine_args are for the engine vllm")
+        raise EvaluationError(NOT_VLLM)
     return Sweep(plans, device=device, dtype=dtype)
 
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from layerswap._types import Advance, EngineName, Log
 from layerswap.compose.recipe import check_recipe, read_recipe
-from layerswap.engine.vllm import open_engine
+from layerswap.engine.vllm import NOT_VLLM, open_engine
+from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import evaluate, load_tasks, run_tasks
 from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.response_cache import AnswerStore
@@ -118,6 +119,8 @@ def evaluate_models(
     settings = settings or EvaluationSettings()
     results: dict[str, Result] = {}
     if settings.engine == "hf":
+        if settings.engine_args:
+            raise EvaluationError(NOT_VLLM)
         for name, plan in models.items():
             results[name] = _alone(plan, tasks, include, settings)
             if progress is not None:

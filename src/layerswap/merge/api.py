@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap._types import PathLike
 from layerswap.checkpoint import Checkpoint, open_checkpoint
+from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.compose import Outside, Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.measure import Axis
 from layerswap.errors import RecipeError
-from layerswap.merge.layout import FLOAT_NAMES
 from layerswap.merge.planner import Plan, make_plan
 
 if TYPE_CHECKING:

@@ -176,13 +176,10 @@ def check_vocabulary(name: str, checkpoint: Checkpoint, like: Checkpoint) -> Non
         return
     wrong = [t for t, i in ids.items() if i < len(tokens) and tokens[i] != t]
     kinds = _metadata(checkpoint).get("tokenizer.ggml.token_type")
-    if isinstance(kinds, list) and len(kinds) == len(tokens):
-        ordinary = [token for token in wrong if kinds[ids[token]] == NORMAL]
-        wrong, allowed = ordinary or wrong, 0 if ordinary else len(ids) // 100
-    else:
-        allowed = len(ids) // 100
-    if len(wrong) > allowed:
-        token = min(wrong, key=ids.__getitem__)
+    known = isinstance(kinds, list) and len(kinds) == len(tokens)
+    ordinary = [token for token in wrong if known and kinds[ids[token]] == NORMAL]
+    if ordinary or len(wrong) > len(ids) // 100:
+        token = min(ordinary or wrong, key=ids.__getitem__)
         raise MergeError(
             f"tokenizers of {name} and {like.identity} differ: token {ids[token]} is "
             f"{clipped(repr(tokens[ids[token]]), 40)} and {clipped(repr(token), 40)}"

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
 from layerswap.checkpoint.header import Translated, byte_length
-from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes
+from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES, same_bytes
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
@@ -28,9 +28,6 @@ from layerswap.merge.lazy_tensors import (
     leaves,
 )
 from layerswap.merge.vocabulary import Alignment
-
-FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""The dtypes a recipe can ask for, as safetensors names them."""
 
 SHORT = ("BF16", "F16")
 """Dtypes of 16 bits, which can lose a delta."""

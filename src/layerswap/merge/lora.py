@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, Place, TensorInfo, header_bytes
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY
-from layerswap.checkpoint.read import is_finite, narrowed, read_matrix, read_tensor, widened
+from layerswap.checkpoint.read import (
+    FLOAT_NAMES,
+    is_finite,
+    narrowed,
+    read_matrix,
+    read_tensor,
+    widened,
+)
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge.layout import FLOAT_NAMES
 from layerswap.merge.lazy_tensors import blend
 from layerswap.merge.metadata import write_adapter_documents
 from layerswap.merge.plan import MergePlan

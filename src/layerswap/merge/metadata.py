@@ -12,7 +12,8 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, fingerprint, read_json_object
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
-from layerswap.checkpoint.remote import RemoteFile, WeightFile
+from layerswap.checkpoint.read import FLOAT_NAMES
+from layerswap.checkpoint.remote import PROCESSOR_FILES, TOKENIZER_FILES, RemoteFile, WeightFile
 from layerswap.compose import draw
 from layerswap.merge.plan import MergePlan
 from layerswap.merge.rounding import LOST_TO_DTYPE, rounding_note
@@ -23,13 +24,9 @@ RECORD = "layerswap.json"
 """The record in every output folder: how it was made, and from what."""
 COPIED = (
     ("generation_config.json",),
-    (
-        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
-        "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-        "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
-    ),
-    ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
-)  # fmt: skip
+    TOKENIZER_FILES,
+    PROCESSOR_FILES,
+)
 """Files taken over, each group whole from the first expert that has one of it, else from the
 base: halves of two tokenizers make none. Code (`*.py`) is never among them."""
 
@@ -74,7 +71,7 @@ def write_adapter_documents(folder: Path, plan: MergePlan, lost: float) -> None:
         plan: what was merged.
         lost: largest share of a delta, by Frobenius norm, that cutting the rank took away.
     """
-    _copy_first(folder, plan, COPIED[1])
+    _copy_first(folder, plan, TOKENIZER_FILES)
     (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
     _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
 
@@ -187,7 +184,7 @@ def _descent(plan: MergePlan, library: str) -> dict[str, Any]:
 
 def tokenizer_folder(plan: MergePlan) -> Path:
     """Where a plan's tokenizer is: an adapter without one of its own has its base's."""
-    files = _first(plan, COPIED[1])
+    files = _first(plan, TOKENIZER_FILES)
     return files[0].parent if files else plan.tokenizer_owner.folder
 
 
@@ -218,7 +215,7 @@ def _config(plan: MergePlan) -> dict[str, Any]:
     config = dict(plan.reference.config)
     # Merged weights never run code from a repository.
     config.pop("auto_map", None)
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    names = {short: name for name, short in FLOAT_NAMES.items()}
     dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
     if len(dtypes) == 1:
         set_dtype(config, names[dtypes.pop()])

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.read import narrowed, widened
+from layerswap.checkpoint.read import FLOAT_NAMES, narrowed, widened
 
 if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats, Stored
@@ -22,7 +22,6 @@ NOTED = 0.1
 """Error of the deltas, as a share of their norm, from which on a merge warns."""
 LOST_TO_DTYPE = "lost_to_dtype"
 """The key of `layerswap.json` for what was measured."""
-NAMES = {"BF16": "bfloat16", "F16": "float16"}
 
 
 class Rounding:
@@ -68,7 +67,7 @@ class Rounding:
         if not changed or not math.isfinite(norm + error) or not norm:
             return None
         return {
-            "dtype": NAMES[self._dtype],
+            "dtype": next(n for n, short in FLOAT_NAMES.items() if short == self._dtype),
             "share": round(lost / changed, 4),
             "error": round(math.sqrt(error / norm), 4),
             "elements_measured": changed,

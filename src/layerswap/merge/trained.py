@@ -12,13 +12,12 @@ from itertools import groupby
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, read_json_object
+from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, all_places
 from layerswap.compose.presets import PARTITIONS
 from layerswap.compose.recipe import check_recipe
 
-TRAINING = "layerswap-training.json"
-"""The record in every folder that `layerswap train` writes."""
 OPEN = frozenset({"task", "language"})
 """Keys of a swap that say nothing about which place takes which expert."""
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
-from layerswap.merge.trained import TRAINING
 from layerswap.report.charts import draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing

@@ -14,7 +14,7 @@ import numpy as np
 from layerswap.evaluation.answer_language import ANSWER, REASONING
 from layerswap.evaluation.results import Score, read_all_scores
 from layerswap.evaluation.statistics import Friedman, Interval, friedman, mean_interval
-from layerswap.evaluation.suites.topics import DEVELOPMENT
+from layerswap.evaluation.suites.suites import is_development
 from layerswap.report.tables import Table, difference_words
 from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
 from layerswap.search.protocol import (
@@ -399,7 +399,7 @@ def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores
             by[condition].append(score)
 
     def place(score: Score) -> tuple[bool, str, int]:
-        return not score.task.endswith(DEVELOPMENT), score.task, score.document
+        return not is_development(score.benchmark, score.task), score.task, score.document
 
     return {
         key: BenchmarkScores(
@@ -407,7 +407,7 @@ def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores
                 one: np.array([fraction(score) for score in sorted(scores, key=place)])
                 for one, scores in by.items()
             },
-            sum(score.task.endswith(DEVELOPMENT) for score in next(iter(by.values()))),
+            sum(is_development(score.benchmark, score.task) for score in next(iter(by.values()))),
         )
         for key, by in rows.items()
     }

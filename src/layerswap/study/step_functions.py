@@ -11,6 +11,7 @@ from typing import Any
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.commit import write_json
+from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import StudyError
 from layerswap.evaluation.languages import same_language
@@ -18,7 +19,6 @@ from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.results import read_scores, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge.planner import Plan, make_plan
-from layerswap.merge.trained import TRAINING
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
 from layerswap.study.conditions import LanguageModels, RecipeData, recipes

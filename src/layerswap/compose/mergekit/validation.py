@@ -8,13 +8,12 @@ from typing import Any
 from layerswap.compose.mergekit.methods import METHODS, PER_MODEL, SHARED, WEIGHTED_SUMS, range_of
 from layerswap.compose.mergekit.resolve import Parameters, StackSlice, needs_weight, read_stack
 from layerswap.compose.mergekit.schema import scalars
-from layerswap.compose.schema import LARGEST_STACK
+from layerswap.compose.schema import DTYPES, LARGEST_STACK
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
 from layerswap.errors import RecipeError
 
 PARAMETERS = (*PER_MODEL, *SHARED, "normalize", "int8_mask", "t", "filter_wise", "eps")
 """What mergekit knows; like mergekit we pass over those that the method does not have."""
-DTYPES = ("float32", "bfloat16", "float16")
 BODIES = ("models", "slices", "modules")
 
 

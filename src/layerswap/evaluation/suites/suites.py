@@ -138,6 +138,17 @@ def parts_of(suite: str) -> tuple[TaskPart, ...]:
     return SUITES[suite]
 
 
+def is_development(benchmark: str, task: str) -> bool:
+    """True for a task that is a benchmark's published development split.
+
+    Args:
+        benchmark: one of `BENCHMARKS`, or any name, whose tasks are no such split.
+        task: the task's name.
+    """
+    known = BENCHMARKS.get(benchmark)
+    return known is not None and known.development and task.endswith(DEVELOPMENT)
+
+
 def check_askable(suite: str, language: str, *, allow_code: bool = False) -> None:
     """Refuse a suite of which nothing can be asked in a language; nothing is read or fetched.
 

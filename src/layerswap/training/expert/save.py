@@ -13,9 +13,9 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
+from layerswap.checkpoint.remote import TRAINING
 from layerswap.errors import TrainingError
 from layerswap.merge.metadata import COPIED, copy_document, set_dtype
-from layerswap.merge.trained import TRAINING
 
 CHECKPOINTS = "checkpoints"
 DRAFT = ".unfinished"
