@@ -335,6 +335,19 @@ def test_what_cannot_work_is_refused_before_training(folder, changes, said):
         check_plan(spec(folder, **changes))
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [({"path": "gone.jsonl"}, "gone.jsonl: no such file"),
+     ({"path": "task-train.jsonl", "config": "swa"}, "config: belongs to a Hub data set"),
+     ({"path": "task-train.jsonl", "prompt": "{text}"}, "prompt and completion go together")],
+)  # fmt: skip
+def test_a_mix_that_cannot_be_built_is_refused_before_training(folder, source, said):
+    mix = {"name": "own", "kind": "text", "sources": {"own": {"text": "{prompt}", **source}}}
+    (folder / "own.yaml").write_text(json.dumps(mix))
+    with pytest.raises(LayerswapError, match=said):
+        check_plan(spec(folder, task={"data": "own.yaml", "runs": [{"seed": 1}]}))
+
+
 def test_a_plan_that_can_work_is_not_refused(folder):
     check_plan(spec(folder))
     check_plan(plan_study(*find_study("layer-swapping")))

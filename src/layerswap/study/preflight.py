@@ -17,6 +17,7 @@ from layerswap.evaluation.harness import check_task_names, load_tasks
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.search.spec import Grid
+from layerswap.study.inputs import existing_path
 from layerswap.study.journal import INDEX, read_journal
 from layerswap.study.step_functions import expert_of, prompt_options
 from layerswap.study.steps import Graph, Step
@@ -24,18 +25,21 @@ from layerswap.study.storage import Storage
 from layerswap.training.expert.hyperparameters import check_hyperparameters
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainable import rates_by_place, trained_parts
+from layerswap.training.mix.schema import parse_mix
 
 
 def check_plan(graph: Graph) -> None:
     """Refuse what the plan itself shows to be impossible; nothing is fetched.
 
     Raises:
-        LayerswapError: a suite without the language, a task that does not exist, hyperparameters
+        LayerswapError: a mix that is wrong or lacks a file, a suite without the language, a task that does not exist, hyperparameters
             that do not exist, or a grid of which nothing fits.
     """
     for step in graph:
         settings = step.settings
-        if step.kind == "train":
+        if step.kind == "data":
+            _check_mix(step)
+        elif step.kind == "train":
             _check_training(step)
         elif step.kind == "select" and settings["tasks"]:
             check_task_names(settings["tasks"], _include(settings))
@@ -98,6 +102,13 @@ def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> Non
     if name != graph["tables"].settings["name"]:
         what = f"the study {name!r}" if name else "the steps of another command"
         raise StudyError(f"{root}: holds {what}; choose another output")
+
+
+def _check_mix(step: Step) -> None:
+    mix = parse_mix(step.settings["mix"], where=step.name)
+    for source in mix.sources.values():
+        if source.path is not None:
+            existing_path(Path(step.settings["folder"]) / source.path)
 
 
 def _check_training(step: Step) -> None:
