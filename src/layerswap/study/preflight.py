@@ -32,8 +32,8 @@ def check_plan(graph: Graph) -> None:
     """Refuse what the plan itself shows to be impossible; nothing is fetched.
 
     Raises:
-        LayerswapError: a mix that is wrong or lacks a file, a suite without the language, a task that does not exist, hyperparameters
-            that do not exist, or a grid of which nothing fits.
+        LayerswapError: a mix that is wrong or lacks a file, a suite without the language, a task
+            or hyperparameters that do not exist, or a grid of which nothing fits.
     """
     for step in graph:
         settings = step.settings
