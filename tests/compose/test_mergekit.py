@@ -352,6 +352,39 @@ slices:
     assert type(found).from_dict(found.to_dict()) == found
 
 
+SHIFTED = """
+merge_method: linear
+parameters: {weight: 1}
+slices:
+- sources: [{model: a, layer_range: [0, 1]}]
+- sources:
+  - {model: a, layer_range: [1, 3]}
+  - {model: b, layer_range: [2, 4], parameters: {weight: [{filter: layers.3., value: 3}]}}
+"""
+
+
+def test_the_sources_of_a_slice_may_take_different_layers():
+    found = resolved(SHIFTED)
+    assert (found.layers, found.taken, dict(found.shifted)) == (3, (0, 1, 2), {"b": (0, 2, 3)})
+    assert (found.taken_of("a"), found.taken_of("b")) == ((0, 1, 2), (0, 2, 3))
+    # A filter of a source goes by the names that tensors have in the source.
+    weights = [str(found[Place(layer, "mlp")]) for layer in range(3)]
+    assert weights == ["a", "0.5 a + 0.5 b", "0.25 a + 0.75 b"]
+    assert "2 = 2 of a, 3 of b " in str(found)
+    assert type(found).from_dict(found.to_dict()) == found
+    assert hash(found) == hash(type(found).from_dict(found.to_dict()))
+    assert found != resolved(SHIFTED.replace("[2, 4]", "[1, 3]"))
+    assert refusal(SHIFTED, 3) == "layer 3 is taken from models of 3 layers"
+
+
+def test_an_expert_whose_layers_are_shifted_is_a_checkpoint():
+    data = parse_recipe(SHIFTED).model_dump(mode="json", exclude_defaults=True)
+    data["experts"]["c"] = data["experts"].pop("b")
+    data["experts"]["b"] = {"soup": ["c", "a"]}
+    with pytest.raises(RecipeError, match="taken of 'b' than of the rest, so it must be a check"):
+        check_recipe(data, where="test").resolve(4)
+
+
 def test_a_model_with_an_adapter():
     text = "models: [{model: ./a@x+org/l@y}, {model: {model: {path: b}, lora: {path: ./l}}}]"
     recipe = parse_recipe(LINEAR + text)
@@ -510,9 +543,6 @@ KNOWN = (
           ", line 3: parameters.t: nearswap needs t, the largest change"]),
         ("merge_method: della\nbase_model: c\nparameters: {weight: 1, epsilon: 0.6}\n" + BOTH,
          [", line 3: parameters.epsilon: 0.6 is not a number from 0 to 0.5"]),
-        (LINEAR + "slices:\n"
-         "- sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [1, 3]}]",
-         [", line 4: slices[0]: the sources take different layers; layerswap merges equal ones"]),
         ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [3, 3]}]\n"
          "- sources: [{model: b, layer_range: [3]}]",
          [", line 3: slices[0].sources[0].layer_range: [3, 3] holds no layer",

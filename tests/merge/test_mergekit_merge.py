@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from effort import mostly_slow
-from merging import save_expert, tensors_of, tiny_llama
+from merging import copied, save_expert, tensors_of, tiny_llama
 
 from layerswap.compose.recipe import check_recipe, parse_recipe
-from layerswap.merge import make_plan
+from layerswap.errors import MergeError
+from layerswap.merge import make_plan, verify
 
 
 def sparse(delta, method, density, gamma):
@@ -54,6 +56,10 @@ def merged(config, experts, folder):
     return {n: t.double().numpy() for n, t in tensors_of(plan.save(folder)).items()}
 
 
+def part_of(name, first, stop, **parameters):
+    return {"model": name, "layer_range": [first, stop], "parameters": parameters}
+
+
 def arrays(folder):
     return {n: t.double().numpy() for n, t in tensors_of(folder).items()}
 
@@ -84,16 +90,13 @@ def test_deltas(method, normalize, alike, experts, tmp_path):
 
 
 def test_gradients_filters_and_slices_reach_the_tensors(experts, tmp_path):
-    def part(name, first, stop, **parameters):
-        return {"model": name, "layer_range": [first, stop], "parameters": parameters}
-
     by_name = [{"filter": "mlp", "value": [0.0, 1.0]}, {"value": 0.5}]
     config = {
         "merge_method": "linear",
         "parameters": {"weight": 1},
         "slices": [
-            {"sources": [part("task", 0, 3, weight=by_name), part("language", 0, 3)]},
-            {"sources": [part("third", 3, 4), part("task", 3, 4, weight=3)]},
+            {"sources": [part_of("task", 0, 3, weight=by_name), part_of("language", 0, 3)]},
+            {"sources": [part_of("third", 3, 4), part_of("task", 3, 4, weight=3)]},
         ],
     }
     found = merged(config, experts, tmp_path / "out")
@@ -106,6 +109,76 @@ def test_gradients_filters_and_slices_reach_the_tensors(experts, tmp_path):
             weight = (layer or 0) / 2 if "mlp" in name else 0.5
             expected = (weight * task[name] + language[name]) / (weight + 1)
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=2e-7, err_msg=name)
+
+
+SHIFTED = {
+    "merge_method": "ties",
+    "base_model": "base",
+    "parameters": {"normalize": True, "density": 0.5, "weight": 1},
+    "slices": [
+        {"sources": [part_of("base", 0, 1), part_of("task", 0, 1)]},
+        {
+            "sources": [
+                part_of("base", 1, 3),
+                part_of("task", 0, 2, weight=0.7),
+                part_of("language", 2, 4, weight=0.4),
+            ]
+        },
+    ],
+}
+
+
+def test_the_sources_of_a_slice_take_different_layers(experts, tmp_path):
+    found = merged(SHIFTED, experts, tmp_path / "out")
+    base, task, language = (arrays(experts[n]) for n in ("base", "task", "language"))
+    inside = [name for name in found if ".layers." in name]
+    assert len(inside) == 3 * 9
+    for name in inside:
+        layer = int(name.split(".")[2])
+        own = {
+            model: name.replace(f"layers.{layer}.", f"layers.{layer + shift}.")
+            for model, shift in (("base", 0), ("task", -1 if layer else 0), ("language", 1))
+        }
+        entries = [(task[own["task"]], 0.7 if layer else 1, 0.5, 0)]
+        if layer:
+            entries.append((language[own["language"]], 0.4, 0.5, 0))
+        expected = generalised("ties", base[own["base"]], entries, normalize=True)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=2e-7, err_msg=name)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_hidden_layers"] == 3
+
+
+def test_shifted_layers_in_memory_and_verified(experts, tmp_path):
+    text = yaml.safe_dump({**SHIFTED, "merge_method": "linear", "base_model": None})
+    text = text.replace("base_model: null\n", "")
+    sources = {name: copied(experts[name], tmp_path / name) for name in ("base", "task")}
+    sources["language"] = experts["language"]
+    for name, path in sources.items():
+        text = text.replace(f"model: {name}\n", f"model: {path}\n")
+    plan = make_plan(parse_recipe(text))
+    out = plan.save(tmp_path / "out")
+    loaded = plan.load().state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in tensors_of(out).items())
+    assert verify(out).passed
+    passed = {"merge_method": "passthrough", "slices": [
+        {"sources": [part_of(str(experts["language"]), 2, 4)]},
+        {"sources": [part_of(str(sources["task"]), 0, 2)]},
+    ]}  # fmt: skip
+    again = make_plan(parse_recipe(yaml.safe_dump(passed))).save(tmp_path / "again")
+    shutil.rmtree(sources["task"])
+    # What is left is compared with the layers that were taken, not with those of its number.
+    assert verify(again).findings == []
+
+
+def test_layers_of_two_kinds_in_one_slice(tmp_path):
+    kinds = ["sliding_attention", "full_attention"] * 2
+    for seed, name in enumerate("ab"):
+        path = save_expert(tmp_path / name, tiny_llama(), seed) / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": kinds}))
+    sources = [part_of(str(tmp_path / "a"), 0, 2), part_of(str(tmp_path / "b"), 1, 3)]
+    config = {"merge_method": "linear", "parameters": {"weight": 1}}
+    text = yaml.safe_dump({**config, "slices": [{"sources": sources}]})
+    with pytest.raises(MergeError, match="layer_types differs"):
+        make_plan(parse_recipe(text))
 
 
 def test_the_base_model_of_a_blend_gives_the_configuration(experts, tmp_path):

@@ -135,6 +135,29 @@ CASES = {
             },
         ],
     },
+    "linear slices of different layers": {
+        "merge_method": "linear", "parameters": {"weight": 1},
+        "slices": [
+            {"sources": [part("a", 0, 2), part("b", 2, 4, weight=[0.2, 0.9])]},
+            {
+                "sources": [
+                    part("c", 1, 3, weight=[{"filter": "layers.2.", "value": 3}, {"value": 0.5}]),
+                    part("a", 0, 2, weight=[{"filter": "layers.1.", "value": 2}, {"value": 0.1}]),
+                ],
+            },
+        ],
+    },
+    "ties slices of different layers": {
+        "merge_method": "ties", "base_model": "base", "parameters": {"density": 0.4, "weight": 1},
+        "slices": [
+            {"sources": [part("a", 1, 3), part("b", 0, 2, weight=0.4), part("base", 2, 4)]},
+            {"sources": [part("base", 3, 4), part("b", 0, 1, density=0.7), part("a", 1, 2)]},
+        ],
+    },
+    "slerp slices of different layers": {
+        "merge_method": "slerp", "base_model": "b", "parameters": {"t": SPLIT},
+        "slices": [{"sources": [part("a", 0, 3), part("b", 1, 4)]}],
+    },
     "slerp": {
         "merge_method": "slerp", "base_model": "a", "models": [model("a"), model("b")],
         "parameters": {"t": SPLIT},

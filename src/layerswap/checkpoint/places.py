@@ -280,12 +280,13 @@ def restacked_names(
             for layer, source in enumerate(taken):
                 for own in inside.get(source, ()):
                     new = Place(layer, places[own].role)
-                    found[_renumbered(own, source, layer)] = own, new
+                    found[renumbered(own, source, layer)] = own, new
             inside = {}
     return found
 
 
-def _renumbered(name: str, old: int, new: int) -> str:
+def renumbered(name: str, old: int, new: int) -> str:
+    """The name that a tensor of layer `old` has in layer `new`."""
     parts = name.split(".")
     if str(old) in parts:
         parts[parts.index(str(old))] = str(new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
 from types import MappingProxyType
@@ -30,17 +30,21 @@ class Composition:
         blends: the blend of every place: `layers * 5` places inside the layers, 4 outside.
         taken: for every layer the layer of the experts that it is made of, where layers are
             repeated, dropped or moved; None where each stays where it is.
+        shifted: the same for each expert of which other layers are taken than `taken` says.
 
-    Example: with `taken=(0, 1, 1)` layer 2 of the output is layer 1 of the experts again.
+    Example: with `taken=(0, 1, 1)` layer 2 of the output is layer 1 of the experts again; with
+    `shifted={"b": (0, 1, 2)}` too, it is made of layer 2 of b and layer 1 of the others.
     """
 
     layers: int
     blends: Mapping[Place, Blend]
     taken: tuple[int, ...] | None = None
+    shifted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.taken is not None and (len(self.taken) != self.layers or min(self.taken) < 0):
-            raise RecipeError(f"{self.layers} layers cannot be made of layers {self.taken}")
+        for taken in (self.taken, *self.shifted.values()):
+            if taken is not None and (len(taken) != self.layers or min(taken) < 0):
+                raise RecipeError(f"{self.layers} layers cannot be made of layers {taken}")
         expected = set(all_places(self.layers))
         if set(self.blends) != expected:
             wrong = (expected - set(self.blends), set(self.blends) - expected)
@@ -50,10 +54,15 @@ class Composition:
                 f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
             )
         object.__setattr__(self, "blends", MappingProxyType(dict(self.blends)))
+        object.__setattr__(self, "shifted", MappingProxyType(dict(self.shifted)))
 
     @classmethod
     def build(
-        cls, layers: int, blend_of: Callable[[Place], Blend], taken: tuple[int, ...] | None = None
+        cls,
+        layers: int,
+        blend_of: Callable[[Place], Blend],
+        taken: tuple[int, ...] | None = None,
+        shifted: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> Composition:
         """The composition that has `blend_of(place)` at every place.
 
@@ -62,7 +71,8 @@ class Composition:
         """
         if layers < 1:
             raise RecipeError(f"a model has at least 1 layer, not {layers}")
-        return cls(layers, {place: blend_of(place) for place in all_places(layers)}, taken)
+        blends = {place: blend_of(place) for place in all_places(layers)}
+        return cls(layers, blends, taken, shifted)
 
     def replace(self, changes: Mapping[Place, Blend]) -> Composition:
         """A copy with other blends at some places."""
@@ -74,9 +84,24 @@ class Composition:
         This is nesting: a soup of experts may stand wherever an expert can (paper 1, table 6),
         and since blends are linear the result is again one blend per place.
         """
+        for name in self.shifted:
+            if blends.get(name, own := Blend.of(name)) != own:
+                raise RecipeError(
+                    f"other layers are taken of {name!r} than of the rest, so it must be a "
+                    "checkpoint and no merge"
+                )
         return replace(
             self, blends={place: blend.rename(blends) for place, blend in self.blends.items()}
         )
+
+    @property
+    def moved(self) -> bool:
+        """True if layers of some expert are repeated, dropped or moved."""
+        return self.taken is not None or bool(self.shifted)
+
+    def taken_of(self, expert: str) -> tuple[int, ...]:
+        """The layer of an expert that each layer takes where it takes from this expert."""
+        return self.shifted.get(expert) or self.taken or tuple(range(self.layers))
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -92,7 +117,9 @@ class Composition:
         return self.blends[place]
 
     def __hash__(self) -> int:
-        return hash((self.layers, self.taken, tuple(sorted(self.blends.items(), key=str))))
+        shifted = tuple(sorted(self.shifted.items()))
+        blends = tuple(sorted(self.blends.items(), key=str))
+        return hash((self.layers, self.taken, shifted, blends))
 
     def __str__(self) -> str:
         return draw(self)
@@ -114,6 +141,11 @@ class Composition:
         return {
             "layers": self.layers,
             **({} if self.taken is None else {"taken": list(self.taken)}),
+            **(
+                {"shifted": {n: list(own) for n, own in self.shifted.items()}}
+                if self.shifted
+                else {}
+            ),
             "places": [
                 {"layer": place.layer, "role": place.role, **blend.to_dict()}
                 for place, blend in self.blends.items()
@@ -137,7 +169,8 @@ class Composition:
             if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
                 raise RecipeError(f"{len(blends)} places are not those of {layers} layers")
             taken = tuple(map(int, data["taken"])) if "taken" in data else None
-            return cls(layers, blends, taken)
+            shifted = {n: tuple(map(int, own)) for n, own in data.get("shifted", {}).items()}
+            return cls(layers, blends, taken, shifted)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise RecipeError(f"not a composition ({type(error).__name__}: {error})") from None
 
@@ -231,7 +264,7 @@ def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
     """
     rows = stack_rows(composition)
     glyph_of = _glyphs(composition, glyphs)
-    labels = [_label(row, composition.taken) for row in rows]
+    labels = [_label(row, composition) for row in rows]
     indent = max(map(len, labels))
     lines, previous = [], None
     for row, label in zip(rows, labels, strict=True):
@@ -243,11 +276,18 @@ def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
     return "\n".join(lines)
 
 
-def _label(row: DrawnRow, taken: tuple[int, ...] | None) -> str:
+def _label(row: DrawnRow, composition: Composition) -> str:
     """The row's label; of a layer that was moved, with the experts' layer that it is."""
-    if taken is None or not row.label.isdigit() or taken[int(row.label)] == int(row.label):
+    if not row.label.isdigit():
         return row.label
-    return f"{row.label} = {taken[int(row.label)]}"
+    layer = int(row.label)
+    experts = sorted({expert for _, blend in row.blends for expert in blend.experts})
+    own = {expert: composition.taken_of(expert)[layer] for expert in experts}
+    if set(own.values()) == {layer}:
+        return row.label
+    if len(set(own.values())) == 1:
+        return f"{layer} = {own[experts[0]]}"
+    return f"{layer} = {', '.join(f'{index} of {expert}' for expert, index in own.items())}"
 
 
 def _row(composition: Composition, layer: int | None, label: str, roles: Sequence[str]) -> DrawnRow:

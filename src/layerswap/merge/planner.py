@@ -22,7 +22,7 @@ from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import INDEX, SINGLE, downloaded, fetch_checkpoint
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.preconditions import stamps_of
-from layerswap.compose import Recipe, read_recipe
+from layerswap.compose import Composition, Recipe, read_recipe
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import Expert, SwapMethod
 from layerswap.deltas.measure import magnitude_weights
@@ -381,21 +381,36 @@ def make_plan(
     magnitude = _measure(recipe, sources, base, drop.union(rows))
     tensors = {name: place for name, place in first.places.items() if name not in drop}
     composition = recipe.resolve(first.layers, magnitude, tensors)
-    if composition.taken is not None:
-        from layerswap.checkpoint.restack import restack
-
+    if composition.moved:
         if opened.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
             raise RecipeError(
                 "layers can be moved of full weights alone: no Fisher, and bake: true"
             )
-        sources = {name: restack(one, composition.taken) for name, one in sources.items()}
-        base = restack(base, composition.taken) if base is not None else None
+        sources, base = _restacked(composition, sources, base, aligned=alignment is not None)
     fishers = {}
     if any(expert.fisher for expert in recipe.experts.values()):
         fishers = open_fishers(recipe, sources, drop, aligned=alignment is not None)
         stamps |= stamps_of(fisher_sources(fishers).values())
     kind = GGUFPlan if quantised else AdapterPlan if opened.adapters_only else Plan
     return kind(recipe, composition, sources, base, drop, magnitude, stamps, alignment, fishers)
+
+
+def _restacked(
+    composition: Composition,
+    sources: Mapping[str, Checkpoint],
+    base: Checkpoint | None,
+    *,
+    aligned: bool,
+) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
+    """The experts and the base with the layers that a composition takes of each."""
+    from layerswap.checkpoint.restack import restack
+
+    moved = {name: restack(one, composition.taken_of(name)) for name, one in sources.items()}
+    base = restack(base, composition.taken_of("base")) if base is not None else None
+    if composition.shifted:
+        # Layers of different numbers may be of different kinds, or shapes.
+        check_together(with_base(moved, base), aligned=aligned)
+    return moved, base
 
 
 def _on_disk(opened: Sources, log: Log | None) -> Sources:

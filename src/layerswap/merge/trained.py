@@ -98,7 +98,7 @@ def training_notes(
     Names a partition that is the experts' own, trained places that an expert gives nothing or a
     part of, and evaluation items in its training data.
     """
-    if composition.taken is not None:
+    if composition.moved:
         return []  # The record's layers are those before the move.
     found = {name: t for name, one in experts.items() if (t := read_training(one)) is not None}
     notes = []

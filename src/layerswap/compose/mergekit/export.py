@@ -287,6 +287,10 @@ def export(
             "layerswap.json holds"
         )
     composition = _composition(recipe, layers, tensors)
+    if composition.shifted:
+        raise RecipeError(
+            "places: a slice whose sources take different layers has none in mergekit"
+        )
     taken = composition.taken or range(composition.layers)
     names = restacked_names(tensors or llama_tensors(max(taken) + 1), taken)
     layout = _layout_of(recipe, composition, {name: place for name, (_, place) in names.items()})

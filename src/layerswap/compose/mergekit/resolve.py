@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from layerswap.checkpoint.places import Place, restacked_names
+from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit.methods import (
@@ -54,6 +54,12 @@ class StackSource:
     parameters: Parameters
     layers: tuple[int, int] | None
 
+    @property
+    def taken(self) -> range:
+        """Its layers."""
+        assert self.layers is not None, "checked before anything is resolved"
+        return range(*self.layers)
+
 
 @dataclass(frozen=True)
 class StackSlice:
@@ -73,10 +79,12 @@ class StackSlice:
 
     @property
     def taken(self) -> range:
-        """The layers of the models that it is made of."""
-        layers = self.sources[0].layers
-        assert layers is not None, "checked before anything is resolved"
-        return range(*layers)
+        """The layers of its first model that it is made of."""
+        return self.sources[0].taken
+
+    def taken_of(self, model: str) -> range:
+        """The layers of a model that it is made of; of one that it does not have, the first's."""
+        return next((one.taken for one in self.sources if one.model == model), self.taken)
 
     def value(
         self, name: str, tensor: str, t: float, source: StackSource | None = None
@@ -213,7 +221,7 @@ def resolve(
     """
     stack = read_stack(method.model_dump(exclude_none=True), layers)
     taken = tuple(layer for one in stack for layer in one.taken)
-    beyond = max(taken)
+    beyond = max(source.taken[-1] for one in stack for source in one.sources)
     if beyond >= layers:
         raise RecipeError(f"layer {beyond} is taken from models of {layers} layers")
     found: dict[Place, tuple[str, Blend]] = {}
@@ -225,7 +233,16 @@ def resolve(
             raise RecipeError(_divided(place, first, other, tensor, blend))
     blends = {place: blend for place, (_, blend) in found.items()}
     moved = None if taken == tuple(range(layers)) else taken
-    return Composition.build(len(taken), lambda place: _nearest(place, blends), moved)
+    return Composition.build(
+        len(taken), lambda place: _nearest(place, blends), moved, _shifted(stack, taken)
+    )
+
+
+def _shifted(stack: Sequence[StackSlice], taken: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The layers of each model of which others are taken than of the first of its slice."""
+    models = dict.fromkeys(source.model for one in stack for source in one.sources)
+    found = {m: tuple(layer for one in stack for layer in one.taken_of(m)) for m in models}
+    return {model: own for model, own in found.items() if own != taken}
 
 
 def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
@@ -243,19 +260,19 @@ def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
     return next(iter(blends.values()))
 
 
-def _positions(stack: Iterable[StackSlice]) -> list[tuple[int, float]]:
-    """For every layer its slice, and where in the slice it is, 0..1."""
+def _positions(stack: Iterable[StackSlice]) -> list[tuple[int, int, float]]:
+    """For every layer its slice, and where in the slice it is: counted, and as 0..1."""
     found = []
     for number, one in enumerate(stack):
         steps = len(one.taken) - 1
-        found += [(number, i / steps if steps else 1.0) for i in range(len(one.taken))]
+        found += [(number, i, i / steps if steps else 1.0) for i in range(len(one.taken))]
     return found
 
 
 def _blend_at(
     name: str,
     stack: list[StackSlice],
-    positions: list[tuple[int, float]],
+    positions: list[tuple[int, int, float]],
     tensor: str,
     place: Place,
 ) -> Blend:
@@ -263,11 +280,15 @@ def _blend_at(
 
     Outside the layers mergekit takes the first slice for what comes before them and the last for
     what comes after, at position 0 of both; of the last it takes as many sources as the first has.
+    What a source sets by itself goes by the tensor's name in the source, the rest by that in the
+    output.
     """
+    names: dict[str, str] = {}
     if place.layer is not None:
-        number, t = positions[place.layer]
+        number, step, t = positions[place.layer]
         one = stack[number]
         sources = one.sources
+        names = {s.model: renumbered(tensor, place.layer, s.taken[step]) for s in sources}
     elif place.role == "embedding":
         one, t = stack[0], 0.0
         sources = one.sources
@@ -280,9 +301,10 @@ def _blend_at(
             f"leaves out the base model {one.base!r}; write it first"
         )
     try:
-        entries = [_entry(name, one, source, tensor, t) for source in sources]
+        entries = [_entry(name, one, s, names.get(s.model, tensor), t) for s in sources]
         base = one.base if one.base in [entry.model for entry in entries] else None
-        return merged(name, entries, base, _shared(name, one, sources[0], tensor, t))
+        inner = names.get(sources[0].model, tensor)
+        return merged(name, entries, base, _shared(name, one, sources[0], (tensor, inner), t))
     except RecipeError as error:
         raise error.within(tensor) from None
 
@@ -306,7 +328,10 @@ def needs_weight(name: str, source: StackSource, one: StackSlice) -> bool:
     return not (method.deltas or method.optional_base) or source.model != one.base
 
 
-def _shared(name: str, one: StackSlice, source: StackSource, tensor: str, t: float) -> Shared:
+def _shared(
+    name: str, one: StackSlice, source: StackSource, tensors: tuple[str, str], t: float
+) -> Shared:
+    """What is set for all sources, by a tensor's names in the output and in the first source."""
     found: dict[str, Scalar] = {}
     own_defaults = {
         "normalize": METHODS[name].normalize, "t": None,
@@ -314,8 +339,8 @@ def _shared(name: str, one: StackSlice, source: StackSource, tensor: str, t: flo
     }  # fmt: skip
     for parameter, default in {**SHARED, **own_defaults}.items():
         # Only what passes through has one source, which may set the scale itself.
-        own = source if parameter == "scale" else None
-        value = one.value(parameter, tensor, t, own)
+        passes = parameter == "scale"
+        value = one.value(parameter, tensors[passes], t, source if passes else None)
         if value is None and parameter == "t" and "t" in METHODS[name].required:
             raise RecipeError("no t: no filter matches, and there is no default")
         if value is not None or default is not None:

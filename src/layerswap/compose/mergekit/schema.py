@@ -159,7 +159,7 @@ class SliceSource(Model):
 
 
 class Slice(Strict):
-    """Layers of the output, made of the same layers of one model or more."""
+    """Layers of the output, made of as many layers of each of one model or more."""
 
     sources: Annotated[list[SliceSource], Field(min_length=1)]
     base_model: Reference | None = None

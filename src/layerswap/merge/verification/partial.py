@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprint, open_checkpoint
+from layerswap.checkpoint.restack import restack
 from layerswap.compose.blend import Blend
 from layerswap.errors import LayerswapError
 from layerswap.merge.layout import OutputTensor
@@ -31,6 +32,9 @@ def remaining_pairs(
         source, revision = origins.get(name, (None, None))
         try:
             found = _open(source, revision, recorded, allow_pickle)
+            composition = recorded.composition
+            if found is not None and composition.moved:
+                found = restack(found, composition.taken_of(name))
         except LayerswapError:
             continue
         if found is not None:
