@@ -281,9 +281,10 @@ def test_a_written_header_is_read_by_the_package_and_back(tmp_path):
         ({"general.type": "adapter"}, "a LoRA adapter as GGUF; add it to its model"),
         ({"general.type": "mmproj"}, "general.type is 'mmproj', not a language model"),
         ({"general.architecture": "clip"}, "architecture 'clip' is not known"),
+        ({"general.architecture": "bert"}, "architecture 'bert' is not known"),
         ({"general.architecture": None}, "architecture None is not known"),
     ],
-    ids=["adapter", "projector", "unknown", "none"],
+    ids=["adapter", "projector", "unknown", "encoder", "none"],
 )
 def test_a_file_that_is_no_language_model(tmp_path, entries, message):
     path = tmp_path / "a.gguf"

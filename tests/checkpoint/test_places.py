@@ -35,6 +35,7 @@ from layerswap.checkpoint.places import (
     alias,
     count_layers,
     place,
+    place_by_number,
     place_tensors,
 )
 from layerswap.errors import CheckpointError, RecipeError
@@ -629,6 +630,63 @@ def test_one_strange_word_anywhere_makes_a_name_unknown(family):
         for at, word in enumerate(words):
             strange = ".".join([*words[:at], word + "x", *words[at + 1 :]])
             assert place(strange) is None, strange
+
+
+def _blocks(stack, layers, *inside):
+    return [f"{stack}.{layer}.{name}" for layer in range(layers) for name in inside]
+
+
+def test_the_one_list_with_as_many_members_is_the_layers():
+    names = [
+        *_blocks("rwkv.blocks", 3, "ffn.key.weight", "ln.weight", "parts.0.w", "parts.1.w"),
+        *_blocks("vision_model.blocks", 3, "w"),  # a tower that the tables know
+        *_blocks("convolutions", 2, "w"),
+        "head.weight", "embed_tokens.weight",
+    ]  # fmt: skip
+    places, numbered = place_by_number(names, layers=3)
+    assert list(places) == names
+    assert places["rwkv.blocks.2.parts.1.w"] == Place(2, "other")
+    assert places["embed_tokens.weight"] == Place(None, "embedding")
+    assert places["head.weight"] == places["convolutions.1.w"] == Place(None, "other")
+    assert places["vision_model.blocks.0.w"] == Place(None, "other")
+    assert numbered.stack == "rwkv.blocks"
+    assert numbered.roleless == {n for n in names if n[:4] not in ("visi", "embe")}
+
+
+def test_roles_that_the_tables_know_stay():
+    names = [*_llama(0, 1), *_blocks("model.layers", 2, "time_mix.w", "mlp.shared_experts.w_in.w")]
+    places, numbered = place_by_number(names, layers=2)
+    assert places["model.layers.1.mlp.up_proj.weight"] == Place(1, "mlp")
+    assert numbered.roleless == set(names[-4:])
+
+
+@pytest.mark.parametrize(
+    ("names", "layers"),
+    [
+        ([*_blocks("a.blocks", 2, "w"), *_blocks("b.blocks", 2, "w")], 2),  # which of the two?
+        (_blocks("a.blocks", 3, "w"), 2),
+        (_blocks("a.blocks", 2, "w"), 3),
+        (_blocks("a.blocks", 2, "w"), 10**12),
+        (["a.w", "b.w"], 0),
+        (["a.w", "b.w"], -1),
+        ([*_blocks("a.blocks", 2, "w"), "model.layers.0.mlp.up_proj.weight"], 2),
+        ([*_blocks("a.blocks", 2, "w"), "a.blocks.1.shared_block.w"], 2),  # of several layers?
+        ([*_blocks("a.blocks", 2, "w"), "sharedNorm.w"], 2),
+        (["0.w", "1.w"], 2),
+    ],
+)
+def test_layers_are_not_taken_from_lists_that_may_be_others(names, layers):
+    assert place_by_number(names, layers=layers) is None
+
+
+def test_patterns_win_over_the_list():
+    names = _blocks("a.blocks", 2, "mix.w", "x.w")
+    found = place_by_number(
+        names, layers=2, patterns=[Pattern(r"a[.]blocks[.](?P<layer>\d+)[.]mix.*", "attention")]
+    )
+    assert found is not None
+    assert found[0]["a.blocks.1.mix.w"] == Place(1, "attention")
+    assert found[1].roleless == {"a.blocks.0.x.w", "a.blocks.1.x.w"}
 
 
 def test_the_message_shows_names_and_a_pattern_that_works():

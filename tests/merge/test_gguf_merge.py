@@ -11,8 +11,20 @@ import sys
 import numpy as np
 import pytest
 from effort import mostly_slow
-from gguf import GGMLQuantizationType, GGUFReader, quants
-from gguf_files import LAYERS, TOKENS, all_of, floats_of, k_mix, shapes, tensors_of, write_gguf
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
+from gguf_files import (
+    LAYERS,
+    TOKENS,
+    add_vocabulary,
+    all_of,
+    close,
+    floats_of,
+    k_mix,
+    shapes,
+    tensors_of,
+    values_of,
+    write_gguf,
+)
 
 import layerswap as ls
 from layerswap.checkpoint.commit import JOURNAL
@@ -471,3 +483,37 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         peaks.append(int(done.stdout))
     assert max(peaks) < 100 * 1024  # KiB
     assert peaks[1] - peaks[0] < 8 * 1024
+
+
+def write_recurrent(path, architecture, seed):
+    """A decoder whose layers mix tokens in a way that no table knows."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_block_count(LAYERS)
+    add_vocabulary(writer, TOKENS)
+    names = ("attn_norm", "ssm_in", "ffn_norm", "ffn_down")
+    names = [f"blk.{layer}.{name}.weight" for layer in range(LAYERS) for name in names]
+    for number, name in enumerate(
+        ["token_embd.weight", *names, "output_norm.weight", "output.weight"]
+    ):
+        shape = (8,) if "norm" in name else (len(TOKENS), 8) if name in OUTSIDE else (8, 8)
+        writer.add_tensor(name, values_of(100 * seed + number, shape))
+    close(writer)
+    return path
+
+
+@pytest.mark.parametrize("architecture", ["rwkv7", "mamba2"])
+def test_layers_of_an_architecture_without_known_roles(tmp_path, architecture):
+    pair = {}
+    for seed, name in enumerate(("task", "language")):
+        pair[name] = write_recurrent(tmp_path / f"{name}.gguf", architecture, seed)
+    out = swap(pair).save(tmp_path / "out.gguf")
+    made, task, language = (tensors_of(path) for path in (out, pair["task"], pair["language"]))
+    assert made["blk.1.ssm_in.weight"] == task["blk.1.ssm_in.weight"]
+    assert made["blk.2.ssm_in.weight"] == language["blk.2.ssm_in.weight"]
+    assert made["blk.2.ssm_in.weight"] != task["blk.2.ssm_in.weight"]
+    assert any(note.startswith("takes 'blk', the one list of 3") for note in swap(pair).notes)
+    attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
+    recipe = swap(pair).recipe
+    with pytest.raises(LayerswapError, match="cannot tell the role of 3 of 15 tensors"):
+        ls.make_plan(recipe.model_validate({**recipe.model_dump(), "places": attention}))
+    assert ls.verify(out, full=True).passed

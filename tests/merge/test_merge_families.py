@@ -10,7 +10,7 @@ from effort import mostly_slow
 from merging import change_config, check_equal, save_expert, save_tokenizer, swapped, tiny_llama
 
 import layerswap as ls
-from layerswap.errors import CheckpointError
+from layerswap.errors import CheckpointError, LayerswapError
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 GATED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -104,6 +104,110 @@ def test_disk_memory_and_a_merge_by_hand_give_the_same_logits(family, tmp_path):
     assert not torch.equal(logits(from_disk), task_logits)
     assert not in_memory.training
     assert type(in_memory) is type(from_disk)
+
+
+NUMBERED = {
+    # The configuration, and the list of layers in the names of its tensors.
+    "rwkv": (
+        lambda: config_of(
+            "RwkvConfig",
+            {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "context_length": 64},
+        ),
+        "rwkv.blocks",
+    ),
+    "bart": (
+        lambda: config_of(
+            "BartConfig",
+            {"vocab_size": 50, "d_model": 32, "decoder_layers": 3, "encoder_layers": 5,
+             "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "is_decoder": True,
+             "max_position_embeddings": 64, "is_encoder_decoder": False},
+        ),
+        "model.decoder.layers",
+    ),
+    "bert": (
+        lambda: config_of(
+            "BertConfig",
+            {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64, "is_decoder": True},
+        ),
+        "bert.encoder.layer",
+    ),
+    "roberta": (
+        lambda: config_of(
+            "RobertaConfig",
+            {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64, "is_decoder": True},
+        ),
+        "roberta.encoder.layer",
+    ),
+    "zamba": (
+        lambda: config_of(
+            "ZambaConfig",
+            {**SMALL, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_dt_rank": 4,
+             "intermediate_size": 48, "n_mamba_heads": 2, "num_key_value_heads": 4,
+             "layers_block_type": ["hybrid", "mamba", "hybrid"]},
+        ),
+        "model.layers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", NUMBERED)
+def test_layers_are_swapped_where_no_role_is_known(family, tmp_path):
+    build, stack = NUMBERED[family]
+    task, language = (save_expert(tmp_path / f"e{seed}", build(), seed) for seed in range(2))
+    plan = ls.swap(task=task, language=language, bottom=1, top=0)
+    out = plan.save(tmp_path / "out")
+    first, second, made, held = (
+        model.state_dict() for model in (loaded(task), loaded(language), loaded(out), plan.load())
+    )
+    in_layers = 0
+    for name, tensor in made.items():
+        layer = name.removeprefix(f"{stack}.").split(".")[0] if name.startswith(stack) else None
+        if layer is None or "shared_transf" in name:  # which several layers have
+            expected = (first[name] + second[name]) / 2
+        else:
+            expected = second[name] if layer == "0" else first[name]
+            in_layers += not torch.equal(first[name], second[name])
+        check_equal(tensor, expected, name)
+        check_equal(held[name], expected, name)
+    assert in_layers > 20
+
+    assert plan.to_dict()["layers_by_number"] == stack
+    assert json.loads((out / "layerswap.json").read_text())["layers_by_number"] == stack
+    assert any(note.startswith(f"takes {stack!r}, the one list of 3") for note in plan.notes)
+    assert ls.verify(out, full=True).passed
+    attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
+    with pytest.raises(LayerswapError, match=r"cannot tell the role of .* say so in the recipe"):
+        ls.make_plan(plan.recipe.model_validate({**plan.recipe.model_dump(), "places": attention}))
+
+
+def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
+    task, language = (
+        save_tokenizer(save_expert(tmp_path / f"e{seed}", NUMBERED["rwkv"][0](), seed), words)
+        for seed, words in enumerate(("a b c d e f", "b a c d e f"))
+    )
+    with pytest.raises(LayerswapError, match=r"task: cannot tell whether .* has rows of tokens"):
+        ls.swap(task=task, language=language, tokenizer="task")
+    save_tokenizer(language)
+    recipe = (
+        f"experts: {{a: {task}, b: {language}}}\nswap: {{task: a, language: b}}\nstack: [0, 0-2]"
+    )
+    with pytest.raises(LayerswapError, match="known by their numbers alone, so none can be moved"):
+        ls.make_plan(ls.parse_recipe(recipe))
+
+
+def test_of_an_encoder_and_a_decoder_no_list_is_taken(tmp_path):
+    pair = [save_expert(tmp_path / f"e{seed}", NUMBERED["bart"][0](), seed) for seed in range(2)]
+    for folder in pair:
+        change_config(folder, is_encoder_decoder=True)
+    with pytest.raises(LayerswapError, match="cannot tell the layer and role of"):
+        ls.swap(task=pair[0], language=pair[1])
+
+
+def test_a_bias_of_a_tied_head_is_no_head(tmp_path):
+    build, _ = NUMBERED["roberta"]
+    pair = [save_expert(tmp_path / f"e{seed}", build(), seed) for seed in range(2)]
+    assert ls.open_checkpoint(pair[0]).places["lm_head.bias"].role == "head"
+    assert "lm_head.bias" in {tensor.name for tensor in ls.soup(pair).tensors}
 
 
 def test_the_tokenizer_comes_along(experts, tmp_path):

@@ -289,15 +289,35 @@ def test_other_names_for_the_same_tensors_are_refused(pair):
     )
 
 
+def rename(folder, old, new):
+    odd = {name.replace(old, new): tensor for name, tensor in tensors_of(folder).items()}
+    change_tensors(folder, {**dict.fromkeys(tensors_of(folder)), **odd})
+
+
 def test_an_unknown_layout_is_never_guessed(pair):
-    odd = {name.replace("self_attn", "time_mix"): t for name, t in tensors_of(pair[1]).items()}
-    change_tensors(pair[1], {**dict.fromkeys(tensors_of(pair[1])), **odd})
+    rename(pair[1], "model.layers", "model.parts.layers")
+    rename(pair[1], "model.parts.layers.3", "model.parts.layers.7")
     message = refusal(plan_of, pair)
     assert message.startswith(
-        f"language: {pair[1]}: cannot tell the layer and role of 16 of 39 tensors: "
-        "'model.layers.0.time_mix.k_proj.weight', "
+        f"language: {pair[1]}: cannot tell the layer and role of 36 of 39 tensors: "
+        "'model.parts.layers.0.input_layernorm.weight', "
     )
     assert "say so in the recipe, as `patterns: [{match: " in message
+
+
+def test_unknown_roles_are_never_guessed(pair):
+    for folder in pair:
+        rename(folder, "self_attn", "time_mix")
+    recipe = (
+        f"{{experts: {{a: {pair[0]}, b: {pair[1]}}}, partition: {{name: A, task: a, language: b}}}}"
+    )
+    message = refusal(ls.make_plan, ls.parse_recipe(recipe))
+    assert message.startswith(
+        "cannot tell the role of 16 of 39 tensors, such as 'model.layers.1.time_mix.k_proj.weight'"
+        ", and the composition takes b for attention and a for mlp in layer 1; say so in the "
+        "recipe, as `patterns: [{match: '"
+    )
+    assert ls.swap(task=pair[0], language=pair[1]).reference.numbered.stack == "model.layers"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -17,7 +17,14 @@ from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, is_gguf, read_header
 from layerswap.checkpoint.hub import HUB_ID, download
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
-from layerswap.checkpoint.places import Pattern, Place, count_layers, place_tensors
+from layerswap.checkpoint.places import (
+    Numbered,
+    Pattern,
+    Place,
+    count_layers,
+    place_by_number,
+    place_tensors,
+)
 from layerswap.checkpoint.read import as_torch, narrowed, open_file, read_floats, read_tensor
 from layerswap.checkpoint.remote import (
     CONNECTIONS,
@@ -42,8 +49,11 @@ CONFIG = "config.json"
 CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
 """Model types whose matrices are stored [in, out] (transformers' Conv1D)."""
 
-LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-"""Names that configurations have for the number of layers."""
+LAYER_COUNTS = (
+    "decoder_layers", "num_decoder_layers",  # BART: the other counts are its encoder's
+    "num_hidden_layers", "n_layer", "num_layers", "n_layers",
+)  # fmt: skip
+"""Names that configurations have for the number of layers, the decoder's own first."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ class Checkpoint:
         low_rank: what the adapter adds, by tensor.
         gguf: the metadata of the GGUF file, where it is one; `folder` is then that file, and
             `config` what its header says.
+        numbered: how the layers were told, where names do not say all roles; else None.
 
     Example:
         >>> import layerswap as ls
@@ -79,6 +90,7 @@ class Checkpoint:
     adapter: Adapter | None = None
     low_rank: Mapping[str, LowRank] = field(default_factory=dict)
     gguf: Metadata | None = None
+    numbered: Numbered | None = None
 
     @cached_property
     def layers(self) -> int:
@@ -235,10 +247,27 @@ def open_checkpoint(
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
     try:
-        places = place_tensors(tensors, layers=_configured_layers(config), patterns=patterns)
+        places, numbered = _placed(tensors, config, patterns)
     except CheckpointError as error:
         raise error.within(source) from None
-    return Checkpoint(name, commit, folder, config, tensors, places)
+    return Checkpoint(name, commit, folder, config, tensors, places, numbered=numbered)
+
+
+def _placed(
+    names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
+) -> tuple[dict[str, Place], Numbered | None]:
+    """The places of all tensors: by the patterns and the tables, else by the one list of layers."""
+    layers = _configured_layers(config)
+    try:
+        return place_tensors(names, layers=layers, patterns=patterns), None
+    except CheckpointError:
+        # Of an encoder and a decoder, the configuration does not say whose layers it counts.
+        if layers is None or config.get("is_encoder_decoder"):
+            raise
+        found = place_by_number(names, layers=layers, patterns=patterns)
+        if found is None:
+            raise
+        return found
 
 
 def downloaded(checkpoint: Checkpoint) -> Checkpoint:
@@ -269,11 +298,12 @@ def _open_gguf(source: str, revision: str | None, patterns: Sequence[Pattern]) -
     header = read_gguf(file)
     try:
         config = configuration(header, any_architecture=bool(patterns))
-        layers = _configured_layers(config)
-        places = place_tensors(header.tensors, layers=layers, patterns=patterns)
+        places, numbered = _placed(header.tensors, config, patterns)
     except CheckpointError as error:
         raise error.within(source) from None
-    return Checkpoint(source, None, file, config, header.tensors, places, gguf=header.metadata)
+    return Checkpoint(
+        source, None, file, config, header.tensors, places, gguf=header.metadata, numbered=numbered
+    )
 
 
 def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:
@@ -422,7 +452,8 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
     for key in LAYER_COUNTS:
         if type(text.get(key)) is int:
             return int(text[key])
-    return None
+    kinds = text.get("layers_block_type")  # of Nemotron-H, which counts them nowhere else
+    return len(kinds) if isinstance(kinds, list) and kinds else None
 
 
 Find = Callable[[str], WeightFile]

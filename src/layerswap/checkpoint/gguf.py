@@ -162,7 +162,9 @@ def read_gguf_header(path: Path) -> GGUFHeader:
 def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict[str, Any]:
     """What a header says of the model: its hyperparameters, without the architecture in front.
 
-    Model type, layers and vocabulary have the names that `config.json` has for them.
+    Model type, layers and vocabulary have the names that `config.json` has for them. An
+    architecture that is not known is taken for a decoder where it has the embedding and the final
+    norm of one.
 
     Args:
         header: of a whole model.
@@ -178,7 +180,8 @@ def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict
         raise CheckpointError("a LoRA adapter as GGUF; add it to its model with llama-export-lora")
     if kind != "model":
         raise CheckpointError(f"general.type is {clipped(repr(kind), 40)}, not a language model")
-    if name not in ARCHITECTURES and not (any_architecture and isinstance(name, str)):
+    decodes = {"token_embd.weight", "output_norm.weight"} <= header.tensors.keys()
+    if name not in ARCHITECTURES and not (isinstance(name, str) and (any_architecture or decodes)):
         raise CheckpointError(
             f"architecture {clipped(repr(name), 40)} is not known; if it is a decoder, place its "
             "tensors with `patterns` in the recipe"

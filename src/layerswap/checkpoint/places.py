@@ -21,6 +21,8 @@ ROLES = (
 
 Alias = Literal["wq", "wk", "wv", "wo", "w1", "w3", "w2"]
 
+# Of several layers, perhaps; the experts that all tokens of one layer share are its own.
+_SHARES = re.compile(r"shared(?!_(experts?|mlp))", re.IGNORECASE)
 _SHOWN = 5  # names, or layers, that a message lists
 
 
@@ -99,6 +101,18 @@ class Pattern:
         return Place(int(index), self.role)
 
 
+class Numbered(NamedTuple):
+    """How layers were told where names do not say roles: by the one list that has as many members.
+
+    Attributes:
+        stack: the list, as written in the names: `rwkv.blocks`.
+        roleless: tensors of which only the layer is known; their places have the role `other`.
+    """
+
+    stack: str
+    roleless: frozenset[str]
+
+
 class _Name(NamedTuple):
     stack: str | None  # the list of layers, as written: "model.layers"
     layer: int | None
@@ -136,6 +150,62 @@ def place_tensors(
     _check_one_stack(by_tables.values())
     _check_layers({where.layer for where in places.values() if where.layer is not None}, layers)
     return places
+
+
+def place_by_number(
+    names: Iterable[str], *, layers: int, patterns: Sequence[Pattern] = ()
+) -> tuple[dict[str, Place], Numbered] | None:
+    """The places of a checkpoint whose names the tables do not know, by its one list of layers.
+
+    A composition of whole layers needs no roles. Where the names hold exactly one outermost list
+    with `layers` members, each of them is a layer. Roles that the tables know stay; all else has
+    the role `other`, in its layer or outside the layers.
+
+    Args:
+        names: every tensor name of the checkpoint.
+        layers: how many layers the config promises.
+        patterns: places by the recipe, which win.
+
+    Returns:
+        The places in the order of `names`, and how they were told; None where there is no such
+        list or more than one, or where a name speaks of something shared: it may be of several
+        layers.
+
+    Raises:
+        RecipeError: a pattern caught something that is no layer index.
+
+    Example: `rwkv.blocks.0.ffn.w`, `rwkv.blocks.1.ffn.w` and `head.weight` are 2 layers and a rest.
+    """
+    found = {name: _by_pattern(name, patterns) for name in names}
+    read: dict[str, tuple[Place | None, str, int]] = {}
+    for name in (name for name, where in found.items() if where is None):
+        known, words = _by_tables(_read(name)), name.split(".")
+        at = next((i for i, word in enumerate(words) if i and _is_index(word)), None)
+        listed = at is not None and known != Place(None, "other")  # a vision tower has layers too
+        read[name] = (
+            (known, ".".join(words[:at]), int(words[at or 0])) if listed else (known, "", -1)
+        )
+    members: dict[str, set[int]] = {}
+    for _, stack, index in read.values():
+        members.setdefault(stack, set()).add(index)
+    wanted = set(range(min(layers, 1 + len(read))))  # lazily: a config can claim any number
+    stacks = [stack for stack, indices in members.items() if stack and indices == wanted]
+    if len(stacks) != 1 or len(wanted) != layers:
+        return None
+    roleless = set()
+    for name, (known, stack, index) in read.items():
+        layer = index if stack == stacks[0] else None
+        if known is not None and known.layer == layer:
+            found[name] = known
+        elif (known is not None and known.layer is not None) or _SHARES.search(name):
+            return None
+        else:
+            found[name] = Place(layer, "other")
+            roleless.add(name)
+    places = {name: where for name, where in found.items() if where is not None}
+    if {where.layer for where in places.values()} - wanted - {None}:
+        return None
+    return places, Numbered(stacks[0], frozenset(roleless))
 
 
 def place(name: str, patterns: Sequence[Pattern] = ()) -> Place | None:
@@ -248,13 +318,20 @@ def _few(shown: Iterable[str], total: int) -> str:
 
 def _unplaced(unknown: Sequence[str], total: int) -> str:
     shown = _few(map(repr, unknown), len(unknown))
+    return (
+        f"cannot tell the layer and role of {len(unknown)} of {total} tensors: {shown}; "
+        f"{pattern_advice(unknown[0])}"
+    )
+
+
+def pattern_advice(name: str) -> str:
+    """What to write into a recipe to place a tensor, as the end of a message."""
     # A name is untrusted text: what cannot be printed, and YAML's quote, stand as \W.
     safe = "".join(
-        re.escape(char) if char.isprintable() and char != "'" else r"\W" for char in unknown[0]
+        re.escape(char) if char.isprintable() and char != "'" else r"\W" for char in name
     )
     example = re.sub(r"(?<=\\\.)\d+(?=\\\.)", lambda _: r"(?P<layer>\d+)", safe, count=1)
     return (
-        f"cannot tell the layer and role of {len(unknown)} of {total} tensors: {shown}; "
         f"say so in the recipe, as `patterns: [{{match: '{example}', role: ...}}]` "
         f"with a role of {', '.join(ROLES)}"
     )

@@ -28,11 +28,17 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
     depth.
 
     Raises:
-        MergeError: a layer does not exist, or would become one of another kind.
+        MergeError: a layer does not exist, or would become one of another kind; or layers are known
+            by their numbers alone.
     """
     if max(taken) >= checkpoint.layers:
         raise MergeError(
             f"{checkpoint.identity}: no layer {max(taken)}; there are {checkpoint.layers}"
+        )
+    if checkpoint.numbered is not None:
+        raise MergeError(
+            f"{checkpoint.identity}: its layers are known by their numbers alone, so none can be "
+            "moved; place its tensors with `patterns` in the recipe"
         )
     names = restacked_names(checkpoint.places, taken)
     return replace(

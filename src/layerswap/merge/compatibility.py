@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, Place, read_json_object, text_config
+from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Composition
+from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
 from layerswap.errors import CheckpointError, MergeError, visible
 
 NOT_COMPUTED = frozenset(
@@ -66,7 +68,7 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
         MergeError: what each of the two would take.
     """
     head, embedding = composition[Place(None, "head")], composition[Place(None, "embedding")]
-    heads = {name for name, place in reference.places.items() if place.role == "head"} - drop
+    heads = _heads(reference) - drop
     if not heads and head != embedding:
         raise MergeError(
             f"the head cannot take {head} and the embedding {embedding}: they are one tensor "
@@ -74,10 +76,46 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
         )
 
 
+def check_roles(composition: Composition, reference: Checkpoint) -> None:
+    """Refuse a composition that tells roles apart where the tensors do not say theirs.
+
+    Raises:
+        MergeError: a tensor of unknown role, and what the composition would take for two roles.
+    """
+    if reference.numbered is None:
+        return
+    roleless = [name for name in reference.places if name in reference.numbered.roleless]
+    for name in roleless:
+        layer = reference.places[name].layer
+        roles = OUTSIDE_ROLES if layer is None else LAYER_ROLES
+        first = composition[Place(layer, roles[0])]
+        for role in roles[1:]:
+            other = composition[Place(layer, role)]
+            if other != first:
+                where = "outside the layers" if layer is None else f"in layer {layer}"
+                raise MergeError(
+                    f"cannot tell the role of {len(roleless)} of {len(reference.places)} tensors, "
+                    f"such as {name!r}, and the composition takes {first} for {roles[0]} and "
+                    f"{other} for {role} {where}; {pattern_advice(name)}"
+                )
+
+
+def numbered_notes(reference: Checkpoint) -> list[str]:
+    """What to know of layers that were told by their numbers: one line, or none."""
+    if reference.numbered is None:
+        return []
+    stack, roleless = reference.numbered
+    return [
+        f"takes {stack!r}, the one list of {reference.layers}, for the layers; the roles of "
+        f"{len(roleless)} of {len(reference.places)} tensors are not known, so layers are composed "
+        "whole"
+    ]
+
+
 def tied_notes(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> list[str]:
     """What to know of a blended embedding that is the head as well: one line, or none."""
     roles = {name: place.role for name, place in reference.places.items()}
-    head = {name for name, role in roles.items() if role == "head"} - drop
+    head = _heads(reference) - drop
     embedding = composition[Place(None, "embedding")]
     if head or "embedding" not in roles.values() or len(embedding.experts) < 2:
         return []
@@ -93,7 +131,10 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
     """Refuse weights and a configuration that do not go together: nothing could load the output."""
     text, places = text_config(checkpoint.config), checkpoint.places
     writes = any("CausalLM" in str(c) for c in checkpoint.config.get("architectures") or ())
-    headless = checkpoint.tensors and not any(p.role == "head" for p in places.values())
+    headless = checkpoint.tensors and not _heads(checkpoint)
+    roleless = checkpoint.numbered.roleless if checkpoint.numbered else ()
+    if any(places[tensor].layer is None for tensor in roleless):
+        return  # what is outside may be head and embedding under other names
     if writes and headless and _tied(checkpoint.config) is False:
         raise MergeError(
             f"{name} has no head, but its config does not tie it to the embedding "
@@ -154,10 +195,7 @@ def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
     """Heads that some checkpoint ties to its embedding, proven to be copies where stored."""
     # Of a base that only adapters are composed over, no tensor may be at hand.
     checkpoints = {name: c for name, c in checkpoints.items() if c.tensors}
-    heads = {
-        name: {t for t, place in c.places.items() if place.role == "head"}
-        for name, c in checkpoints.items()
-    }
+    heads = {name: _heads(checkpoint) for name, checkpoint in checkpoints.items()}
     stored = set().union(*heads.values())
     if not stored:
         return frozenset()
@@ -182,11 +220,23 @@ def _tied(config: Mapping[str, Any]) -> Any:
     return config.get("tie_word_embeddings", text_config(config).get("tie_word_embeddings"))
 
 
+def _heads(checkpoint: Checkpoint) -> set[str]:
+    """The matrices of the head; a tied head may have a bias of its own."""
+    return {
+        name
+        for name, place in checkpoint.places.items()
+        if place.role == "head"
+        and (name not in checkpoint.tensors or len(checkpoint.tensors[name].shape) > 1)
+    }
+
+
 def _embeddings(checkpoint: Checkpoint) -> Iterable[Any]:
+    """The embeddings, and what may be one under another name."""
+    roleless = checkpoint.numbered.roleless if checkpoint.numbered else ()
     return (
         checkpoint.tensors[name]
         for name, place in checkpoint.places.items()
-        if place.role == "embedding"
+        if place.role == "embedding" or (name in roleless and place.layer is None)
     )
 
 

@@ -27,7 +27,12 @@ from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_pack
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge.compatibility import copy_notes, read_vocabulary, tied_notes
+from layerswap.merge.compatibility import (
+    copy_notes,
+    numbered_notes,
+    read_vocabulary,
+    tied_notes,
+)
 from layerswap.merge.layout import OutputTensor, Shard, everyone, terms_of, unblendable, widest
 from layerswap.merge.lazy_tensors import Terms, leaves
 from layerswap.merge.metadata import record
@@ -89,7 +94,8 @@ class GGUFMergePlan(MergePlan):
         for tensor in self.blended:
             types = " and ".join(tensor.stored_dtypes)
             groups.setdefault(f"{types} blended into {tensor.dtype}", []).append(tensor.name)
-        found = copy_notes(self.used, self.base)
+        found = numbered_notes(self.reference)
+        found += copy_notes(self.used, self.base)
         found += tied_notes(self.composition, self.reference, self.drop)
         found += [f"{how}: {_few(names)}" for how, names in groups.items()]
         owner = next(name for name, c in self.used.items() if c is self.reference)

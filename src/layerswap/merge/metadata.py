@@ -82,11 +82,13 @@ def record(plan: MergePlan) -> dict[str, Any]:
     Holds the recipe with the Hub revisions it resolved to, its composition, every source with
     the fingerprints of its weight files, the account of tensors, and the version of layerswap.
     """
+    numbered = plan.reference.numbered
     return {
         "layerswap_version": __version__,
         "recipe": _recipe(plan, lambda checkpoint: checkpoint.source),
         "magnitude_weights": plan.magnitude,
         "composition": plan.composition.to_dict(),
+        **({"layers_by_number": numbered.stack} if numbered else {}),
         "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
         **({"tensors": account} if (account := plan.account) else {}),
     }

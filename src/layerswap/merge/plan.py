@@ -20,7 +20,14 @@ from layerswap.compose.presets import Outside
 from layerswap.compose.schema import BASE, Override, SwapMethod
 from layerswap.compose.validation import parse_size
 from layerswap.errors import RecipeError
-from layerswap.merge.compatibility import check_tied, copy_notes, tied_notes, tokenizer_notes
+from layerswap.merge.compatibility import (
+    check_roles,
+    check_tied,
+    copy_notes,
+    numbered_notes,
+    tied_notes,
+    tokenizer_notes,
+)
 from layerswap.merge.fisher import Fisher
 from layerswap.merge.layout import (
     OutputTensor,
@@ -61,6 +68,7 @@ class MergePlan:
     fishers: Mapping[str, Fisher] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_roles(self.composition, self.reference)
         check_tied(self.composition, self.reference, self.drop)
 
     @property
@@ -184,6 +192,7 @@ class MergePlan:
     def notes(self) -> list[str]:
         """What a careful person would want to know of this merge, a line each."""
         found = training_notes(self.recipe, self.composition, self.used)
+        found += numbered_notes(self.reference)
         found += copy_notes(self.used, self.base)
         stored = {info.dtype for info in self.reference.tensors.values()}
         baked = any(c.low_rank for c in self.used.values()) and not self.recipe.dtype
@@ -231,6 +240,7 @@ class MergePlan:
             "composition": self.composition.to_dict(),
             "experts": {name: c.identity for name, c in self.used.items()},
             "model_type": self.reference.config.get("model_type"),
+            "layers_by_number": self.reference.numbered and self.reference.numbered.stack,
         }
 
     def with_composition(self, composition: Composition) -> Self:

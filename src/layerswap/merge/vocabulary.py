@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, read_json_object
+from layerswap.checkpoint.places import pattern_advice
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
 from layerswap.merge.compatibility import (
@@ -66,10 +67,12 @@ def align(
             `tokenizer.json` to align rows by.
     """
     sizes = {name: checkpoint.vocabulary_size for name, checkpoint in checkpoints.items()}
+    choice = _choice(recipe)
+    if choice is not None or len(set(sizes.values())) > 1:
+        _refuse_roleless(checkpoints)
     if not all(sizes.values()):
         check_tokenizers(checkpoints)
         return None
-    choice = _choice(recipe)
     if choice is None or not differences(checkpoints):
         check_tokenizers(checkpoints)
         return _padded(checkpoints, sizes)
@@ -86,6 +89,19 @@ def align(
         name: _rows([name, *bases, *experts], owner, (target, size), tokens) for name in checkpoints
     }
     return Alignment(owner, size, rows, deltas, added)
+
+
+def _refuse_roleless(checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Refuse to align rows where a tensor of unknown role may have rows of tokens too."""
+    for name, checkpoint in checkpoints.items():
+        if checkpoint.numbered is None:
+            continue
+        for tensor in checkpoint.places:
+            if tensor in checkpoint.numbered.roleless and checkpoint.places[tensor].layer is None:
+                raise MergeError(
+                    f"{name}: cannot tell whether {tensor!r} has rows of tokens, so vocabularies "
+                    f"cannot be aligned; {pattern_advice(tensor)}"
+                )
 
 
 def _choice(recipe: Recipe) -> str | None:
