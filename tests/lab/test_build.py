@@ -9,7 +9,7 @@ from layerswap.errors import RecipeError
 from layerswap.lab.assets import open_lab
 from layerswap.lab.build import build, read_record, score, settings_of
 from layerswap.lab.scoring import load
-from layerswap.lab.train import ModelShape, Training, Trainings, collate, encode, grouped
+from layerswap.lab.train import ModelShape, Training, Trainings, by_length, collate, encode
 from layerswap.lab.world import WorldSettings
 
 TINY = replace(
@@ -130,7 +130,7 @@ def test_the_loss_is_on_the_completion_and_its_end_only():
 
 def test_grouping_keeps_every_row_and_sorts_within_four_batches():
     rows = [{"input_ids": [0] * (i * 7 % 23 + 1), "labels": [i]} for i in range(40)]
-    ordered = grouped(rows, batch=4)
+    ordered = by_length(rows, batch=4)
     assert sorted(r["labels"][0] for r in ordered) == list(range(40))
     lengths = [len(r["input_ids"]) for r in ordered]
     assert lengths[:16] == sorted(lengths[:16])

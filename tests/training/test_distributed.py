@@ -3,7 +3,7 @@
 import pytest
 
 from layerswap.errors import RecipeError, TrainingError
-from layerswap.training.expert.distributed import check_distributed, launch_configuration
+from layerswap.training.expert.distributed import accelerate_configuration, check_distributed
 from layerswap.training.expert.spec import check_expert
 
 
@@ -12,7 +12,7 @@ def test_accelerate_reads_what_ships(name, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     file = tmp_path / "config.yaml"
-    file.write_text(launch_configuration(name))
+    file.write_text(accelerate_configuration(name))
     read = load_config_from_file(str(file))
     kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero3": "DEEPSPEED"}
     assert read.distributed_type.value == kinds[name]
@@ -25,7 +25,7 @@ def test_accelerate_reads_what_ships(name, tmp_path):
 
 def test_another_name_is_refused():
     with pytest.raises(RecipeError, match="did you mean 'fsdp2'"):
-        launch_configuration("fsdp")
+        accelerate_configuration("fsdp")
 
 
 def test_what_needs_whole_parameters_is_refused_if_cut(monkeypatch):

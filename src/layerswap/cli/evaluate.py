@@ -151,7 +151,7 @@ def _scores(
          "score": files.headline(result, one), **_reach(intervals.get((name, one.name)))}
         for name, result in results.items() for one in asked
     ]  # fmt: skip
-    for (model, name, metric), shares in files.grouped(rows, (ANSWER, REASONING)).items():
+    for (model, name, metric), shares in files.by_task(rows, (ANSWER, REASONING)).items():
         found = mean_interval(np.array(shares))
         scores.append({"model": model, "task": name, "metric": metric, "score": found.mean,
                        **_reach(found)})  # fmt: skip

@@ -36,9 +36,9 @@ def train(
     from layerswap.errors import RecipeError
 
     if launch_config is not None:
-        from layerswap.training.expert.distributed import launch_configuration
+        from layerswap.training.expert.distributed import accelerate_configuration
 
-        typer.echo(launch_configuration(launch_config), nl=False)
+        typer.echo(accelerate_configuration(launch_config), nl=False)
         return
     if spec is None or out is None:
         raise RecipeError("give EXPERT.yaml, and --out, the folder to create")

@@ -91,7 +91,7 @@ def request_key(kind: str, *parts: Any) -> str:
     return _hash([kind, *parts])
 
 
-def grouped(missing: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+def by_missing(missing: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
     """Members by what each lacks, so that those that lack the same are asked together.
 
     Args:
@@ -211,7 +211,7 @@ class ResponseCache:
         for composition in self._keys:
             known = self._store.known(composition, distinct)
             absent.append(tuple(sorted(i for key, i in distinct.items() if key not in known)))
-        return grouped(absent)
+        return by_missing(absent)
 
     def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
         known = self._store.known(self._keys[number], keys)

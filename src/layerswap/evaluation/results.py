@@ -175,7 +175,7 @@ def tasks_of(results: Mapping[str, Mapping[str, Any]], language: str = "") -> li
     return list(found.values())
 
 
-def grouped(
+def by_task(
     scores: Sequence[Score], metrics: Sequence[str]
 ) -> dict[tuple[str, str, str], list[float]]:
     """The scores under some metrics, by model, task and metric."""

@@ -122,7 +122,7 @@ def train(
     rows = encode(tokenizer, list(islice(stream, training.steps * training.batch)))
     _freeze(model, training)
     with tempfile.TemporaryDirectory() as folder:
-        batches = grouped(rows, training.batch)
+        batches = by_length(rows, training.batch)
         trainer = _trainer(model, tokenizer, batches, training=training, seed=seed, folder=folder)
         if on_step is not None:
             trainer.add_callback(_step_callback(on_step))
@@ -145,7 +145,7 @@ def encode(
     ]
 
 
-def grouped(rows: list[dict[str, list[int]]], batch: int) -> list[dict[str, list[int]]]:
+def by_length(rows: list[dict[str, list[int]]], batch: int) -> list[dict[str, list[int]]]:
     """The rows with every four batches sorted by length, so that less of a batch is padding."""
     size = 4 * batch
     ordered: list[dict[str, list[int]]] = []

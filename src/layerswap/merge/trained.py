@@ -23,7 +23,7 @@ OPEN = frozenset({"task", "language"})
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainedPlaces:
     """What a record says of the places that were trained.
 
     Attributes:
@@ -40,7 +40,7 @@ class Training:
     partial: bool
 
 
-def read_training(expert: Checkpoint) -> Training | None:
+def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
     """What the record of an expert's training says; None without a record, or with another one.
 
     The record of a checkpoint of a training is that of its training, two folders above.
@@ -69,7 +69,7 @@ def read_training(expert: Checkpoint) -> Training | None:
     known = isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
     partition = (name, outside) if known else None
     partial = bool(set(all_places(expert.layers)) - named)
-    return Training(frozenset(named & _stored(expert)), partition, contaminated, partial)
+    return TrainedPlaces(frozenset(named & _stored(expert)), partition, contaminated, partial)
 
 
 def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
@@ -100,7 +100,9 @@ def training_notes(
     """
     if composition.moved:
         return []  # The record's layers are those before the move.
-    found = {name: t for name, one in experts.items() if (t := read_training(one)) is not None}
+    found = {
+        name: t for name, one in experts.items() if (t := read_trained_places(one)) is not None
+    }
     notes = []
     chosen, recorded = recipe.partition, _recorded(experts)
     if chosen is not None and recorded == (chosen.name, chosen.outside):
@@ -118,7 +120,10 @@ def training_notes(
 
 
 def _lost(
-    name: str, composition: Composition, found: Mapping[str, Training], stored: frozenset[Place]
+    name: str,
+    composition: Composition,
+    found: Mapping[str, TrainedPlaces],
+    stored: frozenset[Place],
 ) -> Iterator[str]:
     """What the composition takes too little of, where the expert or its like should give all."""
     trained = found[name].places
@@ -146,7 +151,7 @@ def _lost(
 
 def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | None:
     """The partition that the records name, if they name one and no other."""
-    trainings = map(read_training, experts.values())
+    trainings = map(read_trained_places, experts.values())
     named = {one.partition for one in trainings if one and one.partition}
     return named.pop() if len(named) == 1 else None
 

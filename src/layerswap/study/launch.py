@@ -29,7 +29,7 @@ def launch_configuration(name: str, folder: Path) -> str:
         RecipeError: there is no such name or file.
     """
     if not name.endswith((".yaml", ".yml", ".json")):
-        return distributed.launch_configuration(name)
+        return distributed.accelerate_configuration(name)
     path = folder / Path(name).expanduser()
     if not path.is_file():
         raise RecipeError(f"resources: train: launch: {path}: no such file")

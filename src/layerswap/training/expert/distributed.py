@@ -10,7 +10,7 @@ from layerswap.errors import RecipeError, TrainingError
 from layerswap.training.expert.spec import ExpertSpec
 
 
-def launch_configuration(name: str) -> str:
+def accelerate_configuration(name: str) -> str:
     """The YAML for `accelerate launch --config_file`: `ddp`, `fsdp2` or `zero3`.
 
     Raises:
