@@ -60,7 +60,7 @@ def speed_of(device: str) -> Speed:
     if device != "cpu":
         return GPU
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Speed(2e10 * (cores or 1), 5e9, f"hours on {cores or 1} processors")
+    return Speed(4e10 * (cores or 1), 5e9, f"hours on {cores or 1} processors")
 
 
 @dataclass(frozen=True)
