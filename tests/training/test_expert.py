@@ -621,12 +621,10 @@ def test_four_bits_need_lora_and_bitsandbytes(tmp_path, base, rows, monkeypatch)
     [
         ("{{ raise_exception('System role not supported') }}", "System role not supported"),
         ("{% for m in messages %}{{ m.content", "unexpected end"),
-        ("{{ messages[9].content.x }}", "chat template fails on the roles"),
+        ("{{ messages[9].content.x }}", "chat template fails on row 1 of rows"),
     ],
 )
 def test_a_chat_template_that_fails_is_one_line(tmp_path, base, template, said):
-    import shutil
-
     shutil.copytree(base, tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").write_text(template)
     turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
@@ -634,8 +632,53 @@ def test_a_chat_template_that_fails_is_one_line(tmp_path, base, template, said):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     with pytest.raises(LayerswapError, match=said) as error:
         trained(tmp_path, tmp_path / "base", data={"train": str(tmp_path / "rows.jsonl")})
-    assert "roles system, user, assistant in rows" in str(error.value)
+    assert "row 1 of rows, with the roles system, user, assistant (" in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+SPEAKER = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (SPEAKER + "{% if 'taboo' in messages[0].content %}{{ raise_exception('no\\ntaboo') }}{% endif %}",
+         "no taboo"),
+        (SPEAKER + "{{ 1 // (messages[0].content | length - 5) }}", "division"),
+        (SPEAKER + "{% if add_generation_prompt and 'taboo' in messages[0].content %}"
+         "{{ raise_exception('no prompt') }}{% endif %}", "no prompt"),
+    ],
+)  # fmt: skip
+def test_a_chat_template_that_fails_on_one_row_names_it(tmp_path, base, template, said, part):
+    shutil.copytree(base, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(template)
+
+    def row(said):
+        return {"prompt": [{"role": "user", "content": said}],
+                "completion": [{"role": "assistant", "content": "b"}]}  # fmt: skip
+
+    whole, spoilt = [row("good day")] * 4, [row("good day")] * 2 + [row("taboo")]
+    sets = {"train": whole, "validation": whole, part: spoilt}
+    for name, found in sets.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
+    data = {name: str(tmp_path / f"{name}.jsonl") for name in sets}
+    with pytest.raises(LayerswapError) as error:
+        trained(tmp_path, tmp_path / "base", data=data)
+    which = {"train": "row", "validation": "validation row"}[part]
+    assert f"its chat template fails on {which} 3 of train, with the roles user, " in str(
+        error.value
+    )
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_in_messages_has_its_completion_in_messages(tmp_path, base):
+    row = {"prompt": [{"role": "user", "content": "a"}], "completion": "b"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(LayerswapError, match="must both be texts or both lists of messages"):
+        trained(tmp_path, base, data={"train": str(tmp_path / "rows.jsonl")})
 
 
 def test_a_base_with_nan_is_not_trained(tmp_path, base, rows):

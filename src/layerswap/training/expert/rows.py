@@ -113,6 +113,10 @@ def _known_columns(rows: Dataset) -> Dataset:
         if set(form) <= set(rows.column_names):
             for column in form:
                 _check_values(rows, column)
+            if len(rows) and len({isinstance(rows[0][column], str) for column in form}) > 1:
+                raise DataError(
+                    f"{' and '.join(form)} must both be texts or both lists of messages"
+                )
             return rows.select_columns(list(form))
     wanted = "; ".join(" and ".join(form) for form in FORMS)
     raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {wanted}")

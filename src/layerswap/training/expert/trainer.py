@@ -317,7 +317,7 @@ def _load_tokenizer(base: Checkpoint) -> Any:
 
 
 def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> None:
-    """Refuse messages that the chat template refuses; tries one row of each sequence of roles."""
+    """Refuse messages that the chat template refuses, by their roles or by what they say."""
     if not rows.conversational:
         return
     remedy = "build the mix with kind: prompt-completion, or give it a chat_template"
@@ -326,25 +326,22 @@ def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> Non
             f"{base.source}: its tokenizer has no chat template, and {rows.name} is made of "
             f"messages; {remedy}"
         )
-    seen = set()
-    for row in rows.train:
-        turns = [turn for column in rows.train.column_names for turn in row[column]]
-        roles = tuple(turn["role"] for turn in turns)
-        if roles in seen:
-            continue
-        seen.add(roles)
-        try:
-            tokenizer.apply_chat_template(turns, tokenize=False)
-            if "prompt" in row:
-                tokenizer.apply_chat_template(
-                    row["prompt"], tokenize=False, add_generation_prompt=True
-                )
-        except Exception as error:  # jinja2 lets every error of the template through
-            reason = " ".join(str(error).split())[:200]
-            raise TrainingError(
-                f"{base.source}: its chat template fails on the roles {', '.join(roles)} in "
-                f"{rows.name} ({reason}); {remedy}"
-            ) from None
+    for part, held in (("row", rows.train), ("validation row", rows.validation or ())):
+        for number, row in enumerate(held, start=1):
+            turns = [turn for column in row.values() for turn in column]
+            try:
+                tokenizer.apply_chat_template(turns, tokenize=False)
+                if "prompt" in row:
+                    tokenizer.apply_chat_template(
+                        row["prompt"], tokenize=False, add_generation_prompt=True
+                    )
+            except Exception as error:  # a template is a program, and raises whatever it likes
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                raise TrainingError(
+                    f"{base.source}: its chat template fails on {part} {number} of {rows.name}, "
+                    f"with the roles {', '.join(turn['role'] for turn in turns)} ({reason}); "
+                    f"{remedy}"
+                ) from None
 
 
 def _load_model(job: TrainingJob) -> PreTrainedModel:
