@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from merging import change_config, save_expert, tiny_llama
 
+import layerswap as ls
 from layerswap.checkpoint.loading import load_causal_lm, load_config, load_tokenizer
 from layerswap.errors import CheckpointError
 
@@ -61,3 +64,91 @@ def test_a_checkpoint_with_code_is_refused_in_one_line(hostile, load):
     assert message.endswith("(it needs Python code of its own, which layerswap never runs)")
     assert "\n" not in message
     assert not (hostile / "ran").exists()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    return [save_expert(folder / f"e{seed}", tiny_llama(), seed) for seed in range(2)]
+
+
+@pytest.fixture
+def pair(saved, tmp_path):
+    return [shutil.copytree(one, tmp_path / one.name) for one in saved]
+
+
+KERNEL = "kernels-community/flash-attn3"
+KERNELS = [
+    {"attn_implementation": KERNEL},
+    {"_attn_implementation": KERNEL},
+    {"_attn_implementation": f"paged|{KERNEL}"},
+    {"attn_implementation": {"": KERNEL}},
+    {"attn_implementation": "flash_attention_3"},  # which falls back to a kernel
+    {"attn_implementation": ["x/y"]},
+    {"experts_implementation": "sonicmoe"},
+    {"_experts_implementation": KERNEL},
+]
+
+
+@pytest.mark.parametrize("keys", KERNELS, ids=str)
+def test_no_kernel_is_fetched_for_a_configuration(pair, tmp_path, monkeypatch, keys):
+    from transformers import modeling_utils
+    from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+
+    asked = []
+
+    def watched(name, *args, **kwargs):
+        asked.append(name)
+        return lazy_import_flash_attention(name, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", watched)
+    change_config(pair[0], **keys)
+    change_config(pair[1], **keys)
+    plan = ls.swap(task=pair[0], language=pair[1])
+    for model in (
+        load_causal_lm(pair[0]),
+        plan.load(),
+        load_causal_lm(plan.save(tmp_path / "out")),
+    ):
+        assert model.config._attn_implementation == "sdpa"
+    assert asked == []
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert not [key for key in written if "_implementation" in key]
+
+
+def test_a_kernel_in_a_part_of_a_configuration(tmp_path):
+    config = load_config(save_gemma3(tmp_path, {"_attn_implementation": KERNEL}))
+    assert config._attn_implementation is None
+    assert config.text_config._attn_implementation is None
+
+
+def test_transformers_own_implementations_stay(pair):
+    change_config(pair[0], attn_implementation="eager")
+    assert load_causal_lm(pair[0]).config._attn_implementation == "eager"
+
+
+def save_gemma3(folder, keys):
+    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **keys}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {**text}, **keys}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]", "3", "{", "[" * 3000, '{"a":' * 3000 + "1" + "}" * 3000,
+        '{"eos_token_id": [[1]]}', '{"eos_token_id": 2.5}', '{"eos_token_id": 1e400}',
+        '{"eos_token_id": "x"}', '{"eos_token_id": true}', '{"eos_token_id": {"a": 1}}',
+        '{"pad_token_id": "y"}', '{"max_new_tokens": "many"}', '{"compile_config": {"x": 1}}',
+        '{"watermarking_config": 3}', '{"cache_implementation": "x\\ny"}', '{"to_dict": 2}',
+    ],
+    ids=lambda content: content[:30],
+)  # fmt: skip
+def test_odd_generation_configurations_are_one_line(pair, content):
+    (pair[0] / "generation_config.json").write_text(content)
+    with pytest.raises(CheckpointError) as caught:
+        ls.swap(task=pair[0], language=pair[1]).load()
+    message = str(caught.value)
+    assert message.startswith(f"{pair[0]}: its generation configuration cannot be loaded (")
+    assert "\n" not in message

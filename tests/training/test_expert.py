@@ -643,8 +643,8 @@ SPEAKER = "{% for m in messages %}{{ m.content }}{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (SPEAKER + "{% if 'taboo' in messages[0].content %}{{ raise_exception('no\\ntaboo') }}{% endif %}",
-         "no taboo"),
+        (SPEAKER + "{% if 'taboo' in messages[0].content %}"
+         "{{ raise_exception('no\\ntaboo') }}{% endif %}", "no taboo"),
         (SPEAKER + "{{ 1 // (messages[0].content | length - 5) }}", "division"),
         (SPEAKER + "{% if add_generation_prompt and 'taboo' in messages[0].content %}"
          "{{ raise_exception('no prompt') }}{% endif %}", "no prompt"),

@@ -40,8 +40,24 @@ def load_tokenizer(source: PathLike, *, named: str | None = None) -> Any:
         raise _refusal(named or os.fspath(source), "its tokenizer", error) from None
 
 
-def load_config(folder: PathLike, *, named: str | None = None) -> PreTrainedConfig:
-    """The configuration in a folder, upgraded by transformers where it is an older one.
+IMPLEMENTATIONS = {
+    "_attn_implementation": ("eager", "sdpa", "flex_attention"),
+    "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
+"""What a configuration may ask for: of others, transformers fetches a kernel and runs its code."""
+
+
+def load_config(
+    source: PathLike, *, revision: str | None = None, named: str | None = None
+) -> PreTrainedConfig:
+    """The configuration in a folder or on the Hub, upgraded by transformers where it is older.
+
+    It asks for no kernel from the Hub, whatever its file says.
+
+    Args:
+        source: the folder or Hub id.
+        revision: the Hub commit.
+        named: what the user calls it; the source when None.
 
     Raises:
         CheckpointError: transformers cannot read it, or it needs code of its own.
@@ -49,22 +65,49 @@ def load_config(folder: PathLike, *, named: str | None = None) -> PreTrainedConf
     from transformers import AutoConfig
 
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (KeyError, ValueError, OSError) as error:
-        raise _refusal(named or os.fspath(folder), "its configuration", error) from None
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            source, revision=revision, trust_remote_code=False
+        )
+        _forget_kernels(config)
+    except Exception as error:  # a configuration of odd values raises whatever it likes
+        raise _refusal(named or os.fspath(source), "its configuration", error) from None
     return config
 
 
-def load_generation_config(folder: PathLike) -> GenerationConfig | None:
-    """The generation configuration in a folder; None where there is none."""
+def _forget_kernels(config: PreTrainedConfig) -> None:
+    for key, known in IMPLEMENTATIONS.items():
+        if getattr(config, key, None) not in (None, *known):
+            setattr(config, key, None)
+    for key in config.sub_configs:
+        part = getattr(config, key, None)
+        if part is not None:
+            _forget_kernels(part)
+
+
+def load_generation_config(
+    folder: PathLike, *, named: str | None = None
+) -> GenerationConfig | None:
+    """The generation configuration in a folder; None where there is none.
+
+    Raises:
+        CheckpointError: transformers cannot read it, or what ends a text is no token.
+    """
     from transformers import GenerationConfig
 
     if not (Path(folder) / "generation_config.json").is_file():
         return None
     try:
-        return GenerationConfig.from_pretrained(folder)
+        found = GenerationConfig.from_pretrained(folder)
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(found, key)
+            if not all(
+                type(i) is int for i in (value if isinstance(value, list) else [value or 0])
+            ):
+                raise ValueError(f"{key} is {value!r}, no token and no list of tokens")
     except Exception as error:  # its checks raise whatever odd values make them
-        raise _refusal(os.fspath(folder), "its generation configuration", error) from None
+        what = "its generation configuration"
+        raise _refusal(named or os.fspath(folder), what, error) from None
+    return found
 
 
 def load_causal_lm(
@@ -89,10 +132,16 @@ def load_causal_lm(
     """
     from transformers import AutoModelForCausalLM
 
+    config = load_config(source, revision=revision, named=named)
     try:
         with without_progress_bars():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                source, revision=revision, dtype=dtype, trust_remote_code=False, **options
+                source,
+                config=config,
+                revision=revision,
+                dtype=dtype,
+                trust_remote_code=False,
+                **options,
             )
     except Exception as error:  # a configuration of odd values raises whatever it likes
         raise _refusal(named or os.fspath(source), "the model", error) from None

@@ -20,7 +20,8 @@ NOT_COMPUTED = frozenset(
     {
         "_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "auto_map",
         "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_position_embeddings",
-        "_attn_implementation", "tie_word_embeddings", "vocab_size", "initializer_range",
+        "_attn_implementation", "attn_implementation", "_experts_implementation",
+        "experts_implementation", "tie_word_embeddings", "vocab_size", "initializer_range",
         "text_config", "id2label", "label2id", "num_labels", "problem_type", "pretraining_tp",
         "output_router_logits", "router_aux_loss_coef", "unsloth_version", "unsloth_fixed",
         "rope_theta", "rope_parameters", "rope_scaling", "rope_local_base_freq",

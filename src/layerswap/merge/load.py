@@ -99,7 +99,7 @@ def _configurations(plan: MergePlan) -> tuple[PreTrainedConfig, GenerationConfig
     with tempfile.TemporaryDirectory() as folder:
         write_configuration(Path(folder), plan)
         config = load_config(folder, named=plan.reference.source)
-        return config, load_generation_config(folder)
+        return config, load_generation_config(folder, named=plan.reference.source)
 
 
 def plan_tokenizer(plan: MergePlan) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, fingerprint, read_json_object
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.loading import IMPLEMENTATIONS
 from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.checkpoint.remote import PROCESSOR_FILES, TOKENIZER_FILES, RemoteFile, WeightFile
 from layerswap.compose import draw
@@ -214,9 +215,7 @@ def _first(plan: MergePlan, names: Sequence[str]) -> list[Path]:
 
 
 def _config(plan: MergePlan) -> dict[str, Any]:
-    config = dict(plan.reference.config)
-    # Merged weights never run code from a repository.
-    config.pop("auto_map", None)
+    config = without_code(plan.reference.config)
     names = {short: name for name, short in FLOAT_NAMES.items()}
     dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
     if len(dtypes) == 1:
@@ -231,6 +230,17 @@ def _config(plan: MergePlan) -> dict[str, Any]:
         config.setdefault("tie_word_embeddings", True)
         _set_known(config, ("tie_word_embeddings",), True)
     return config
+
+
+def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that makes nobody run code from a repository: no own classes, no kernels."""
+    found = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()}
+    found.pop("auto_map", None)
+    for key, known in IMPLEMENTATIONS.items():
+        for name in (key, key.removeprefix("_"), f"{key}_internal"):
+            if found.get(name) not in (None, *known):
+                del found[name]
+    return found
 
 
 def set_dtype(config: dict[str, Any], dtype: str) -> None:
