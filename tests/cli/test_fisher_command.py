@@ -54,3 +54,25 @@ def test_refusals_are_one_line(layerswap, expert, texts, tmp_path):
         f"error: {tmp_path}/none.txt: cannot be read (No such file or directory)\n"
     )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": ' + "[" * 5000 + "]" * 5000 + "}", "not valid JSON (maximum recursion depth"),
+        ('{"text": "\\ud800"}', "holds half of a surrogate pair"),
+        ('{"prompt": "a", "completion": "b \\udfff"}', "holds half of a surrogate pair"),
+        ('{"text": "a', "not valid JSON (Unterminated string"),
+        ('{"text": ["a"]}', "needs a `text`, or a `prompt` and a `completion`"),
+        ("1" * 5000, "not valid JSON (Exceeds the limit"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_odd_examples_are_one_line(layerswap, expert, tmp_path, line, said):
+    data = tmp_path / "texts.jsonl"
+    data.write_text('{"text": "a b"}\n' + line + "\n")
+    result = layerswap("fisher", expert, "--data", data, "--out", tmp_path / "out")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: {data}, line 2: {said}")
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
