@@ -10,14 +10,24 @@ class LayerswapError(Exception):
 
     The text says what is wrong, where, and what to do. Inner code raises the bare fact;
     the function at the room's boundary adds the context once, with `within`.
+
+    Args:
+        lines: the message; several for several mistakes. What no line can hold, such as a line
+            break in a name from a file, is escaped, so that no text forges another line.
     """
+
+    def __init__(self, *lines: object) -> None:
+        super().__init__(*(visible(str(line)) for line in lines))
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
     def within(self, context: str) -> LayerswapError:
         """The same error with `context` in front, of the same class.
 
         Example: `raise error.within(f"{folder}") from None` gives `"merged: disk is full"`.
         """
-        return type(self)(f"{context}: {self}")
+        return type(self)(f"{context}: {self.args[0] if self.args else ''}", *self.args[1:])
 
 
 class CheckpointError(LayerswapError):

@@ -1,11 +1,14 @@
 """The options of every command's output, and words that mean one thing each."""
 
 import json
+import pickle
+import shutil
 
 import pytest
 
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
+from layerswap.errors import MergeError
 from layerswap.versions import __version__
 
 
@@ -86,6 +89,76 @@ def test_names_cannot_forge_a_line_or_a_colour(layerswap, experts, tmp_path):
     result = layerswap("plan", recipe)
     assert "\x1b" not in result.out + result.err
     assert "math [v2]\\x1b[31m" in result.out + result.err
+
+
+FORGED = "x\nok: all good"
+
+
+def test_no_path_forges_a_line(layerswap, experts, tmp_path):
+    folder = shutil.copytree(experts.task, tmp_path / FORGED)
+    shown = str(folder).replace("\n", "\\n")
+    good = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
+    assert good.code == 0
+    assert f"task: {shown}" in good.out.splitlines()
+    (folder / "config.json").unlink()
+    bad = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
+    assert (bad.code, bad.out) == (2, "")
+    assert bad.err.splitlines() == [
+        f"error: task: {shown}: no config.json; not a Hugging Face checkpoint"
+    ]
+    gone = layerswap("verify", tmp_path / "no" / FORGED)
+    assert gone.code == 2
+    assert len(gone.err.splitlines()) == 1
+    written = layerswap(
+        "merge", *pair(experts), "--out", tmp_path / "out\nerror: all lost", "--overwrite"
+    )
+    assert written.code == 0
+    assert not [line for line in (written.out + written.err).splitlines() if line[:6] == "error:"]
+    checked = layerswap("verify", tmp_path / "out\nerror: all lost")
+    assert checked.code == 0
+    assert not [line for line in (checked.out + checked.err).splitlines() if line[:6] == "error:"]
+
+
+@pytest.mark.parametrize("key", ["model_type", "architectures", "hidden_act"])
+def test_no_configuration_forges_a_line(layerswap, experts, tmp_path, key):
+    folder = shutil.copytree(experts.task, tmp_path / "task")
+    config = json.loads((folder / "config.json").read_text())
+    value = "llama\n[red]ok: all good\r\u2028\x1b[31m"
+    config[key] = [value] if key == "architectures" else value
+    (folder / "config.json").write_text(json.dumps(config))
+    bad = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
+    assert (bad.code, bad.out) == (2, "")
+    assert len(bad.err.splitlines()) == 1
+    assert bad.err.startswith("error: ")
+    assert "llama\\n[red]ok: all good\\r\\u2028\\x1b[31m" in bad.err
+
+
+def test_no_name_in_a_recipe_forges_a_line(layerswap, experts, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f'experts: {{"a\\nok: all good": {experts.task}, b: {experts.language}}}\n'
+        'swap: {task: "a\\nok: all good", language: b, bottom: 1, top: 1}\n'
+    )
+    for result in (
+        layerswap("plan", recipe),
+        layerswap("merge", recipe, "--out", tmp_path / "out"),
+        layerswap("verify", tmp_path / "out"),
+        layerswap("recipe", "check", recipe, "--layers", 8),
+    ):
+        assert not [line for line in (result.out + result.err).splitlines() if line[:2] == "ok"]
+    recipe.write_text('experts: {a: b}\nswap: {task: "a\\nerror: c", language: d, "e\\nf": 1}\n')
+    result = layerswap("plan", recipe)
+    assert result.code == 2
+    assert len(result.err.splitlines()) > 1
+    assert {line.partition("line ")[0] for line in result.err.splitlines()} == {
+        f"error: {recipe}, "
+    }
+
+
+def test_an_error_of_several_lines_keeps_them():
+    error = MergeError("a\nb", "c").within("d\ne")
+    assert str(error) == "d\\ne: a\\nb\nc"
+    assert pickle.loads(pickle.dumps(error)).args == error.args
 
 
 MIXED = {

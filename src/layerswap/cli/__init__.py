@@ -104,7 +104,7 @@ def main() -> None:
     except LayerswapError as error:
         if output.settings.verbose:
             traceback.print_exc()
-        _fail(str(error))
+        _fail(*error.args)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -123,7 +123,7 @@ def main() -> None:
         _fail(f"{text}; see layerswap --help")
 
 
-def _fail(message: str) -> None:
-    for line in message.splitlines():
+def _fail(*lines: str) -> None:
+    for line in lines:
         typer.echo(f"error: {visible(line)}", err=True)
     sys.exit(2)

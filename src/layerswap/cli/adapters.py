@@ -70,4 +70,4 @@ def adapters(
         f"wrote {served.folder}",
         f"serve them: sh {served.folder / SCRIPT}",
     ]
-    output.finish("adapters", facts, "\n".join(lines))
+    output.finish("adapters", facts, lines)

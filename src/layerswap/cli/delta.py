@@ -54,4 +54,4 @@ def delta(
         )
     written = write_atlas(atlas, out, threshold=threshold, numbers=numbers, overwrite=overwrite)
     facts = {**atlas_facts(atlas, threshold), "folder": str(written.folder)}
-    output.finish("delta", facts, "\n".join(written.lines))
+    output.finish("delta", facts, written.lines)

@@ -128,11 +128,11 @@ def evaluate(
     asked = asked or files.tasks_of(results, answer_language or "")
     rows = files.write_results(folder, results, asked)
     scores = _scores(results, asked, rows)
-    lines = [evaluation_table(scores), f"wrote {folder}"]
+    lines: list[object] = [evaluation_table(scores), f"wrote {folder}"]
     if len(results) > 1:
         lines.append(f"next: layerswap compare {folder}")
     facts = {"scores": scores, "folder": str(folder)}
-    output.finish("eval", facts, "\n".join(lines))
+    output.finish("eval", facts, lines)
 
 
 def _scores(
@@ -184,8 +184,9 @@ def compare(
 
     found = compare_runs(runs, models=model)
     table = side_by_side(found)
-    text = {"text": table.text, "latex": table.latex}.get(to)
-    output.finish(
-        "compare", asdict(found),
-        text() if text else f"{table.markdown()}\n\n{table.caption}",
-    )  # fmt: skip
+    lines = {
+        "text": lambda: [table],
+        "latex": lambda: table.latex().split("\n"),
+        "markdown": lambda: [*table.markdown().split("\n"), "", table.caption],
+    }[to]()
+    output.finish("compare", asdict(found), lines)

@@ -67,7 +67,7 @@ def score(
         name: {measure: asdict(interval) for measure, interval in measures.items()}
         for name, measures in scores.items()
     }
-    output.finish("lab score", {"models": plain}, score_table(scores))
+    output.finish("lab score", {"models": plain}, [score_table(scores)])
 
 
 @options.command(app)

@@ -76,7 +76,7 @@ def learn(
     recipe.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
     plan = make_plan(check_recipe(data, where=str(recipe)))
     lines = [
-        str(plan),
+        plan,
         f"loss {found.losses[0]:.4f} before, {found.losses[-1]:.4f} after {steps} steps",
         f"wrote {recipe}; write the model: layerswap merge {recipe} --out merged",
     ]
@@ -87,4 +87,4 @@ def learn(
         ],
         "recipe": str(recipe),
     }
-    output.finish("learn", facts, "\n".join(lines))
+    output.finish("learn", facts, lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,32 +36,38 @@ settings = Settings()
 
 
 def say(text: object) -> None:
-    """Print a result for people; nothing with --quiet or --json."""
+    """Print a result for people; nothing with --quiet or --json.
+
+    Args:
+        text: one line, in which line breaks are escaped; or what is drawn over several lines and
+            escapes its own parts, such as a table or a plan.
+    """
     if not settings.quiet and not settings.json:
-        _echo(str(text))
+        _echo(text)
 
 
-def log(text: object) -> None:
+def log(text: str) -> None:
     """Print a line of progress or a note on standard error; nothing with --quiet."""
     if not settings.quiet:
-        _echo(str(text), err=True)
+        _echo(text, err=True)
 
 
-def finish(command: str, facts: Mapping[str, Any], text: object = "") -> None:
+def finish(command: str, facts: Mapping[str, Any], texts: Sequence[object] = ()) -> None:
     """Print the result of a command: as JSON with --json, else as text, if it has any.
 
     Args:
         command: its name, such as `study status`.
         facts: plain data; each command's keys are those of docs/reference/json.md.
-        text: the same for people.
+        texts: the same for people, as `say` takes it.
     """
     if settings.json:
         from layerswap.versions import __version__
 
         head = {"command": command, "schema": SCHEMA, "layerswap_version": __version__}
         typer.echo(json.dumps({**head, **facts}, indent=2, ensure_ascii=False))
-    elif text:
-        say(text)
+    else:
+        for text in texts:
+            say(text)
 
 
 def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
@@ -74,5 +80,6 @@ def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 
 
-def _echo(text: str, *, err: bool = False) -> None:
-    typer.echo("\n".join(map(visible, text.split("\n"))), err=err)
+def _echo(text: object, *, err: bool = False) -> None:
+    lines = [text] if isinstance(text, str) else str(text).split("\n")
+    typer.echo("\n".join(map(visible, lines)), err=err)

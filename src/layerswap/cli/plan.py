@@ -36,18 +36,17 @@ def plan(
     output.finish("plan", made.to_dict(), described(made))
 
 
-def described(made: Plan) -> str:
-    """A plan for people: its drawing, notes, sources and sizes."""
+def described(made: Plan) -> list[object]:
+    """A plan for people: its drawing, notes, sources and sizes, as `output.finish` takes them."""
     from rich.filesize import decimal
 
     facts = made.to_dict()
     files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
-    lines = [
-        str(made), "",
+    return [
+        made, "",
         *(f"note: {note}" for note in made.notes),
         *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
         f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
         f"{copied:.0%} copied bit for bit",
     ]  # fmt: skip
-    return "\n".join(lines)

@@ -173,4 +173,4 @@ def status(
                 output.log(f"{row.step}, {row.seconds:.0f} s: {row.progress}")
         time.sleep(WATCH)
         rows = journal.status()
-    output.finish("study status", {"steps": list(map(asdict, rows))}, status_table(rows))
+    output.finish("study status", {"steps": list(map(asdict, rows))}, [status_table(rows)])

@@ -80,7 +80,7 @@ def suggest(
         write_proposal(
             recipe, found.zones, base=base, task=task_expert, language=language_expert, third=third
         )
-    lines = [evidence_table(found.evidence), f"proposal: {found.zones}"]
+    lines: list[object] = [evidence_table(found.evidence), f"proposal: {found.zones}"]
     if not (found.zones.bottom or found.zones.top):
         lines.append(
             "the language expert changed no outer layer by a larger share than the task expert; "
@@ -89,9 +89,9 @@ def suggest(
     lines += [f"  {zones}  (score {score:+.4f})" for zones, score in found.ranked[:first]]
     facts = found.to_dict()
     if composition is not None:
-        lines += ["", str(composition)]
+        lines += ["", composition]
         facts["composition"] = composition.to_dict()
-    output.finish("suggest", facts, "\n".join(lines))
+    output.finish("suggest", facts, lines)
 
 
 def _measured(base: str, experts: list[str], threads: int | None) -> Atlas:

@@ -50,11 +50,11 @@ def sweep(
             found = run_search(checked, recipe, study=folder / files.STUDY, **settings)
         facts = files.write_result(found, folder)
     table = files.results_table(found)
-    lines = [
-        *([table.text()] if table else []),
+    lines: list[object] = [
+        *([table] if table else []),
         *(f"note: {note}" for note in found.best.notes),
         files.lead(found),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
         f"write it: layerswap merge {folder / files.RECIPE} --out merged",
     ]
-    output.finish("sweep", {**facts, "folder": str(folder)}, "\n".join(lines))
+    output.finish("sweep", {**facts, "folder": str(folder)}, lines)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from layerswap.training.expert.select import Selection
 
 
-def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> str:
+def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> Table:
     """Models down the side, measures across, each cell a percentage with its 95% interval."""
     measures = [measure.replace("_", " ") for measure in next(iter(scores.values()))]
     rows = [[name.replace("_", " "), *row.values()] for name, row in scores.items()]
-    return _text(["model", *measures], rows, "% right, with 95% bootstrap intervals")
+    return _table(["model", *measures], rows, "% right, with 95% bootstrap intervals")
 
 
-def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> str:
+def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     """The scores of models on tasks, with intervals where documents have scores of their own."""
     from layerswap.evaluation.statistics import Interval
 
@@ -36,10 +36,10 @@ def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> str:
         for one in scores
     ]  # fmt: skip
     columns = ["model", "task", "metric", "score", "documents"]
-    return _text(columns, rows, "with 95% bootstrap intervals", unit="")
+    return _table(columns, rows, "with 95% bootstrap intervals", unit="")
 
 
-def evidence_table(evidence: Sequence[Evidence]) -> str:
+def evidence_table(evidence: Sequence[Evidence]) -> Table:
     """What is known of each layer, the last on top, as everywhere."""
     rows = [
         [str(one.layer), f"{one.task:.1%}", f"{one.language:.1%}", f"{one.excess:+.1%}",
@@ -48,10 +48,10 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
         for one in reversed(evidence)
     ]  # fmt: skip
     columns = ["layer", "task", "language", "excess", "rows in common", "cosine"]
-    return _text(columns, rows, "each layer's share of an expert's change")
+    return _table(columns, rows, "each layer's share of an expert's change")
 
 
-def selection_table(found: Selection) -> str:
+def selection_table(found: Selection) -> Table:
     """Candidates, the best first; those that are kept are marked."""
     tasks = list(found.ranked[0].scores)
     rows = [
@@ -60,17 +60,17 @@ def selection_table(found: Selection) -> str:
          *(f"{one.scores[task]:.3f}" for task in tasks)]
         for one in found.ranked
     ]  # fmt: skip
-    return _text(["checkpoint", "", "validation loss", *tasks], rows)
+    return _table(["checkpoint", "", "validation loss", *tasks], rows)
 
 
-def predictor_table(found: Sequence[Predictor], merges: int) -> str:
+def predictor_table(found: Sequence[Predictor], merges: int) -> Table:
     """Signals by how well they order the merges."""
     rows = [[one.signal, one.spearman, one.p_spearman, one.kendall] for one in found]
     caption = f"over {merges} merges, with 95% bootstrap intervals"
-    return _text(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
+    return _table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
 
 
-def plan_table(graph: Graph, about: Costs) -> str:
+def plan_table(graph: Graph, about: Costs) -> Table:
     """The steps of a study, what they need, and their estimated cost."""
     from layerswap.study.plan import disk_gb
 
@@ -87,7 +87,7 @@ def plan_table(graph: Graph, about: Costs) -> str:
         f"disk{more}. The base has {about.size.billions:.3g} billion parameters, by "
         f"{about.size.known_by}. Memory is without activations."
     )
-    return _text(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
+    return _table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
 
 
 def amount(value: float) -> str:
@@ -97,13 +97,13 @@ def amount(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def results_table(results: StudyResults) -> str:
+def results_table(results: StudyResults) -> Table:
     """The scores of every treatment of a study, with intervals."""
     table = results.summary
-    return _text(table.columns, table.rows, table.caption)
+    return _table(table.columns, table.rows, table.caption)
 
 
-def status_table(rows: Sequence[StepStatus]) -> str:
+def status_table(rows: Sequence[StepStatus]) -> Table:
     """The steps of a study and their states."""
     done = sum(row.state == "done" for row in rows)
     cells = [
@@ -111,20 +111,20 @@ def status_table(rows: Sequence[StepStatus]) -> str:
          f"since {row.since}: {row.progress}" if row.since else row.why]
         for row in rows
     ]  # fmt: skip
-    return _text(
+    return _table(
         ["step", "state", "seconds", "progress, or why"], cells, f"{done} of {len(rows)} steps done"
     )
 
 
-def places_table(rows: Sequence[FreezeOrRevert]) -> str:
+def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
     """The second paper's table 2: each partition frozen in training, and reverted after it."""
     tasks = list(rows[0].scores)
     cells = [[row.partition or "", row.treatment, *(f"{row.scores[task]:.3f}" for task in tasks)]
              for row in rows]  # fmt: skip
-    return _text(["partition", "rest of the model", *tasks], cells)
+    return _table(["partition", "rest of the model", *tasks], cells)
 
 
-def mix_table(card: Mapping[str, Any]) -> str:
+def mix_table(card: Mapping[str, Any]) -> Table:
     """The sources of a data card down the side: rows read, dropped by each filter, and kept."""
     filters = [name for name, facts in card["filters"].items() if facts["dropped"]]
     tokens = ["tokens"] if card["tokenizer"] else []
@@ -136,13 +136,12 @@ def mix_table(card: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     columns = ["source", "read", "left out", *filters, "kept", *tokens]
     words = [column.replace("_", " ") for column in columns]
-    return _text(words, rows, "rows dropped by each filter, and rows kept")
+    return _table(words, rows, "rows dropped by each filter, and rows kept")
 
 
-def _text(
+def _table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "", unit: str = "%"
-) -> str:
+) -> Table:
     from layerswap.report.tables import Table
 
-    table: Table = Table(columns, rows, caption, unit=unit)
-    return table.text()
+    return Table(columns, rows, caption, unit=unit)

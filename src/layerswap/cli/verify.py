@@ -54,6 +54,6 @@ def verify(
         threads=threads,
         progress=byte_progress,
     )
-    output.finish("verify", report.to_dict(), report)
+    output.finish("verify", report.to_dict(), [report])
     if not report.passed:
-        raise MergeError("\n".join(report.problems))
+        raise MergeError(*report.problems)

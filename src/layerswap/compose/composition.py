@@ -11,7 +11,7 @@ from typing import Any
 
 from layerswap.checkpoint.places import ROLES, Place
 from layerswap.compose.blend import Blend
-from layerswap.errors import RecipeError
+from layerswap.errors import RecipeError, visible
 
 LAYER_ROLES = ("attention", "mlp", "router", "norm", "other")
 """What a tensor can do inside a layer."""
@@ -271,7 +271,7 @@ def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
         bar = _bar(row, glyph_of)
         note = _note(row)
         shown = "" if note == previous else " " + note
-        lines.append(f"{label:>{indent}} {bar}{shown}".rstrip())
+        lines.append(visible(f"{label:>{indent}} {bar}{shown}").rstrip())
         previous = note
     return "\n".join(lines)
 

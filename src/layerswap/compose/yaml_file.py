@@ -185,7 +185,7 @@ def validate(
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(_explain(error, where, lines or {}, model)) from None
+        raise RecipeError(*_explain(error, where, lines or {}, model)) from None
 
 
 def validate_whole(
@@ -278,7 +278,7 @@ _TAGS = ("[key]", "constrained-str")
 
 def _explain(
     error: ValidationError, where: str, lines: Mapping[KeyPath, int], model: type[BaseModel]
-) -> str:
+) -> list[str]:
     messages = []
     for item in error.errors(include_url=False):
         path = tuple(part for part in item["loc"] if part not in _TAGS)
@@ -287,7 +287,7 @@ def _explain(
         place = f"{where}, line {at}" if at else where
         for text in _phrase(item, path, model).split("\n"):
             messages.append(f"{place}: {key + ': ' if key else ''}{text}")
-    return "\n".join(dict.fromkeys(messages))
+    return list(dict.fromkeys(messages))
 
 
 _WANTED = {

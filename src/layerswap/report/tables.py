@@ -132,6 +132,9 @@ class Table:
         Console(file=text, width=width).print(drawn)
         return text.getvalue().rstrip()
 
+    def __str__(self) -> str:
+        return self.text()
+
     def markdown(self) -> str:
         """The table in Markdown; what is brought out is bold."""
         right = [self.numeric(i) for i in range(len(self.columns))]

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from layerswap.errors import visible
+
 
 @dataclass
 class Counted:
@@ -74,7 +76,7 @@ class Verification:
         if self.hashed:
             lines.append(f"{self.hashed} files as their recorded SHA-256 says")
         outcome = "verified" if self.passed else "not verified"
-        return "\n".join([*lines, f"{self.folder}: {outcome}"])
+        return "\n".join(map(visible, [*lines, f"{self.folder}: {outcome}"]))
 
 
 def _counted(kind: str, what: str, counted: Counted) -> str:

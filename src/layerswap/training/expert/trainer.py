@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -279,7 +279,8 @@ def _fit(job: TrainingJob, log: Log) -> None:
         "trained": sum(p.numel() for p in parameters if p.requires_grad),
         "all": sum(p.numel() for p in parameters),
     }
-    log(_announcement(job, trainer, counts))
+    for line in _announcement(job, trainer, counts):
+        log(line)
     if job.spec.sparse:
         _apply_mask(job, trainer)
     _run(trainer)
@@ -451,25 +452,22 @@ def _apply_mask(job: TrainingJob, trainer: Any) -> None:
     trainer.add_callback(Masked({name: named[name] for name in masks}, masks))
 
 
-def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> str:
+def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Iterator[str]:
     share = counts["trained"] / counts["all"]
     rows = len(trainer.train_dataset)
-    note = ""
+    yield f"training {counts['trained']:,} parameters ({share:.1%}) on {rows:,} rows"
     if job.spec.dtype in ("bfloat16", "float16") and not job.spec.lora:
-        note += (
-            f"\nnote: weights in {job.spec.dtype} lose steps smaller than their rounding; "
+        yield (
+            f"note: weights in {job.spec.dtype} lose steps smaller than their rounding; "
             "the papers' rates of 1e-7 vanish in it (docs/training.md)"
         )
     for data in job.sets:
-        warning = boundary_warning(data.train, job.tokenizer)
-        note += f"\nwarning: {data.name}: {warning}" if warning else ""
+        if warning := boundary_warning(data.train, job.tokenizer):
+            yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
-            note += f"\nwarning: {data.name}: {count:,} rows contain an item of {name}"
+            yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
     if job.spec.lora and job.spec.lora.use_dora and not job.spec.bake:
-        note += (
-            "\nnote: a DoRA adapter cannot be composed; `bake: true` writes full weights that can"
-        )
-    return f"training {counts['trained']:,} parameters ({share:.1%}) on {rows:,} rows{note}"
+        yield "note: a DoRA adapter cannot be composed; `bake: true` writes full weights that can"
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:
