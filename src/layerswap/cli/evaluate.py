@@ -184,9 +184,9 @@ def compare(
 
     found = compare_runs(runs, models=model)
     table = side_by_side(found)
-    lines = {
-        "text": lambda: [table],
-        "latex": lambda: table.latex().split("\n"),
-        "markdown": lambda: [*table.markdown().split("\n"), "", table.caption],
-    }[to]()
+    lines: list[object] = [table]
+    if to == "latex":
+        lines = [*table.latex().split("\n")]
+    elif to == "markdown":
+        lines = [*table.markdown().split("\n"), "", table.caption]
     output.finish("compare", asdict(found), lines)
