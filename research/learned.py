@@ -5,7 +5,8 @@
 For every scarce language and seed: coefficients are learned from 8 problems in the source language
 (for the task expert) and 8 stories in the scarce one (for the language expert), without answers,
 and the merge is scored on 500 test problems beside the default swap, the soup, the sum of both
-deltas, and the swap of 2605.26735. `research.screening` scores a grid on the same problems.
+deltas, and the swap of 2605.26735. Beside them stand the swaps of the quickstart's grid that the
+label-free signals of `research.signals` choose, by the same 500 problems.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from layerswap.lab.scoring import load
 from layerswap.lab.tasks import examples
 from layerswap.merge import Plan, make_plan
 from layerswap.search.coefficients import LearningSettings, learn_coefficients
+from research.signals import study
 
 PROMPTS, TRUTH, BATCH = 8, 500, 64
 SETTINGS = {
@@ -86,13 +88,27 @@ def try_pair(lab: Lab, language: str, pair: int) -> dict[str, float]:
     return dict(zip(plans, map(float, shares), strict=True))
 
 
+SIGNALS = ("agreement", "closeness, all layers", "consensus", "confidence", "fluency")
+
+
+def chosen_by_signals(lab: Lab, language: str, pair: int) -> dict[str, float]:
+    """The share of test problems that the choice of each signal answers right."""
+    found = study(lab, language, pair)
+    chosen = {name: found.truth[int(found.signals[name].argmax())] for name in SIGNALS}
+    return {
+        **{f"grid, by {name}": float(value) for name, value in chosen.items()},
+        "grid, mean": float(found.truth.mean()),
+        "grid, best": float(found.truth.max()),
+    }
+
+
 def main() -> None:
     """Print a line for every pair, and the means."""
     lab = shipped()
     everything: dict[str, list[float]] = {}
     for language in lab.languages:
         for pair in range(len(lab.task_experts)):
-            found = try_pair(lab, language, pair)
+            found = try_pair(lab, language, pair) | chosen_by_signals(lab, language, pair)
             line = "; ".join(f"{name} {value:.3f}" for name, value in found.items())
             sys.stdout.write(f"{language} {pair + 1}: {line}\n")
             sys.stdout.flush()

@@ -17,6 +17,7 @@ from layerswap.search.conditions import Condition
 from layerswap.search.item_response import (
     HARDNESS,
     SPREAD,
+    Estimator,
     Items,
     ability_of,
     choose_anchors,
@@ -141,6 +142,31 @@ def test_settings_out_of_range():
         screen(lambda m, p: answers, range(4), 5)
 
 
+def test_compositions_that_come_one_after_another():
+    _, _, answers = simulated(30, 150)
+    asked = np.zeros_like(answers)
+
+    def score(members, places):
+        asked[np.ix_(list(members), list(places))] = 1
+        return answers[np.ix_(list(members), list(places))]
+
+    estimator = Estimator(score, 150, calibration=6, anchors=30)
+    found = [*estimator(range(4)), *estimator(range(4, 17)), *estimator([3, 20, 20, 29])]
+    counts = asked.sum(axis=1)
+    assert (counts[:6] == 150).all()
+    assert (counts[6:17] == 30).all()
+    truth = answers.mean(axis=1)
+    assert found[:6] == pytest.approx(truth[:6])
+    assert found[17] == found[3]
+    assert np.corrcoef(found[6:17], truth[6:17])[0, 1] > 0.8
+    # However they come, the same compositions give the same estimates: a search can resume.
+    again = Estimator(score, 150, calibration=6, anchors=30)
+    assert again([*range(17), 20, 29]) == [*found[:17], found[18], found[20]]
+    went = estimator.finish(list(range(17)), 2)
+    assert len(went.survivors) == 8
+    assert [went.estimates[i] for i in went.survivors] == pytest.approx(truth[list(went.survivors)])
+
+
 def test_a_sweep_that_is_screened(world, tmp_path):
     settings = {"item_response": {"calibration": 2, "documents": 1, "finalists": 1}}
     out = {}
@@ -165,7 +191,7 @@ def test_a_sweep_that_is_screened(world, tmp_path):
 def test_item_response_and_halving_exclude_each_other(world, tmp_path):
     for changes, message in (
         ({"halving": {}, "item_response": {}}, "give halving or item_response, not both"),
-        ({"grid": None, "search": {}, "item_response": {}}, "item_response is for a grid"),
+        ({"grid": None, "search": {}, "halving": {}}, "halving is for a grid"),
     ):
         with pytest.raises(RecipeError, match=message):
             read_sweep(write_sweep(world, tmp_path / "s.yaml", **changes))

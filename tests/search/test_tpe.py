@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from layerswap.compose import Blend
 from layerswap.engine.trie import build_trie, count_layers, paths_of
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.report.sweep_files import tell_search
 from layerswap.search.conditions import Condition
 from layerswap.search.evaluator import DEVELOPMENT, Evaluator, by_condition
 from layerswap.search.spec import SearchSpec, read_sweep
@@ -131,6 +133,33 @@ def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):
     merged = plan.save(tmp_path / "merged")
     assert (merged / "model.safetensors").is_file()
     assert "The best is " in done.output
+
+
+def test_a_search_that_estimates_most_trials_resumes(world, tmp_path):
+    settings = {"calibration": 2, "documents": 1, "finalists": 1}
+
+    def run(trials):
+        path = write_sweep(
+            world, tmp_path / "sweep.yaml", grid=None, tasks=["maembe_choose"],
+            search={"trials": trials, "batch": 6}, item_response=settings,
+        )  # fmt: skip
+        store = AnswerStore(tmp_path / "answers.sqlite")
+        return run_search(*read_sweep(path), study=tmp_path / "study.sqlite", store=store)
+
+    found = run(12)
+    went = found.screening
+    assert went.documents == 3
+    assert 1 in went.examples
+    assert went.examples.count(3) == 3
+    # What is chosen was scored on all documents.
+    assert found.best_trial.score == max(went.estimates[i] for i in went.survivors)
+    scored = Counter(row.condition for row in found.rows
+                     if (row.split, row.metric) == (DEVELOPMENT, "acc"))  # fmt: skip
+    assert sorted(scored.values()) == sorted(went.examples)
+    assert "3 of" in tell_search(found).colophon
+    # Resumed, the model is fitted to the same trials again, and says the same of the others.
+    again = run(12)
+    assert (again.trials, again.screening) == (found.trials, went)
 
 
 def test_any_expert_of_the_recipe_can_be_taken(world, tmp_path):

@@ -75,17 +75,12 @@ def _write(result: SweepResult, folder: Path, facts: dict[str, Any], page: Repor
 
 def summary(board: GridResult) -> dict[str, Any]:
     """The board as plain data."""
-    race, screening = board.race, board.screening
+    race = board.race
     return {
         **_compared(board),
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
         "race": None if race is None else {**asdict(race), "saved": race.saved},
-        **(
-            {}
-            if screening is None
-            else {"item_response": {**asdict(screening), "saved": screening.saved}}
-        ),
     }
 
 
@@ -102,7 +97,7 @@ def summary_of_search(found: SearchResult) -> dict[str, Any]:
 
 
 def _compared(result: SweepResult) -> dict[str, Any]:
-    names = ("task", "metric", "filter")
+    names, screening = ("task", "metric", "filter"), result.screening
     return {
         "layerswap_version": __version__,
         "chosen_by": result.chosen_by,
@@ -111,6 +106,8 @@ def _compared(result: SweepResult) -> dict[str, Any]:
         "development": [
             {**one.to_dict(), "mean": score} for one, score in result.development.items()
         ],
+        **({} if screening is None else
+           {"item_response": {**asdict(screening), "saved": screening.saved}}),
         **({"objectives": [
             {**one.to_dict(), **both._asdict()} for one, both in result.objectives.items()
         ]} if result.objectives else {}),
@@ -149,6 +146,7 @@ def tell_search(found: SearchResult) -> Report:
     rows = [[key, *(by.get(name) for name in names)] for key, by in worth.items()]
     best = ", ".join(f"{key} {choice}" for key, choice in found.best_trial.choices.items())
     ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.number))[:TOP]
+    screened = found.screening is not None
     return Report(
         title=f"{len(found.trials)} compositions searched, chosen by {found.chosen_by}",
         lead=lead(found),
@@ -172,8 +170,8 @@ def tell_search(found: SearchResult) -> Report:
             ),
             _models(found.best_recipe),
         ],
-        colophon=f"layerswap {__version__}; {found.evaluated} layers run per batch of documents "
-        f"instead of {found.naive}.",
+        colophon="; ".join([f"layerswap {__version__}", *([str(found.screening)] * screened)])
+        + f"; {found.evaluated} layers run per batch of documents instead of {found.naive}.",
     )
 
 

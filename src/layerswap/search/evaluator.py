@@ -24,6 +24,7 @@ from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.planner import Plan
 from layerswap.search.conditions import Condition
+from layerswap.search.item_response import Screening
 from layerswap.search.protocol import TestResult, Values, split_documents
 from layerswap.search.spec import SweepSettings
 
@@ -133,6 +134,7 @@ class SweepResult(TestResult):
         chosen_by: what that is, in words.
         measure: task, metric and filter that `scores` are of; None without a task.
         rows: every score of every document, of both splits.
+        screening: how most were estimated from a few documents, if they were.
     """
 
     best: Plan
@@ -140,6 +142,7 @@ class SweepResult(TestResult):
     chosen_by: str
     measure: Measure | None
     rows: Sequence[DocumentScore]
+    screening: Screening | None = None
 
     @cached_property
     def objectives(self) -> dict[Condition, Objectives]:
@@ -243,9 +246,25 @@ class Evaluator:
             for row in _rows(found, split, condition, self.spec.answer_language)
         ]
 
-    def document(self, split: str, task: str, place: int) -> int:
-        """The document of a task at a place in the order drawn."""
-        return self._documents[split][task][place]
+    def on_places(
+        self, conditions: Sequence[Condition], places: Sequence[int]
+    ) -> tuple[Values, list[DocumentScore], Measure]:
+        """Scores of compositions on some development documents.
+
+        Args:
+            conditions: the compositions.
+            places: of the documents, in the order drawn.
+
+        Returns:
+            `(compositions, places)` by the measure that the sweep chooses by, all rows, and the
+            measure.
+        """
+        rows = self.rows(DEVELOPMENT, conditions, places=places)
+        measure = self.measure(rows)
+        order = [self._documents[DEVELOPMENT][measure[0]][place] for place in places]
+        column = {document: i for i, document in enumerate(sorted(order))}
+        values = np.array(list(by_condition(rows, measure).values()))
+        return values[:, [column[document] for document in order]], rows, measure
 
     def smallest(self, split: str) -> int:
         """How many documents of a split the task with the fewest has."""

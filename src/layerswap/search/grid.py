@@ -49,12 +49,10 @@ class GridResult(SweepResult):
     Attributes:
         counts: layers run, here and one by one.
         race: how the race went, if there was one.
-        screening: how compositions were screened, if they were.
     """
 
     counts: LayerCounts
     race: Race | None = None
-    screening: Screening | None = None
 
     @property
     def layers(self) -> int:
@@ -257,16 +255,11 @@ def _screened(
     measures: list[Measure] = []
 
     def score(asked: Sequence[int], places: Sequence[int]) -> Any:
-        conditions = [candidates[i] for i in asked]
-        rows = evaluator.rows(DEVELOPMENT, conditions, places=places)
-        measures.append(evaluator.measure(rows))
-        task = measures[0][0]
-        order = [evaluator.document(DEVELOPMENT, task, place) for place in places]
-        column = {document: i for i, document in enumerate(sorted(order))}
-        for condition in conditions:
-            found[condition] = [row for row in rows if row.condition == condition]
-        values = np.array(list(by_condition(rows, measures[0]).values()))
-        return values[:, [column[document] for document in order]]
+        values, rows, measure = evaluator.on_places([candidates[i] for i in asked], places)
+        measures.append(measure)
+        for i in asked:
+            found[candidates[i]] = [row for row in rows if row.condition == candidates[i]]
+        return values
 
     went = screen(
         score, range(len(candidates)), evaluator.smallest(DEVELOPMENT),

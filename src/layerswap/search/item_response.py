@@ -107,35 +107,87 @@ def screen(
     """
     import numpy as np
 
-    if not members or documents < 2 or calibration < 2 or anchors < 1 or finalists < 1:
-        raise EvaluationError(
-            "a screening needs compositions, two documents, two compositions to fit the model to, "
-            "an anchor and a finalist"
+    if not members:
+        raise EvaluationError("a screening needs compositions")
+    estimator = Estimator(score, documents, calibration=calibration, anchors=anchors, seed=seed)
+    spread = np.linspace(0, len(members) - 1, min(calibration, len(members))).round().astype(int)
+    estimator([members[i] for i in spread])
+    estimator(members)
+    return estimator.finish(members, finalists)
+
+
+class Estimator:
+    """Scores compositions as they come: the first on all documents, the others on anchors.
+
+    Args:
+        score: gives scores in 0..1.
+        documents: how many there are.
+        calibration: compositions that the model is fitted to, the first that come.
+        anchors: documents that the others are scored on.
+        seed: of the clusters.
+
+    Raises:
+        EvaluationError: a setting out of range, or a score outside 0..1.
+    """
+
+    def __init__(
+        self, score: ScoreOn, documents: int, *, calibration: int, anchors: int, seed: int = 0
+    ) -> None:
+        if documents < 2 or calibration < 2 or anchors < 1:
+            raise EvaluationError(
+                "a screening needs two documents, two compositions to fit the model to, and an "
+                "anchor"
+            )
+        self._score, self._documents, self._seed = score, documents, seed
+        self._calibration, self._count = calibration, min(anchors, documents)
+        self._known: list[Array] = []
+        self._fitted: tuple[Items, Any, Array] | None = None
+        self.estimates: dict[int, float] = {}
+        self.examples: dict[int, int] = {}
+
+    def __call__(self, members: Sequence[int]) -> list[float]:
+        """The mean score of every composition, estimated where it is not scored on all."""
+        import numpy as np
+
+        new = [one for one in dict.fromkeys(members) if one not in self.estimates]
+        lack = self._calibration - len(self._known)
+        if first := new[:lack] if lack > 0 else []:
+            self._known += list(self._whole(first))
+        if others := new[len(first) :]:
+            if self._fitted is None:
+                items, _ = fit_items(np.array(self._known))
+                self._fitted = items, *choose_anchors(items, self._count, seed=self._seed)
+            items, chosen, weights = self._fitted
+            for one, answers in zip(
+                others, _checked(self._score(others, chosen.tolist())), strict=True
+            ):
+                self.estimates[one] = estimate(items, chosen, weights, answers)
+                self.examples[one] = len(chosen)
+        return [self.estimates[one] for one in members]
+
+    def finish(self, members: Sequence[int], finalists: int) -> Screening:
+        """Score the compositions with the highest estimates on all documents.
+
+        Raises:
+            EvaluationError: there is to be no finalist.
+        """
+        if finalists < 1:
+            raise EvaluationError("a screening needs a finalist")
+        estimated = [one for one in members if self.examples[one] < self._documents]
+        if best := sorted(estimated, key=lambda one: -self.estimates[one])[:finalists]:
+            self._whole(best)
+        return Screening(
+            tuple(self.estimates[one] for one in members),
+            tuple(self.examples[one] for one in members),
+            tuple(i for i, one in enumerate(members) if self.examples[one] == self._documents),
+            self._documents,
         )
-    count, everything = len(members), list(range(documents))
-    spread = np.linspace(0, count - 1, min(calibration, count)).round().astype(int)
-    first = list(dict.fromkeys(spread.tolist()))
-    known = _checked(score([members[i] for i in first], everything))
-    estimates = dict(zip(first, known.mean(axis=1).tolist(), strict=True))
-    others = [i for i in range(count) if i not in estimates]
-    examples = [documents if i in estimates else 0 for i in range(count)]
-    if others:
-        items, _ = fit_items(known)
-        chosen, weights = choose_anchors(items, min(anchors, documents), seed=seed)
-        seen = _checked(score([members[i] for i in others], chosen.tolist()))
-        for i, answers in zip(others, seen, strict=True):
-            estimates[i] = estimate(items, chosen, weights, answers)
-            examples[i] = len(chosen)
-        best = sorted(others, key=lambda i: (-estimates[i], i))[:finalists]
-        if len(chosen) < documents:
-            means = _checked(score([members[i] for i in best], everything)).mean(axis=1)
-            estimates |= dict(zip(best, means.tolist(), strict=True))
-        for i in best:
-            examples[i] = documents
-        first += best
-    return Screening(
-        tuple(estimates[i] for i in range(count)), tuple(examples), tuple(sorted(first)), documents
-    )
+
+    def _whole(self, members: Sequence[int]) -> Array:
+        found = _checked(self._score(members, range(self._documents)))
+        self.estimates |= dict(zip(members, found.mean(axis=1).tolist(), strict=True))
+        self.examples |= dict.fromkeys(members, self._documents)
+        return found
 
 
 def fit_items(responses: Array) -> tuple[Items, Array]:

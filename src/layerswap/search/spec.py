@@ -205,7 +205,7 @@ class SweepSettings(PromptOptions):
         choose_by: what the best composition is chosen by.
         without_labels: choose by signals that need no labels; the tasks are only reported.
         halving: let compositions of a grid that cannot win any more stop early.
-        item_response: estimate most compositions of a grid from a few informative documents.
+        item_response: estimate most compositions from a few informative documents.
         ties: densities of TIES to compare with, which needs the recipe's base.
         development: share of each task's documents that compositions are chosen on; the others
             are for the report.
@@ -259,7 +259,7 @@ class SweepSettings(PromptOptions):
             raise ValueError("without_labels reads logits and states: it needs the engine sweep")
         if (self.halving or self.item_response) and signals:
             name = "halving" if self.halving else "item_response"
-            raise ValueError(f"{name} is for a grid that is chosen by tasks")
+            raise ValueError(f"{name} is for what is chosen by tasks")
         if self.halving and self.item_response:
             raise ValueError("give halving or item_response, not both")
         return self
@@ -290,9 +290,8 @@ class SweepSpec(SweepSettings):
     def _grid_or_search(self) -> SweepSpec:
         if (self.grid is None) == (self.search is None):
             raise ValueError("give either a grid or a search")
-        if (self.halving or self.item_response) and self.search:
-            name = "halving" if self.halving else "item_response"
-            raise ValueError(f"{name} is for a grid that is chosen by tasks")
+        if self.halving and self.search:
+            raise ValueError("halving is for a grid; a search takes item_response")
         return self
 
 

@@ -27,7 +27,8 @@ from layerswap.search.evaluator import (
     SweepResult,
     by_condition,
 )
-from layerswap.search.protocol import choose, suggested
+from layerswap.search.item_response import Estimator, Screening
+from layerswap.search.protocol import Values, choose, suggested
 from layerswap.search.spec import SearchSpec, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
@@ -163,8 +164,6 @@ class Search:
             score: gives the score of every trial of a batch.
             progress: called with the number of compositions just tried.
         """
-        import optuna
-
         self._forget_unfinished()
         if not self._finished():
             for choices in self._starts():
@@ -176,11 +175,12 @@ class Search:
                 self._study.tell(trial, scores[trial.number])
             if progress is not None:
                 progress(len(batch))
-        state = optuna.trial.TrialState.COMPLETE
-        return [
-            Trial(trial.number, trial.params, float(trial.value))  # type: ignore[arg-type]
-            for trial in self._study.get_trials(states=(state,))
-        ]
+        return self.trials
+
+    @property
+    def trials(self) -> list[Trial]:
+        """What has been tried, in order."""
+        return [Trial(t.number, t.params, float(t.value)) for t in self._finished()]
 
     def _propose(self, count: int) -> list[optuna.Trial]:
         """A batch: the first trial is free, the others begin with the layers that it begins with.
@@ -321,9 +321,15 @@ def run_search(
     others = contenders(start, densities=spec.ties)
     evaluator = Evaluator(spec, others, store=store, allow_code=allow_code, log=log)
     scorer = _Scorer(evaluator, start)
-    trials = Search(spec.search, start, study).run(scorer, progress)
+    search = Search(spec.search, start, study)
+    if scorer.estimator is not None and (earlier := search.trials):
+        # Their answers are kept: the model is fitted to the same compositions again.
+        scorer({trial.number: trial.choices for trial in earlier})
+    trials, whole, screening = scorer.finish(search.run(scorer, progress))
+    if screening is not None:
+        log(str(screening))
     development = {trial.condition: trial.score for trial in trials}
-    chosen = choose(development)
+    chosen = choose(development, among=whole)
     best = next(trial for trial in trials if trial.condition == chosen)
     evaluator.members[chosen] = scorer.member(best.choices)
     scores, rows, measure = evaluator.tested(
@@ -339,6 +345,7 @@ def run_search(
         scores=scores, chosen=chosen, reference=FOUND, best=plan,
         development=development, chosen_by=scorer.chosen_by, measure=measure,
         rows=[*scorer.rows, *rows], trials=trials, evaluated=scorer.evaluated, naive=scorer.naive,
+        screening=screening,
     )  # fmt: skip
 
 
@@ -348,10 +355,54 @@ class _Scorer:
     def __init__(self, evaluator: Evaluator, start: Plan) -> None:
         self._evaluator, self._start = evaluator, start
         self._members: dict[str, int] = {}
-        self.rows: list[DocumentScore] = []
+        self._rows: dict[Condition, list[DocumentScore]] = {}
+        self._named: dict[int, Condition] = {}
         self.measure: Measure | None = None
         self.chosen_by = ""
         self.evaluated = self.naive = 0
+        self.estimator: Estimator | None = None
+        spec = evaluator.spec
+        if (wanted := spec.item_response) is not None:
+            self.estimator = Estimator(
+                self._on_places, evaluator.smallest(DEVELOPMENT), seed=spec.seed,
+                calibration=wanted.calibration, anchors=wanted.documents,
+            )  # fmt: skip
+
+    @property
+    def rows(self) -> list[DocumentScore]:
+        """Every score of every document that it asked for."""
+        return [row for rows in self._rows.values() for row in rows]
+
+    def finish(
+        self, trials: Sequence[Trial]
+    ) -> tuple[list[Trial], list[Condition], Screening | None]:
+        """The trials, those that may be chosen, and how they were estimated, if they were.
+
+        The best of those that were estimated are scored on all documents.
+        """
+        wanted = self._evaluator.spec.item_response
+        if self.estimator is None or wanted is None:
+            return list(trials), [], None
+        of = {self.member(trial.choices): trial for trial in reversed(trials)}
+        members = list(reversed(of))
+        went = self.estimator.finish(members, wanted.finalists)
+        means = dict(zip(members, went.estimates, strict=True))
+        whole = [of[members[i]].condition for i in went.survivors]
+        scored = [replace(one, score=means[self.member(one.choices)]) for one in trials]
+        return scored, whole, went
+
+    def _on_places(self, members: Sequence[int], places: Sequence[int]) -> Values:
+        conditions = [self._named[member] for member in members]
+        values, rows, self.measure = self._evaluator.on_places(conditions, places)
+        self._keep(rows)
+        return values
+
+    def _keep(self, rows: Iterable[DocumentScore]) -> None:
+        """Put rows in the place of what there is of their compositions."""
+        found: dict[Condition, list[DocumentScore]] = {}
+        for row in rows:
+            found.setdefault(row.condition, []).append(row)
+        self._rows |= found
 
     def member(self, choices: Choices) -> int:
         """The position of a composition in the sweep; added if it is not there."""
@@ -374,10 +425,15 @@ class _Scorer:
             values, signal = choose_without_labels(self._evaluator, distinct, TASK_EXPERT)
             self.chosen_by = f"{signal} (no labels)"
             found = dict(zip(distinct, values.tolist(), strict=True))
+        elif self.estimator is not None:
+            self._named = {members[one]: one for one in distinct} | self._named
+            means = self.estimator([members[one] for one in distinct])
+            self.chosen_by = " ".join(self.measure or ())
+            found = dict(zip(distinct, means, strict=True))
         else:
             rows = self._evaluator.rows(DEVELOPMENT, distinct)
             self.measure = self._evaluator.measure(rows)
             self.chosen_by = " ".join(self.measure)
-            self.rows += rows
+            self._keep(rows)
             found = {one: float(v.mean()) for one, v in by_condition(rows, self.measure).items()}
         return {number: found[first[members[trial_of(number)]]] for number in batch}
