@@ -1,9 +1,7 @@
 """The page in a real browser: nothing fails in its console, and what it offers works."""
 
-import os
-import shutil
-
 import pytest
+from accessibility import AXE, open_browser, violations
 
 from layerswap.compose.presets import Zones
 from layerswap.deltas.atlas import measure_delta
@@ -14,25 +12,13 @@ from layerswap.report.charts import draw_ranks
 from layerswap.report.delta_map import map_panel
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
 
-playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.slow
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def browser():
-    found = os.environ.get("LAYERSWAP_BROWSER") or next(
-        filter(None, map(shutil.which, BROWSERS)), None
-    )
-    with playwright.sync_playwright() as started:
-        try:
-            opened = started.chromium.launch(executable_path=found, args=QUIET)
-        except playwright.Error as error:
-            pytest.skip(f"no browser: {str(error).splitlines()[0]}")
+    with open_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +134,14 @@ def test_nothing_runs_over_the_edge_and_every_control_has_a_name(browser, path, 
     )
     assert ink != paper
     context.close()
+
+
+@pytest.mark.skipif(AXE is None, reason="LAYERSWAP_AXE names no axe.min.js")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1100])
+def test_axe_finds_nothing(browser, path, scheme, width):
+    viewport = {"width": width, "height": 800}
+    assert violations(browser, path, viewport=viewport, color_scheme=scheme) == []
 
 
 def test_a_panel_that_is_not_there_leaves_no_script_behind(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from accessibility import AXE, open_browser, violations
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -128,7 +129,12 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     assert "\\toprule" in (tables / "tables.tex").read_text()
     (tmp_path / "out" / "figures").mkdir()
     (tmp_path / "out" / "figures" / "of-before.svg").touch()
-    page = write_study_report(tmp_path / "out").read_text()
+    written = write_study_report(tmp_path / "out")
+    if AXE is not None:
+        with open_browser() as browser:
+            assert violations(browser, written) == []
+    page = written.read_text()
+    assert '<th scope="col"></th>' not in page
     for fact in ("Models and evaluation", str(shipped().base), "at most 12 of a task, the first",
                  "lab_problem_{language}", "layerswap study merge"):  # fmt: skip
         assert fact in page

@@ -225,7 +225,7 @@ class FinishedSteps:
             ["device", settings["device"]],
             ["dtype", settings["dtype"] or "as stored"],
         ]
-        return Section("Models and evaluation", table=Table(["", "value"], rows))
+        return Section("Models and evaluation", table=Table(["setting", "value"], rows))
 
     def _selections(self) -> dict[str, Path]:
         """The folders of the finished selections, by the kind of expert."""
