@@ -9,7 +9,7 @@ screening, successive halving, the same number of random problems for all, and a
 regret is the best test score minus that of the choice.
 
 With `search`, all 256 choices of one expert for each of the eight layers are scored, and each way
-scores the 100 trials of a TPE search over them, in 10 orders.
+scores the 100 trials of a TPE search over them, in 4 orders.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Matrix = npt.NDArray[np.float64]
 
 DEVELOPMENT, TEST, BATCH, ORDERS = 250, 500, 64, 20
-LAYERS, TRIALS, SEARCHES = 8, 100, 10
+LAYERS, TRIALS, SEARCHES = 8, 100, 4
 
 
 def start_of(lab: Lab, language: str, pair: int, **zones: int) -> Plan:
@@ -173,7 +173,7 @@ def searches() -> None:
 
 
 RANDOM, THEN, FEWER = 59, 40, 24
-"""Random problems, and trials, that cost as many scores as item response at its defaults."""
+"""Random problems, and trials, that cost about as many scores as item response at its defaults."""
 
 
 @dataclass(frozen=True)
