@@ -86,8 +86,9 @@ def check_roles(composition: Composition, reference: Checkpoint) -> None:
     if reference.numbered is None:
         return
     roleless = [name for name in reference.places if name in reference.numbered.roleless]
-    for name in roleless:
-        layer = reference.places[name].layer
+    # One tensor of each layer, and one outside: thousands of others say the same.
+    one_of = {reference.places[name].layer: name for name in reversed(roleless)}
+    for layer, name in reversed(one_of.items()):
         roles = OUTSIDE_ROLES if layer is None else LAYER_ROLES
         first = composition[Place(layer, roles[0])]
         for role in roles[1:]:
