@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import EVERY, config_of, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
@@ -60,6 +61,24 @@ def test_compositions_share_the_tensors_of_the_experts(tmp_path):
     assert virtual.pool.kept_bytes < 2 * expert
     outside = 2 * 60 * 32 + 32
     assert virtual.pool.made_bytes == 4 * outside  # one blend, whatever the number of plans
+
+
+def test_what_no_expert_trained_is_held_once(tmp_path):
+    swap_of(tmp_path)
+    frozen = {}
+    for name in ("task", "language"):
+        file = tmp_path / name / "model.safetensors"
+        tensors = load_file(file)
+        frozen = frozen or {n: t for n, t in tensors.items() if ".layers." not in n}
+        save_file(tensors | frozen, file, metadata={"format": "pt"})
+    experts = {name: tmp_path / name for name in ("task", "language")}
+    plans = [
+        ls.swap(**experts, bottom=2, top=1, outside=of) for of in ("task", "blend", "language")
+    ]
+    virtual = VirtualModel(plans)
+    for index, one in enumerate(plans):
+        check_same_model(virtual.switch(index), one.load())
+    assert virtual.pool.made_bytes == 0  # half of each of two equal tensors is that tensor
 
 
 def test_tied_parameters_stay_one(tmp_path):

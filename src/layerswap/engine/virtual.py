@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from layerswap.compose.blend import Operation
@@ -87,7 +87,7 @@ class WeightPool:
     @property
     def kept_bytes(self) -> int:
         """Bytes of the tensors that stay."""
-        return sum(_nbytes(tensors) for tensors in self._kept.values())
+        return _nbytes(tuple(tensor for tensors in self._kept.values() for tensor in tensors))
 
     @property
     def max_made_bytes(self) -> int:
@@ -147,7 +147,9 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        # Beside what is free, what holds copies of files and is given back when it is needed.
+        words = FilePath("/proc/meminfo").read_text("ascii").split()
+        return int(words[words.index("MemAvailable:") + 1]) << 10
     except (ValueError, OSError):  # not every system tells; then a bound that suits a laptop
         return 4 << 30
 
@@ -174,6 +176,19 @@ def _nbytes(tensors: Tensors) -> int:
     # Tied parameters are one tensor under several names.
     distinct = {id(tensor): tensor for tensor in tensors}.values()
     return sum(tensor.numel() * tensor.element_size() for tensor in distinct)
+
+
+def _same_bits(first: Tensors, second: Tensors) -> bool:
+    """True for tensors that are equal to the last bit, on one device."""
+    import torch
+
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().reshape(-1).view(torch.uint8)
+
+    return all(
+        (a.device, a.dtype) == (b.device, b.dtype) and torch.equal(bits(a), bits(b))
+        for a, b in zip(first, second, strict=True)
+    )
 
 
 Key = int
@@ -235,6 +250,7 @@ class VirtualModel:
         # What a group is made of has a number, because hashing all of it takes long.
         self._numbers: dict[tuple[WeightSource, ...], int] = {}
         self._made_of: list[tuple[WeightSource, ...]] = []
+        self._held: dict[str, list[Tensors]] = defaultdict(list)  # the experts', by target
         self.model, self.map = self._load(plans[0], sources)
         slots = (self.map.before, *self.map.layers, self.map.outside)
         self._slots: tuple[tuple[Group, ...], ...] = slots
@@ -345,7 +361,12 @@ class VirtualModel:
         else:
             tensor = self._placed(group.targets[0], made_of[0].compute(), where)
             tensors = (tensor,) * len(group.targets)
-        self.pool.put(number, tensors, stays=stays)
+        # What no expert trained, such as an embedding, is held once for all of them.
+        held = self._held[group.targets[0]]
+        equal = next((one for one in held if _same_bits(one, tensors)), None)
+        if stays and equal is None:
+            held.append(tensors)
+        self.pool.put(number, equal or tensors, stays=stays or equal is not None)
 
     def _placed(self, target: str, tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
         """A tensor as its parameter (or buffer) must be: dtype, device and class."""
@@ -375,6 +396,8 @@ class VirtualModel:
             where = self.pool.home if stays else self.device
             placed = {id(t): moved(t, where) for t in (state[name] for name in group.targets)}
             tensors = tuple(placed[id(state[name])] for name in group.targets)
+            if stays:
+                self._held[group.targets[0]].append(tensors)
             self.pool.put(number, tensors, stays=stays)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
