@@ -122,7 +122,8 @@ def test_neither_a_folder_nor_a_hub_id(tmp_path, monkeypatch, no_download, sourc
     monkeypatch.chdir(tmp_path / "in" / "here")
     with pytest.raises(CheckpointError) as caught:
         fetch_checkpoint(source)
-    expected = f"{source}: no such folder, and not a Hub id like 'owner/name'"
+    shown = source.replace("\n", "\\n")
+    expected = f"{shown}: no such folder, and not a Hub id like 'owner/name'"
     assert str(caught.value) == expected
 
 

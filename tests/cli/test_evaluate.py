@@ -94,6 +94,7 @@ def test_all_kinds_of_models_score_as_in_lm_eval(layerswap, models, tmp_path, su
     assert "adapter" in shown.out
 
 
+@pytest.mark.slow
 def test_a_larger_limit_computes_only_what_is_new(layerswap, models, tmp_path):
     def run(limit):
         done = layerswap(
@@ -186,6 +187,7 @@ def test_differences_beyond_chance_are_marked(layerswap, tmp_path):
     assert layerswap("compare", tmp_path / "one", "--model", "nobody").code == 2
 
 
+@pytest.mark.slow
 def test_the_signal_that_predicts_a_merge(layerswap, tmp_path):
     table = tmp_path / "merges.csv"
     lines = ["pair,mgsm_sw,[red]reading[/red],english[/x]"]  # as they are, not as markup

@@ -37,6 +37,7 @@ def given(experts, base, texts, out, *arguments):
     return ("linearity", "--base", base, *pair, "--text", texts, "--out", out, *arguments)
 
 
+@pytest.mark.slow
 def test_a_table_and_figures(layerswap, experts, base, texts, tmp_path):
     out = tmp_path / "out"
     arguments = given(experts, base, texts, out, "--steps", 2, "--beyond", 1)

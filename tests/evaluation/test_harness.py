@@ -49,11 +49,12 @@ def comparable(results: dict) -> dict:
     }
 
 
-def test_every_composition_scores_as_its_checkpoint_in_lm_eval(world, tmp_path):
+def test_every_composition_scores_as_its_checkpoint_in_lm_eval(world, tmp_path, capfd):
     sweep = sweep_of(world)
     found = judge(world, sweep)
+    assert "Tokenizing" not in capfd.readouterr().err  # no bar of lm-eval's for each composition
     assert len({json.dumps(comparable(one), default=float) for one in found}) > 1
-    for index in (0, 3, 5):
+    for index in (0, 5):
         expected = alone(world, sweep.plans[index], tmp_path / str(index))
         ours, theirs = comparable(found[index]), comparable(expected)
         assert ours.keys() == theirs.keys()

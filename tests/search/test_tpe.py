@@ -135,6 +135,7 @@ def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):
     assert "The best is " in done.output
 
 
+@pytest.mark.slow
 def test_a_search_that_estimates_most_trials_resumes(world, tmp_path):
     settings = {"calibration": 2, "documents": 1, "finalists": 1}
 

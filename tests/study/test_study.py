@@ -587,7 +587,7 @@ def test_a_small_study_on_a_processor_costs_little(folder):
     found = costs_of(read_study(folder / "study.yaml"), folder)
     assert (found.size.known_by, found.bytes_each) == ("its header", 4)
     assert found.documents["lab_problem_{language}"].number == 20
-    told = " ".join(plan_table(graph, found).split())
+    told = " ".join(str(plan_table(graph, found)).split())
     assert "processors" in told
     assert "parameters, by its header" in told
 

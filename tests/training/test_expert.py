@@ -80,6 +80,7 @@ def test_partial_sft_changes_its_part_and_nothing_else(tmp_path, base, rows, nam
     assert 0 < len(mine) < len(places)
 
 
+@pytest.mark.slow
 def test_places_can_be_chosen_one_by_one_or_by_a_recipe(tmp_path, base, rows):
     out = trained(
         tmp_path, base, data=files(rows, "task"),
@@ -155,6 +156,7 @@ def open_expert(folder, base):
     return adapt(open_checkpoint(str(base)), read_adapter(folder), source=str(folder))
 
 
+@pytest.mark.slow
 def test_partial_lora_has_no_adapter_at_frozen_places(tmp_path, base, rows):
     out = trained(
         tmp_path, base, data=files(rows, "task"), lora={"r": 2, "lora_alpha": 4},

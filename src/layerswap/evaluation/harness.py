@@ -260,6 +260,16 @@ def _model_class() -> type[Any]:
             self.number = 0
             self._responses = cache
 
+        # lm-eval's bars count one composition of many, so none is shown.
+        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            return super().loglikelihood(requests, disable_tqdm=True)
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            return super().loglikelihood_rolling(requests, disable_tqdm=True)
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            return super().generate_until(requests, disable_tqdm=True)
+
         def _loglikelihood_tokens(
             self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
         ) -> list[tuple[float, bool]]:
