@@ -1,0 +1,58 @@
+"""The tables of docs/real.md, from the recorded scores of the study `topic-transfer`.
+
+    python -m research.topic                  # prints Markdown; nothing is trained or evaluated
+    python -m research.topic --study FOLDER   # first records a finished study
+
+Recorded are one score per document and condition, and the seconds and versions of every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from layerswap.study.journal import read_journal
+from layerswap.study.results import RESULTS, study_results
+
+RECORD = Path(__file__).parent / "topic-transfer"
+SCORES = "scores.parquet"
+
+
+def record(study: Path) -> None:
+    """Copy the scores of a finished study, and what its steps took."""
+    journal = read_journal(study)
+    facts = {}
+    for step in journal.graph:
+        folder = journal.folder(step.name)
+        if not (folder / "step.json").is_file():
+            continue
+        found = json.loads((folder / "step.json").read_text("utf-8"))
+        facts[step.name] = {"seconds": found["seconds"], "versions": found["versions"]}
+        if step.kind == "evaluate":
+            kept = RECORD / step.name.partition("/")[2] / RESULTS
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / RESULTS / SCORES, kept / SCORES)
+    (RECORD / "steps.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--study", type=Path, help="folder of a finished study to record")
+    given = parser.parse_args()
+    if given.study is not None:
+        record(given.study)
+    for heading, root in (
+        ("The finished task expert", RECORD),
+        ("The task expert of the lowest validation loss, after one epoch", RECORD / "earlier"),
+    ):
+        folders = [path.parents[1] for path in sorted(root.glob(f"*/{RESULTS}/{SCORES}"))]
+        results = study_results({folder.name: folder for folder in folders}, 0.5)
+        print(f"# {heading}\n\n{results.summary.markdown()}")
+        for name, table in results.tables.items():
+            print(f"\n## {name}\n\n{table.markdown()}\n")
+
+
+if __name__ == "__main__":
+    main()
