@@ -673,6 +673,7 @@ def test_roles_that_the_tables_know_stay():
         ([*_blocks("a.blocks", 2, "w"), "a.blocks.1.shared_block.w"], 2),  # of several layers?
         ([*_blocks("a.blocks", 2, "w"), "sharedNorm.w"], 2),
         (["0.w", "1.w"], 2),
+        ([*_blocks("books", 2, "w"), *_blocks("a.blocks", 3, "w")], 2),  # the larger list is not it
     ],
 )
 def test_layers_are_not_taken_from_lists_that_may_be_others(names, layers):

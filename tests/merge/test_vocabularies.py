@@ -305,6 +305,12 @@ ODD = {
     "ids that are texts": {"model": {"type": "WordLevel", "vocab": {"a": "0", "b": "1"}}},
     "ids that are fractions": {"model": {"type": "WordLevel", "vocab": {"a": 0.5}}},
     "ids below zero": {"model": {"type": "WordLevel", "vocab": {"a": -1}}},
+    "an id far beyond any vocabulary": {"model": {"type": "WordLevel", "vocab": {"a": 10**9}}},
+    "an id below zero that an added token replaces": {
+        "model": {"type": "WordLevel", "vocab": {"a": -1}},
+        "added_tokens": [{"id": 0, "content": "a"}],
+    },
+    "no model": {"model": None},
     "a vocabulary of one number": {"model": {"type": "WordLevel", "vocab": 7}},
 }
 

@@ -7,6 +7,7 @@ name with a word that the tables do not have is reported, never guessed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -168,8 +169,8 @@ def place_by_number(
 
     Returns:
         The places in the order of `names`, and how they were told; None where there is no such
-        list or more than one, or where a name speaks of something shared: it may be of several
-        layers.
+        list or more than one, where another list holds more tensors, or where a name speaks of
+        something shared: it may be of several layers.
 
     Raises:
         RecipeError: a pattern caught something that is no layer index.
@@ -191,6 +192,9 @@ def place_by_number(
     wanted = set(range(min(layers, 1 + len(read))))  # lazily: a config can claim any number
     stacks = [stack for stack, indices in members.items() if stack and indices == wanted]
     if len(stacks) != 1 or len(wanted) != layers:
+        return None
+    tensors = Counter(stack for _, stack, _ in read.values() if stack)
+    if tensors[stacks[0]] < max(tensors.values()):  # the layers would be another list
         return None
     roleless = set()
     for name, (known, stack, index) in read.items():

@@ -288,6 +288,8 @@ RAW_FILES = (
     "vocab.txt",
 )  # fmt: skip
 """Files that define a vocabulary where there is no `tokenizer.json`."""
+LARGEST_VOCABULARY = 1 << 24
+"""Ids are below this; tables as long as the largest id are made of them."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 """Parts of `tokenizer.json` that decide which tokens a text becomes."""
@@ -503,14 +505,18 @@ def vocabulary_of(path: Path) -> dict[str, int]:
     model = tokenizer.get("model")
     vocab = model.get("vocab", {}) if isinstance(model, dict) else {}
     try:
+        if "model" in tokenizer and not isinstance(model, dict):
+            raise TypeError
         if isinstance(vocab, list):  # Unigram: [token, score] pairs, the id is the position
             vocab = {token: i for i, (token, _) in enumerate(vocab)}
         added = {one["content"]: one["id"] for one in tokenizer.get("added_tokens") or ()}
         found: dict[str, int] = {**vocab, **added}
-    except (TypeError, ValueError, KeyError):
+        every = [*vocab.items(), *added.items()]
+    except (TypeError, ValueError, KeyError, AttributeError):
         raise CheckpointError(f"{path}: its tokens are not texts with ids") from None
-    for token, number in found.items():
-        if not isinstance(token, str) or type(number) is not int or number < 0:
+    for token, number in every:
+        known = isinstance(token, str) and type(number) is int
+        if not known or not 0 <= number < LARGEST_VOCABULARY:
             shown = clipped(f"{token!r} is {number!r}")
             raise CheckpointError(f"{path}: its tokens are not texts with ids ({shown})")
     return found
