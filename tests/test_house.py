@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from lm_eval_world import write_sweep
 from plain_checkpoints import write_family
 
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
@@ -121,16 +122,29 @@ def test_no_imports_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def modules_run(*arguments: object) -> list[str]:
+    """The modules of which a function runs, from the command line to the bytes."""
+    lines = run_python(WALK.format(arguments=["layerswap", *map(str, arguments)])).split("\n")
+    return [line for line in lines if line.startswith("layerswap.")]
+
+
 def test_a_merge_passes_through_few_modules(tmp_path):
-    """From the command line to the bytes: the modules of which a function runs."""
     root = write_family(tmp_path)
     out = tmp_path / "out"
-    arguments = [f"--out={out}", *(f"--{name}={root[name]}" for name in ("task", "language"))]
-    walked = run_python(WALK.format(arguments=["layerswap", "merge", *arguments])).split("\n")
-    walked = [line for line in walked if line.startswith("layerswap.")]
+    experts = [f"--{name}={root[name]}" for name in ("task", "language")]
+    walked = modules_run("merge", f"--out={out}", *experts)
     assert (out / "model.safetensors").is_file()
     assert "layerswap.merge.writer" in walked
     assert len(walked) <= 28, walked
+
+
+@pytest.mark.slow
+def test_a_sweep_passes_through_few_modules(world, tmp_path):
+    out = tmp_path / "out"
+    walked = modules_run("sweep", write_sweep(world, tmp_path / "sweep.yaml"), f"--out={out}")
+    assert (out / "board.json").is_file()
+    assert "layerswap.engine.sweep" in walked
+    assert len(walked) <= 60, walked
 
 
 def test_every_module_is_within_reach():
