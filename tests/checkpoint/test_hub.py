@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from layerswap.checkpoint.folder import fetch_checkpoint, open_checkpoint
-from layerswap.checkpoint.hub import ALLOWED_FILES
+from layerswap.checkpoint.remote import ALLOWED_FILES
 from layerswap.errors import CheckpointError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -27,7 +27,7 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
-from layerswap.checkpoint import layouts
+from layerswap.checkpoint import places
 from layerswap.checkpoint.places import (
     ROLES,
     Pattern,
@@ -578,9 +578,9 @@ def test_every_word_of_the_tables_is_in_a_checked_name():
     names += [key for listed in ON_DISK.values() for key in listed]
     names += [gguf.TENSOR_NAMES[tensor] for arch in gguf.MODEL_TENSORS.values() for tensor in arch]
     seen = {word for key in names for word in key.split(".")}
-    tables = (layouts.OWNERS, layouts.INSIDE, layouts.OUTSIDE)
+    tables = (places.OWNERS, places.INSIDE, places.OUTSIDE)
     words = {word for table in tables for row in table.values() for word in row}
-    words |= layouts.WRAPPERS | layouts.STACKS | layouts.OUTSIDE_LEAVES
+    words |= places.WRAPPERS | places.STACKS | places.OUTSIDE_LEAVES
     assert words - seen == set()
 
 
@@ -801,8 +801,8 @@ def test_the_order_of_the_names_is_kept():
 
 
 def test_roles_are_those_of_the_tables():
-    assert set(ROLES) == {*layouts.OWNERS, *layouts.OUTSIDE, "router"}
-    for table in (layouts.OWNERS, layouts.OUTSIDE):
+    assert set(ROLES) == {*places.OWNERS, *places.OUTSIDE, "router"}
+    for table in (places.OWNERS, places.OUTSIDE):
         words = [word for row in table.values() for word in row if word != "mixer"]
         assert len(words) == len(set(words))
     # What is in a mixer says which of the two it is.

@@ -22,9 +22,9 @@ from merging import (
 )
 
 import layerswap as ls
-from layerswap.checkpoint.preconditions import check_space
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError
+from layerswap.merge.writer import check_space
 
 UP = "model.layers.{}.mlp.up_proj.weight"
 

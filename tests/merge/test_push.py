@@ -9,7 +9,7 @@ import sys
 import pytest
 from hub_server import Hub, running_hub
 
-from layerswap.checkpoint.hub import check_hub_id
+from layerswap.checkpoint.remote import check_hub_id
 from layerswap.errors import MergeError
 
 

@@ -9,7 +9,7 @@ import torch
 from merging import save_expert, tensors_of, tiny_llama
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.restack import restack, restacked_config
+from layerswap.checkpoint.views import restack, restacked_config
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import MergeError, RecipeError
 from layerswap.merge import verify

@@ -5,7 +5,6 @@ Nothing here imports torch: a checkpoint is opened by its JSON and its safetenso
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
 from layerswap.checkpoint.commit import atomic_folder, refuse_target
-from layerswap.checkpoint.expert import adapt, open_expert
 from layerswap.checkpoint.folder import (
     Checkpoint,
     is_adapter,
@@ -14,10 +13,11 @@ from layerswap.checkpoint.folder import (
     text_config,
 )
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
-from layerswap.checkpoint.hub import check_hub_id, push_folder
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
-from layerswap.checkpoint.preconditions import fingerprint, sha256_of
+from layerswap.checkpoint.read import fingerprint, sha256_of
+from layerswap.checkpoint.remote import check_hub_id, push_folder
 from layerswap.checkpoint.strict_json import parse_json, read_json_object
+from layerswap.checkpoint.views import adapt, open_expert
 
 __all__ = [
     "BLOCKS",

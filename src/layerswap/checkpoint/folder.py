@@ -15,7 +15,6 @@ from layerswap._types import PathLike
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, is_gguf, read_header
-from layerswap.checkpoint.hub import HUB_ID, download
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import (
     Numbered,
@@ -28,9 +27,11 @@ from layerswap.checkpoint.places import (
 from layerswap.checkpoint.read import as_torch, narrowed, open_file, read_floats, read_tensor
 from layerswap.checkpoint.remote import (
     CONNECTIONS,
+    HUB_ID,
     RemoteFile,
     WeightFile,
     check_url,
+    download,
     fetch_beside,
     find_weights,
     is_url,

@@ -1,4 +1,4 @@
-"""Reads tensors, whole or in part, with plain positioned reads, and converts their dtypes.
+"""Reads tensors, whole or in part, with plain positioned reads; converts dtypes, and hashes files.
 
 `os.pread` and not a memory map: a map of a file that shrinks, or on a network filesystem that
 fails, kills the process with SIGBUS, which no program can catch.
@@ -10,12 +10,15 @@ in uint8. A quantised type of GGUF is held as the bytes of its blocks, in uint8.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap._types import Advance
 from layerswap.checkpoint.header import (
     BLOCKS,
     DTYPE_BITS,
@@ -48,6 +51,10 @@ UNREAD = ("Q8_1", "Q8_K")
 """The quantised types that are no types of weights: they are only ever copied."""
 READ_DTYPES = (*FLOAT_DTYPES, *(dtype for dtype in BLOCKS if dtype not in UNREAD))
 """Everything that can be read as floats, quantised types of GGUF too."""
+SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
+"""How many blocks of a file its fingerprint reads, and how long each is, in bytes."""
+HASHED_BYTES = 1 << 24
+"""Bytes that `sha256_of` reads at a time."""
 
 
 @contextmanager
@@ -88,6 +95,45 @@ def read_into(handle: Handle, offset: int, buffer: memoryview, path: WeightFile)
         if count == 0:
             raise CheckpointError(f"{path}: ended while it was being read")
         done += count
+
+
+def fingerprint(path: WeightFile) -> str:
+    """SHA-256 over a file's length and 64 blocks of 64 KiB spread evenly over it.
+
+    The first block holds the header. It reads 4 MiB whatever the file's size, and distinguishes
+    any two fine-tuned checkpoints; it is no proof against an edit of single bytes.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_file(path) as handle:
+        size = path.size if isinstance(path, RemoteFile) else path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        last = max(0, size - SAMPLE_BYTES)
+        for start in sorted({last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
+            block = memoryview(bytearray(min(SAMPLE_BYTES, size - start)))
+            read_into(handle, start, block, path)
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
+    """SHA-256 of a whole file, in hexadecimal; `progress` gets the number of bytes just read.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(HASHED_BYTES))
+    with open_file(path) as handle:
+        size = path.stat().st_size
+        for start in range(0, size, HASHED_BYTES):
+            part = buffer[: min(HASHED_BYTES, size - start)]
+            read_into(handle, start, part, path)
+            digest.update(part)
+            progress(len(part))
+    return digest.hexdigest()
 
 
 def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stored:

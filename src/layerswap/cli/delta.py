@@ -34,10 +34,10 @@ def delta(
 
     Example: layerswap delta --base llama --expert math-expert --expert swahili-expert --out map
     """
-    from layerswap.checkpoint.preconditions import check_apart
     from layerswap.cli.progress import byte_progress
     from layerswap.deltas.atlas import measure, open_subjects
     from layerswap.errors import RecipeError
+    from layerswap.merge.writer import check_apart
     from layerswap.report.atlas_files import atlas_facts, refuse_atlas, write_atlas
 
     if axis not in ("input", "output"):

@@ -75,9 +75,9 @@ def evaluate(
 
     Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
     """
+    from layerswap.checkpoint.loading import check_dtype, open_device, pick_device
     from layerswap.cli.progress import answer_progress
     from layerswap.cli.tables import evaluation_table
-    from layerswap.engine.devices import check_dtype, open_device, pick_device
     from layerswap.evaluation import results as files
     from layerswap.evaluation.answer_language import identified_code
     from layerswap.evaluation.harness import check_task_names

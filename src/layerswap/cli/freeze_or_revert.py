@@ -34,8 +34,8 @@ def freeze_or_revert(
 
     Example: layerswap freeze-or-revert math.yaml --out runs --part task --task mgsm_direct_en
     """
+    from layerswap.checkpoint.loading import check_dtype, open_device, pick_device
     from layerswap.cli.tables import places_table
-    from layerswap.engine.devices import check_dtype, open_device, pick_device
     from layerswap.evaluation.harness import check_task_names
     from layerswap.training.expert.freezing import freeze_or_revert as both_ways
     from layerswap.training.expert.select import scorer

@@ -44,9 +44,9 @@ def learn(
     """
     import yaml
 
+    from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.cli.progress import step_progress
     from layerswap.compose.recipe import check_recipe
-    from layerswap.engine.devices import open_device, pick_device
     from layerswap.errors import RecipeError
     from layerswap.evaluation.examples import read_examples, tokenize
     from layerswap.merge.load import plan_tokenizer

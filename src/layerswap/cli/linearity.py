@@ -49,7 +49,7 @@ def linearity(
 
     Example: layerswap linearity --base b --task-expert t --language-expert l --text sw.txt --out o
     """
-    from layerswap.engine.devices import pick_device
+    from layerswap.checkpoint.loading import pick_device
     from layerswap.evaluation.linearity import measure_linearity
     from layerswap.report.linearity import refuse_linearity, write_linearity
 

@@ -91,7 +91,7 @@ def write_recipe(
 
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
-    from layerswap.checkpoint.hub import check_hub_id, push_folder
+    from layerswap.checkpoint.remote import check_hub_id, push_folder
     from layerswap.cli.progress import byte_progress
     from layerswap.errors import RecipeError
     from layerswap.merge.gguf import check_modelfile, write_modelfile

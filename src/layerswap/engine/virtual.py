@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
+from layerswap.checkpoint.loading import check_dtype, open_device
 from layerswap.compose.blend import Operation
-from layerswap.engine.devices import check_dtype, open_device
 from layerswap.engine.parameter_map import Group, ParameterMap, convert, parameter_map
 from layerswap.errors import EvaluationError
 from layerswap.merge.layout import OutputTensor

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import EngineName
+from layerswap.checkpoint.loading import check_dtype
 from layerswap.compose import Blend, Composition
-from layerswap.engine.devices import check_dtype
 from layerswap.engine.generation import Generation, StoppingCriteria
 from layerswap.engine.requests import check_prompts, eos_tokens, vocabulary
 from layerswap.engine.scoring import Question, Scores, rows_for

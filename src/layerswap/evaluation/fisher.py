@@ -21,9 +21,14 @@ from layerswap.checkpoint import (
     read_header,
     refuse_target,
 )
-from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer, without_progress_bars
+from layerswap.checkpoint.loading import (
+    load_causal_lm,
+    load_tokenizer,
+    open_device,
+    pick_device,
+    without_progress_bars,
+)
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.engine.devices import open_device, pick_device
 from layerswap.engine.sampling import draw_tokens
 from layerswap.errors import CheckpointError, MergeError, RecipeError
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize

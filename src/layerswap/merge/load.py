@@ -16,7 +16,6 @@ from layerswap.checkpoint.loading import (
     load_tokenizer,
     load_weights,
 )
-from layerswap.checkpoint.preconditions import check_unchanged
 from layerswap.checkpoint.read import as_torch
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
@@ -24,7 +23,7 @@ from layerswap.merge.layout import OutputTensor
 from layerswap.merge.lazy_tensors import Thresholds
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import tokenizer_folder, write_configuration
-from layerswap.merge.plan import MergePlan
+from layerswap.merge.plan import MergePlan, check_unchanged
 from layerswap.merge.writer import compute_tensor, measure_model
 from layerswap.versions import need_extras
 

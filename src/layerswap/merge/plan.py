@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.folder import downloaded
-from layerswap.checkpoint.preconditions import Stamp, stamps_of
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
@@ -19,7 +18,7 @@ from layerswap.compose.composition import changed_places
 from layerswap.compose.presets import Outside
 from layerswap.compose.schema import BASE, Override, SwapMethod
 from layerswap.compose.validation import parse_size
-from layerswap.errors import RecipeError
+from layerswap.errors import MergeError, RecipeError
 from layerswap.merge.compatibility import (
     check_roles,
     check_tied,
@@ -39,6 +38,10 @@ from layerswap.merge.layout import (
 from layerswap.merge.lazy_tensors import derived_tensors, leaves
 from layerswap.merge.trained import training_notes
 from layerswap.merge.vocabulary import Alignment
+
+Stamp = tuple[int, int, int] | None
+"""Size, time of the last change and inode of a file; None for one that is read in place, which
+says with every answer what it is."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +318,29 @@ class MergePlan:
         return plans
 
 
+def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
+    """The stamp of every weight file of the checkpoints.
+
+    Raises:
+        MergeError: a file has vanished.
+    """
+    return {file: _stamp(file) for checkpoint in checkpoints for file in checkpoint.all_files}
+
+
+def check_unchanged(stamps: Mapping[WeightFile, Stamp]) -> None:
+    """Refuse weight files that changed since they were stamped.
+
+    Raises:
+        MergeError: naming the first file that changed or vanished.
+    """
+    for file, stamp in sorted(stamps.items(), key=lambda item: str(item[0])):
+        if isinstance(file, RemoteFile):
+            if file.commit is None:  # of a commit nothing can change
+                file.check_unchanged()
+        elif _stamp(file) != stamp:
+            raise MergeError(f"{file}: changed since the merge was planned; plan it again")
+
+
 def names_digest(names: Iterable[str]) -> dict[str, Any]:
     """The number of tensors, and the SHA-256 of their sorted names, one a line."""
     text = "".join(f"{name}\n" for name in sorted(names))
@@ -347,3 +373,13 @@ def _as_overrides(old: Composition, new: Composition) -> list[Override]:
         )
         for place, blend in changed_places(old, new).items()
     ]
+
+
+def _stamp(file: WeightFile) -> Stamp:
+    if isinstance(file, RemoteFile):
+        return None
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise MergeError(f"{file}: vanished ({error.strerror})") from None
+    return status.st_size, status.st_mtime_ns, status.st_ino

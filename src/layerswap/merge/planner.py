@@ -21,7 +21,6 @@ from layerswap.checkpoint import (
 from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import INDEX, SINGLE, downloaded, fetch_checkpoint
 from layerswap.checkpoint.header import is_gguf
-from layerswap.checkpoint.preconditions import stamps_of
 from layerswap.compose import Composition, Recipe, read_recipe
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import Expert, SwapMethod
@@ -38,7 +37,7 @@ from layerswap.merge.gguf import (
 from layerswap.merge.load import load_model
 from layerswap.merge.lora import AdapterMergePlan
 from layerswap.merge.metadata import record
-from layerswap.merge.plan import MergePlan, fisher_sources, with_base
+from layerswap.merge.plan import MergePlan, fisher_sources, stamps_of, with_base
 from layerswap.merge.trained import along_training
 from layerswap.merge.vocabulary import align
 from layerswap.merge.writer import write_plan
@@ -215,7 +214,7 @@ def _in_one_layout(
     like = next((one for one in opened if one.gguf is None and one.tensors), None)
     if like is None or all(one.gguf is None for one in opened):
         return dict(experts), base
-    from layerswap.checkpoint.gguf_translation import as_transformers
+    from layerswap.checkpoint.views import as_transformers
 
     def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.gguf is None:
@@ -403,7 +402,7 @@ def _restacked(
     aligned: bool,
 ) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
     """The experts and the base with the layers that a composition takes of each."""
-    from layerswap.checkpoint.restack import restack
+    from layerswap.checkpoint.views import restack
 
     moved = {name: restack(one, composition.taken_of(name)) for name, one in sources.items()}
     base = restack(base, composition.taken_of("base")) if base is not None else None

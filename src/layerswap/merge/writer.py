@@ -1,4 +1,4 @@
-"""Writing the shards: spans copied by the kernel, blends computed in fixed chunks.
+"""Writes the shards of a plan to a safe target: spans copied by the kernel, blends in fixed chunks.
 
 Memory does not grow with the model: each worker holds one chunk of every input.
 """
@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Advance, Log, PathLike
-from layerswap.checkpoint import BLOCKS, atomic_folder, refuse_target
+from layerswap.checkpoint import BLOCKS, Checkpoint, atomic_folder, refuse_target
 from layerswap.checkpoint.commit import Journal, atomic_file, refuse_file
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import block_of, is_gguf, read_header
-from layerswap.checkpoint.preconditions import check_apart, check_space, check_unchanged
 from layerswap.checkpoint.read import (
     Handle,
     is_finite,
@@ -45,7 +45,7 @@ from layerswap.merge.lazy_tensors import (
 )
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import RECORD, record, write_documents
-from layerswap.merge.plan import MergePlan, names_digest
+from layerswap.merge.plan import MergePlan, check_unchanged, names_digest
 from layerswap.merge.rounding import SAMPLED, Rounding, rounding_note
 
 if TYPE_CHECKING:
@@ -369,6 +369,47 @@ def check_target(plan: MergePlan, out: PathLike, *, overwrite: bool) -> Path:
     check_space(target.parent, plan.nbytes)
     check_unchanged(plan.stamps)
     return target
+
+
+def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
+    """Refuse an output that is, holds or lies in a source, however either is reached.
+
+    Raises:
+        MergeError: naming the source.
+    """
+    real = target.expanduser().resolve()
+    for name, checkpoint in sources.items():
+        local = [file.resolve() for file in checkpoint.all_files if isinstance(file, Path)]
+        if checkpoint.gguf is not None:  # a file has no folder of its own
+            if any(real in (file, *file.parents) for file in local):
+                raise MergeError(f"{target}: would write over the checkpoint of {name}")
+            continue
+        # A file may be a link out of its folder: replacing what it points to would lose it too.
+        files = {file.parent for file in local}
+        for folder in (checkpoint.folder.resolve(), *sorted(files)):
+            if real == folder or folder in real.parents or real in folder.parents:
+                raise MergeError(f"{target}: would write into the checkpoint of {name}")
+
+
+def check_space(folder: Path, need: int) -> None:
+    """Refuse an output of `need` bytes that does not fit on the disk of `folder`.
+
+    Raises:
+        MergeError: with both sizes.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        wanted, there = _size(need), _size(free)
+        if wanted == there:
+            wanted, there = f"{need:,} bytes", f"{free:,} bytes"
+        raise MergeError(f"{folder}: needs {wanted}, only {there} are free")
+
+
+def _size(count: int) -> str:
+    for size, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1)):
+        if count >= size:
+            return f"{count / size:.{digits}f} {unit}"
+    return f"{count} bytes"
 
 
 def write_plan(

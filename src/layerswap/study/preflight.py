@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.presets import zone_grid
-from layerswap.engine.devices import open_device
 from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.harness import check_task_names, load_tasks
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder

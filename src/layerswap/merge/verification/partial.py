@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprint, open_checkpoint
-from layerswap.checkpoint.restack import restack
+from layerswap.checkpoint.views import restack
 from layerswap.compose.blend import Blend
 from layerswap.errors import LayerswapError
 from layerswap.merge.layout import OutputTensor

@@ -183,7 +183,7 @@ def scorer(
     Raises:
         EvaluationError: a task is unknown; before any checkpoint is loaded.
     """
-    from layerswap.engine.devices import pick_device
+    from layerswap.checkpoint.loading import pick_device
     from layerswap.evaluation.harness import check_task_names
 
     check_task_names(tasks, include)
