@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layerswap.engine.requests import pad_with_mask
+from layerswap.engine.scoring import pad_with_mask
 from layerswap.engine.sweep import Sweep
 from sweep_data import lab_plan, lab_prompts, make_plan
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layerswap.engine.requests import pad
+from layerswap.engine.scoring import pad
 from layerswap.engine.sweep import Sweep
 from sweep_data import make_plan
 

@@ -11,7 +11,7 @@ from tiny_models import FAMILIES, GATED, MORE, config_of, grid_of, save_expert, 
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.engine.sampling import Sampling
+from layerswap.engine.generation import Sampling
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.merge.planner import make_plan

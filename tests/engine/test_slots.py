@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from layerswap.engine.sampling import Sampling, draw_tokens
+from layerswap.engine.generation import Sampling, draw_tokens
 from layerswap.engine.slots import GroupCache, Slots
 from layerswap.engine.trie import build_trie
 

@@ -419,7 +419,7 @@ def test_a_transformer_that_layers_share_is_of_none_of_them(tmp_path):
 
 
 def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):
-    monkeypatch.setattr("layerswap.engine.parameter_map._find_stack", lambda *args: None)
+    monkeypatch.setattr("layerswap.engine.virtual._find_stack", lambda *args: None)
     ids = some_ids()
     sweep = Sweep(llama[:3])
     with pytest.warns(UserWarning, match="they are not in one list"):

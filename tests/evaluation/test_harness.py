@@ -11,8 +11,7 @@ import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation import harness
-from layerswap.evaluation.harness import evaluate
-from layerswap.evaluation.prompts import PromptOptions
+from layerswap.evaluation.harness import PromptOptions, evaluate
 from layerswap.evaluation.response_cache import AnswerStore
 
 NAMES = ["maembe_generate", "maembe_choose", "maembe_read"]

@@ -8,8 +8,8 @@ from layerswap.deltas.atlas import measure_delta
 from layerswap.evaluation.statistics import Interval, friedman
 from layerswap.lab.assets import shipped
 from layerswap.report import Report, Section, Table, write_report
-from layerswap.report.charts import draw_ranks
 from layerswap.report.delta_map import map_panel
+from layerswap.report.drawing import draw_ranks
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
 
 pytestmark = pytest.mark.slow

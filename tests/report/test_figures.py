@@ -9,8 +9,7 @@ from example import GRID, NAMES, scores
 from layerswap.compose.presets import Zones, swap
 from layerswap.evaluation.statistics import friedman
 from layerswap.report import draw_heat_map, draw_intervals, draw_stack
-from layerswap.report.charts import draw_ranks
-from layerswap.report.drawing import CELL_INKS, DARK, contrast, even_scale, ink_on
+from layerswap.report.drawing import CELL_INKS, DARK, contrast, draw_ranks, even_scale, ink_on
 
 SVG = "{http://www.w3.org/2000/svg}"
 STRANGE = 'expert [v2] <b> & $x_1$ \x1b "q" مثال 例'

@@ -107,7 +107,7 @@ def test_freeze_against_revert_evaluates_both_ways(tmp_path, base, rows, tasks):
         return {"task": 0.5}
 
     def plan_tensor(plan, name):
-        from layerswap.merge.load import load_tensor
+        from layerswap.merge.planner import load_tensor
         from layerswap.merge.writer import measure_model
 
         tensor = next(t for t in plan.tensors if t.name == name)

@@ -80,8 +80,7 @@ def evaluate(
     from layerswap.cli.tables import evaluation_table
     from layerswap.evaluation import results as files
     from layerswap.evaluation.answer_language import identified_code
-    from layerswap.evaluation.harness import check_task_names
-    from layerswap.evaluation.prompts import parse_arguments
+    from layerswap.evaluation.harness import check_task_names, parse_arguments
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite

@@ -49,8 +49,7 @@ def learn(
     from layerswap.compose.recipe import check_recipe
     from layerswap.errors import RecipeError
     from layerswap.evaluation.examples import read_examples, tokenize
-    from layerswap.merge.load import plan_tokenizer
-    from layerswap.merge.planner import make_plan
+    from layerswap.merge.planner import make_plan, plan_tokenizer
     from layerswap.search.coefficients import LearningSettings, learn_coefficients
     from layerswap.versions import need_extras
 

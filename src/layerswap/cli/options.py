@@ -18,7 +18,7 @@ from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
-    from layerswap.evaluation.prompts import PromptOptions
+    from layerswap.evaluation.harness import PromptOptions
 
 COMPOSITION, OUTPUT_PANEL = "Composition", "Output"
 
@@ -459,7 +459,7 @@ def prompt_options(
     gen_kwargs: str | None,
 ) -> PromptOptions:
     """The options of prompts as the evaluation takes them."""
-    from layerswap.evaluation.prompts import PromptOptions
+    from layerswap.evaluation.harness import PromptOptions
 
     found = PromptOptions(
         apply_chat_template=apply_chat_template,

@@ -1,7 +1,6 @@
 """Scores and generates with many compositions of the same experts together."""
 
-from layerswap.engine.generation import Generation
-from layerswap.engine.sampling import Sampling
+from layerswap.engine.generation import Generation, Sampling
 from layerswap.engine.scoring import Scores
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.prefix_runner import Call, Entry
-from layerswap.engine.trie import Node, walk
+from layerswap.engine.trie import Call, Entry, Node, walk
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:

@@ -19,19 +19,24 @@ from layerswap._types import EngineName
 from layerswap.checkpoint.loading import check_dtype
 from layerswap.compose import Blend, Composition
 from layerswap.engine.generation import Generation, StoppingCriteria
-from layerswap.engine.requests import check_prompts, eos_tokens, vocabulary
-from layerswap.engine.scoring import Question, Scores, rows_for
+from layerswap.engine.scoring import (
+    Question,
+    Scores,
+    check_prompts,
+    eos_tokens,
+    rows_for,
+    vocabulary,
+)
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements
 from layerswap.errors import EvaluationError
-from layerswap.merge.load import build_empty_model, load_tensor
-from layerswap.merge.planner import Plan
+from layerswap.merge.planner import Plan, build_empty_model, load_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from layerswap.engine.sampling import Sampling
+    from layerswap.engine.generation import Sampling
 
 PROBES, PROBE_TOKENS, PROBE_NEW = 4, 24, 8
 """Prompts of the opening check, their tokens, and the tokens that are written after each."""

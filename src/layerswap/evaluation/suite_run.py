@@ -13,13 +13,11 @@ from layerswap._types import Advance, EngineName, Log
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.engine.vllm import NOT_VLLM, open_engine
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.harness import evaluate, load_tasks, run_tasks
-from layerswap.evaluation.prompts import PromptOptions
+from layerswap.evaluation.harness import PromptOptions, evaluate, load_tasks, run_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.adapters import MANIFEST, open_served
-from layerswap.merge.load import plan_tokenizer
 from layerswap.merge.metadata import COPIED, tokenizer_folder
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge.planner import Plan, make_plan, plan_tokenizer
 
 Result = dict[str, Any]
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from layerswap.merge.api import instruct, partition, revert, soup, swap
     from layerswap.merge.metadata import RECORD
     from layerswap.merge.planner import AdapterPlan, Plan, make_plan
-    from layerswap.merge.verification.report import Verification
+    from layerswap.merge.verification.files import Verification
     from layerswap.merge.verification.verify import verify
 
 __all__ = [
@@ -30,7 +30,7 @@ if not TYPE_CHECKING:  # a merge from the command line needs neither the API nor
         __name__,
         {
             "RECORD": "metadata",
-            "Verification": "verification.report",
+            "Verification": "verification.files",
             "verify": "verification.verify",
             **dict.fromkeys(("AdapterPlan", "Plan", "make_plan"), "planner"),
             **dict.fromkeys(("instruct", "partition", "revert", "soup", "swap"), "api"),

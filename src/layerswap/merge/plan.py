@@ -16,8 +16,8 @@ from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
 from layerswap.compose.composition import changed_places
 from layerswap.compose.presets import Outside
+from layerswap.compose.recipe import parse_size
 from layerswap.compose.schema import BASE, Override, SwapMethod
-from layerswap.compose.validation import parse_size
 from layerswap.errors import MergeError, RecipeError
 from layerswap.merge.compatibility import (
     check_roles,

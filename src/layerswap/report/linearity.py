@@ -6,7 +6,7 @@ from pathlib import Path
 
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.evaluation.linearity import Linearity
-from layerswap.report.charts import draw_linearity
+from layerswap.report.drawing import draw_linearity
 
 TABLE = "linearity.parquet"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError
-from layerswap.report.charts import draw_heat_map
+from layerswap.report.drawing import draw_heat_map
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.tables import Table, difference_words, interval_words, score
 from layerswap.search.conditions import Condition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.requests import pad_with_mask
+from layerswap.engine.scoring import pad_with_mask
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import Node
 from layerswap.errors import EvaluationError

@@ -21,8 +21,7 @@ from layerswap.evaluation.answer_language import (
 )
 from layerswap.evaluation.harness import evaluate, load_tasks
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.merge.load import plan_tokenizer
-from layerswap.merge.planner import Plan
+from layerswap.merge.planner import Plan, plan_tokenizer
 from layerswap.search.conditions import Condition
 from layerswap.search.item_response import Screening
 from layerswap.search.protocol import TestResult, Values, split_documents

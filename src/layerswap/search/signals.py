@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.sampling import Sampling
+from layerswap.engine.generation import Sampling
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 

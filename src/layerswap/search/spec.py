@@ -21,7 +21,7 @@ from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import read_yaml
 from layerswap.errors import RecipeError
-from layerswap.evaluation.prompts import PromptOptions
+from layerswap.evaluation.harness import PromptOptions
 
 ZONE_SIZES = tuple(field.name for field in fields(Zones))
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)

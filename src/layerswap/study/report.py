@@ -13,9 +13,8 @@ from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
-from layerswap.report.charts import draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
-from layerswap.report.drawing import Drawing
+from layerswap.report.drawing import Drawing, draw_intervals, draw_ranks
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
 from layerswap.report.stack import draw_stack

@@ -19,7 +19,7 @@ from layerswap._types import EngineName
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import nearest, read_yaml
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.evaluation.prompts import PromptOptions
+from layerswap.evaluation.harness import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
 from layerswap.study.steps import Resources

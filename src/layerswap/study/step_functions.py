@@ -14,8 +14,8 @@ from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import StudyError
+from layerswap.evaluation.harness import PromptOptions
 from layerswap.evaluation.languages import same_language
-from layerswap.evaluation.prompts import PromptOptions
 from layerswap.evaluation.results import read_scores, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge.planner import Plan, make_plan

@@ -1,18 +1,195 @@
-"""A mergekit configuration as a recipe."""
+"""Reads a mergekit configuration as a recipe; checks its rules beyond the types of its fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from layerswap.compose.mergekit.methods import METHODS
-from layerswap.compose.mergekit.resolve import read_stack
-from layerswap.compose.mergekit.schema import MergekitFile, MergekitMethod
-from layerswap.compose.mergekit.validation import file_mistakes
-from layerswap.compose.schema import BASE
-from layerswap.compose.yaml_file import KeyPath, validate, validate_whole
+from layerswap.compose.mergekit.methods import METHODS, PER_MODEL, SHARED, WEIGHTED_SUMS, range_of
+from layerswap.compose.mergekit.resolve import Parameters, StackSlice, needs_weight, read_stack
+from layerswap.compose.mergekit.schema import MergekitFile, MergekitMethod, scalars
+from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK
+from layerswap.compose.yaml_file import KeyPath, Mistake, nearest, validate, validate_whole
+from layerswap.errors import RecipeError
+
+PARAMETERS = (*PER_MODEL, *SHARED, "normalize", "int8_mask", "t", "filter_wise", "eps")
+"""What mergekit knows; like mergekit we pass over those that the method does not have."""
+BODIES = ("models", "slices", "modules")
+
+
+def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
+    """Every mistake in a configuration's raw data that the types of its fields do not show.
+
+    Tolerates data of any shape: what has the wrong type is left to the type check.
+    """
+    found = [*_method_mistakes(data), *_body_mistakes(data)]
+    for path, parameters in _all_parameters(data):
+        found += _parameter_mistakes(path, parameters, data.get("merge_method"))
+    stack = read_stack(data)
+    found += _nothing_on_the_base(stack, data.get("merge_method"))
+    for one in stack:
+        found += _layer_mistakes(one)
+        found += _source_mistakes(one, data.get("merge_method"))
+    return found
+
+
+def file_mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
+    """Every mistake in a whole file: those of its method, and of dtypes and tokenizer."""
+    found = mistakes(data)
+    for key in ("dtype", "out_dtype"):
+        value = data.get(key)
+        if isinstance(value, str) and value.removeprefix("torch.") not in DTYPES:
+            found.append(((key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"))
+    if data.get("chat_template") is not None:
+        text = "layerswap copies the tokenizer with its template; remove `chat_template`"
+        found.append((("chat_template",), text))
+    tokenizer = data.get("tokenizer")
+    if tokenizer is not None and data.get("tokenizer_source") is not None:
+        found.append((("tokenizer",), "give tokenizer or tokenizer_source, not both"))
+    if isinstance(tokenizer, dict):
+        for key in ("tokens", "pad_to_multiple_of"):
+            if tokenizer.get(key) is not None:
+                text = "not supported; embedding rows are merged as they are"
+                found.append((("tokenizer", key), text))
+    return found
+
+
+def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    name = data.get("merge_method")
+    if not isinstance(name, str) or name in METHODS:
+        return
+    yield ("merge_method",), f"layerswap has no {name!r}{nearest(name, sorted(METHODS))}"
+
+
+def _body_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
+    given = [key for key in BODIES if data.get(key)]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        yield (), f"give exactly one of {', '.join(BODIES)}; found {found}"
+    modules = data.get("modules")
+    if not isinstance(modules, dict):
+        return
+    for name, module in modules.items():
+        if name != "default":
+            text = "layerswap composes one list of layers, which mergekit calls 'default'"
+            yield ("modules", name), text
+        if isinstance(module, dict) and bool(module.get("models")) == bool(module.get("slices")):
+            yield ("modules", name), "give models or slices"
+
+
+def _all_parameters(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every `parameters` of a configuration, with the key path that leads to it."""
+    if isinstance(data, Mapping):
+        if isinstance(data.get("parameters"), Mapping):
+            yield (*path, "parameters"), data["parameters"]
+        for key in ("models", "slices", "sources", "modules"):
+            yield from _all_parameters(data.get(key), (*path, key))
+        if path and path[-1] == "modules":
+            for key, value in data.items():
+                yield from _all_parameters(value, (*path, key))
+    elif isinstance(data, list):
+        for i, item in enumerate(data):
+            yield from _all_parameters(item, (*path, i))
+
+
+def _parameter_mistakes(path: KeyPath, raw: Mapping[Any, Any], method: object) -> Iterator[Mistake]:
+    for name in raw:
+        if isinstance(name, str) and name not in PARAMETERS:
+            yield (*path, name), f"mergekit has no parameter {name!r}{nearest(name, [*PARAMETERS])}"
+    if not isinstance(method, str) or method not in METHODS:
+        return
+    for name, setting in _readable(raw).items():
+        wanted = range_of(method, name) if name in _used(method) else None
+        for value in scalars(setting) if wanted else ():
+            try:
+                assert wanted is not None
+                wanted.check(value)
+            except RecipeError as error:
+                yield (*path, name), str(error)
+                break
+
+
+def _used(method: str) -> set[str]:
+    """The parameters with a range that a method looks at."""
+    found = {*METHODS[method].required}
+    if method in WEIGHTED_SUMS:
+        found.add("lambda")
+    if METHODS[method].sparse:
+        found.add("density")
+    if METHODS[method].sparse == "band":
+        found.add("gamma")
+    if METHODS[method].sparse == "ranked":
+        found.add("epsilon")
+    return found
+
+
+def _readable(raw: Mapping[Any, Any]) -> Parameters:
+    stack = read_stack({"models": [{"model": "x", "parameters": raw}]})
+    return stack[0].sources[0].parameters
+
+
+def _layer_mistakes(one: StackSlice) -> Iterator[Mistake]:
+    for source in one.sources:
+        if source.layers is None:
+            continue
+        first, stop = source.layers
+        if not 0 <= first < stop:
+            yield (*source.path, "layer_range"), f"[{first}, {stop}] holds no layer"
+        elif stop > LARGEST_STACK:
+            yield (*source.path, "layer_range"), f"no model has {stop} layers"
+    ranges = {source.layers for source in one.sources if source.layers}
+    if len({stop - first for first, stop in ranges}) > 1:
+        yield one.path, "the sources have different numbers of layers"
+
+
+def _source_mistakes(one: StackSlice, name: object) -> Iterator[Mistake]:
+    if not isinstance(name, str) or name not in METHODS:
+        return
+    method, models = METHODS[name], [source.model for source in one.sources]
+    for i, source in enumerate(one.sources):
+        if source.model in models[:i]:
+            yield source.path, f"{source.model!r} is there twice"
+    low, high = method.sources
+    counted = set(models) - ({one.base} if method.optional_base else set())
+    if not low <= len(counted) <= high:
+        wanted = f"exactly {low}" if low == high else f"at least {low}"
+        with_base = ", the base model included"
+        if high == 1 or method.optional_base:
+            with_base = " beside the base model" if method.optional_base else ""
+        noun = "model" if low == 1 else "models"
+        text = f"{name} takes {wanted} {noun}{with_base}; found {len(counted)}"
+        yield one.path, text
+    if method.deltas or name == "slerp":
+        if one.base is None:
+            why = "works on deltas and needs" if method.deltas else "starts from"
+            yield (), f"{name} {why} a base model; give `base_model`"
+        elif one.base not in models:
+            yield one.path, f"{one.base!r} is the base model and must be among the sources"
+    for parameter in method.required:
+        yield from _missing(one, name, parameter)
+
+
+def _nothing_on_the_base(stack: list[StackSlice], name: object) -> Iterator[Mistake]:
+    if not isinstance(name, str) or name not in METHODS or not METHODS[name].deltas:
+        return
+    if stack and all(source.model == one.base for one in stack for source in one.sources):
+        yield (), "there is no model beside the base model"
+
+
+def _missing(one: StackSlice, name: str, parameter: str) -> Iterator[Mistake]:
+    """Required parameters that no level sets."""
+    shared = any(parameter in scope for scope in one.scopes)
+    if parameter == "t":
+        if not shared:
+            meant = "from 0 (the base model) to 1" if name == "slerp" else "the largest change"
+            yield ("parameters", "t"), f"{name} needs t, {meant}"
+        return
+    for source in one.sources:
+        if needs_weight(name, source, one) and not shared and parameter not in source.parameters:
+            yield source.path, f"{name} needs a {parameter} for {source.model!r}"
+
 
 KEYS = ("merge_method", "slices", "models", "modules", "base_model")
 """Keys by which a configuration is known; a recipe has none of them."""

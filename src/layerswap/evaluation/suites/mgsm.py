@@ -34,7 +34,7 @@ def last_number(text: str, language: str) -> str | None:
 
     Args:
         text: any text.
-        language: any code of its language; see `evaluate.languages`.
+        language: any code of its language; see `evaluation.languages`.
 
     Returns:
         The number, or None where there is none.

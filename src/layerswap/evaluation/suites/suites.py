@@ -187,7 +187,7 @@ def write_suite(
 
     Args:
         suite: one of `SUITES`.
-        languages: any codes or names; see `evaluate.languages`.
+        languages: any codes or names; see `evaluation.languages`.
         tasks: where they go.
         data: where published files may be.
         shots: exemplars in a prompt; the suite's own when None.

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.languages import match
 from layerswap.merge.api import soup
-from layerswap.merge.load import plan_tokenizer
-from layerswap.merge.planner import Plan
+from layerswap.merge.planner import Plan, plan_tokenizer
 from layerswap.training.expert.save import (
     CHECKPOINTS,
     checkpoints,
@@ -27,7 +26,7 @@ from layerswap.training.expert.save import (
 )
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.prompts import PromptOptions
+    from layerswap.evaluation.harness import PromptOptions
 
 ExpertRole = Literal["task", "language"]
 LANGUAGE_SIGNALS = {"belebele_": r"[a-z]{3}_[A-Z][a-z]{3}", "global_mmlu_full_": r"[a-z]{2,3}"}
