@@ -30,7 +30,7 @@ from layerswap.lab.quickstart import BOTTOMS, TOPS
 from layerswap.lab.scoring import load
 from layerswap.lab.tasks import LabSplit, examples
 from layerswap.merge import Plan, make_plan
-from layerswap.search.halving import race
+from layerswap.search.grid import race
 from layerswap.search.item_response import Estimator, screen
 from layerswap.search.spec import SearchSpec
 from layerswap.search.tpe import OUTSIDE, Choices, Search, with_choices_plan

@@ -3,7 +3,7 @@
     python -m research.signals
 
 For every scarce language and seed, the quickstart's grid is scored on test problems (the truth) and
-under every signal of `evaluate.signals`, none of which reads an answer in the scarce language. A
+under every signal of `search.unlabelled`, none of which reads an answer in the scarce language. A
 signal is as good as its rank correlation with the truth is high and its regret is low: the true
 score of the best composition minus that of the one it chooses.
 """
@@ -22,13 +22,13 @@ from layerswap.lab.quickstart import BOTTOMS, TOPS
 from layerswap.lab.scoring import load
 from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples, parallel
 from layerswap.merge import Plan, swap
-from layerswap.search.cross_lingual_similarity import cross_lingual_similarity
-from layerswap.search.signals import (
+from layerswap.search.unlabelled import (
     agreement,
     ask,
     combined,
     confidence,
     consensus,
+    cross_lingual_similarity,
     fluency,
     self_consistency,
 )

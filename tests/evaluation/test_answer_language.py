@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.answer_language import (
+from layerswap.evaluation.languages import (
     ANSWER,
     REASONING,
     identified_code,

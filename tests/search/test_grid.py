@@ -17,7 +17,7 @@ from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.report.sweep_files import lead
+from layerswap.report.sweeps import lead
 from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layerswap.errors import EvaluationError
-from layerswap.search.halving import race, upper_bound
+from layerswap.search.grid import race, upper_bound
 
 
 def lookup(scores):

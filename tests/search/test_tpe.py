@@ -17,7 +17,7 @@ from layerswap.compose import Blend
 from layerswap.engine.trie import build_trie, count_layers, paths_of
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.report.sweep_files import tell_search
+from layerswap.report.sweeps import tell_search
 from layerswap.search.conditions import Condition
 from layerswap.search.evaluator import DEVELOPMENT, Evaluator, by_condition
 from layerswap.search.spec import SearchSpec, read_sweep

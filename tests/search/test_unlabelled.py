@@ -11,14 +11,14 @@ from tiny_models import grid_of, swap_of
 
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
-from layerswap.search.cross_lingual_similarity import cross_lingual_similarity
-from layerswap.search.signals import (
+from layerswap.search.unlabelled import (
     Answers,
     agreement,
     ask,
     combined,
     confidence,
     consensus,
+    cross_lingual_similarity,
     fluency,
     self_consistency,
 )

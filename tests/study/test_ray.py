@@ -62,7 +62,7 @@ def outputs(root):
 def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_path):
     import threading
 
-    from layerswap.study.executors import OnRay
+    from layerswap.study.runner import OnRay
 
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -93,7 +93,7 @@ def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_pa
 
 @pytest.mark.slow
 def test_a_failure_on_ray_stops_only_what_needs_it(cluster, tmp_path):
-    from layerswap.study.executors import OnRay
+    from layerswap.study.runner import OnRay
 
     def broken(context):
         if context.step.settings["i"] == 2:

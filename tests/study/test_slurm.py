@@ -3,10 +3,9 @@
 import pytest
 
 from layerswap.errors import StudyError
-from layerswap.study import executors
-from layerswap.study.executors import OnSlurm
+from layerswap.study import runner
 from layerswap.study.journal import StudyJournal
-from layerswap.study.runner import run_graph
+from layerswap.study.runner import OnSlurm, run_graph
 from layerswap.study.steps import Graph, Resources, Step
 
 pytest.importorskip("submitit")
@@ -32,7 +31,7 @@ def make_functions(broken=None):
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    monkeypatch.setattr(executors, "POLL", 0.05)
+    monkeypatch.setattr(runner, "POLL", 0.05)
     return OnSlurm(tmp_path / "jobs", cluster="local")
 
 

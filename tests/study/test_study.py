@@ -19,8 +19,7 @@ from layerswap.cli import app
 from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
-from layerswap.evaluation.compare import compare_runs
-from layerswap.evaluation.results import Score, read_samples
+from layerswap.evaluation.results import Score, compare_runs, read_samples
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks

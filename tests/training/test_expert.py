@@ -260,13 +260,13 @@ def test_sparse_sft_changes_the_share_that_changed_most(tmp_path, base, rows, de
 
 
 def load_masks(out):
-    from layerswap.training.expert.sparse import load_masks as load
+    from layerswap.training.expert.sft import load_masks as load
 
     return load(out / "checkpoints" / "mask.safetensors")
 
 
 def test_most_changed_finds_the_largest_deltas_over_all_tensors():
-    from layerswap.training.expert.sparse import most_changed
+    from layerswap.training.expert.sft import most_changed
 
     before = {"a": torch.zeros(4), "b": torch.zeros(2, 2)}
     after = {"a": torch.tensor([0.1, -5.0, 0, 2]), "b": torch.tensor([[3.0, 0], [0, -0.2]])}

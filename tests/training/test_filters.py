@@ -8,9 +8,9 @@ import pytest
 from excerpts import read_jsonl, read_lines, read_mgsm
 
 from layerswap.errors import DataError
-from layerswap.training.mix.contamination import ItemIndex, units
 from layerswap.training.mix.filters import (
     SHOWN,
+    ItemIndex,
     build_filters,
     by_language,
     by_length,
@@ -19,6 +19,7 @@ from layerswap.training.mix.filters import (
     exact_duplicates,
     mathematics,
     near_duplicates,
+    units,
 )
 from layerswap.training.mix.mapping import MixExample
 from layerswap.training.mix.schema import FILTERS, Filters, LanguageFilter, Length, NearDuplicates

@@ -23,7 +23,7 @@ def model(request):
 def with_head(model, chunk):
     from trl.trainer.utils import add_fused_lm_head
 
-    from layerswap.training.expert.head import use_labelled_positions
+    from layerswap.training.expert.sft import use_labelled_positions
 
     fused = copy.deepcopy(model)
     add_fused_lm_head(fused, outputs=("log_probs", "entropy", "is_top1"))
@@ -88,16 +88,16 @@ def test_other_dtypes_and_scaled_logits_keep_the_librarys_head(model):
 
 
 def test_a_training_never_scores_a_position_without_a_label(tmp_path, base, rows, monkeypatch):
-    from layerswap.training.expert import head, trainer
+    from layerswap.training.expert import sft, trainer
 
     seen = []
-    real = head.LinearLogProb.apply
+    real = sft.LinearLogProb.apply
 
     def watched(hidden, *rest):
         seen.append(len(hidden))
         return real(hidden, *rest)
 
-    monkeypatch.setattr(head.LinearLogProb, "apply", watched)
+    monkeypatch.setattr(sft.LinearLogProb, "apply", watched)
     out = trainer.train({
         "base": str(base), "data": {"train": str(rows / "task-train.jsonl")}, "limit": 16,
         "hyperparameters": {"per_device_train_batch_size": 4},

@@ -8,8 +8,7 @@ import pytest
 
 from layerswap.errors import DataError
 from layerswap.training.mix.mapping import MixExample, example_maker, used_columns
-from layerswap.training.mix.schema import MixSource
-from layerswap.training.mix.templates import template_mistake
+from layerswap.training.mix.schema import MixSource, template_mistake
 
 
 def make(row, **source):

@@ -7,7 +7,7 @@ from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from layerswap.training.mix.math_filter import (
+from layerswap.training.mix.filters import (
     THRESHOLD,
     WEIGHTS,
     math_features,

@@ -133,7 +133,7 @@ def atomic_folder(
         marker: a file that only our own outputs hold; a folder without it is never replaced.
         overwrite: replace an existing folder.
         resume: the key of the work; a folder that a killed process left with a journal of this
-            key is handed out again (see `checkpoint.journal`).
+            key is handed out again (see `Journal`).
 
     Raises:
         MergeError: `target` exists and may not be replaced, or the disk refuses.

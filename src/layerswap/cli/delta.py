@@ -38,7 +38,7 @@ def delta(
     from layerswap.deltas.atlas import measure, open_subjects
     from layerswap.errors import RecipeError
     from layerswap.merge.writer import check_apart
-    from layerswap.report.atlas_files import atlas_facts, refuse_atlas, write_atlas
+    from layerswap.report.measurements import atlas_facts, refuse_atlas, write_atlas
 
     if axis not in ("input", "output"):
         raise RecipeError(f"--axis: {axis!r} is neither input nor output")

@@ -79,8 +79,8 @@ def evaluate(
     from layerswap.cli.progress import answer_progress
     from layerswap.cli.tables import evaluation_table
     from layerswap.evaluation import results as files
-    from layerswap.evaluation.answer_language import identified_code
     from layerswap.evaluation.harness import check_task_names, parse_arguments
+    from layerswap.evaluation.languages import identified_code
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite
@@ -141,7 +141,7 @@ def _scores(
     import numpy as np
 
     from layerswap.evaluation import results as files
-    from layerswap.evaluation.answer_language import ANSWER, REASONING
+    from layerswap.evaluation.languages import ANSWER, REASONING
     from layerswap.evaluation.statistics import mean_interval
 
     intervals = files.intervals_of(rows, asked)
@@ -178,7 +178,7 @@ def compare(
 
     Example: layerswap compare results/base results/swap --to latex
     """
-    from layerswap.evaluation.compare import compare_runs
+    from layerswap.evaluation.results import compare_runs
     from layerswap.report.tables import side_by_side
 
     found = compare_runs(runs, models=model)

@@ -51,7 +51,7 @@ def linearity(
     """
     from layerswap.checkpoint.loading import pick_device
     from layerswap.evaluation.linearity import measure_linearity
-    from layerswap.report.linearity import refuse_linearity, write_linearity
+    from layerswap.report.measurements import refuse_linearity, write_linearity
 
     refuse_linearity(out, overwrite=overwrite)
     found = measure_linearity(

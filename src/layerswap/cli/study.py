@@ -100,7 +100,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     preflight.check_here(StudyJournal(root, graph, storage).left(), device=on is None)
     executor = None
     if on is not None:
-        from layerswap.study.executors import executor_of
+        from layerswap.study.runner import executor_of
 
         executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
     summary = run_graph(

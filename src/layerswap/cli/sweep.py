@@ -28,7 +28,7 @@ def sweep(
     Example: layerswap sweep sweep.yaml --out results
     """
     from layerswap.cli.progress import answer_progress
-    from layerswap.report import sweep_files as files
+    from layerswap.report import sweeps as files
     from layerswap.search.grid import run_sweep
     from layerswap.search.spec import read_sweep
     from layerswap.search.tpe import check_names, run_search

@@ -1,9 +1,17 @@
-"""Maps any code or name of a language to the code that a benchmark has."""
+"""Languages by any code or name, and the share of an answer that is written in one.
+
+A benchmark's code is found for any code or name of a language. A composition can answer right in
+the wrong language: 2605.26735 reports accuracy and the language of the reasoning apart. Languages
+are identified by py3langid, which needs no network, on the text without what belongs to no
+language: numbers, code, formulas, markup and addresses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from typing import Any
 
 from layerswap.errors import EvaluationError
 
@@ -90,3 +98,123 @@ def _parts(tag: str) -> tuple[str, str]:
 
     whole = langcodes.Language.get(tag).maximize()
     return str(whole.language), str(whole.script)
+
+
+ANSWER, REASONING = "answer_language_share", "reasoning_language_share"
+"""Names of the metrics."""
+FEWEST = 20
+"""Letters of a text below which nothing is said of its language."""
+SEGMENT = 40
+"""Letters of the pieces whose language is identified; shorter ones are often mistaken."""
+OTHERWISE = ("flores", "mbpp")
+"""Benchmarks whose answers are meant to be in another language, or in none."""
+NO_LANGUAGE = re.compile(
+    r"```.*?(?:```|\Z)"  # code
+    r"|`[^`\n]*`"
+    r"|\$\$.*?\$\$|\\\[.*?\\\]|\\\(.*?\\\)"  # formulas
+    r"|\$(?=\S)[^$\n]*?(?<=\S)\$(?!\d)"
+    r"|\\[A-Za-z]+(?:\{[^{}]*\})?"
+    r"|<[^<>\n]{1,80}>|https?://\S+",
+    re.DOTALL,
+)
+SENTENCE = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？।॥])\s*|\n+")
+THOUGHT = re.compile(r"\A(.*?)</(?:think|thinking|reasoning)>(.*)\Z", re.DOTALL)
+
+
+def language_shares(text: str, language: str) -> dict[str, float]:
+    """The metrics of one generated text, those that it allows, in 0..1.
+
+    Args:
+        text: as generated. What stands before `</think>` is the reasoning; without that mark all
+            of it is the answer.
+        language: any code or name of a language.
+
+    Raises:
+        EvaluationError: there is no such language, or py3langid does not know it.
+
+    Example:
+        >>> shares = language_shares("<think>We add two and two, which is four.</think>4", "en")
+        >>> shares
+        {'reasoning_language_share': 1.0}
+    """
+    parts = {ANSWER: text}
+    thought = THOUGHT.match(text)
+    if thought:
+        parts = {REASONING: thought[1], ANSWER: thought[2]}
+    found = {name: share_in(part, language) for name, part in parts.items()}
+    return {name: share for name, share in found.items() if share is not None}
+
+
+def share_in(text: str, language: str) -> float | None:
+    """The share of a text's letters that stand in pieces of a language; None with too few letters.
+
+    Raises:
+        EvaluationError: see `language_shares`.
+    """
+    code = identified_code(language)
+    counts = [(_letters(piece), piece) for piece in _pieces(NO_LANGUAGE.sub(" ", text))]
+    total = sum(count for count, _ in counts)
+    if total < FEWEST:
+        return None
+    return sum(count for count, piece in counts if _language(piece) == code) / total
+
+
+@cache
+def identified_code(language: str) -> str:
+    """The code that py3langid has for a language.
+
+    Raises:
+        EvaluationError: there is none.
+    """
+    try:
+        from py3langid import rank
+    except ImportError:
+        raise EvaluationError(
+            'the language of answers needs py3langid: pip install "layerswap[eval]"'
+        ) from None
+    code = standard_tag(language).partition("-")[0]
+    if code not in {known for known, _ in rank("a")}:
+        raise EvaluationError(
+            f"answer_language: py3langid cannot identify {language!r}; leave answer_language out"
+        )
+    return code
+
+
+def known_language(language: str) -> str | None:
+    """The same language, or None where py3langid cannot identify it."""
+    try:
+        return identified_code(language) if language else None
+    except EvaluationError:
+        return None
+
+
+def sample_shares(sample: Mapping[str, Any], language: str) -> dict[str, float]:
+    """The metrics of one of lm-eval's samples; none where nothing was generated."""
+    answers = sample.get("resps") or [[]]
+    first = answers[0][0] if answers[0] else None
+    return language_shares(first, language) if isinstance(first, str) else {}
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Sentences, joined where they are short; a short last one goes with the one before."""
+    held = ""
+    ready: str | None = None
+    for sentence in SENTENCE.split(text):
+        held = f"{held} {sentence}" if held else sentence
+        if _letters(held) >= SEGMENT:
+            if ready is not None:
+                yield ready
+            ready, held = held, ""
+    yield f"{ready} {held}" if ready is not None else held
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalpha, text))
+
+
+@lru_cache(maxsize=1 << 16)
+def _language(piece: str) -> str:
+    """The language of a piece; compositions write the same sentences again and again."""
+    from py3langid import classify
+
+    return str(classify(" ".join(re.sub(r"\d+", " ", piece).split()))[0])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.errors import visible
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.compare import ScoreCell, SideBySide
+    from layerswap.evaluation.results import ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Interval
 
     Cell = str | int | float | Interval | None

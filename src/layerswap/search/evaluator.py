@@ -13,13 +13,13 @@ import numpy as np
 from layerswap._types import Advance, Log
 from layerswap.engine.vllm import open_engine
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.answer_language import (
+from layerswap.evaluation.harness import evaluate, load_tasks
+from layerswap.evaluation.languages import (
     ANSWER,
     REASONING,
     identified_code,
     sample_shares,
 )
-from layerswap.evaluation.harness import evaluate, load_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.planner import Plan, plan_tokenizer
 from layerswap.search.conditions import Condition

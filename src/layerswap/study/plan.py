@@ -36,9 +36,9 @@ from layerswap.study.inputs import (
     task_fingerprints,
     with_recipe,
 )
-from layerswap.study.launch import launch_configuration
 from layerswap.study.spec import TASK, EvaluationSpec, Experts, StepKind, StudySpec, TrainingRun
 from layerswap.study.steps import Estimate, Graph, Resources, Step
+from layerswap.training.expert.distributed import launch_configuration
 from layerswap.training.expert.spec import Data, Files, Lora, Trained
 from layerswap.training.mix.schema import mix_text, ready_recipes
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from layerswap.evaluation.answer_language import ANSWER, REASONING
+from layerswap.evaluation.languages import ANSWER, REASONING
 from layerswap.evaluation.results import Score, read_all_scores
 from layerswap.evaluation.statistics import Friedman, Interval, friedman, mean_interval
 from layerswap.evaluation.suites.suites import is_development

@@ -22,7 +22,6 @@ from layerswap.merge.planner import Plan, make_plan
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
 from layerswap.study.conditions import LanguageModels, RecipeData, recipes
-from layerswap.study.launch import launch_training
 from layerswap.study.results import (
     OTHER_LANGUAGES,
     RESULTS,
@@ -32,6 +31,7 @@ from layerswap.study.results import (
 )
 from layerswap.study.runner import Context, StepFunction
 from layerswap.study.spec import TASK
+from layerswap.training.expert.distributed import launch_training
 
 MIX, EXPERT, SELECTION, MAP_FOLDER = "mix", "expert", "selection.json", "map"
 TABLES, NUMBERS = "tables", "tables.json"
@@ -170,7 +170,7 @@ def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
 def measure_change(context: Context) -> None:
     """Measure what the kept experts changed, and write the maps (paper 1, figures 2 and 4 to 9)."""
     from layerswap.deltas.atlas import measure_delta
-    from layerswap.report.atlas_files import write_atlas
+    from layerswap.report.measurements import write_atlas
 
     settings = context.step.settings
     named = {

@@ -1,12 +1,22 @@
-"""TRL's SFTTrainer over several data sets, mixed or in turns, and its callbacks.
+"""TRL's SFTTrainer over several data sets, mixed or in turns, with its callbacks, masks and head.
+
+Sparse fine-tuning (Ansell et al., 2022) trains the elements in masks alone, by a callback.
+
+The head computes log-probabilities of labels without the logits of a whole batch, for training on
+a CPU. With a vocabulary of 262,144 the logits are the largest cost of a small model. TRL's fused
+head skips positions without a label only where Triton runs, and computes every tile again for the
+gradient. Here the head sees the labelled positions alone, in chunks, and the gradient of a chunk is
+computed while its logits exist: three matrix products instead of four, in constant memory.
 
 Imports TRL when it is imported; import this module inside functions only.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +27,220 @@ from datasets import Dataset, concatenate_datasets
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
+from trl.trainer.utils import FusedCausalLMOutput
 
 from layerswap._types import Log
-from layerswap.training.expert.head import use_labelled_positions
+from layerswap.merge.thresholds import Stream, magnitude_thresholds
 from layerswap.training.expert.save import checkpoints, forget_older_states
+
+CHUNK = 1 << 25
+"""Logits in memory at a time (128 MiB of float32)."""
+IGNORED = -100
+_SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
+           "logits_scaling")  # fmt: skip
+"""Settings of models whose logits are not simply the product of hidden states and head."""
+
+
+class LinearLogProb(torch.autograd.Function):
+    """Log-probabilities of targets under `softmax(hidden @ weight.T + bias)`.
+
+    The gradient is that of a sum: every log-probability must be given the same gradient.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917, autograd passes them so
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        chunk: int,
+        train: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute the values, and the gradients of their sum where they are needed.
+
+        Args:
+            ctx: autograd's context.
+            hidden: [n, d], float32.
+            weight: [vocabulary, d], float32.
+            bias: [vocabulary], or None.
+            targets: [n], token ids.
+            chunk: logits in memory at a time.
+            train: compute the gradients.
+
+        Returns:
+            Log-probability of each target, entropy (nats) and whether the target is the most
+            likely token; each [n].
+        """
+        inputs = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        grads = [
+            torch.zeros_like(one) if needed and train and one is not None else None
+            for one, needed in inputs
+        ]
+        values, entropies, hits = [], [], []
+        size = max(1, chunk // len(weight))
+        for rows in torch.split(torch.arange(len(targets)), size):
+            part, wanted = hidden[rows], targets[rows]
+            logits = part @ weight.t() if bias is None else torch.addmm(bias, part, weight.t())
+            logs = torch.log_softmax(logits, -1)
+            values.append(logs.gather(-1, wanted[:, None])[:, 0])
+            hits.append(logs.argmax(-1) == wanted)
+            likely = torch.exp(logs, out=logits)
+            entropies.append(-torch.linalg.vecdot(likely, logs))
+            del logs
+            # d log p(target) / d logits = one_hot(target) - p
+            if grads[0] is not None:
+                grads[0][rows] = weight[wanted] - likely @ weight
+            if grads[1] is not None:
+                grads[1].addmm_(likely.t(), part, alpha=-1).index_add_(0, wanted, part)
+            if grads[2] is not None:
+                ones = torch.ones(len(wanted), dtype=weight.dtype)
+                grads[2].sub_(likely.sum(0)).index_add_(0, wanted, ones)
+        ctx.grads = grads
+        entropy, hit = torch.cat(entropies), torch.cat(hits)
+        ctx.mark_non_differentiable(entropy, hit)
+        return torch.cat(values), entropy, hit
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        """Scale the gradients that `forward` computed."""
+        factor = grad[:1].sum()  # 0 where no position has a label
+        scaled = [None if one is None else one.mul_(factor) for one in ctx.grads]
+        ctx.grads = None
+        return (*scaled, None, None, None)
+
+
+def use_labelled_positions(model: Any, chunk: int = CHUNK) -> None:
+    """Replace TRL's fused head of a model by `LinearLogProb` where it runs on a CPU in float32.
+
+    Other devices and dtypes, autocast, mixtures of experts and models that scale their logits keep
+    TRL's head.
+
+    Args:
+        model: a causal language model that `trl.SFTTrainer` prepared, without PEFT's wrapper.
+        chunk: logits in memory at a time.
+    """
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) is not None for name in _SCALED):
+        return
+    fused = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        head, labels = self.get_output_embeddings(), kwargs.get("labels")
+        fits = (
+            fused_lm_head
+            and labels is not None
+            and "shift_labels" not in kwargs
+            and head.weight.dtype == torch.float32
+            and head.weight.device.type == labels.device.type == "cpu"
+            and not torch.is_autocast_enabled("cpu")
+            and not getattr(config, "output_router_logits", False)
+            and not kwargs.get("output_router_logits")
+        )
+        if not fits:
+            return fused(*args, fused_lm_head=fused_lm_head, **kwargs)
+        labels, count = kwargs.pop("labels")[:, 1:], kwargs.pop("num_items_in_batch", None)
+        hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
+        mask = labels != IGNORED
+        values = LinearLogProb.apply(  # type: ignore[no-untyped-call]
+            hidden[mask], head.weight, head.bias, labels[mask],
+            chunk, torch.is_grad_enabled(),
+        )  # fmt: skip
+        spread = [one.new_zeros(mask.shape).masked_scatter(mask, one) for one in values]
+        loss = -spread[0].sum() / (mask.sum().clamp(min=1) if count is None else count)
+        return FusedCausalLMOutput(
+            loss=loss, log_probs=spread[0], entropy=spread[1], is_top1=spread[2], label_mask=mask
+        )
+
+    model.forward = types.MethodType(forward, model)
+
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def most_changed(before: Tensors, after: Tensors, keep: float) -> dict[str, torch.Tensor]:
+    """Masks of the largest changes, over all parameters together.
+
+    The k-th largest |delta| is exact; ties with it are kept, so a mask can hold slightly more than
+    `keep` of the elements. It never holds an element that did not change.
+
+    Args:
+        before: parameters by name, of any float dtype.
+        after: the same parameters after a training.
+        keep: fraction of all elements, in (0, 1).
+
+    Returns:
+        bool tensors of the parameters' shapes.
+    """
+    deltas = {name: (after[name] - before[name]).float().abs() for name in before}
+    total = sum(delta.numel() for delta in deltas.values())
+    streams = [_stream(delta.flatten()) for delta in deltas.values()]
+    threshold = magnitude_thresholds(streams, 1, [max(1, round(keep * total))])[0][0]
+    return {name: (delta >= threshold) & (delta > 0) for name, delta in deltas.items()}
+
+
+def save_masks(masks: Tensors, path: Path) -> None:
+    """Write masks, uint8 tensors of 0 and 1, as safetensors."""
+    from safetensors.torch import save_file
+
+    save_file({name: mask.to(torch.uint8).contiguous() for name, mask in masks.items()}, path)
+
+
+def load_masks(path: Path) -> dict[str, torch.Tensor]:
+    """The masks that `save_masks` wrote."""
+    from safetensors.torch import load_file
+
+    return {name: mask.bool() for name, mask in load_file(path).items()}
+
+
+class Masked(TrainerCallback):
+    """Restricts a training to the elements in masks.
+
+    Gradients are masked before clipping, and weight decay of the other elements is undone after
+    every step.
+
+    Args:
+        parameters: the trained parameters, by name.
+        masks: bool tensors of their shapes.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], masks: Tensors) -> None:
+        self.held = [
+            (p, masks[name].to(p.device), p.detach().clone()) for name, p in parameters.items()
+        ]
+        for parameter, mask, _ in self.held:
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(_masking(mask))
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Right after the optimiser has stepped."""
+        if not args.weight_decay:
+            return
+        with torch.no_grad():
+            for parameter, mask, start in self.held:
+                parameter.copy_(torch.where(mask, parameter, start))
+
+
+def _masking(mask: torch.Tensor) -> Any:
+    def hook(parameter: torch.nn.Parameter) -> None:
+        if parameter.grad is not None:
+            parameter.grad.mul_(mask)
+
+    return hook
+
+
+def _stream(values: torch.Tensor) -> Stream:
+    size = 1 << 22
+
+    def part(start: int, stop: int) -> list[Any]:
+        return [values[start:stop].cpu().numpy()]
+
+    def chunks() -> Any:
+        return (part(start, start + size) for start in range(0, len(values), size))
+
+    return Stream(len(values), chunks, part)
+
 
 KEPT = ("input_ids", "labels", "seq_lengths")
 """Columns of prepared rows that are kept when data sets are joined."""

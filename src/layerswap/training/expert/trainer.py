@@ -420,7 +420,7 @@ def _set_decay(trainer: Any, fraction: float | None) -> None:
 
 def _train_first(job: TrainingJob, log: Log) -> None:
     """Run the first of two trainings, which finds the largest changes; only its mask is kept."""
-    from layerswap.training.expert.sparse import most_changed, save_masks
+    from layerswap.training.expert.sft import most_changed, save_masks
 
     folder = Path(job.config.output_dir)
     if (folder / MASK).is_file():
@@ -445,7 +445,7 @@ def _train_first(job: TrainingJob, log: Log) -> None:
 
 
 def _apply_mask(job: TrainingJob, trainer: Any) -> None:
-    from layerswap.training.expert.sparse import Masked, load_masks
+    from layerswap.training.expert.sft import Masked, load_masks
 
     masks = load_masks(Path(job.config.output_dir) / MASK)
     named = dict(trainer.model.named_parameters())

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.errors import DataError, LayerswapError
-from layerswap.training.mix.contamination import ItemIndex
-from layerswap.training.mix.filters import FilterPipeline, build_filters, check_languages
+from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.mapping import MixExample, example_maker, row_maker, used_columns
 from layerswap.training.mix.sources import keep_where, open_rows
 

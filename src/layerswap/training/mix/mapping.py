@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.errors import DataError
-from layerswap.training.mix.schema import Messages, Mix, MixSource
-from layerswap.training.mix.templates import (
+from layerswap.training.mix.schema import (
     DatasetRow,
+    Messages,
+    Mix,
+    MixSource,
     check_columns,
     make_renderer,
     template_columns,

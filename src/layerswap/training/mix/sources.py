@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.errors import DataError, LayerswapError
-from layerswap.training.mix.templates import check_columns
+from layerswap.training.mix.schema import check_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset

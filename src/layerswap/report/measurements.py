@@ -1,4 +1,4 @@
-"""An atlas on disk: its tables, its figures and its page, in one folder."""
+"""Writes an atlas or a measurement of linearity: tables, figures and page, in one folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.deltas.measure import Sums
+from layerswap.evaluation.linearity import Linearity
 from layerswap.report.delta_map import delta_page, draw_maps, map_of
+from layerswap.report.drawing import draw_linearity
 from layerswap.versions import missing_of
 
 LOSS = 0.3
@@ -142,3 +144,35 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
             f"layer {worst.layer} ({worst.top_in_common_share:.1%})"
         )
     return [*lines, f"wrote {folder}; open {folder / 'map.html'}"]
+
+
+TABLE = "linearity.parquet"
+
+
+def refuse_linearity(out: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that cannot be written, before anything is measured."""
+    refuse_target(out, marker=TABLE, overwrite=overwrite)
+
+
+def write_linearity(found: Linearity, out: Path, *, overwrite: bool = False) -> Path:
+    """Write `linearity.parquet` and the figure as SVG, PDF and PNG.
+
+    Args:
+        found: the measurement.
+        out: the folder to create.
+        overwrite: replace a folder that this wrote.
+
+    Returns:
+        The absolute folder.
+
+    Raises:
+        LayerswapError: the folder cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    target = out.expanduser().absolute()
+    with atomic_folder(target, marker=TABLE, overwrite=overwrite) as folder:
+        pq.write_table(pa.Table.from_pylist(found.rows()), folder / TABLE)
+        draw_linearity(found.line, found.sums).save(folder / "linearity")
+    return target
