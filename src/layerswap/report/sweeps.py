@@ -1,4 +1,4 @@
-"""`layerswap.sweep`, and the files of a sweep: scores, the summary, the best recipe and the page."""
+"""`layerswap.sweep`, and the files of a sweep: scores, summary, the best recipe and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in several processes, by accelerate: its configurations, their limits, and the launch."""
+"""Training in several processes, by accelerate: configurations, their limits, and the launch."""
 
 from __future__ import annotations
 
