@@ -178,12 +178,12 @@ def test_a_checkpoint_in_place_of_a_name_is_named(layerswap, experts, option):
 
 
 def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
-    from layerswap.cli import output, progress
+    from layerswap.cli import output
 
     output.choose(quiet=False, verbose=False, as_json=False)
     clock = iter(range(0, 1000, 6))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.step_progress("evaluating [v2]", 24) as advance:
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    with output.step_progress("evaluating [v2]", 24) as advance:
         for _ in range(24):
             advance(1)
     lines = capsys.readouterr().err.splitlines()
@@ -192,22 +192,22 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     assert lines[-1].startswith("evaluating [v2]: 24 of 24, ")
     assert len(lines) == 8
     output.choose(quiet=True, verbose=False, as_json=False)
-    with progress.byte_progress("merging", 10) as advance:
+    with output.byte_progress("merging", 10) as advance:
         advance(10)
     assert capsys.readouterr().err == ""
     output.choose(quiet=False, verbose=False, as_json=False)
 
 
 def test_answers_of_all_compositions_are_counted_from_the_start(monkeypatch, capsys, tmp_path):
-    from layerswap.cli import output, progress
+    from layerswap.cli import output
 
     output.choose(quiet=False, verbose=False, as_json=False)
     clock = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
     requests = [f"r{i}" for i in range(4)]
     for expected in ("0 of 8 answers", "8 of 8 answers"), ("0 of 4 answers", "4 of 4 answers"):
         members = ("a", "b") if expected[0].startswith("0 of 8") else ("a", "b", "c")
-        with progress.answer_progress("evaluating", tmp_path / "answers.sqlite") as store:
+        with output.answer_progress("evaluating", tmp_path / "answers.sqlite") as store:
             for member in members:
                 store.known(member, requests)
             for member in members[-2:] if len(members) == 2 else members[-1:]:

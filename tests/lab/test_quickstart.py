@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from layerswap.cli.progress import step_progress
+from layerswap.cli.output import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.report import JOINT

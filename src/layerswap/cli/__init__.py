@@ -1,4 +1,4 @@
-"""The command line: one module per command, no logic of its own.
+"""The command line: one module per group of commands, no logic of its own.
 
 Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 ours (a traceback).
 """
@@ -14,31 +14,16 @@ from typing import Annotated
 import typer
 
 from layerswap.cli import (
-    adapters,
-    composability,
-    data,
-    delta,
     evaluate,
-    fisher,
-    freeze_or_revert,
-    instruct,
     lab,
-    learn,
-    linearity,
+    measure,
     merge,
     options,
     output,
-    plan,
-    quickstart,
     recipe,
-    report,
-    revert,
-    select,
     study,
-    suggest,
     sweep,
-    train,
-    verify,
+    training,
 )
 from layerswap.errors import LayerswapError, visible
 
@@ -51,27 +36,27 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-options.command(app, "quickstart")(quickstart.quickstart)
+options.command(app, "quickstart")(lab.quickstart)
 options.command(app, "merge", json=True)(merge.merge)
-options.command(app, "adapters", json=True)(adapters.adapters)
-options.command(app, "plan", json=True)(plan.plan)
-options.command(app, "instruct", json=True)(instruct.instruct)
-options.command(app, "data")(data.data)
-options.command(app, "train")(train.train)
-options.command(app, "select")(select.select)
-options.command(app, "freeze-or-revert")(freeze_or_revert.freeze_or_revert)
+options.command(app, "adapters", json=True)(merge.adapters)
+options.command(app, "plan", json=True)(merge.plan)
+options.command(app, "instruct", json=True)(merge.instruct)
+options.command(app, "data")(training.data)
+options.command(app, "train")(training.train)
+options.command(app, "select")(training.select)
+options.command(app, "freeze-or-revert")(training.freeze_or_revert)
 options.command(app, "sweep", json=True)(sweep.sweep)
 options.command(app, "eval", json=True)(evaluate.evaluate)
 options.command(app, "compare", json=True)(evaluate.compare)
-options.command(app, "report")(report.report)
-options.command(app, "composability")(composability.composability)
-options.command(app, "verify", json=True)(verify.verify)
-options.command(app, "fisher")(fisher.fisher)
-options.command(app, "delta", json=True)(delta.delta)
-options.command(app, "linearity")(linearity.linearity)
-options.command(app, "revert")(revert.revert)
-options.command(app, "suggest", json=True)(suggest.suggest)
-options.command(app, "learn", json=True)(learn.learn)
+options.command(app, "report")(study.report)
+options.command(app, "composability")(measure.composability)
+options.command(app, "verify", json=True)(merge.verify)
+options.command(app, "fisher")(measure.fisher)
+options.command(app, "delta", json=True)(measure.delta)
+options.command(app, "linearity")(measure.linearity)
+options.command(app, "revert")(merge.revert)
+options.command(app, "suggest", json=True)(measure.suggest)
+options.command(app, "learn", json=True)(measure.learn)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(study.app, name="study")
 app.add_typer(lab.app, name="lab")

@@ -76,7 +76,6 @@ def evaluate(
     Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
     """
     from layerswap.checkpoint.loading import check_dtype, open_device, pick_device
-    from layerswap.cli.progress import answer_progress
     from layerswap.cli.tables import evaluation_table
     from layerswap.evaluation import results as files
     from layerswap.evaluation.harness import check_task_names, parse_arguments
@@ -119,7 +118,7 @@ def evaluate(
         limit, batch_size, pick_device(device), dtype, engine, allow_code,
         None if suite else num_fewshot, prompts, parse_arguments("--engine-args", engine_args),
     )  # fmt: skip
-    with answer_progress("evaluating", folder / files.ANSWERS) as store:
+    with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
         results = evaluate_models(
             plans, names or [one.name for one in asked], folders or [written.root],
             settings=settings, store=store, log=output.log,

@@ -1,4 +1,4 @@
-"""`layerswap lab`: build the small world's models from scratch, and score checkpoints on it."""
+"""`layerswap lab` and `layerswap quickstart`: the small world that ships with the package."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ def build(
 
     Example: layerswap lab build --out lab
     """
-    from layerswap.cli.progress import named_progress
     from layerswap.lab.build import build as build_lab
 
-    with named_progress() as progress:
+    with output.named_progress() as progress:
         build_lab(out, seed=seed, progress=progress)
     output.say(f"wrote {out}")
 
@@ -58,11 +57,12 @@ def score(
 
     Example: layerswap lab score merged --n 200
     """
-    from layerswap.cli.progress import step_progress
     from layerswap.cli.tables import score_table
     from layerswap.lab.quickstart import score_folders
 
-    scores = score_folders(models, language=language, split=split, n=n, progress=step_progress)
+    scores = score_folders(
+        models, language=language, split=split, n=n, progress=output.step_progress
+    )
     plain = {
         name: {measure: asdict(interval) for measure, interval in measures.items()}
         for name, measures in scores.items()
@@ -129,3 +129,36 @@ def study(
     need_extras("a study", "train", "eval")
     path = write_study(out, runs=runs, n=n, steps=steps)
     run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=on)
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder of the run. Finished steps are kept.")] = Path(
+        "layerswap-quickstart"
+    ),
+    language: Annotated[
+        str | None, typer.Option(help="Target language of the lab. Default: the farthest.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start anew in the folder of an earlier run.")
+    ] = False,
+) -> None:
+    """Compose, search, write, score and report on the small world that ships with layerswap.
+
+    Takes under two minutes on two processor cores, and resumes where it was interrupted. Writes
+    report.html, results.json and the best merged checkpoint into the folder OUT.
+
+    Example: layerswap quickstart --out first-steps
+    """
+    from layerswap.cli.tables import score_table
+    from layerswap.lab.quickstart import run
+
+    folder, outcome = run(
+        out, language=language, overwrite=overwrite, log=output.say, progress=output.step_progress
+    )
+    measured = {
+        str(model): {measure: test.intervals[model] for measure, test in outcome.tests.items()}
+        for model in outcome.task.scores
+    }
+    output.say(score_table(measured))
+    for name in ("report.html", "results.json", "merged"):
+        output.say(f"wrote {folder / name}")

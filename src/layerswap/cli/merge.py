@@ -1,9 +1,9 @@
-"""`layerswap merge`: write a composition as a checkpoint."""
+"""Commands that plan, write and verify merges, from `layerswap merge` to `layerswap verify`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from layerswap.cli import options, output
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
+    from layerswap.merge.planner import Plan
 
 
 @options.takes_recipe
@@ -92,7 +93,6 @@ def write_recipe(
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, push_folder
-    from layerswap.cli.progress import byte_progress
     from layerswap.errors import RecipeError
     from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.metadata import RECORD
@@ -120,14 +120,12 @@ def write_recipe(
         log=output.log,
     )
     if dry_run:
-        from layerswap.cli.plan import described
-
         output.finish(command, plan.to_dict(), described(plan))
         return
     output.say(plan)
     for note in plan.notes:
         output.say(f"note: {note}")
-    with byte_progress("merging", plan.nbytes) as progress:
+    with output.byte_progress("merging", plan.nbytes) as progress:
         written = plan.save(
             out,
             overwrite=overwrite,
@@ -148,3 +146,285 @@ def write_recipe(
         facts["uploaded"] = push_folder(written, push, private=not public)
         output.say(f"uploaded to {facts['uploaded']}")
     output.finish(command, facts)
+
+
+@options.takes_recipe
+def plan(
+    recipe: Recipe,
+    *,
+    follow_training: bool,
+    allow_pickle: options.AllowPickle = False,
+) -> None:
+    """Draw a composition and list the size and the sources of its merge.
+
+    Takes the arguments of merge, reads only headers, and writes nothing.
+
+    Example: layerswap plan --task-expert math-expert --language-expert swahili-expert --bottom 5
+    """
+    from layerswap.merge.planner import make_plan
+
+    made = make_plan(
+        recipe,
+        allow_pickle=allow_pickle,
+        follow_training=follow_training,
+        in_place=True,
+        log=output.log,
+    )
+    output.finish("plan", made.to_dict(), described(made))
+
+
+def described(made: Plan) -> list[object]:
+    """A plan for people: its drawing, notes, sources and sizes, as `output.finish` takes them."""
+    from rich.filesize import decimal
+
+    facts = made.to_dict()
+    files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
+    copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
+    return [
+        made, "",
+        *(f"note: {note}" for note in made.notes),
+        *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
+        f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
+        f"{copied:.0%} copied bit for bit",
+    ]  # fmt: skip
+
+
+ZONES = ("bottom", "top", "bottom_transition", "top_transition", "outside")
+
+
+@options.takes("base", *ZONES, "weights", "rank")
+def adapters(
+    *,
+    task_experts: Annotated[
+        list[str],
+        typer.Option(
+            "--task-experts", "--tasks", metavar="[NAME=]FOLDER", help="Task adapter. Repeatable."
+        ),
+    ],
+    language_experts: Annotated[
+        list[str],
+        typer.Option(
+            "--language-experts", "--languages", metavar="[NAME=]FOLDER",
+            help="Language adapter. Repeatable.",
+        ),
+    ],
+    out: options.OutFolder,
+    base: str | None = None,
+    bottom: int | None = None,
+    top: int | None = None,
+    bottom_transition: int | None = None,
+    top_transition: int | None = None,
+    outside: str | None = None,
+    weights: str | None = None,
+    rank: int | None = None,
+    dtype: options.Dtype = None,
+    overwrite: options.Overwrite = False,
+) -> None:  # fmt: skip
+    """Write the swap of every task adapter with every language adapter as a PEFT adapter.
+
+    A server such as vLLM holds all of them over one base. Writes the folder OUT with one adapter
+    in each subfolder, a card, `serve.json` and `serve.sh`. `layerswap eval OUT` evaluates them.
+
+    Example: layerswap adapters --tasks math --languages sw --languages te --out served
+    """
+    from layerswap.merge.adapters import SCRIPT, write_adapters
+
+    sizes = (bottom, top, bottom_transition, top_transition, outside)
+    zones = {name: size for name, size in zip(ZONES, sizes, strict=True) if size is not None}
+    tasks = options.named_folders("--task-experts", task_experts)
+    languages = options.named_folders("--language-experts", language_experts)
+    with output.step_progress("composing adapters", len(tasks) * len(languages)) as progress:
+        served = write_adapters(
+            tasks, languages, out, base=base, method=zones,
+            weights=options.read_weights(weights or "uniform"), rank=rank, dtype=dtype,
+            overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+    facts = {
+        "adapters": list(served.plans), "base": served.base, "rank": served.rank,
+        "folder": str(served.folder),
+    }  # fmt: skip
+    notes = (f"note: {name}: {note}" for name, plan in served.plans.items() for note in plan.notes)
+    lines = [
+        *notes,
+        f"{len(served.plans)} adapters of {served.base}, rank {served.rank} at most",
+        f"wrote {served.folder}",
+        f"serve them: sh {served.folder / SCRIPT}",
+    ]
+    output.finish("adapters", facts, lines)
+
+
+def instruct(
+    *,
+    base: options.Base,
+    instruct: Annotated[str, typer.Option(metavar="MODEL", help="Base after instruction tuning.")],
+    language: Annotated[
+        str, typer.Option(metavar="MODEL", help="Base after training on a language.")
+    ],
+    out: options.OutFolder,
+    weight: Annotated[
+        str,
+        typer.Option(metavar="W[,W...]", help="Weight of the chat vector, first to last layer."),
+    ] = "1",
+    bottom: Annotated[
+        int, typer.Option(min=0, help="Layers without the chat vector at the input.")
+    ] = 0,
+    top: Annotated[
+        int, typer.Option(min=0, help="Layers without the chat vector at the output.")
+    ] = 0,
+    bottom_transition: Annotated[
+        int, typer.Option(min=0, help="Layers with half of it above the bottom zone.")
+    ] = 0,
+    top_transition: Annotated[
+        int, typer.Option(min=0, help="Layers with half of it below the top zone.")
+    ] = 0,
+    outside: Annotated[
+        str, typer.Option(metavar="add|language", help="Embeddings, final norm and head.")
+    ] = "add",
+    dtype: options.Dtype = None,
+    max_shard_size: options.MaxShardSize = None,
+    overwrite: options.Overwrite = False,
+    threads: options.Threads = None,
+) -> None:
+    """Give a language model the instruction tuning of another: the chat vector, layer by layer.
+
+    Writes the folder OUT: LANGUAGE plus INSTRUCT minus BASE. The tokenizer is that of LANGUAGE, and
+    tokens that it added keep their rows.
+
+    Example: layerswap instruct --base llama --instruct llama-chat --language llama-sw --out chat-sw
+    """
+    from layerswap.compose.recipe import check_recipe
+    from layerswap.errors import RecipeError
+
+    try:
+        weights = [float(part) for part in weight.split(",")]
+    except ValueError:
+        raise RecipeError(
+            f"--weight is {weight!r}; write a number, or numbers with commas"
+        ) from None
+    method = {
+        "weight": weights, "bottom": bottom, "top": top, "outside": outside,
+        "bottom_transition": bottom_transition, "top_transition": top_transition,
+    }  # fmt: skip
+    written = {"dtype": dtype, "max_shard_size": max_shard_size}
+    recipe = {
+        "base": base,
+        "experts": {"language": language, "instruct": instruct},
+        "instruct": method,
+        "tokenizer": "language",
+        **{key: value for key, value in written.items() if value is not None},
+    }
+    write_recipe(
+        check_recipe(recipe, where="command line"),
+        out=out,
+        command="instruct",
+        overwrite=overwrite,
+        threads=threads,
+    )
+
+
+def revert(
+    *,
+    base: options.Base,
+    expert: Annotated[str, typer.Option(help="Expert: a folder or a Hub id.")],
+    out: options.OutFolder,
+    keep: Annotated[
+        float | None, typer.Option(help="Share of rows to keep, the most changed first (0 to 1).")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Smallest mean absolute change of a row to keep.")
+    ] = None,
+    axis: options.Axis = "input",
+    scope: Annotated[
+        str, typer.Option(metavar="tensor|model", help="Set of rows that are ranked together.")
+    ] = "tensor",
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to revert: 0-3,30, outside or all.")
+    ] = None,
+    roles: Annotated[
+        str | None, typer.Option(help="Roles to revert in these layers: attention,mlp.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="A|B|C|Z", help="Partition of which one part is kept.")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
+    ] = None,
+    dtype: options.Dtype = None,
+    max_shard_size: options.MaxShardSize = None,
+    overwrite: options.Overwrite = False,
+    threads: options.Threads = None,
+) -> None:
+    """Revert a part of an expert to the base, by magnitude or by place.
+
+    Choose one way: --keep or --threshold; --layers or --roles; or --partition. Writes the expert
+    into the folder OUT.
+
+    Example: layerswap revert --base llama --expert math-expert --keep 0.2 --out sparse
+    """
+    from rich.filesize import decimal
+
+    from layerswap.checkpoint import refuse_target
+    from layerswap.merge.api import revert as revert_expert
+    from layerswap.merge.metadata import RECORD
+
+    refuse_target(out, marker=RECORD, overwrite=overwrite)
+    settings: dict[str, Any] = {
+        "keep": keep, "threshold": threshold, "axis": axis, "scope": scope,
+        "layers": layers.split(",") if layers else None,
+        "roles": roles.split(",") if roles else None,
+        "partition": partition, "part": part, "dtype": dtype,
+        "max_shard_size": max_shard_size or "5GB",
+    }  # fmt: skip
+    plan = revert_expert(base, expert, **settings)
+    output.say(plan)
+    with output.byte_progress("writing", plan.nbytes) as progress:
+        written = plan.save(out, overwrite=overwrite, threads=threads, progress=progress)
+    output.say(f"wrote {written} ({decimal(plan.nbytes)})")
+
+
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder or GGUF file that merge wrote.")
+    ],
+    *,
+    full: Annotated[
+        bool, typer.Option("--full", help="Recompute every tensor in place of a sample.")
+    ] = False,
+    sample: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of each computed tensor to recompute.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="Present folder of a source. Repeatable."),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Record the SHA-256 of every file if all is well.")
+    ] = False,
+    allow_pickle: options.AllowPickle = False,
+    threads: options.Threads = None,
+) -> None:
+    """Verify a merged checkpoint against its sources.
+
+    Compares copied tensors bit for bit and recomputes a sample of the others. Exits with code 0
+    if all is well, and 2 if not.
+
+    Example: layerswap verify merged --full
+    """
+    from layerswap.errors import MergeError
+    from layerswap.merge import verify as check
+
+    report = check(
+        folder,
+        full=full,
+        share=sample,
+        seed=seed,
+        sources=options.read_pairs("--source", source or []),
+        record=record,
+        allow_pickle=allow_pickle,
+        threads=threads,
+        progress=output.byte_progress,
+    )
+    output.finish("verify", report.to_dict(), [report])
+    if not report.passed:
+        raise MergeError(*report.problems)

@@ -1,17 +1,30 @@
-"""Prints results on standard output and the rest on standard error, as the options ask."""
+"""Prints results on standard output, and all else and progress on standard error.
+
+Progress is bars on a terminal, and a line now and then elsewhere.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from layerswap.errors import visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from layerswap.evaluation.response_cache import AnswerStore
+
 
 SCHEMA = 1
 """Version of the JSON that commands print; see docs/reference/json.md."""
@@ -83,3 +96,178 @@ def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
 def _echo(text: object, *, err: bool = False) -> None:
     lines = [text] if isinstance(text, str) else str(text).split("\n")
     typer.echo("\n".join(map(visible, lines)), err=err)
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+EVERY = 15.0
+"""Seconds between two lines of one job where standard error is no terminal."""
+
+
+@dataclass
+class Job:
+    """Work of which a part is done.
+
+    Attributes:
+        label: its name.
+        total: units of work; 0 while it is not known.
+        unit: `bytes`, another word, or nothing for steps.
+        done: units that are done.
+        started: when it began, in seconds.
+        shown: when its last line was printed, in seconds.
+    """
+
+    label: str
+    total: int
+    unit: str = ""
+    done: int = 0
+    started: float = field(default_factory=_now)
+    shown: float = field(default_factory=_now)
+
+    def advance(self, count: int) -> str | None:
+        """Count units as done; the line to print, if it is time for one."""
+        now = _now()
+        self.done += count
+        finished = bool(self.total) and self.done >= self.total and count > 0
+        if now - self.shown < EVERY and not (finished and now - self.started >= EVERY):
+            return None
+        self.shown = now
+        rate = self.done / max(now - self.started, 1e-9)
+        left = f", {(self.total - self.done) / rate:,.0f} s left" if rate and self.total else ""
+        return f"{self.label}: {self.amount(rate)}{left}"
+
+    def amount(self, rate: float | None) -> str:
+        """Units done, units in all, and units per second."""
+        of = f" of {self._words(self.total)}" if self.total else ""
+        kind = f" {self.unit}" if self.unit not in ("", "bytes") else ""
+        per_second = f", {self._words(rate)}/s" if rate else ""
+        return f"{self._words(self.done)}{of}{kind}{per_second}"
+
+    def _words(self, count: float) -> str:
+        if self.unit == "bytes":
+            return f"{count / 1e9:,.2f} GB"
+        return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.2g}"
+
+
+@contextmanager
+def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A job in bytes with its rate; yields the function to call with bytes just done."""
+    with _shown() as start:
+        yield start(Job(label, total, "bytes"))
+
+
+@contextmanager
+def step_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A job in steps; yields the function to call with the number of steps just done."""
+    with _shown() as start:
+        yield start(Job(label, total))
+
+
+@contextmanager
+def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
+    """A store of answers that shows how many it still waits for, of all compositions, and the rate.
+
+    The total is compositions times requests: a document with one prompt is one request, a choice of
+    four is four. Answers that are in the store already are not counted.
+
+    Args:
+        label: name of the job.
+        path: file of the store.
+    """
+    from layerswap.evaluation.response_cache import Answer, AnswerStore
+
+    with _shown() as start:
+        job = Job(label, 0, "answers")
+        advance = start(job)
+        asked: set[int] = set()
+
+        class CountingStore(AnswerStore):
+            """A store that counts the answers that are asked for and those that come."""
+
+            def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
+                wanted = list(requests)
+                found = super().known(composition, wanted)
+                new = {hash((composition, one)) for one in wanted if one not in found} - asked
+                asked.update(new)
+                job.total += len(new)
+                advance(0)
+                return found
+
+            def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
+                kept = list(answers)
+                super().keep(kept)
+                advance(len(kept))
+
+        yield CountingStore(path)
+
+
+@contextmanager
+def named_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """One job per name; yields a function of a name, the steps done and the steps in all."""
+    with _shown() as start:
+        jobs: dict[str, tuple[Job, Callable[[int], None]]] = {}
+
+        def report(name: str, done: int, total: int) -> None:
+            if name not in jobs:
+                job = Job(name, total)
+                jobs[name] = (job, start(job))
+            job, advance = jobs[name]
+            job.total = total
+            advance(done - job.done)
+
+        yield report
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Job], Callable[[int], None]]]:
+    """Yields a function that shows a job and returns what advances it."""
+    if settings.quiet or not sys.stderr.isatty():
+
+        def start(job: Job) -> Callable[[int], None]:
+            def advance(count: int) -> None:
+                if line := job.advance(count):
+                    log(line)
+
+            return advance
+
+        yield start
+        return
+    with _bars() as bars:
+
+        def begin(job: Job) -> Callable[[int], None]:
+            bar = bars.add_task(job.label, total=job.total or None, job=job)
+
+            def advance(count: int) -> None:
+                job.done += count
+                bars.update(bar, completed=job.done, total=job.total or None)
+
+            return advance
+
+        yield begin
+
+
+def _bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Amount(ProgressColumn):
+        """Units done, units in all, and units per second."""
+
+        def render(self, task: Task) -> Text:
+            job: Job = task.fields["job"]
+            return Text(job.amount(task.speed))
+
+    return Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), Amount(),
+        TimeRemainingColumn(), console=Console(stderr=True),
+    )  # fmt: skip

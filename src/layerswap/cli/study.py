@@ -1,4 +1,4 @@
-"""`layerswap study`: a whole experiment from one file."""
+"""`layerswap study` and `layerswap report`: a whole experiment from one file, and its page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from layerswap.cli import options, output
 
 if TYPE_CHECKING:
     from layerswap.study.steps import Graph
+
 
 WATCH = 2.0
 """Seconds between two looks at a study."""
@@ -174,3 +175,18 @@ def status(
         time.sleep(WATCH)
         rows = journal.status()
     output.finish("study status", {"steps": list(map(asdict, rows))}, [status_table(rows)])
+
+
+def report(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
+) -> None:
+    """Write the report of a study: report.html, tables (Markdown, LaTeX) and figures.
+
+    Covers the finished steps of an unfinished study. Writes into the study's folder.
+
+    Example: layerswap report study
+    """
+    from layerswap.study.report import write_study_report
+    from layerswap.study.storage import place
+
+    output.say(f"wrote {write_study_report(*place(folder))}")

@@ -27,7 +27,7 @@ def sweep(
 
     Example: layerswap sweep sweep.yaml --out results
     """
-    from layerswap.cli.progress import answer_progress
+    from layerswap.cli.output import answer_progress
     from layerswap.report import sweeps as files
     from layerswap.search.grid import run_sweep
     from layerswap.search.spec import read_sweep

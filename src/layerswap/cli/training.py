@@ -1,0 +1,250 @@
+"""Commands that make experts: data mixes, training, and the selection of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from layerswap.cli import options, output
+
+
+def data(
+    mix: Annotated[
+        str | None,
+        typer.Argument(metavar="[MIX.yaml]", help="Mix, or the name of a ready recipe."),
+    ] = None,
+    *,
+    out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
+    local: Annotated[
+        Path | None, typer.Option(help="Folder of downloaded data sets (OWNER/NAME or NAME).")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer that counts the tokens: a folder or a Hub id.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of rows read per source, for a trial.")
+    ] = None,
+    list_recipes: Annotated[
+        bool, typer.Option("--list", help="List the ready recipes and exit.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe and exit.")] = False,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Build a training set from sources and filters.
+
+    Writes shuffled Parquet files and a data card into the folder OUT.
+
+    Example: layerswap data swahili --out data/swahili --local downloads
+    """
+    from layerswap.errors import RecipeError
+    from layerswap.training.mix.schema import mix_text
+
+    if list_recipes:
+        _list()
+        return
+    if mix is None:
+        raise RecipeError("give a mix, or --list for the ready recipes")
+    if show:
+        typer.echo(mix_text(mix), nl=False)
+        return
+    if out is None:
+        raise RecipeError("give --out, the folder to create")
+    _build(mix, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
+
+
+def _build(
+    mix: str, out: Path, *, local: Path | None, tokenizer: str | None, limit: int | None,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    from layerswap.checkpoint import refuse_target
+    from layerswap.checkpoint.loading import load_tokenizer
+    from layerswap.cli.tables import mix_table
+    from layerswap.training.mix.build import build_mix
+    from layerswap.training.mix.card import CARD, data_card, save_mix, separator_warning
+    from layerswap.training.mix.schema import mix_text, parse_mix
+    from layerswap.versions import need_extras
+
+    need_extras("a data mix", "train")
+    text = mix_text(mix)
+    checked = parse_mix(text, where=mix)
+    refuse_target(out, marker=CARD, overwrite=overwrite)
+    if tokenizer is not None:
+        load_tokenizer(
+            tokenizer, named=f"--tokenizer {tokenizer}"
+        )  # a wrong one fails before the work
+    with output.named_progress() as progress:
+        built = build_mix(
+            checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress
+        )
+    card = data_card(built, tokenizer)
+    written = save_mix(built, out, recipe=text, card=card, overwrite=overwrite)
+    output.say(mix_table(card))
+    warning = separator_warning(card, checked.separator)
+    if warning:
+        output.log(f"warning: {warning}")
+    output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
+    for warning in card["warnings"]:
+        output.log(f"warning: {warning}")
+    wanted = checked.total
+    if wanted is not None and len(built.examples) < wanted:
+        output.say(f"the sources hold {len(built.examples):,} of the {wanted:,} examples wanted")
+
+
+def _list() -> None:
+    from layerswap.training.mix.schema import parse_mix, ready_recipes
+
+    for name, text in ready_recipes().items():
+        mix = parse_mix(text, where=name)
+        output.say(f"{name}: {mix.description}")
+        for source_name, source in mix.sources.items():
+            config = f" ({source.config})" if source.config else ""
+            output.say(
+                f"    {source_name}: {source.id or source.path}{config}, "
+                f"{source.licence or 'licence not stated'}"
+            )
+
+
+def train(
+    spec: Annotated[
+        Path | None,
+        typer.Argument(metavar="EXPERT.yaml", help="Base, data and settings."),
+    ] = None,
+    *,
+    out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in OUT.")
+    ] = False,
+    overwrite: options.Overwrite = False,
+    launch_config: Annotated[
+        str | None,
+        typer.Option(help="Print an accelerate configuration (ddp, fsdp2, zero3) and exit."),
+    ] = None,
+) -> None:
+    """Train an expert: full or partial fine-tuning, LoRA, or two data sets in turns.
+
+    Writes the expert and its checkpoints into the folder OUT. On several devices, run
+    accelerate launch -m layerswap train EXPERT.yaml --out OUT.
+
+    Example: layerswap train swahili.yaml --out experts/swahili
+    """
+    from layerswap.errors import RecipeError
+
+    if launch_config is not None:
+        from layerswap.training.expert.distributed import accelerate_configuration
+
+        typer.echo(accelerate_configuration(launch_config), nl=False)
+        return
+    if spec is None or out is None:
+        raise RecipeError("give EXPERT.yaml, and --out, the folder to create")
+    from layerswap.training.expert import trainer
+
+    written = trainer.train(spec, out, resume=resume, overwrite=overwrite, log=output.log)
+    output.say(f"wrote {written}")
+
+
+def select(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that `layerswap train` wrote.")],
+    *,
+    keep: Annotated[int, typer.Option(min=1, help="Number of checkpoints to keep.")] = 3,
+    of_any_run: Annotated[
+        bool, typer.Option("--of-any-run", help="Allow all kept checkpoints to come from one run.")
+    ] = False,
+    task: options.Tasks = None,
+    include: options.Include = None,
+    role: Annotated[
+        Literal["task", "language"] | None,
+        typer.Option(help="Kind of expert, whose published signals replace --task."),
+    ] = None,
+    language: options.Language = None,
+    num_fewshot: options.NumFewshot = None,
+    apply_chat_template: options.ApplyChatTemplate = False,
+    system_instruction: options.SystemInstruction = None,
+    fewshot_as_multiturn: options.FewshotAsMultiturn = None,
+    gen_kwargs: options.GenKwargs = None,
+    limit: options.Limit = None,
+    device: options.Device = None,
+    dtype: options.ModelDtype = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write with all scores.")] = None,
+) -> None:
+    """Score every checkpoint of several runs and keep the best.
+
+    Ranks by validation loss, by --task, or by the published signals of --role. Those are Belebele
+    and Global-MMLU for language experts, and English MGSM for task experts. Prints a table.
+
+    Example: layerswap select runs/* --role language --language sw --keep 3
+    """
+    from layerswap.cli.tables import selection_table
+    from layerswap.errors import RecipeError
+    from layerswap.training.expert import select as selection
+
+    if task and role:
+        raise RecipeError("give --task or --role, not both")
+    options.refuse_checkpoint("--task", task, takes="an lm-eval task")
+    options.refuse_checkpoint("--language", language, takes="a language code or name")
+    names = options.task_names(task)
+    if role is not None:
+        names = selection.signal_tasks(role, language)
+    score = None
+    if names:
+        score = selection.scorer(
+            names, include=include or (), limit=limit, num_fewshot=num_fewshot,
+            prompts=options.prompt_options(
+                apply_chat_template, system_instruction, fewshot_as_multiturn, gen_kwargs
+            ),
+            device=device, dtype=dtype,
+        )  # fmt: skip
+    found = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
+    output.say(selection_table(found))
+    if out is not None:
+        out.write_text(found.to_json(), "utf-8")
+        output.say(f"wrote {out}")
+
+
+def freeze_or_revert(
+    spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="Expert, trained in full.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the trainings. Finished ones are kept.")],
+    part: Annotated[
+        Literal["task", "language"], typer.Option(help="Part of a partition that the expert keeps.")
+    ],
+    task: Annotated[
+        list[str], typer.Option("--task", help="Benchmark: an lm-eval task. Repeatable.")
+    ],
+    partitions: Annotated[
+        str, typer.Option(help="Partitions to compare, separated by commas.")
+    ] = "A,B,C,Z",
+    include: options.Include = None,
+    limit: options.Limit = None,
+    device: options.Device = None,
+    dtype: options.ModelDtype = None,
+) -> None:
+    """Compare training a part alone with training all and reverting the rest, per partition.
+
+    Reproduces table 2 of the second paper for an expert. Prints the scores as a table.
+
+    Example: layerswap freeze-or-revert math.yaml --out runs --part task --task mgsm_direct_en
+    """
+    from layerswap.checkpoint.loading import check_dtype, open_device, pick_device
+    from layerswap.cli.tables import places_table
+    from layerswap.evaluation.harness import check_task_names
+    from layerswap.training.expert.freezing import freeze_or_revert as both_ways
+    from layerswap.training.expert.select import scorer
+    from layerswap.training.expert.spec import read_expert
+
+    options.refuse_checkpoint("--task", task, takes="an lm-eval task")
+    open_device(pick_device(device))
+    check_dtype(dtype)
+    check_task_names(task, include or ())
+
+    rows = both_ways(
+        read_expert(spec),
+        out,
+        part=part,
+        score=scorer(task, include=include or (), limit=limit, device=device, dtype=dtype),
+        partitions=[name.strip() for name in partitions.split(",")],
+        folder=spec.parent,
+        log=output.log,
+    )
+    output.say(places_table(rows))
