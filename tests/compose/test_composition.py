@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from layerswap.checkpoint.places import Place
 from layerswap.compose import Blend, Composition, partition, soup, swap
-from layerswap.compose.composition import all_places, check_role
+from layerswap.compose.composition import all_places
 from layerswap.errors import RecipeError
 
 BLENDS = st.dictionaries(st.sampled_from("abcd"), st.floats(1e-3, 1e3), min_size=1).map(Blend.of)
@@ -96,19 +96,6 @@ def test_from_dict_refuses_what_to_dict_never_writes(change, message):
     with pytest.raises(RecipeError) as caught:
         Composition.from_dict(data)
     assert str(caught.value).startswith(message)
-
-
-def test_check_role():
-    check_role("mlp", 3)
-    check_role("head", None)
-    with pytest.raises(RecipeError) as caught:
-        check_role("head", 3)
-    known = "attention, mlp, router, norm, other"
-    assert str(caught.value) == f"no role 'head' in a layer; there are {known}"
-    with pytest.raises(
-        RecipeError, match=r"^no role 'mlp' outside the layers; there are embedding"
-    ):
-        check_role("mlp", None)
 
 
 def test_the_same_text_and_json_for_every_hash_seed():

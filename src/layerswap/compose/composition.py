@@ -9,7 +9,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
-from layerswap.checkpoint.places import ROLES, Place
+from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend
 from layerswap.errors import RecipeError, visible
 
@@ -196,18 +196,6 @@ def changed_places(old: Composition, new: Composition) -> dict[Place, Blend]:
         if old[place] != blend
         or (place.role == "router" and old[mlp := place._replace(role="mlp")] != new[mlp])
     }
-
-
-def check_role(role: str, layer: int | None) -> None:
-    """Refuse a role that cannot occur inside (or outside) the layers.
-
-    Raises:
-        RecipeError: naming the roles that can.
-    """
-    allowed = OUTSIDE_ROLES if layer is None else LAYER_ROLES
-    if role not in ROLES or role not in allowed:
-        where = "outside the layers" if layer is None else "in a layer"
-        raise RecipeError(f"no role {role!r} {where}; there are {', '.join(allowed)}")
 
 
 def summed(parts: Iterable[tuple[Blend, float]]) -> dict[Blend, float]:

@@ -7,11 +7,11 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap._types import Bars, no_bars
 from layerswap.checkpoint import (
     Checkpoint,
     TensorInfo,
@@ -20,6 +20,7 @@ from layerswap.checkpoint import (
     open_checkpoint,
     read_header,
     refuse_target,
+    sha256_of,
 )
 from layerswap.checkpoint.loading import (
     load_causal_lm,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 LABELS = ("model", "data")
 """Where the tokens come from whose likelihood is differentiated."""
-Bars = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Opens a progress bar: a label and the steps in all; yields what to call with steps done."""
 
 
 def estimate_fisher(
@@ -107,7 +106,7 @@ def estimate_fisher(
     rows = [(i, row) for i, row in rows if row.predicted]
     if not rows:
         raise RecipeError(f"{data}: no example has two tokens, so there is nothing to predict")
-    with (progress or _no_bars)("estimating the Fisher", len(rows)) as step:
+    with (progress or no_bars)("estimating the Fisher", len(rows)) as step:
         fisher = squared_gradients(loaded, rows, labels=labels, seed=seed, step=step)
     about = {
         "layerswap_version": __version__,
@@ -116,7 +115,7 @@ def estimate_fisher(
             "revision": checkpoint.revision,
             "fingerprints": before,
         },
-        "data": {"file": Path(data).name, "sha256": _sha256(Path(data).expanduser())},
+        "data": {"file": Path(data).name, "sha256": sha256_of(Path(data).expanduser())},
         "labels": labels,
         "examples": len(rows),
         "tokens": sum(len(row.predicted) for _, row in rows),
@@ -261,13 +260,3 @@ def _norm(fisher: dict[str, torch.Tensor]) -> float:
 
 def _fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
     return {file.name: fingerprint(file) for file in checkpoint.files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-@contextmanager
-def _no_bars(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    yield lambda count: None

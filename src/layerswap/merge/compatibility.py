@@ -182,8 +182,8 @@ def _check_tensors(
     ):
         if missing:
             raise MergeError(
-                f"{lacks} lacks {_some(missing)} that {has} has; they are not fine-tuned from "
-                "one base"
+                f"{lacks} lacks {some_tensors(missing)} that {has} has; they are not fine-tuned "
+                "from one base"
             )
     rows = set(a.vocabulary_tensors) if aligned else set()
     for name, info in a.tensors.items():
@@ -278,9 +278,10 @@ def _short(value: object) -> str:
     return visible(text if len(text) <= 60 else text[:57] + "...")
 
 
-def _some(names: set[str]) -> str:
-    first = min(names)
-    return f"{first!r}" + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
+def some_tensors(names: Iterable[str]) -> str:
+    """The first of some names of tensors, and how many more there are."""
+    first, *rest = sorted(names)
+    return f"{first!r}" + (f" and {len(rest)} more tensors" if rest else "")
 
 
 RAW_FILES = (

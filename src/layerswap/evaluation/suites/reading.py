@@ -17,7 +17,6 @@ BELEBELE_COLUMNS = (
     "correct_answer_num",
 )  # fmt: skip
 MMLU_COLUMNS = ("subject", "question", "option_a", "option_b", "option_c", "option_d", "answer")
-LETTERS = ("A", "B", "C", "D")
 
 
 def write_belebele(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:

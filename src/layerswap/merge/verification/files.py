@@ -23,6 +23,7 @@ from layerswap.compose import Composition, Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import CheckpointError, LayerswapError, MergeError, RecipeError, visible
+from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.gguf import read_gguf_record
 from layerswap.merge.layout import OutputTensor, Shard, index_of
 from layerswap.merge.metadata import RECORD, model_card, write_configuration
@@ -191,9 +192,9 @@ def _check_shard(path: Path, shard: Shard, report: Verification) -> list[TensorP
     expected = {tensor.name: tensor for tensor, _ in shard.tensors}
     wrong = []
     if missing := expected.keys() - found.keys():
-        wrong.append(f"{path}: lacks {_some(missing)} that the merge writes there")
+        wrong.append(f"{path}: lacks {some_tensors(missing)} that the merge writes there")
     if extra := found.keys() - expected.keys():
-        wrong.append(f"{path}: holds {_some(extra)} that the merge does not write there")
+        wrong.append(f"{path}: holds {some_tensors(extra)} that the merge does not write there")
     pairs: list[TensorPair] = []
     for name in expected.keys() & found.keys():
         if _kind(expected[name]) == (kind := f"{found[name].dtype} {list(found[name].shape)}"):
@@ -251,11 +252,6 @@ def _present(path: Path, report: Verification) -> bool:
         report.findings.append(f"{path}: is missing")
         return False
     return True
-
-
-def _some(names: Iterable[str]) -> str:
-    first, *rest = sorted(names)
-    return f"{first!r}" + (f" and {len(rest)} more tensors" if rest else "")
 
 
 HASHES = "sha256"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from layerswap._types import Advance, PathLike
+from layerswap._types import Bars, PathLike, no_bars
 from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprint, open_checkpoint, sha256_of
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.views import restack
@@ -129,10 +128,6 @@ def _open(
     )
 
 
-Bars = Callable[[str, int], AbstractContextManager[Advance]]
-"""Opens a progress bar: a label and the bytes in all; yields what to call with bytes done."""
-
-
 @dataclass(frozen=True)
 class _Settings:
     full: bool
@@ -200,7 +195,7 @@ def verify(
     recorded.recipe_with(moved)
     workers = threads or len(os.sched_getaffinity(0))
     settings = _Settings(
-        full, 1.0 if full else share, seed, allow_pickle, workers, progress or _no_bars
+        full, 1.0 if full else share, seed, allow_pickle, workers, progress or no_bars
     )
     report = Verification(target)
     _check_hashes(recorded, report, settings)
@@ -298,8 +293,3 @@ def _check_hashes(recorded: Recorded, report: Verification, settings: _Settings)
                 report.findings.append(f"{file}: changed since its SHA-256 was recorded")
     gone = sorted(files.keys() - there.keys() - {report.folder / CARD})
     report.findings += [f"{file}: gone since its SHA-256 was recorded" for file in gone]
-
-
-@contextmanager
-def _no_bars(label: str, total: int) -> Iterator[Advance]:
-    yield lambda count: None
