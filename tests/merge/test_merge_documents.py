@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from merging import change_config, change_tensors, copied, tensors_of, weight_bytes
 
 import layerswap as ls
-from layerswap.checkpoint import fingerprint, preconditions
+from layerswap.checkpoint import fingerprint, read
 from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 
@@ -90,7 +90,7 @@ def test_the_record_of_one_plan_of_a_grid_makes_the_same_weights(experts, tmp_pa
 
 
 def test_a_fingerprint_sees_every_block_it_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(preconditions, "SAMPLE_BYTES", 16)
+    monkeypatch.setattr(read, "SAMPLE_BYTES", 16)
     file = tmp_path / "weights"
     data = bytes(range(256)) * 40
     file.write_bytes(data)
