@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from layerswap.training.mix.filters import (
-    THRESHOLD,
+    MATH_THRESHOLD,
     MathFeatures,
     math_features,
     math_probability,
@@ -224,7 +224,7 @@ def measure(data: Path) -> None:
     found: dict[str, list[int]] = {}
     print("| language | mathematics | rows | recall |\n|---|---|--:|--:|")
     for language, name, rows in problems(data, fit=False):
-        hits = sum(math_probability(*row) >= THRESHOLD for row in rows)
+        hits = sum(math_probability(*row) >= MATH_THRESHOLD for row in rows)
         print(f"| {language} | {name} | {len(rows):,} | {hits / len(rows):.1%} |")
         if name.startswith(("GSM8K", "MGSM")):
             totals = found.setdefault(language, [0, 0, 0, 0])
@@ -233,7 +233,7 @@ def measure(data: Path) -> None:
     print("\n| language | generic | rows | dropped |\n|---|---|--:|--:|")
     for language, name, every in generic(data):
         rows = every[1::2]
-        hits = sum(math_probability(*row) >= THRESHOLD for row in rows)
+        hits = sum(math_probability(*row) >= MATH_THRESHOLD for row in rows)
         print(f"| {language} | {name} | {len(rows):,} | {hits / len(rows):.2%} |")
         found[language][2] += hits
         found[language][3] += len(rows)
@@ -268,7 +268,7 @@ def fit(data: Path) -> None:
     model.fit(np.array(features), labels, sample_weight=np.array(weights) * scale)
     for name, weight in zip(MathFeatures._fields, model.coef_[0], strict=True):
         print(f"    {name}={weight:.2f},")
-    print(f"BIAS = {model.intercept_[0]:.2f}")
+    print(f"MATH_BIAS = {model.intercept_[0]:.2f}")
 
 
 if __name__ == "__main__":

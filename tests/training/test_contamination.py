@@ -9,7 +9,7 @@ from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layerswap.training.mix.filters import LEAST, ItemIndex, is_unspaced, ngrams, units
+from layerswap.training.mix.filters import LEAST_UNITS, ItemIndex, is_unspaced, ngrams, units
 
 LANGUAGES = {"eng_Latn": "en", "swh_Latn": "sw", "ben_Beng": "bn", "tel_Telu": "te",
              "jpn_Jpan": "ja"}  # fmt: skip
@@ -115,4 +115,4 @@ def test_units_agree_with_the_unicode_tables(text):
 
 def test_ngrams_of_a_short_text_are_none():
     assert list(ngrams(["a", "b"], 3)) == []
-    assert LEAST == {"words": 8, "characters": 15}
+    assert LEAST_UNITS == {"words": 8, "characters": 15}

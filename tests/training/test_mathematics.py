@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from layerswap.training.mix.filters import (
-    THRESHOLD,
-    WEIGHTS,
+    MATH_THRESHOLD,
+    MATH_WEIGHTS,
     math_features,
     math_probability,
     true_equations,
@@ -17,7 +17,7 @@ from layerswap.training.mix.filters import (
 
 
 def share_found(examples):
-    found = [math_probability(*example) >= THRESHOLD for example in examples]
+    found = [math_probability(*example) >= MATH_THRESHOLD for example in examples]
     return sum(found) / len(found)
 
 
@@ -64,8 +64,8 @@ def test_generic_examples_are_left_alone(name, examples):
 
 
 def test_a_question_of_fact_for_a_number_is_not_mathematics():
-    assert math_probability("Je, Tanzania ina mikoa mingapi?", "31") < THRESHOLD
-    assert math_probability("When did the second world war end?", "1945") < THRESHOLD
+    assert math_probability("Je, Tanzania ina mikoa mingapi?", "31") < MATH_THRESHOLD
+    assert math_probability("When did the second world war end?", "1945") < MATH_THRESHOLD
 
 
 def test_solutions_in_other_languages_are_found_by_equations():
@@ -102,11 +102,11 @@ def test_equations_are_counted_as_people_write_them():
 
 def test_no_single_count_can_outweigh_the_rest_by_its_length():
     features = math_features("How many? " + "12 + 12 = 24 each " * 10_000)
-    assert max(abs(w * f) for w, f in zip(WEIGHTS, features, strict=True)) < 15
+    assert max(abs(w * f) for w, f in zip(MATH_WEIGHTS, features, strict=True)) < 15
 
 
 def test_empty_texts_are_not_mathematics():
-    assert math_probability("", "") < THRESHOLD
+    assert math_probability("", "") < MATH_THRESHOLD
 
 
 @pytest.mark.parametrize(

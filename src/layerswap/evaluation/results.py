@@ -397,7 +397,7 @@ def _is_choice(answer: Any) -> bool:
     return isinstance(answer, list | tuple) and len(answer) == 2
 
 
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """Corrected p-values below this are marked."""
 
 
@@ -420,7 +420,7 @@ class ScoreCell:
     @property
     def mark(self) -> str:
         """`+` or `-` where it is significantly better or worse than the first."""
-        if self.p is None or self.p >= LEVEL or self.against is None:
+        if self.p is None or self.p >= SIGNIFICANCE_LEVEL or self.against is None:
             return ""
         return "+" if self.against.difference.mean > 0 else "-"
 

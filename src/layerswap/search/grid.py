@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     """Scores in [0, 1] of some compositions on the first n examples, `(compositions, n)`."""
 
 
-RANGE = 2.0
+DIFFERENCE_RANGE = 2.0
 """Of a difference of two scores in [0, 1]."""
 
 
@@ -138,7 +138,7 @@ def upper_bound(differences: npt.NDArray[np.float64], level: float) -> float:
     n = len(differences)
     width = math.log(2 / level)
     deviation = math.sqrt(2 * float(differences.var(ddof=1)) * width / n)
-    return float(differences.mean()) + deviation + 7 * RANGE * width / (3 * (n - 1))
+    return float(differences.mean()) + deviation + 7 * DIFFERENCE_RANGE * width / (3 * (n - 1))
 
 
 def _rounds(first: int, examples: int) -> Iterator[int]:

@@ -213,7 +213,7 @@ def _mode(texts: Sequence[str]) -> str:
     return min(counts, key=lambda text: (-counts[text], text)) if counts else ""
 
 
-BATCH = 32
+SENTENCE_BATCH = 32
 """Sentences that are read together."""
 SentencePair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a sentence in the source language, and of the same in the target language."""
@@ -258,8 +258,8 @@ def _sentences(
     import torch
 
     parts = [
-        _batch(sweep, texts[start : start + BATCH], members)
-        for start in range(0, len(texts), BATCH)
+        _batch(sweep, texts[start : start + SENTENCE_BATCH], members)
+        for start in range(0, len(texts), SENTENCE_BATCH)
     ]
     return {
         member: [

@@ -187,7 +187,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-MINUTES = 3 * 24 * 60
+SLURM_MINUTES = 3 * 24 * 60
 """Time limit of a Slurm job."""
 POLL = 1.0
 """Seconds between two looks at the jobs."""
@@ -325,7 +325,7 @@ class OnSlurm(ClusterExecutor):
             cpus_per_task=math.ceil(step.resources.cpus),
             gpus_per_node=math.ceil(step.resources.gpus),
             mem_gb=step.resources.memory_gb,
-            timeout_min=MINUTES,
+            timeout_min=SLURM_MINUTES,
             **self._parameters,
         )
         return self._executor.submit(run_remotely, *call)

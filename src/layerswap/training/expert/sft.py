@@ -33,7 +33,7 @@ from layerswap._types import Log
 from layerswap.merge.thresholds import Stream, magnitude_thresholds
 from layerswap.training.expert.save import checkpoints, forget_older_states
 
-CHUNK = 1 << 25
+CHUNK_LOGITS = 1 << 25
 """Logits in memory at a time (128 MiB of float32)."""
 IGNORED = -100
 _SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
@@ -110,7 +110,7 @@ class LinearLogProb(torch.autograd.Function):
         return (*scaled, None, None, None)
 
 
-def use_labelled_positions(model: Any, chunk: int = CHUNK) -> None:
+def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
     """Replace TRL's fused head of a model by `LinearLogProb` where it runs on a CPU in float32.
 
     Other devices and dtypes, autocast, mixtures of experts and models that scale their logits keep

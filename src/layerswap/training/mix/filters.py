@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
 
 
-LEAST = {"words": 8, "characters": 15}
+LEAST_UNITS = {"words": 8, "characters": 15}
 """The minimum n; a shorter text is indistinguishable from an ordinary phrase."""
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
@@ -68,7 +68,9 @@ class ItemIndex:
     def __init__(self, words: int = 13, characters: int = 20) -> None:
         """An empty index; `words` and `characters` are the maxima of n."""
         self._most = {"words": words, "characters": characters}
-        self._grams: dict[str, dict[int, dict[str, tuple[str, str]]]] = {unit: {} for unit in LEAST}
+        self._grams: dict[str, dict[int, dict[str, tuple[str, str]]]] = {
+            unit: {} for unit in LEAST_UNITS
+        }
         self.sets: dict[str, Indexed] = {}
 
     def add(self, name: str, items: Iterable[str]) -> Indexed:
@@ -79,7 +81,7 @@ class ItemIndex:
         split = [(text, units(text, unit)) for text in texts]
         lengths = sorted(len(parts) for _, parts in split)
         percentile = lengths[len(lengths) // 20] if lengths else 0
-        least = LEAST[unit]
+        least = LEAST_UNITS[unit]
         n = min(self._most[unit], max(least, percentile))
         for text, parts in split:
             size = min(n, len(parts))
@@ -135,7 +137,7 @@ class _Spaces(dict[int, int]):
 _SPACES = _Spaces()
 
 
-THRESHOLD = 0.5
+MATH_THRESHOLD = 0.5
 """Minimum probability of an example that counts as mathematics."""
 
 
@@ -162,13 +164,13 @@ class MathFeatures(NamedTuple):
     code: float  # 1 if the example contains code
 
 
-WEIGHTS = MathFeatures(
+MATH_WEIGHTS = MathFeatures(
     numbers=-1.07, no_numbers=-3.05, density=0.79, years=-2.02, asks=2.37, asks_of_numbers=1.87,
     asks_amount=1.89, asks_amount_of_numbers=2.10, relations=1.12, asks_amount_of_relations=0.35,
     options=1.23, answer_is_number=1.09, answer_is_words=-4.56, answer_is_quoted=-3.96,
     equations=1.88, symbols=2.11, characters=-0.39, code=-0.65,
 )  # fmt: skip
-BIAS = -1.75
+MATH_BIAS = -1.75
 
 
 def math_probability(prompt: str, completion: str = "") -> float:
@@ -179,7 +181,9 @@ def math_probability(prompt: str, completion: str = "") -> float:
         completion: the answer, if there is one.
     """
     found = math_features(prompt, completion)
-    score = BIAS + sum(weight * value for weight, value in zip(WEIGHTS, found, strict=True))
+    score = MATH_BIAS + sum(
+        weight * value for weight, value in zip(MATH_WEIGHTS, found, strict=True)
+    )
     return 1 / (1 + math.exp(-score))
 
 
