@@ -25,11 +25,10 @@ def record(study: Path) -> None:
     journal = read_journal(study)
     facts = {}
     for step in journal.graph:
-        folder = journal.folder(step.name)
-        if not (folder / "step.json").is_file():
+        folder, found = journal.folder(step.name), journal.record(step.name)
+        if found is None:
             continue
-        found = json.loads((folder / "step.json").read_text("utf-8"))
-        facts[step.name] = {"seconds": found["seconds"], "versions": found["versions"]}
+        facts[step.name] = {"seconds": found.seconds, "versions": found.versions}
         if step.kind == "evaluate":
             kept = RECORD / step.name.partition("/")[2] / RESULTS
             kept.mkdir(parents=True, exist_ok=True)
