@@ -15,7 +15,7 @@ from layerswap.checkpoint import Place
 from layerswap.cli import app
 from layerswap.compose import Blend
 from layerswap.engine.trie import build_trie, count_layers, paths_of
-from layerswap.errors import EvaluationError
+from layerswap.errors import RecipeError
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.report.sweeps import tell_search
 from layerswap.search.conditions import Condition
@@ -185,9 +185,9 @@ def test_an_expert_that_the_recipe_does_not_have(world, tmp_path):
         world, tmp_path / "sweep.yaml", grid=None, search={"take": ["task", "nobody"], "trials": 2}
     )
     with pytest.raises(
-        EvaluationError, match="no expert 'nobody' in the recipe; it has language, task"
+        RecipeError, match="no expert 'nobody' in the recipe; it has language, task"
     ):
-        run_search(*read_sweep(path))
+        read_sweep(path)
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
     assert done.exit_code
     assert not (tmp_path / "out").exists()

@@ -31,13 +31,11 @@ def sweep(
     from layerswap.report import sweeps as files
     from layerswap.search.grid import run_sweep
     from layerswap.search.spec import read_sweep
-    from layerswap.search.tpe import check_names, run_search
+    from layerswap.search.tpe import run_search
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
     need_extras("a sweep", "eval")
-    if checked.search is not None:
-        check_names(checked.search, recipe)
     folder = files.prepare_folder(out)
     with answer_progress("evaluating", folder / files.ANSWERS) as store:
         settings: dict[str, Any] = {

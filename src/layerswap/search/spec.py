@@ -300,7 +300,7 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
 
     Raises:
         RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
-            path; or the recipe is no swap.
+            path; or the recipe is no swap, or lacks an expert that a search takes.
     """
     spec = read_yaml(path, SweepSpec, "a sweep is a mapping with `recipe`, `grid` and `tasks`")
     folder = path.parent
@@ -311,6 +311,13 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
     )
     if recipe.swap is None:
         raise RecipeError(f"{path}: recipe: a grid of zones needs a swap")
+    known = [*recipe.experts, *(["base"] if recipe.base else [])]
+    take = spec.search.take if spec.search else []
+    unknown = next((one for one in take if isinstance(one, str) and one not in known), None)
+    if unknown is not None:
+        raise RecipeError(
+            f"{path}: search.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
+        )
     include = [str(folder / name) for name in spec.include]
     missing = next((name for name in include if not Path(name).is_dir()), None)
     if missing is not None:

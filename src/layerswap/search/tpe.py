@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import Advance, Log
 from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.compose.schema import Override
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore, composition_key
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.search.conditions import DEFAULT, TASK_EXPERT, Condition, contenders
@@ -81,20 +80,6 @@ def _overrides(recipe: Recipe, choices: Choices) -> Iterator[Override]:
         # Attention comes first and brings the layer's norms; the mlp then takes its own.
         roles = ["mlp"] if role == "mlp" else None
         yield Override(layers=layer, roles=roles, take=take)
-
-
-def check_names(spec: SearchSpec, recipe: Recipe) -> None:
-    """Refuse names that the recipe does not have.
-
-    Raises:
-        EvaluationError: naming the first.
-    """
-    known = [*recipe.experts, *(["base"] if recipe.base else [])]
-    unknown = next((v for v in spec.take if isinstance(v, str) and v not in known), None)
-    if unknown is not None:
-        raise EvaluationError(
-            f"search.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
-        )
 
 
 SUGGESTIONS = 5
@@ -313,11 +298,10 @@ def run_search(
         progress: called with the number of compositions just tried.
 
     Raises:
-        LayerswapError: the experts or tasks cannot be loaded, or the recipe lacks a name.
+        LayerswapError: the experts or tasks cannot be loaded.
     """
     assert spec.search is not None, "the file has a search; see search.grid for a grid"
     start = make_plan(recipe)
-    check_names(spec.search, recipe)
     others = contenders(start, densities=spec.ties)
     evaluator = Evaluator(spec, others, store=store, allow_code=allow_code, log=log)
     scorer = _Scorer(evaluator, start)
