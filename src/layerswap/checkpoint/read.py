@@ -49,6 +49,8 @@ QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
 """The quantised types that can be written, widest first; all of `BLOCKS` but `UNREAD` are read."""
 UNREAD = ("Q8_1", "Q8_K")
 """The quantised types that are no types of weights: they are only ever copied."""
+KEPT_BYTES = 1 << 24
+"""Freed blocks up to this size are kept for the next; see `keep_freed_memory`."""
 READ_DTYPES = (*FLOAT_DTYPES, *(dtype for dtype in BLOCKS if dtype not in UNREAD))
 """Everything that can be read as floats, quantised types of GGUF too."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
@@ -277,9 +279,20 @@ def narrowed(values: Floats, dtype: str) -> Stored:
     rounded += 0x7FFF
     rounded >>= 16
     short = rounded.astype(np.uint16)
-    if (wrong := np.isnan(single)).any():
-        short[wrong] = 0x7FC0  # adding to the bits of a NaN may give a number
+    if single.size and np.isnan(single.max()):
+        short[np.isnan(single)] = 0x7FC0  # adding to the bits of a NaN may give a number
     return short
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep what chunks free, for the next ones.
+
+    glibc keeps blocks no larger than the largest it has seen freed. By default it gives memory of a
+    chunk's size back to the system, and most of the time goes into clearing the same pages again.
+    """
+    import numpy as np
+
+    np.empty(KEPT_BYTES, np.uint8)
 
 
 def is_finite(stored: Stored, dtype: str = "F32") -> bool:

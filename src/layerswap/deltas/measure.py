@@ -14,7 +14,14 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
-from layerswap.checkpoint.read import READ_DTYPES, narrowed, open_file, read_floats, widened
+from layerswap.checkpoint.read import (
+    READ_DTYPES,
+    keep_freed_memory,
+    narrowed,
+    open_file,
+    read_floats,
+    widened,
+)
 from layerswap.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -116,6 +123,7 @@ def read_chunks(
     Raises:
         CheckpointError: a file cannot be read.
     """
+    keep_freed_memory()
     infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
     lows = [checkpoint.low_rank.get(name) for checkpoint in checkpoints]
     factors = [low.factors() if low else None for low in lows]

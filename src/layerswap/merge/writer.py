@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from layerswap.checkpoint.header import block_of, is_gguf, read_header
 from layerswap.checkpoint.read import (
     Handle,
     is_finite,
+    keep_freed_memory,
     narrowed,
     numpy_dtype,
     open_file,
@@ -53,14 +54,13 @@ if TYPE_CHECKING:
 
 
 CHUNK_BYTES = 1 << 19
-"""Bytes of output computed at a time by one worker: few enough to stay in the cache, and in
-memory that the allocator keeps."""
+"""Bytes of output computed at a time by one worker: few enough to stay in the cache."""
 PIECE_BYTES = 1 << 25
 """Bytes of output that one worker computes before it takes other work."""
 FETCHED_BYTES = 1 << 22
 """The same where the inputs come over the network, from which many pieces are fetched at once."""
-SPAN_BYTES = 1 << 26
-"""Bytes copied between two reports of progress."""
+SPAN_BYTES = 1 << 24
+"""Bytes copied between two reports of progress, after which the disk is set to work on them."""
 SEGMENT_BYTES = 1 << 30
 """Bytes of a GGUF file after which a resumed merge need not write them again."""
 LARGEST_FLOAT16 = 65504.0
@@ -136,14 +136,17 @@ def write_shard(
         def run(piece: _Copy | Compute) -> None:
             if isinstance(piece, _Copy):
                 copy_span(handles[piece.source], output, piece)
+                _start_writing(output, piece.offset, piece.nbytes)
                 progress(piece.nbytes)
                 return
+            keep_freed_memory()
             with ExitStack() as held:
                 hold_remote(held, piece, handles, path.parent)
                 reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
                 for data, offset in computed(piece, reader, allow_non_finite, rounding):
                     _write(output, data, offset)
                     progress(len(data))
+            _start_writing(output, piece.offset, offset + len(data) - piece.offset)
 
         _run_all(run, work, threads)
 
@@ -327,6 +330,15 @@ def _write(output: int, data: bytes | memoryview, offset: int) -> None:
     while view:
         count = os.pwrite(output, view, offset)
         view, offset = view[count:], offset + count
+
+
+def _start_writing(output: int, offset: int, nbytes: int) -> None:
+    """Let the kernel write these bytes to the disk now, not when all are waited for at the end.
+
+    It drops from its cache what is on the disk already, and of bytes just written that is nothing.
+    """
+    with suppress(OSError):  # advice alone: some filesystems take none
+        os.posix_fadvise(output, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def _run_all(
