@@ -9,9 +9,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from lm_eval_world import make_harness_world, write_sweep
+from merging import save_adapter
 
 PYTHON = os.environ.get("LAYERSWAP_VLLM")
 ARGUMENTS = {"max_model_len": 256}
@@ -28,10 +30,14 @@ def world(tmp_path_factory):
 
 
 def layerswap(folder, *words):
+    return python(folder, "-m", "layerswap", *words)
+
+
+def python(folder, *words):
     source = Path(__file__).parents[2] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "VLLM_CPU_KVCACHE_SPACE": "1"}
     done = subprocess.run(
-        [PYTHON, "-m", "layerswap", *map(str, words)],
+        [PYTHON, *map(str, words)],
         cwd=folder, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -66,3 +72,61 @@ def test_recipes_and_experts_are_evaluated_with_one_start(world, tmp_path):
             "--out", engine,
         ).split("wrote")[0]  # fmt: skip
     assert said["hf"] == said["vllm"] != ""
+
+
+@pytest.fixture(scope="module")
+def served(world, tmp_path_factory):
+    """Two task adapters with a language adapter, composed over the world's task expert as base."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("math", "code", "sw")):
+        save_adapter(folder / name, world["task"], seed, r=2, target_modules=["q_proj", "up_proj"])
+    layerswap(folder, "adapters", "--tasks", "math", "--tasks", "code", "--languages", "sw",
+              "--bottom", 1, "--top", 1, "--out", "served")  # fmt: skip
+    return folder / "served"
+
+
+def test_adapters_are_lora_requests_of_one_engine(world, served, tmp_path):
+    said = {}
+    for engine, more in (("sweep", []), ("vllm", ["--engine-args", "max_model_len=256"])):
+        said[engine] = layerswap(
+            tmp_path, "eval", served, "--tasks", "maembe_choose,maembe_generate",
+            "--include", world["tasks"], "--dtype", "float32", "--engine", engine, *more,
+            "--out", engine,
+        ).split("wrote")[0]  # fmt: skip
+    assert said["sweep"] == said["vllm"]
+
+
+ASK = """
+import json, sys
+from pathlib import Path
+from layerswap.compose.recipe import check_recipe
+from layerswap.engine.sweep import Sweep
+from layerswap.engine.vllm import VllmSweep
+from layerswap.evaluation.suite_run import open_models
+from layerswap.merge import make_plan
+
+base, served = sys.argv[1:]
+plans = list(open_models([served]).values())
+experts = {name: str(Path(served).parent / name) for name in ("math", "sw")}
+method = {"method": "ties", "experts": list(experts)}
+recipe = {"base": base, "experts": experts, "merge": method, "bake": True}
+ties = make_plan(check_recipe(recipe, where="test"))
+asked = [([5, 9, 12, 40, 7], [8, 11]), ([60, 61, 4], [9])]
+sweep = VllmSweep(plans, dtype="float32", engine={"max_model_len": 256})
+found = {"loras": [sweep._adapters is not None]}
+found["requests"] = [part.logprob.tolist()[0] for part in sweep.iter_loglikelihood(asked)]
+sweep.add([ties])
+found["loras"].append(sweep._adapters is not None)
+found["loaded"] = [part.logprob.tolist()[0] for part in sweep.iter_loglikelihood(asked)]
+found["own"] = Sweep([*plans, ties], dtype="float32").loglikelihood(asked).logprob.tolist()
+print("found", json.dumps(found))
+"""
+
+
+def test_what_is_no_adapter_is_loaded_with_the_others(world, served, tmp_path):
+    said = python(tmp_path, "-c", ASK, world["task"], served)
+    found = json.loads(said.rpartition("found ")[2])
+    assert found["loras"] == [True, False]
+    np.testing.assert_allclose(found["requests"], found["own"][:2], atol=1e-4)
+    np.testing.assert_allclose(found["loaded"], found["own"], atol=1e-4)
+    assert np.abs(np.diff(found["own"], axis=0)).min() > 1e-2

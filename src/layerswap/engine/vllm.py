@@ -3,6 +3,9 @@
 vLLM starts once, on an expert's own checkpoint. Each composition's tensors are computed by the
 code that writes checkpoints, and loaded into the running engine by vLLM's own loader, which knows
 its fused projections; nothing is written and nothing is started again.
+
+Compositions of adapters over one base are adapters themselves: vLLM starts on the base, and each is
+a LoRA request.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import EngineName
@@ -30,8 +35,10 @@ from layerswap.engine.scoring import (
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements
-from layerswap.errors import EvaluationError
-from layerswap.merge.planner import Plan, build_empty_model, load_tensor
+from layerswap.errors import EvaluationError, MergeError
+from layerswap.merge.adapters import served_rank
+from layerswap.merge.plan import with_base
+from layerswap.merge.planner import AdapterPlan, Plan, build_empty_model, load_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,8 +55,10 @@ NOT_VLLM = "--engine-args (engine_args) are for the engine vllm"
 class VllmSweep:
     """Compositions that one vLLM answers for, one after the other.
 
-    Before the first answer it is checked that the engine, re-pointed to another composition and
-    back, gives the log-probabilities and greedy tokens that it gave when it was fresh.
+    Where all compositions are adapters over one base, each is a LoRA request and the base stays
+    as it is; it is checked that a request changes the answers. Otherwise it is checked, before the
+    first answer, that the engine, re-pointed to another composition and back, gives the
+    log-probabilities and greedy tokens that it gave when it was fresh.
 
     Args:
         plans: the compositions; their tensors have the shapes of the experts'.
@@ -72,9 +81,17 @@ class VllmSweep:
             raise EvaluationError("there is no composition to evaluate")
         self.plans: list[Plan] = []
         self._measurements = Measurements()
-        self._engine = _engine_for(plans[0], dtype or plans[0].recipe.dtype or "auto", engine or {})
-        self._llm = self._engine.llm
+        self._arguments = dict(engine or {})
+        self._dtype = dtype or plans[0].recipe.dtype or "auto"
+        self._adapters = _LoraRequests() if all(map(_as_adapter, plans)) else None
+        self._open(plans[0])
         self.add(plans)
+
+    def _open(self, plan: Plan) -> None:
+        """Start vLLM, or take the one that runs."""
+        served = {} if self._adapters is None else self._adapters.arguments(plan)
+        self._engine = _engine_for(plan, self._dtype, {**served, **self._arguments})
+        self._llm = self._engine.llm
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -96,6 +113,9 @@ class VllmSweep:
                     "the engine vllm evaluates compositions with the experts' own tensors; these "
                     "differ in name or shape (another depth or vocabulary). Use --engine sweep"
                 )
+        if self._adapters is not None and not all(map(_as_adapter, plans)):
+            self._adapters = None
+            self._open(plans[0])
         self.plans += plans
         if not self._engine.checked:
             self._check()
@@ -146,10 +166,11 @@ class VllmSweep:
         ]
         sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
         for member in self.choose(members):
-            self._point_to(self.plans[member])
+            request = self._point_to(self.plans[member])
             found = self._llm.generate(
-                [{"prompt_token_ids": text} for text in texts], sampling, use_tqdm=False
-            )
+                [{"prompt_token_ids": text} for text in texts], sampling, use_tqdm=False,
+                lora_request=request,
+            )  # fmt: skip
             logprob, greedy, tokens = [], [], []
             for text, output, index in zip(texts, found, asked, strict=True):
                 length = len(requests[index][1])
@@ -200,31 +221,45 @@ class VllmSweep:
             ignore_eos=True, skip_special_tokens=False, include_stop_str_in_output=True, **drawn,
         )  # fmt: skip
         for member in self.choose(members):
-            self._point_to(self.plans[member])
+            request = self._point_to(self.plans[member])
             found = self._llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt in prompts], asked, use_tqdm=False
-            )
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts], asked, use_tqdm=False,
+                lora_request=request,
+            )  # fmt: skip
             yield [
                 ((member, number), _generation(output.outputs[0], ends))
                 for number, output in enumerate(found)
             ]
 
-    def _point_to(self, plan: Plan) -> None:
-        """Load a composition's tensors into the running engine."""
+    def _point_to(self, plan: Plan) -> Any:
+        """Load a composition's tensors into the running engine, or give its LoRA request."""
+        if self._adapters is not None:
+            return self._adapters.request(plan)
         if plan is self._engine.current:
-            return
+            return None
         self._engine.current = None
         self._llm.collective_rpc(_load, args=(_Tensors(plan, self._measurements),))
         self._llm.reset_prefix_cache()
         self._engine.current = plan
+        return None
 
     def _check(self) -> None:
-        """Refuse an engine that re-pointing changes.
+        """Refuse an engine that re-pointing changes, or that a LoRA request does not.
 
         Raises:
             EvaluationError: it answers otherwise than when it was fresh.
         """
         alone = self._engine.fresh
+        if self._adapters is not None:
+            request = next(filter(None, map(self._adapters.request, self.plans)), None)
+            if request is not None:
+                if _probe(self._llm, self.model, request) == self._engine.answers:
+                    raise EvaluationError(
+                        "vLLM answers with an adapter as without; it may not apply adapters to "
+                        "this architecture. Use --engine sweep"
+                    )
+                self._engine.checked = True
+            return
         other = next((p for p in self.plans if p.composition != alone.composition), None)
         if other is None:
             return
@@ -292,7 +327,7 @@ def _engine_for(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> _Engine
     return _RUNNING[key]
 
 
-def _probe(llm: Any, model: PreTrainedModel) -> _Answers:
+def _probe(llm: Any, model: PreTrainedModel, request: Any = None) -> _Answers:
     """What an engine answers to the prompts of the opening check, always the same ones."""
     from vllm import SamplingParams
 
@@ -301,7 +336,7 @@ def _probe(llm: Any, model: PreTrainedModel) -> _Answers:
     texts = [{"prompt_token_ids": draw.choices(tokens, k=PROBE_TOKENS)} for _ in range(PROBES)]
     asked = SamplingParams(temperature=0.0, max_tokens=PROBE_NEW, prompt_logprobs=0,
                            logprobs=0, ignore_eos=True)  # fmt: skip
-    found = llm.generate(texts, asked, use_tqdm=False)
+    found = llm.generate(texts, asked, use_tqdm=False, lora_request=request)
     return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in found]
 
 
@@ -332,6 +367,49 @@ def open_engine(
     return Sweep(plans, device=device, dtype=dtype)
 
 
+class _LoraRequests:
+    """Compositions of adapters, each written once as an adapter that vLLM reads."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="layerswap-")
+        self._written: dict[int, tuple[Plan, Any]] = {}
+
+    def arguments(self, plan: Plan) -> dict[str, Any]:
+        """What vLLM has to be started with: the largest rank that any composition can have."""
+        ranks = [
+            max((low.rank for low in expert.adapter.modules.values()), default=1)
+            for expert in plan.experts.values()
+            if expert.adapter is not None
+        ]
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(sum(ranks))}
+
+    def request(self, plan: Plan) -> Any:
+        """The LoRA request of a composition; None for the base alone."""
+        from vllm.lora.request import LoRARequest
+
+        if id(plan) not in self._written:
+            adapter, request = _as_adapter(plan), None
+            assert adapter is not None, "all compositions are adapters"
+            if next(adapter.modules(), None) is not None:
+                number = len(self._written) + 1
+                folder = Path(self._folder.name) / str(number)
+                adapter.save(folder)
+                request = LoRARequest(str(number), number, str(folder))
+            self._written[id(plan)] = plan, request
+        return self._written[id(plan)][1]
+
+
+def _as_adapter(plan: Plan) -> AdapterPlan | None:
+    """The same composition as an adapter that vLLM can serve; None where it is more than that."""
+    if plan.base is None or any(expert.adapter is None for expert in plan.used.values()):
+        return None
+    try:
+        found = AdapterPlan(**{one.name: getattr(plan, one.name) for one in fields(plan)})
+    except MergeError:  # an operation on adapters gives full weights
+        return None
+    return None if next(found.saved(), None) is not None else found
+
+
 class _Tensors:
     """The tensors of a composition, computed where they are iterated.
 
@@ -354,7 +432,7 @@ def _load(worker: Any, tensors: _Tensors) -> None:
 
 
 def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
-    """VLLM on the checkpoint of the one expert of a plan."""
+    """VLLM on the one checkpoint that a plan takes every place from."""
     if arguments.get("tensor_parallel_size", 1) == 1:
         # In this process, so that tensors need not be copied to another one.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -368,7 +446,8 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
         from vllm import LLM
     except ImportError:
         raise EvaluationError("the engine vllm needs vLLM: pip install vllm") from None
-    (expert,) = plan.used.values()
+    (name,) = plan.composition.experts
+    expert = with_base(plan.experts, plan.base)[name]
     try:
         return LLM(
             model=str(expert.folder), dtype=dtype, enforce_eager=True, trust_remote_code=False,

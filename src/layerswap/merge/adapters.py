@@ -143,6 +143,11 @@ def _largest_rank(plans: Mapping[str, AdapterPlan]) -> int:
     return max(ranks, default=1)
 
 
+def served_rank(rank: int) -> int:
+    """The least rank that vLLM can be started with for adapters of this one."""
+    return next((known for known in SERVED_RANKS if known >= rank), rank)
+
+
 def _share_equal_files(folder: Path) -> None:
     first: dict[tuple[int, str], Path] = {}
     for path in sorted(folder.glob("*/*")):
@@ -159,7 +164,7 @@ def _share_equal_files(folder: Path) -> None:
 
 
 def _write_documents(folder: Path, served: ServedAdapters) -> None:
-    rank = next((known for known in SERVED_RANKS if known >= served.rank), served.rank)
+    rank = served_rank(served.rank)
     manifest = {
         "layerswap_version": __version__,
         "base": served.base,
