@@ -3,10 +3,13 @@
     python bench/gpu.py                                   # two experts of Llama 3.1 8B's shape
     python bench/gpu.py --layers 8 --out table.md         # a quarter of them, for a smaller GPU
     python bench/gpu.py --device cpu --dtype float32 --hidden 64 --layers 4 --vocabulary 500
+    python bench/gpu.py --device cpu --dtype float32 --model smollm2 --text prompts.txt --grids 24
 
-Two experts with random weights answer random prompts. Ways: `together` (this engine), `vllm` (one
-engine, re-pointed; where vLLM is installed), and `one by one` (transformers, one composition after
-the other; some of them, multiplied). Last, training: tokens per second of `layerswap train` and of
+Two experts with random weights answer random prompts, or two that differ a little from a real model
+answer the beginnings of a text's paragraphs. Ways: `together` (this engine), `vllm` (one
+engine, re-pointed; where vLLM is installed), `vllm, restarted` (once per written checkpoint), and
+`one by one` (transformers, one composition after the other). The last two do some of them,
+multiplied. Last, training: tokens per second of `layerswap train` and of
 a bare loop (`train_speed.py`) on a model of the same width with `--train-layers` layers. A row that
 would begin after `--minutes` says so. The table
 begins with the name of the hardware.
@@ -15,6 +18,7 @@ begins with the name of the hardware.
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import subprocess
 import sys
@@ -29,6 +33,7 @@ import torch
 
 from generate import one_by_one
 from layerswap.checkpoint.loading import load_tokenizer
+from layerswap import Plan
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.lab.assets import shipped
@@ -46,6 +51,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=60, help="tokens of a prompt (60)")
     parser.add_argument("--new", type=int, default=40, help="tokens to generate (40)")
     parser.add_argument("--sample", type=int, default=3, help="compositions of one by one (3)")
+    parser.add_argument("--model", type=Path, help="a real model, instead of random weights")
+    parser.add_argument("--text", type=Path, help="text whose paragraphs the prompts begin")
+    parser.add_argument("--grids", type=int, nargs="+", default=list(GRIDS), choices=list(GRIDS))
     parser.add_argument("--train-layers", type=int, default=4)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
@@ -64,8 +72,11 @@ class Report:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.began = options, time.perf_counter()
-        self.lines = [f"{hardware(options.device)}; torch {torch.__version__}; experts of "
-                      f"{options.layers} layers, width {options.hidden}, {options.dtype}", "",
+        shape = f"experts of {options.layers} layers, width {options.hidden}"
+        if options.model is not None:
+            shape = f"two experts near {options.model.name}"
+        self.lines = [f"{hardware(options.device)}; torch {torch.__version__}; {shape}, "
+                      f"{options.dtype}", "",
                       "| what | way | compositions | seconds | per second |",
                       "|---|---|--:|--:|--:|"]  # fmt: skip
 
@@ -107,12 +118,13 @@ def hardware(device: str) -> str:
 
 def measure(report: Report, folder: Path) -> None:
     options = report.options
-    rng = np.random.default_rng(0)
-    prompts = rng.integers(3, options.vocabulary, (options.prompts, options.tokens)).tolist()
-    requests = [(prompt[:-1], prompt[-1:]) for prompt in prompts]
     plan = make_plan(folder, options)
+    prompts = make_prompts(options)
+    requests = [(prompt[:-1], prompt[-1:]) for prompt in prompts]
     grids = {
-        count: list(plan.grid(bottom=bottom, top=top)) for count, (bottom, top) in GRIDS.items()
+        count: list(plan.grid(bottom=bottom, top=top))
+        for count, (bottom, top) in GRIDS.items()
+        if count in options.grids
     }
 
     for plans in grids.values():
@@ -158,6 +170,60 @@ def measure(report: Report, folder: Path) -> None:
             return sum(len(text.tokens) for part in parts for _, text in part)
 
         report.row("generating, tokens", "vllm, re-pointed", count, serve)
+    first = next(iter(grids.values()))
+    restart = Restart(options, folder, prompts)
+    share = len(first) / options.sample
+
+    def restarted() -> float:
+        return sum(restart(plan) for plan in first[: options.sample])
+
+    report.row("generating, tokens", "vllm, restarted", len(first), restarted, times=share)
+
+
+def make_prompts(options: argparse.Namespace) -> list[list[int]]:
+    """Prompts of as many tokens as asked for: random ones, or the beginnings of paragraphs."""
+    if options.text is None:
+        rng = np.random.default_rng(0)
+        drawn: list[list[int]] = rng.integers(
+            3, options.vocabulary, (options.prompts, options.tokens)
+        ).tolist()
+        return drawn
+    tokenizer = load_tokenizer(options.model)
+    lines = options.text.read_text("utf-8").splitlines()
+    rows = [ids for ids in tokenizer(lines).input_ids if len(ids) >= options.tokens]
+    if len(rows) < options.prompts:
+        sys.exit(f"{options.text}: {len(rows)} paragraphs of {options.tokens} tokens or more")
+    return [row[: options.tokens] for row in rows[: options.prompts]]
+
+
+class Restart:
+    """Writes a composition, and starts vLLM on it in a process of its own."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, prompts: list) -> None:
+        self.options, self.out, self.asked = options, folder / "merged", folder / "prompts.json"
+        self.asked.write_text(json.dumps(prompts))
+
+    def __call__(self, plan: Plan) -> float:
+        """How many tokens were written."""
+        options = self.options
+        plan.save(self.out, overwrite=True)
+        bound = options.tokens + options.new + 8
+        code = (
+            "import json, sys; from vllm import LLM, SamplingParams\n"
+            f"llm = LLM({str(self.out)!r}, dtype={options.dtype!r}, enforce_eager=True, "
+            f"max_model_len={bound}, skip_tokenizer_init=True)\n"
+            f"how = SamplingParams(temperature=0, max_tokens={options.new}, ignore_eos=True, "
+            "detokenize=False)\n"
+            f"rows = json.load(open({str(self.asked)!r}))\n"
+            "found = llm.generate([{'prompt_token_ids': row} for row in rows], how)\n"
+            "print('tokens', sum(len(one.outputs[0].token_ids) for one in found))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(done.stderr[-2000:])
+        return float(done.stdout.rpartition("tokens ")[2])
 
 
 def train(report: Report, folder: Path) -> None:
@@ -165,6 +231,8 @@ def train(report: Report, folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     options = report.options
+    if options.model is not None:
+        return
     shape = LlamaConfig(
         hidden_size=options.hidden, intermediate_size=options.hidden * 7 // 2,
         num_hidden_layers=options.train_layers, vocab_size=options.vocabulary,

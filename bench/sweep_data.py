@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import layerswap as ls
+from layerswap.checkpoint.loading import load_tokenizer
 
 
 def lab_plan() -> ls.Plan:
@@ -31,9 +32,22 @@ def lab_prompts(count: int) -> list[list[int]]:
 
 
 def make_plan(folder: Path, options: argparse.Namespace) -> ls.Plan:
-    """A swap of two Llamas of the asked size."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """A swap of two Llamas of the asked size, or of two that are near a real model."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+    if getattr(options, "model", None) is not None:
+        for seed, name in enumerate(("task", "language")):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_pretrained(
+                options.model, dtype=getattr(torch, options.dtype)
+            )
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 1e-3 * parameter.std())
+            model.save_pretrained(folder / name)
+            load_tokenizer(options.model).save_pretrained(folder / name)
+            del model
+        return ls.swap(task=folder / "task", language=folder / "language", bottom=1, top=1)
     config = LlamaConfig(
         hidden_size=options.hidden,
         intermediate_size=options.hidden * 3,
