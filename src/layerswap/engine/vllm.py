@@ -16,6 +16,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -83,14 +84,16 @@ class VllmSweep:
         self._measurements = Measurements()
         self._arguments = dict(engine or {})
         self._dtype = dtype or plans[0].recipe.dtype or "auto"
-        self._adapters = _LoraRequests() if all(map(_as_adapter, plans)) else None
-        self._open(plans[0])
+        self._adapters: _LoraRequests | None = _LoraRequests()
+        self._open(plans)
         self.add(plans)
 
-    def _open(self, plan: Plan) -> None:
-        """Start vLLM, or take the one that runs."""
-        served = {} if self._adapters is None else self._adapters.arguments(plan)
-        self._engine = _engine_for(plan, self._dtype, {**served, **self._arguments})
+    def _open(self, plans: Sequence[Plan]) -> None:
+        """Start vLLM, or take the one that runs, for all of these compositions."""
+        if self._adapters is not None and not all(map(_as_adapter, plans)):
+            self._adapters = None
+        served = {} if self._adapters is None else lora_arguments(plans)
+        self._engine = _engine_for(plans[0], self._dtype, {**served, **self._arguments})
         self._llm = self._engine.llm
 
     def __len__(self) -> int:
@@ -113,10 +116,9 @@ class VllmSweep:
                     "the engine vllm evaluates compositions with the experts' own tensors; these "
                     "differ in name or shape (another depth or vocabulary). Use --engine sweep"
                 )
-        if self._adapters is not None and not all(map(_as_adapter, plans)):
-            self._adapters = None
-            self._open(plans[0])
         self.plans += plans
+        if self._adapters is not None:
+            self._open(self.plans)
         if not self._engine.checked:
             self._check()
         return list(range(len(self.plans) - len(plans), len(self.plans)))
@@ -367,21 +369,16 @@ def open_engine(
     return Sweep(plans, device=device, dtype=dtype)
 
 
+_NUMBERS = count(1)
+"""Of LoRA requests; an engine keeps what it loaded under one for as long as it runs."""
+
+
 class _LoraRequests:
     """Compositions of adapters, each written once as an adapter that vLLM reads."""
 
     def __init__(self) -> None:
         self._folder = TemporaryDirectory(prefix="layerswap-")
         self._written: dict[int, tuple[Plan, Any]] = {}
-
-    def arguments(self, plan: Plan) -> dict[str, Any]:
-        """What vLLM has to be started with: the largest rank that any composition can have."""
-        ranks = [
-            max((low.rank for low in expert.adapter.modules.values()), default=1)
-            for expert in plan.experts.values()
-            if expert.adapter is not None
-        ]
-        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(sum(ranks))}
 
     def request(self, plan: Plan) -> Any:
         """The LoRA request of a composition; None for the base alone."""
@@ -391,12 +388,35 @@ class _LoraRequests:
             adapter, request = _as_adapter(plan), None
             assert adapter is not None, "all compositions are adapters"
             if next(adapter.modules(), None) is not None:
-                number = len(self._written) + 1
+                number = next(_NUMBERS)
                 folder = Path(self._folder.name) / str(number)
                 adapter.save(folder)
                 request = LoRARequest(str(number), number, str(folder))
             self._written[id(plan)] = plan, request
         return self._written[id(plan)][1]
+
+
+def lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
+    """What vLLM has to be started with to serve compositions of adapters.
+
+    The largest rank that any of them can have, and the modules that they adapt: vLLM cannot give
+    log-probabilities of prompts while it holds room for an adapter of the head.
+    """
+    adapters = [
+        [expert.adapter.modules for expert in plan.experts.values() if expert.adapter is not None]
+        for plan in plans
+    ]
+    ranks = (
+        sum(max((low.rank for low in one.values()), default=1) for one in modules)
+        for modules in adapters
+    )
+    names = {path.rpartition(".")[2] for modules in adapters for one in modules for path in one}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": served_rank(max(ranks)),
+        "lora_target_modules": sorted(names),
+    }
 
 
 def _as_adapter(plan: Plan) -> AdapterPlan | None:
@@ -407,7 +427,8 @@ def _as_adapter(plan: Plan) -> AdapterPlan | None:
         found = AdapterPlan(**{one.name: getattr(plan, one.name) for one in fields(plan)})
     except MergeError:  # an operation on adapters gives full weights
         return None
-    return None if next(found.saved(), None) is not None else found
+    outside = any("layers." not in path for path, _ in found.modules())
+    return None if outside or next(found.saved(), None) is not None else found
 
 
 class _Tensors:
