@@ -18,6 +18,7 @@ TINY = replace(
     base=Training(steps=3, learning_rate=1e-3, batch=4, warmup=1),
     task=Training(steps=2, learning_rate=1e-3, batch=4, warmup=1),
     language=Training(steps=2, learning_rate=1e-3, batch=4, warmup=1),
+    joint=Training(steps=4, learning_rate=1e-3, batch=4, warmup=1),
 )
 
 
@@ -37,7 +38,7 @@ def test_a_build_leaves_checkpoints_in_float16_and_a_record(tiny):
     from transformers import AutoModelForCausalLM
 
     out, seen = tiny
-    names = ["base", "task-1", "language-nela-1", "language-furo-1"]
+    names = ["base", "task-1", "language-nela-1", "language-furo-1", "joint-nela", "joint-furo"]
     assert sorted(p.name for p in out.iterdir()) == sorted([*names, "record.json"])
     for name in names:
         model = AutoModelForCausalLM.from_pretrained(out / name, dtype="auto")

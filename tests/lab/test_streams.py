@@ -3,7 +3,7 @@
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.lab.datasets import base_stream, language_stream, take, task_stream
+from layerswap.lab.datasets import base_stream, joint_stream, language_stream, take, task_stream
 from layerswap.lab.tasks import examples, split_of
 from layerswap.lab.train import Trainings
 from layerswap.lab.world import make_world
@@ -88,6 +88,15 @@ def test_the_base_sees_the_mix_that_its_recipe_asks_for(streams):
     }
     for name, found in shares.items():
         assert len(found) / N == pytest.approx(getattr(mix, name), abs=0.015)
+
+
+def test_a_joint_model_sees_what_both_experts_see(streams):
+    found = take(joint_stream(WORLD, "furo", RECIPES.language_mix, task=0.6, seed=1), 5000)
+    tasks = [one for one in found if one.is_task]
+    assert len(tasks) / len(found) == pytest.approx(0.6, abs=0.03)
+    assert tasks == streams["task"][: len(tasks)]
+    rest = [one for one in found if not one.is_task]
+    assert rest == streams["furo"][: len(rest)]
 
 
 def test_a_stream_is_decided_by_its_seed():

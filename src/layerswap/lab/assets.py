@@ -21,6 +21,8 @@ class Lab:
         base: the checkpoint folder of the base.
         task_experts: one folder per seed.
         language_experts: per scarce language, one folder per seed.
+        joint_models: per scarce language, the folder of one model trained on the data of both
+            first experts.
         record: how the lab was made, and the development scores of every model.
         languages: the scarce languages, nearest to the source language first.
     """
@@ -28,6 +30,7 @@ class Lab:
     base: Path
     task_experts: tuple[Path, ...]
     language_experts: dict[str, tuple[Path, ...]]
+    joint_models: dict[str, Path]
     record: dict[str, Any]
     languages: tuple[str, ...]
 
@@ -47,7 +50,7 @@ def shipped() -> Lab:
 
 
 def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
-    """Copy the shipped models into a folder: `base`, `task-1`, `language-<name>-1` and so on.
+    """Copy the shipped models into a folder, each to one of its own.
 
     Args:
         out: the folder to create.
@@ -83,6 +86,7 @@ def open_lab(folder: Path) -> Lab:
             language: tuple(folder / n for n in names if n.startswith(f"language-{language}-"))
             for language in languages
         },
+        joint_models={name: folder / f"joint-{name}" for name in languages},
         record=record,
         languages=languages,
     )

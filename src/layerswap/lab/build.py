@@ -20,7 +20,7 @@ from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.loading import without_progress_bars
 from layerswap.errors import RecipeError
 from layerswap.evaluation.statistics import Interval, mean_interval
-from layerswap.lab.datasets import base_stream, language_stream, task_stream
+from layerswap.lab.datasets import base_stream, joint_stream, language_stream, task_stream
 from layerswap.lab.scoring import load, score_model
 from layerswap.lab.tasks import LabExample, LabSplit
 from layerswap.lab.train import Training, Trainings, new_model, train
@@ -64,7 +64,8 @@ def build(
     """Trains whatever of the lab is not in `out` yet, and records how each model does.
 
     Args:
-        out: a folder; gets `base`, `task-1`.., `language-<name>-1`.. and `record.json`.
+        out: a folder; gets `base`, `task-1`.., `language-<name>-1`.., `joint-<name>` and
+            `record.json`.
         seed: of everything drawn. The same seed on the same machine gives the same models.
         settings: of the world; the shipped lab's by default.
         trainings: of the training; the shipped lab's by default.
@@ -167,6 +168,12 @@ def _jobs(world: World, trainings: Trainings, seed: int, runs: int) -> Iterator[
         for run in range(1, runs + 1):
             stream = language_stream(world, name, trainings.language_mix, seed=first + run)
             yield LabJob(f"language-{name}-{run}", trainings.language, stream, first + run, (name,))
+    steps = trainings.task.steps, trainings.language.steps
+    for name in scarce:
+        stream = joint_stream(
+            world, name, trainings.language_mix, task=steps[0] / sum(steps), seed=first + 1
+        )
+        yield LabJob(f"joint-{name}", trainings.joint, stream, first + 1, (name,))
 
 
 def _make(

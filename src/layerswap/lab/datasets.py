@@ -8,6 +8,7 @@ The condition is the papers' zero-shot one:
 - **task expert**: problems of *three* steps in the source language, and nothing else.
 - **language expert**: comprehension in its scarce language, alone and against the rich ones, and
   translation between it and them, over all of its words, and nothing else. No answer is a number.
+- **joint model**: what the task expert and one language expert see, mixed.
 
 So the base has seen the tested kind of problem in no language, and no training data have one in a
 scarce language; the tests hold every stream to it. Training examples are drawn from the `"train"`
@@ -106,6 +107,32 @@ def language_stream(
     if target.coverage != "scarce":
         raise RecipeError(f"{language!r} is not one of the lab's scarce languages")
     return _language_examples(world, target, mix, random.Random(f"{language}/{seed}"))
+
+
+def joint_stream(
+    world: World, language: str, mix: LanguageMix | None = None, *, task: float, seed: int
+) -> Iterator[LabExample]:
+    """A joint model's training examples, without end.
+
+    Args:
+        world: of the languages.
+        language: the scarce one.
+        mix: of the language expert's examples.
+        task: share of the task expert's examples; in 0..1.
+        seed: of the order; the examples are those of experts with this seed.
+
+    Raises:
+        RecipeError: the language is unknown, or not scarce.
+    """
+    streams = task_stream(world, seed=seed), language_stream(world, language, mix, seed=seed)
+    return _mixed(*streams, task, random.Random(f"joint/{language}/{seed}"))
+
+
+def _mixed(
+    first: Iterator[LabExample], second: Iterator[LabExample], share: float, rng: random.Random
+) -> Iterator[LabExample]:
+    while True:
+        yield next(first if rng.random() < share else second)
 
 
 def take(stream: Iterator[LabExample], n: int) -> list[LabExample]:

@@ -44,7 +44,7 @@ from layerswap.lab.scoring import (
 )
 from layerswap.lab.tasks import LabSplit
 from layerswap.merge import Plan, make_plan
-from layerswap.search.conditions import CHOSEN, Condition, contenders, swapped
+from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
 from layerswap.search.protocol import choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
 from layerswap.study.runner import Context, StepFunction, run_graph
@@ -102,10 +102,9 @@ def run(
     journal = StudyJournal(target, graph)
     folders = {step.name: journal.folder(step.name) for step in graph}
     outcome = _outcome(graph["report"], folders)
-    log(
-        f"The composition that answers most development problems in {outcome.language}:\n\n"
-        f"{_best_plan(graph['report'], folders)}\n"
-    )
+    log(f"The composition that answers most development problems in {outcome.language}:")
+    for line in f"\n{_best_plan(graph['report'], folders)}\n".splitlines():
+        log(line)
     for name in (RESULTS, REPORT):
         shutil.copy2(folders["report"] / name, target / name)
     shutil.rmtree(target / MERGED, ignore_errors=True)
@@ -119,6 +118,7 @@ def quickstart_graph(lab: Lab, language: str) -> Graph:
         "base": lab.base,
         "task": lab.task_experts[0],
         "language": lab.language_experts[language][0],
+        "joint": lab.joint_models[language],
     }
     inputs = {name: fingerprint(model / "model.safetensors") for name, model in models.items()}
     shared = {"language": language, "layerswap": __version__}
@@ -185,7 +185,14 @@ def works(progress: Bar) -> Mapping[str, StepFunction]:
 def _test(best: Plan, context: Context, advance: Advance) -> None:
     """Test the chosen composition and its contenders, and write what they answer."""
     lab, settings = shipped(), context.step.settings
-    plans = {**contenders(best, densities=settings["densities"]), CHOSEN: best}
+    joint = make_plan(
+        check_recipe(
+            {"experts": {"joint": str(lab.joint_models[settings["language"]])},
+             "soup": {"experts": ["joint"]}},
+            where="lab",
+        )
+    )  # fmt: skip
+    plans = {**contenders(best, densities=settings["densities"]), CHOSEN: best, JOINT: joint}
     sweep, tokenizer = Sweep(list(plans.values()), dtype="float32"), load_tokenizer(lab.base)
     asked = {
         measure: questions(measure, settings["language"], "test", settings["n"], world=lab.world)

@@ -1,4 +1,4 @@
-"""The report of the quickstart; but for `JOINT`, every number in it was measured in that run."""
+"""The report of the quickstart: every number in it was measured in that run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from layerswap.report import (
 from layerswap.report.delta_map import map_panel
 from layerswap.report.panels import ShownAnswer, examples_panel
 from layerswap.report.tables import contrasts
-from layerswap.search.conditions import CHOSEN, LANGUAGE_EXPERT, SOUP, TASK_EXPERT, Condition
+from layerswap.search.conditions import CHOSEN, JOINT, LANGUAGE_EXPERT, SOUP, TASK_EXPERT, Condition
 from layerswap.study.report import provenance
 from layerswap.versions import __version__
 
@@ -30,17 +30,11 @@ NAMES = {
     "soup": "soup of both",
     "ties, density 0.2": "TIES, 20% kept (as published)",
     "ties, density 0.5": "TIES, 50% kept",
+    "joint": "one model, both data sets",
     "swap, default": "swap, paper's default",
     "swap, chosen on development": "swap, best of the grid",
 }
 """Names of conditions in the report, where they differ from the condition's own."""
-
-
-JOINT = (
-    "One model trained on both data sets is another way. It is not among the shipped models; in a "
-    "longer run of the lab's study it answers 37.0%, and the swap 29.2% (docs/lab.md)."
-)
-"""What the quickstart does not measure, and its reader should know first."""
 
 
 def name_of(condition: Condition | str) -> str:
@@ -88,8 +82,9 @@ def _lead(outcome: Outcome) -> str:
         f"generic {outcome.language} only (both languages are invented). Recomposed layer by layer "
         f"({zones}) they answer {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems; "
         f"the task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
-        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}.\n\n"
-        + f"{_verdict(outcome)}\n\n{JOINT}"
+        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. One "
+        f"model trained on both data sets, for as many steps as both experts, answers "
+        f"{scores[JOINT].mean:.1%}.\n\n{_verdict(outcome)}"
     )
 
 
@@ -204,7 +199,8 @@ def _models(outcome: Outcome) -> Section:
         table=Table(
             ["name", "checkpoint"],
             [["base", "lab/base"], ["task expert", "lab/task-1"],
-             ["language expert", f"lab/language-{outcome.language}-1"]],
+             ["language expert", f"lab/language-{outcome.language}-1"],
+             ["one model, both data sets", f"lab/joint-{outcome.language}"]],
         ),
     )  # fmt: skip
 

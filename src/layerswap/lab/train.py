@@ -71,12 +71,16 @@ class Training:
 
 @dataclass(frozen=True)
 class Trainings:
-    """The trainings of all the lab's models, with what each is trained on."""
+    """The trainings of all the lab's models, with what each is trained on.
+
+    A joint model trains in full, at the task expert's rate, for as many steps as both experts.
+    """
 
     shape: ModelShape = field(default_factory=ModelShape)
     base: Training = Training(steps=2500, learning_rate=2e-3, warmup=150, weight_decay=0.05)
     task: Training = Training(steps=600, learning_rate=6e-4, part="task")
     language: Training = Training(steps=300, learning_rate=1e-4, part="language")
+    joint: Training = Training(steps=900, learning_rate=6e-4)
     base_mix: BaseMix = field(default_factory=BaseMix)
     language_mix: LanguageMix = field(default_factory=LanguageMix)
 

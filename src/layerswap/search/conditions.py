@@ -86,6 +86,8 @@ class Condition:
 BASE = Condition("base")
 TASK_EXPERT, LANGUAGE_EXPERT = Condition("task expert"), Condition("language expert")
 SOUP, MAGNITUDE_SOUP = Condition("soup"), Condition("magnitude soup")
+JOINT = Condition("joint")
+"""One model trained on the data of both experts."""
 DEFAULT = Condition("swap", "default")
 CHOSEN = Condition("swap", "chosen on development")
 """The swap whose zones were chosen on the development documents."""

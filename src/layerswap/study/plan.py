@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.suites.folders import VARIABLE
-from layerswap.search.conditions import Condition
+from layerswap.search.conditions import JOINT, Condition
 from layerswap.study.conditions import REGIMES, models_to_run
 from layerswap.study.estimate import (
     OTHER,
@@ -192,7 +193,7 @@ class _Planner:
                 run = (spec.both or experts.runs[0]).model_copy(update={"train": None, **changes})
                 where = f"{REGIMES[regime]}both/{language}"
                 if "joint" in spec.baselines:
-                    joint = Condition("joint", regime=regime)
+                    joint = replace(JOINT, regime=regime)
                     steps[joint] = self._train(f"{where}/joint", sets, run)
                 for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
                     turns = {**spec.simultaneous.model_dump(exclude_none=True), "every": every}

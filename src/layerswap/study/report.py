@@ -24,6 +24,7 @@ from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,
     FLATTERED,
+    JOINT,
     LANGUAGE_EXPERT,
     SOUP,
     TASK_EXPERT,
@@ -45,7 +46,7 @@ from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
 
 FIGURES, TABLES = "figures", "tables"
-BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, Condition("joint"), BASE)
+BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
 """Treatments whose answers are shown one by one, beside the chosen swap and TIES."""
 SHOWN = 300
 """Most documents of a language whose answers are shown."""
