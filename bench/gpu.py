@@ -32,8 +32,8 @@ import numpy as np
 import torch
 
 from generate import one_by_one
-from layerswap.checkpoint.loading import load_tokenizer
 from layerswap import Plan
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.lab.assets import shipped

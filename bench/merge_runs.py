@@ -46,8 +46,12 @@ def measure(command: str, log: Path) -> tuple[float, int]:
             stdout=output,
             stderr=subprocess.STDOUT,
             # As installed: an environment may forbid Python to keep what it compiled.
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1",
-                 "PYTHONDONTWRITEBYTECODE": ""},
+            env={
+                **os.environ,
+                "HF_HUB_OFFLINE": "1",
+                "NO_COLOR": "1",
+                "PYTHONDONTWRITEBYTECODE": "",
+            },
         )
         _, status, usage = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - started
