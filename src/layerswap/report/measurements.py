@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.deltas.measure import Sums
-from layerswap.evaluation.linearity import Linearity
 from layerswap.report.delta_map import delta_page, draw_maps, map_of
 from layerswap.report.drawing import draw_linearity
 from layerswap.versions import missing_of
+
+if TYPE_CHECKING:
+    from layerswap.evaluation.linearity import Linearity
 
 LOSS = 0.3
 """Share of a delta lost to bfloat16 above which the user is warned."""
