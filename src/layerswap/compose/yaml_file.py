@@ -28,12 +28,34 @@ LARGEST = 100_000
 """Values that a file may hold once every alias (`*name`) is written out."""
 
 
+TOO_DEEP = "lists and mappings are nested too deeply"
+DEEPEST = 200
+"""Lists and mappings within each other that a file may hold; the time of reading grows with the
+square of it."""
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, except that some of what YAML allows is an error.
 
-    A key given twice; aliases that make a value exponentially large or contain themselves; and a
-    text that no file and no terminal can hold.
+    A key given twice; aliases that make a value exponentially large or contain themselves; what is
+    nested beyond `DEEPEST`; and a text that no file and no terminal can hold.
     """
+
+    depth = 0
+
+    def fetch_more_tokens(self) -> None:
+        # The scanner reads on to the end of a bracket that may be a key, however deep.
+        if self.flow_level > DEEPEST:
+            raise RecipeError(TOO_DEEP)
+        super().fetch_more_tokens()
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise RecipeError(TOO_DEEP)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def compose_document(self) -> yaml.Node | None:
         node = super().compose_document()
@@ -115,7 +137,7 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise RecipeError(f"{where}: {line}not valid YAML ({error.problem})") from None
     except RecursionError:
-        raise RecipeError(f"{where}: lists and mappings are nested too deeply") from None
+        raise RecipeError(f"{where}: {TOO_DEEP}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
 
