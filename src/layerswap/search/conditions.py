@@ -105,10 +105,6 @@ def partition_of(name: str) -> Condition:
     return Condition("partition", name)
 
 
-BASELINES = (
-    "experts", "soup", "weighted soup", "magnitude soup", "task arithmetic", "ties", "reverted",
-)  # fmt: skip
-"""The baselines that `methods` knows; `reverted` are experts reverted outside a partition."""
 TUNED = ("weighted soup", "task arithmetic", "ties")
 """Methods with a setting that can be chosen on development documents."""
 
@@ -129,7 +125,8 @@ def methods(
     The default swap comes first, then every partition, then the baselines in the order given.
 
     Args:
-        baselines: some of `BASELINES`; others are ignored.
+        baselines: of `experts`, `soup`, `weighted soup`, `magnitude soup`, `task arithmetic`,
+            `ties` and `reverted` (experts reverted outside a partition); others are ignored.
         task: name of the task expert in the recipe.
         language: name of the language expert in the recipe.
         densities: of TIES, a contender for each.

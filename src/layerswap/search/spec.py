@@ -79,7 +79,7 @@ class Choice(Strict):
 
 
 class Halving(Strict):
-    """Dropping compositions that cannot win any more; see `search.halving`.
+    """Dropping compositions that cannot win any more; see `search.grid`.
 
     Attributes:
         first: documents of the first round; every further round doubles them.
@@ -111,7 +111,7 @@ Signal = Literal["agreement", "consensus", "confidence", "self_consistency", "fl
 
 
 class WithoutLabels(Strict):
-    """Choosing where nothing in the target language is labelled; see `search.signals`.
+    """Choosing where nothing in the target language is labelled; see `search.unlabelled`.
 
     Attributes:
         by: a signal, or several whose ranks are averaged. By default the one that did best on the
