@@ -247,6 +247,7 @@ def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+    assert err.splitlines()[-1] == "interrupted"
     left = {file.name for file in tmp_path.glob("out/*")}
     assert left <= {"study.json", "steps"}
     assert not list(tmp_path.glob("out/steps/*/step.json"))

@@ -48,6 +48,13 @@ def test_a_map_has_the_papers_columns_and_no_vectors():
     assert found.cells[1, "w1"] == float((atlas().changes["math", tensor].rows > 1e-5).mean())
 
 
+def test_names_that_the_atlas_does_not_have():
+    with pytest.raises(LayerswapError, match="no expert 'maths' in the atlas; it has math, </scri"):
+        atlas().fraction("maths", "model.layers.1.mlp.gate_proj.weight", 1e-5)
+    with pytest.raises(LayerswapError, match="no tensor 'gate' in the atlas"):
+        atlas().fraction("math", "gate", 1e-5)
+
+
 def test_the_last_layer_is_on_top():
     figure = draw_maps([map_of(atlas(), "math", 1e-5)]).figure
     assert [cell.get_y() + 0.5 for cell in figure.axes[0].patches] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -153,7 +160,7 @@ def test_the_folder_and_what_the_user_is_told(tmp_path):
         "atlas.json", "rows.parquet", "tensors.parquet", "map.svg", "map.pdf", "map.png", "map.html"
     }  # fmt: skip
     assert written.lines[1] == (
-        "warning: much of the delta of math is lost to bfloat16; save experts in float32"
+        "warning: much of the delta of math would be lost in bfloat16; keep experts in float32"
     )
     with pytest.raises(LayerswapError, match="exists already; choose another output"):
         write_atlas(atlas(), tmp_path / "out")

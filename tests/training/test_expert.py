@@ -65,7 +65,9 @@ def test_full_sft_leaves_an_ordinary_float32_checkpoint(tmp_path, base, rows):
     assert losses[-1] < losses[0]
     assert len([entry for entry in record["log"] if "eval_loss" in entry]) == 2
     assert [p.name for p in (out / "checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
-    assert "128 rows, 32 to validate on" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "128 rows, 32 to validate on" in card
+    assert "base_model" not in card.partition("# An expert")[0]  # a folder is no id of the Hub
 
 
 @pytest.mark.parametrize("name", mostly_slow("ABCZ", "A"))

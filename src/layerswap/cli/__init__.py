@@ -62,6 +62,10 @@ app.add_typer(study.app, name="study")
 app.add_typer(lab.app, name="lab")
 
 
+INTERRUPTED = 130
+"""What Typer exits with after Ctrl-C, as shells do."""
+
+
 def _version(asked: bool) -> None:
     if asked:
         from layerswap.versions import __version__
@@ -85,7 +89,10 @@ def main() -> None:
     # Pydantic would read the metadata of every installed package, in search of its plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        sys.exit(app(prog_name="layerswap", standalone_mode=False))
+        code = app(prog_name="layerswap", standalone_mode=False)
+        if code == INTERRUPTED:
+            typer.echo("interrupted", err=True)
+        sys.exit(code)
     except LayerswapError as error:
         if output.settings.verbose:
             traceback.print_exc()
@@ -105,7 +112,9 @@ def main() -> None:
             typer.echo(describe(), err=True)
             sys.exit(2)
         text = " ".join(describe().split()).rstrip(".")
-        _fail(f"{text}; see layerswap --help")
+        _fail(
+            f"{text} See layerswap --help" if text[-1:] == "?" else f"{text}; see layerswap --help"
+        )
 
 
 def _fail(*lines: str) -> None:

@@ -98,11 +98,11 @@ def evaluate(
     if answer_language:
         identified_code(answer_language)
     options.refuse_checkpoint("--language", language, takes="a language code or name")
+    plans = open_models(models)  # before what takes seconds: torch and lm-eval's index
     open_device(pick_device(device))
     check_dtype(dtype)
     folders = [path.absolute() for path in include or ()]
     check_task_names(names, folders)
-    plans = open_models(models)
     folder = files.open_folder(out)
     written = TaskFolder(folder / files.TASKS)
     asked = []

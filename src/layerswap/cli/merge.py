@@ -246,7 +246,7 @@ def adapters(
     notes = (f"note: {name}: {note}" for name, plan in served.plans.items() for note in plan.notes)
     lines = [
         *notes,
-        f"{len(served.plans)} adapters of {served.base}, rank {served.rank} at most",
+        f"adapters of {served.base}: {len(served.plans)}, rank {served.rank} at most",
         f"wrote {served.folder}",
         f"serve them: sh {served.folder / SCRIPT}",
     ]

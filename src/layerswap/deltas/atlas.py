@@ -20,7 +20,7 @@ from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import READ_DTYPES
 from layerswap.deltas.measure import Axis, Sums, TensorChange, measure_tensor
 from layerswap.deltas.routing import Routing, routing_divergence
-from layerswap.errors import CheckpointError
+from layerswap.errors import CheckpointError, RecipeError
 from layerswap.versions import need_extras
 
 TOP_ROWS = 0.1
@@ -155,8 +155,24 @@ class Atlas:
         """Number of layers."""
         return 1 + max(place.layer for place in self.places.values() if place.layer is not None)
 
+    def check_expert(self, name: str) -> None:
+        """Refuse a name that no expert has.
+
+        Raises:
+            RecipeError: naming those that there are.
+        """
+        if name not in self.experts:
+            raise RecipeError(f"no expert {name!r} in the atlas; it has {', '.join(self.experts)}")
+
     def fraction(self, expert: str, tensor: str, threshold: float) -> float:
-        """The share of a tensor's rows whose MAV is above the threshold (paper 1, Figure 2)."""
+        """The share of a tensor's rows whose MAV is above the threshold (paper 1, Figure 2).
+
+        Raises:
+            RecipeError: the expert or the tensor is not in the atlas.
+        """
+        self.check_expert(expert)
+        if tensor not in self.places:
+            raise RecipeError(f"no tensor {tensor!r} in the atlas")
         return float((self.changes[expert, tensor].rows > threshold).mean())
 
     def matrices(self) -> dict[tuple[int, str], list[str]]:

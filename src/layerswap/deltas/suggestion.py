@@ -120,9 +120,7 @@ def suggest(
     if not isinstance(atlas, Atlas):
         atlas = Atlas.load(atlas)
     for name in (task, language):
-        if name not in atlas.experts:
-            known = ", ".join(atlas.experts)
-            raise RecipeError(f"no expert {name!r} in the atlas; it has {known}")
+        atlas.check_expert(name)
     fractions = {
         expert: _fractions(atlas, expert, rows_threshold(atlas, [expert], TOP_ROWS))
         for expert in (task, language)
@@ -317,8 +315,7 @@ def with_third(
         RecipeError: an expert is not in the atlas, or another number of layers.
     """
     for name in (*composition.experts, third):
-        if name not in atlas.experts:
-            raise RecipeError(f"no expert {name!r} in the atlas; it has {', '.join(atlas.experts)}")
+        atlas.check_expert(name)
     if composition.layers != atlas.layers:
         raise RecipeError(f"{composition.layers} layers composed, {atlas.layers} in the atlas")
     roles = [("attention",), ("mlp", "router")] if by == "role" else [LAYER_ROLES]

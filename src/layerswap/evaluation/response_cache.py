@@ -202,7 +202,8 @@ class ResponseCache:
         estimate = sweep.memory(size, tokens, new_tokens, members)
         if estimate.total > self._logged.get(doing, 0):
             self._logged[doing] = estimate.total
-            self._log(f"{doing} {size} at a time with {len(members)} compositions: {estimate}")
+            many = f"{len(members)} compositions" if len(members) > 1 else "one composition"
+            self._log(f"{doing} {size} at a time with {many}: {estimate}")
         return size
 
     def _missing(self, keys: Sequence[str]) -> dict[tuple[int, ...], list[int]]:

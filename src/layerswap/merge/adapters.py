@@ -183,7 +183,7 @@ def _write_documents(folder: Path, served: ServedAdapters) -> None:
     ]
     script = 'here="$(cd "$(dirname "$0")" && pwd)"\n' + " \\\n  ".join(lines) + "\n"
     (folder / SCRIPT).write_text(script, "utf-8")
-    card = f"""# {len(names)} composed adapters
+    card = f"""# Composed adapters
 
 Adapters of `{served.base}`, each a layer swap of a task adapter with a language adapter
 (`TASK--LANGUAGE`), with layerswap {__version__}. The largest rank is {served.rank}.

@@ -128,8 +128,12 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
         )
         if lost > LOSS:
             lines.append(
-                f"warning: much of the delta of {expert} is lost to bfloat16; save experts in "
-                "float32"
+                f"warning: much of the delta of {expert} "
+                + (
+                    "would be lost in bfloat16; keep experts in float32"
+                    if measured
+                    else "is lost to bfloat16; save experts in float32"
+                )
             )
     for first, second in atlas.sums:
         total = sum(atlas.sums[first, second].values(), start=Sums())

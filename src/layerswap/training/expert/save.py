@@ -148,9 +148,11 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
     from huggingface_hub import ModelCardData
 
     name = base.source if base.revision else base.folder.resolve().name
+    # The Hub takes ids alone, and a folder's name would pass for one.
+    relation = "adapter" if adapter else "finetune"
+    descent = {"base_model": [name], "base_model_relation": relation} if base.revision else {}
     metadata = ModelCardData(
-        base_model=[name],
-        base_model_relation="adapter" if adapter else "finetune",
+        **descent,
         library_name="peft" if adapter else "transformers",
         tags=["layerswap", "sft"],
     ).to_yaml()
