@@ -112,9 +112,8 @@ def main() -> None:
             typer.echo(describe(), err=True)
             sys.exit(2)
         text = " ".join(describe().split()).rstrip(".")
-        _fail(
-            f"{text} See layerswap --help" if text[-1:] == "?" else f"{text}; see layerswap --help"
-        )
+        more = " See" if text.endswith("?") else "; see"
+        _fail(f"{text}{more} layerswap --help")
 
 
 def _fail(*lines: str) -> None:

@@ -150,9 +150,9 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
     name = base.source if base.revision else base.folder.resolve().name
     # The Hub takes ids alone, and a folder's name would pass for one.
     relation = "adapter" if adapter else "finetune"
-    descent = {"base_model": [name], "base_model_relation": relation} if base.revision else {}
+    descent: dict[str, Any] = {"base_model": [name], "base_model_relation": relation}
     metadata = ModelCardData(
-        **descent,
+        **(descent if base.revision else {}),
         library_name="peft" if adapter else "transformers",
         tags=["layerswap", "sft"],
     ).to_yaml()
