@@ -25,7 +25,7 @@ BUCKETS = 1 << 22
 """Values that one pass can tell apart in a bracket."""
 HELD = 1 << 20
 """Elements in a bracket that are held before they are counted."""
-SAMPLE = 1 << 20
+SAMPLE = 1 << 18
 """Elements that a search looks at before its first pass."""
 MARGIN = 0.005
 """How far the bracket reaches to each side of the wanted rank, as a share of the elements."""
