@@ -12,7 +12,7 @@ from layerswap.cli.output import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.scoring import correct, questions
-from layerswap.search.conditions import CHOSEN, JOINT, Condition
+from layerswap.search.conditions import CHOSEN, JOINT, TASK_EXPERT, Condition
 from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Graph, Step
 
@@ -82,6 +82,8 @@ def test_report_and_drawing_show_the_composition(finished):
     lead = page.partition("</header>")[0]
     for whole in ("both languages are invented", "TIES, 50% kept: ", "trained on both data sets"):
         assert whole in lead
+    alone = outcome.task.intervals[TASK_EXPERT].mean
+    assert f"of furo problems; the task expert {alone:.1%}</title>" in page
     joint = outcome.task.intervals[JOINT].mean
     assert f"for as many steps as both experts, answers {joint:.1%}" in lead
     assert all("\n" not in line for line in said)  # or the terminal shows it as it is written

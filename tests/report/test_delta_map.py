@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,17 @@ def test_names_cannot_break_out_of_the_page():
     assert "&lt;/script&gt;" in html
     assert "http://" not in html.replace("http://www.w3.org", "")
     assert "https://" not in html
+
+
+def test_an_expert_that_is_its_base_is_named(tmp_path):
+    found = atlas(("math", "swahili"))
+    same = {key: replace(change, norm=0.0, relative_norm=0.0, lost=0.0)
+            for key, change in found.changes.items() if key[0] == "math"}  # fmt: skip
+    written = write_atlas(replace(found, changes={**found.changes, **same}), tmp_path / "out")
+    assert written.lines[0] == (
+        "note: math has the weights of its base: its training changed nothing"
+    )
+    assert written.lines[1].startswith("swahili: deltas of up to")
 
 
 def test_the_folder_and_what_the_user_is_told(tmp_path):

@@ -52,7 +52,7 @@ def tell(outcome: Outcome) -> Report:
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     return Report(
-        title=f"Word problems in {outcome.language}, without one to learn from",
+        title=_title(outcome),
         lead=_lead(outcome),
         figure=draw_stack(outcome.composition, experts),
         sections=[
@@ -71,6 +71,12 @@ def tell(outcome: Outcome) -> Report:
         ],
         colophon=f"layerswap {__version__}, {outcome.seconds:.0f} seconds on this machine.",
     )
+
+
+def _title(outcome: Outcome) -> str:
+    scores = outcome.task.intervals
+    best, alone = scores[outcome.task.suggested].mean, scores[TASK_EXPERT].mean
+    return f"A swap answers {best:.1%} of {outcome.language} problems; the task expert {alone:.1%}"
 
 
 def _lead(outcome: Outcome) -> str:

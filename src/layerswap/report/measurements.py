@@ -117,6 +117,11 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
         lost, changes = atlas.lost(expert), atlas.of(expert)
         biggest = max(change.relative_norm for change in changes)
         measured = all(change.lost_is_measured for change in changes if change.norm)
+        if not biggest:
+            lines.append(
+                f"note: {expert} has the weights of its base: its training changed nothing"
+            )
+            continue
         lines.append(
             f"{expert}: deltas of up to {biggest:.2%} of their tensor's norm; "
             + (
