@@ -163,11 +163,13 @@ def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:
     from layerswap.lab.build import settings_of
     from layerswap.lab.datasets import LanguageMix
 
+    kinds = ("base", "task", "language", "joint")
     trainings = Trainings(
-        ModelShape(**told["shape"]), Training(**told["base"]), Training(**told["task"]),
-        Training(**told["language"]), BaseMix(**told["base_mix"]),
-        LanguageMix(**told["language_mix"]),
-    )  # fmt: skip
+        shape=ModelShape(**told["shape"]),
+        base_mix=BaseMix(**told["base_mix"]),
+        language_mix=LanguageMix(**told["language_mix"]),
+        **{kind: Training(**told[kind]) for kind in kinds},
+    )
     return trainings, settings_of({"settings": context.step.settings["world"]})
 
 
