@@ -164,8 +164,8 @@ class Atlas:
         if name not in self.experts:
             raise RecipeError(f"no expert {name!r} in the atlas; it has {', '.join(self.experts)}")
 
-    def fraction(self, expert: str, tensor: str, threshold: float) -> float:
-        """The share of a tensor's rows whose MAV is above the threshold (paper 1, Figure 2).
+    def change(self, expert: str, tensor: str) -> TensorChange:
+        """The change of one tensor of one expert.
 
         Raises:
             RecipeError: the expert or the tensor is not in the atlas.
@@ -173,7 +173,15 @@ class Atlas:
         self.check_expert(expert)
         if tensor not in self.places:
             raise RecipeError(f"no tensor {tensor!r} in the atlas")
-        return float((self.changes[expert, tensor].rows > threshold).mean())
+        return self.changes[expert, tensor]
+
+    def fraction(self, expert: str, tensor: str, threshold: float) -> float:
+        """The share of a tensor's rows whose MAV is above the threshold (paper 1, Figure 2).
+
+        Raises:
+            RecipeError: the expert or the tensor is not in the atlas.
+        """
+        return float((self.change(expert, tensor).rows > threshold).mean())
 
     def matrices(self) -> dict[tuple[int, str], list[str]]:
         """The tensors behind each cell of the map, by layer and matrix.
@@ -223,8 +231,11 @@ class Atlas:
             second: another.
             tensor: a matrix.
             share: how many rows count as most changed; independent experts overlap by as much.
+
+        Raises:
+            RecipeError: an expert or the tensor is not in the atlas.
         """
-        one, other = (self.changes[name, tensor].rows for name in (first, second))
+        one, other = (self.change(name, tensor).rows for name in (first, second))
         top, common = common_rows(one, other, share)
         return common / top
 
@@ -411,7 +422,7 @@ def rows_threshold(atlas: Atlas, experts: Sequence[str], share: float) -> float:
     import numpy as np
 
     cells = [tensor for group in atlas.matrices().values() for tensor in group]
-    rows = np.concatenate([atlas.changes[e, tensor].rows for e in experts for tensor in cells])
+    rows = np.concatenate([atlas.change(e, tensor).rows for e in experts for tensor in cells])
     return float(np.quantile(rows, 1 - share))
 
 
