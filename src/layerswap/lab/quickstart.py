@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from layerswap._types import Advance, Log
+from layerswap._types import Advance, Bars, Log
 from layerswap.checkpoint import fingerprint, refuse_target
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.loading import load_tokenizer
@@ -43,7 +42,7 @@ from layerswap.lab.scoring import (
     sweep_written,
 )
 from layerswap.lab.tasks import LabSplit
-from layerswap.merge import Plan, make_plan
+from layerswap.merge import Plan, make_plan, soup
 from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
 from layerswap.search.protocol import choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
@@ -62,9 +61,6 @@ TEST_QUESTIONS = 1000
 SHOWN = 100
 """Test problems whose answers are in the report."""
 
-Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Opens a progress bar from a label and a total; gives the function that advances it."""
-
 
 def run(
     out: str | os.PathLike[str],
@@ -72,7 +68,7 @@ def run(
     language: str | None = None,
     overwrite: bool = False,
     log: Log,
-    progress: Bar,
+    progress: Bars,
 ) -> tuple[Path, Outcome]:
     """Evaluate a grid of compositions of the lab's experts, write the best, test it, and report.
 
@@ -150,7 +146,7 @@ def _refuse_other(target: Path, graph: Graph, *, overwrite: bool) -> None:
             )
 
 
-def works(progress: Bar) -> Mapping[str, StepFunction]:
+def works(progress: Bars) -> Mapping[str, StepFunction]:
     """The function of every step, with a progress bar where it takes a while."""
 
     def grid(context: Context) -> None:
@@ -185,13 +181,7 @@ def works(progress: Bar) -> Mapping[str, StepFunction]:
 def _test(best: Plan, context: Context, advance: Advance) -> None:
     """Test the chosen composition and its contenders, and write what they answer."""
     lab, settings = shipped(), context.step.settings
-    joint = make_plan(
-        check_recipe(
-            {"experts": {"joint": str(lab.joint_models[settings["language"]])},
-             "soup": {"experts": ["joint"]}},
-            where="lab",
-        )
-    )  # fmt: skip
+    joint = soup({"joint": lab.joint_models[settings["language"]]})
     plans = {**contenders(best, densities=settings["densities"]), CHOSEN: best, JOINT: joint}
     sweep, tokenizer = Sweep(list(plans.values()), dtype="float32"), load_tokenizer(lab.base)
     asked = {
@@ -240,7 +230,7 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
 
 
 def score_folders(
-    models: Sequence[Path], *, language: str | None, split: LabSplit, n: int, progress: Bar
+    models: Sequence[Path], *, language: str | None, split: LabSplit, n: int, progress: Bars
 ) -> dict[str, dict[LabMeasure, Interval]]:
     """Scores of checkpoint folders, or of whole labs, on the lab's questions, by folder name.
 
