@@ -10,7 +10,7 @@ from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, TensorInfo
-from layerswap.checkpoint.read import Handle, is_finite, read_floats
+from layerswap.checkpoint.read import Handle, is_finite, keep_freed_memory, read_floats
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.deltas.measure import Axis, Rows
@@ -245,6 +245,7 @@ class Reader:
         *,
         allow_non_finite: bool = False,
     ) -> None:
+        keep_freed_memory()
         self._handles = handles
         self._facts: dict[int, _Facts] = {}
         self._factors: Known = {}

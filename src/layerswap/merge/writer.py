@@ -25,7 +25,6 @@ from layerswap.checkpoint.header import block_of, is_gguf, read_header
 from layerswap.checkpoint.read import (
     Handle,
     is_finite,
-    keep_freed_memory,
     narrowed,
     numpy_dtype,
     open_file,
@@ -139,14 +138,15 @@ def write_shard(
                 _start_writing(output, piece.offset, piece.nbytes)
                 progress(piece.nbytes)
                 return
-            keep_freed_memory()
             with ExitStack() as held:
                 hold_remote(held, piece, handles, path.parent)
                 reader = Reader(handles, thresholds or {}, allow_non_finite=allow_non_finite)
+                nbytes = 0
                 for data, offset in computed(piece, reader, allow_non_finite, rounding):
                     _write(output, data, offset)
+                    nbytes += len(data)
                     progress(len(data))
-            _start_writing(output, piece.offset, offset + len(data) - piece.offset)
+            _start_writing(output, piece.offset, nbytes)
 
         _run_all(run, work, threads)
 
