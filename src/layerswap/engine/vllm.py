@@ -90,9 +90,9 @@ class VllmSweep:
 
     def _open(self, plans: Sequence[Plan]) -> None:
         """Start vLLM, or take the one that runs, for all of these compositions."""
-        if self._adapters is not None and not all(map(_as_adapter, plans)):
+        if self._adapters is not None and not all(map(self._adapters.adapter, plans)):
             self._adapters = None
-        served = {} if self._adapters is None else lora_arguments(plans)
+        served = {} if self._adapters is None else _lora_arguments(plans)
         self._engine = _engine_for(plans[0], self._dtype, {**served, **self._arguments})
         self._llm = self._engine.llm
 
@@ -120,7 +120,10 @@ class VllmSweep:
         if self._adapters is not None:
             self._open(self.plans)
         if not self._engine.checked:
-            self._check()
+            if self._adapters is not None:
+                self._check_adapters(self._adapters)
+            else:
+                self._check()
         return list(range(len(self.plans) - len(plans), len(self.plans)))
 
     def choose(self, members: Sequence[int] | None) -> list[int]:
@@ -245,23 +248,29 @@ class VllmSweep:
         self._engine.current = plan
         return None
 
+    def _check_adapters(self, adapters: _LoraRequests) -> None:
+        """Refuse an engine that a LoRA request does not change.
+
+        Raises:
+            EvaluationError: it answers with an adapter as without.
+        """
+        request = next(filter(None, map(adapters.request, self.plans)), None)
+        if request is None:
+            return
+        if _probe(self._llm, self.model, request) == self._engine.answers:
+            raise EvaluationError(
+                "vLLM answers with an adapter as without; it may not apply adapters to this "
+                "architecture. Use --engine sweep"
+            )
+        self._engine.checked = True
+
     def _check(self) -> None:
-        """Refuse an engine that re-pointing changes, or that a LoRA request does not.
+        """Refuse an engine that re-pointing changes.
 
         Raises:
             EvaluationError: it answers otherwise than when it was fresh.
         """
         alone = self._engine.fresh
-        if self._adapters is not None:
-            request = next(filter(None, map(self._adapters.request, self.plans)), None)
-            if request is not None:
-                if _probe(self._llm, self.model, request) == self._engine.answers:
-                    raise EvaluationError(
-                        "vLLM answers with an adapter as without; it may not apply adapters to "
-                        "this architecture. Use --engine sweep"
-                    )
-                self._engine.checked = True
-            return
         other = next((p for p in self.plans if p.composition != alone.composition), None)
         if other is None:
             return
@@ -378,25 +387,32 @@ class _LoraRequests:
 
     def __init__(self) -> None:
         self._folder = TemporaryDirectory(prefix="layerswap-")
-        self._written: dict[int, tuple[Plan, Any]] = {}
+        self._known: dict[int, tuple[Plan, AdapterPlan | None]] = {}
+        self._written: dict[int, Any] = {}
+
+    def adapter(self, plan: Plan) -> AdapterPlan | None:
+        """The same composition as an adapter; None where it is more than vLLM can serve."""
+        if id(plan) not in self._known:
+            self._known[id(plan)] = plan, _as_adapter(plan)
+        return self._known[id(plan)][1]
 
     def request(self, plan: Plan) -> Any:
         """The LoRA request of a composition; None for the base alone."""
         from vllm.lora.request import LoRARequest
 
         if id(plan) not in self._written:
-            adapter, request = _as_adapter(plan), None
+            adapter, request = self.adapter(plan), None
             assert adapter is not None, "all compositions are adapters"
             if next(adapter.modules(), None) is not None:
                 number = next(_NUMBERS)
                 folder = Path(self._folder.name) / str(number)
                 adapter.save(folder)
                 request = LoRARequest(str(number), number, str(folder))
-            self._written[id(plan)] = plan, request
-        return self._written[id(plan)][1]
+            self._written[id(plan)] = request
+        return self._written[id(plan)]
 
 
-def lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
+def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
     """What vLLM has to be started with to serve compositions of adapters.
 
     The largest rank that any of them can have, and the modules that they adapt: vLLM cannot give
