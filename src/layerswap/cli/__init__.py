@@ -1,6 +1,7 @@
 """The command line: one module per group of commands, no logic of its own.
 
-Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 ours (a traceback).
+Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 ours (a traceback),
+130 interrupted.
 """
 
 from __future__ import annotations

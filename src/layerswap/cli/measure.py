@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from layerswap.cli import options, output
+from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.deltas.atlas import Atlas
@@ -39,7 +40,6 @@ def delta(
     Example: layerswap delta --base llama --expert math-expert --expert swahili-expert --out map
     """
     from layerswap.deltas.atlas import measure, open_subjects
-    from layerswap.errors import RecipeError
     from layerswap.merge.writer import check_apart
     from layerswap.report.measurements import atlas_facts, refuse_atlas, write_atlas
 
@@ -234,7 +234,6 @@ def suggest(
     from layerswap.deltas.atlas import Atlas as Opened
     from layerswap.deltas.suggestion import suggest as propose
     from layerswap.deltas.suggestion import with_third, write_proposal
-    from layerswap.errors import RecipeError
 
     if (base is None) == (atlas is None):
         raise RecipeError("give --base, or --atlas with a folder that layerswap delta wrote")
@@ -317,7 +316,6 @@ def learn(
 
     from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.compose.recipe import check_recipe
-    from layerswap.errors import RecipeError
     from layerswap.evaluation.examples import read_examples, tokenize
     from layerswap.merge.planner import make_plan, plan_tokenizer
     from layerswap.search.coefficients import LearningSettings, learn_coefficients

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from layerswap.cli import options, output
+from layerswap.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
@@ -93,7 +94,6 @@ def write_recipe(
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, push_folder
-    from layerswap.errors import RecipeError
     from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.metadata import RECORD
     from layerswap.merge.planner import make_plan
@@ -293,7 +293,6 @@ def instruct(
     Example: layerswap instruct --base llama --instruct llama-chat --language llama-sw --out chat-sw
     """
     from layerswap.compose.recipe import check_recipe
-    from layerswap.errors import RecipeError
 
     try:
         weights = [float(part) for part in weight.split(",")]
@@ -411,7 +410,6 @@ def verify(
 
     Example: layerswap verify merged --full
     """
-    from layerswap.errors import MergeError
     from layerswap.merge import verify as check
 
     report = check(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from layerswap.cli import options, output
+from layerswap.errors import RecipeError
 
 
 def data(
@@ -38,7 +39,6 @@ def data(
 
     Example: layerswap data swahili --out data/swahili --local downloads
     """
-    from layerswap.errors import RecipeError
     from layerswap.training.mix.schema import mix_text
 
     if list_recipes:
@@ -129,8 +129,6 @@ def train(
 
     Example: layerswap train swahili.yaml --out experts/swahili
     """
-    from layerswap.errors import RecipeError
-
     if launch_config is not None:
         from layerswap.training.expert.distributed import accelerate_configuration
 
@@ -176,7 +174,6 @@ def select(
     Example: layerswap select runs/* --role language --language sw --keep 3
     """
     from layerswap.cli.tables import selection_table
-    from layerswap.errors import RecipeError
     from layerswap.training.expert import select as selection
 
     if task and role:
