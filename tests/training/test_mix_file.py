@@ -136,8 +136,9 @@ PAPERS = {
     "bengali-text": ["bigscience-data/roots_indic-bn_wikisource"],
 }  # fmt: skip
 """Table 3 of the first paper, A.6 and A.7 of the second, as printed."""
-TRANSFER = {"sib200-english", "swahili-news", "hausa-news", "yoruba-news"}
-"""The mixes of the study topic-transfer."""
+LANGUAGE_NEWS = {"swahili-news", "hausa-news", "yoruba-news"}
+TRANSFER = {"sib200-english", "masakhanews-english", *LANGUAGE_NEWS}
+"""The mixes of the studies topic-transfer and headline-transfer."""
 
 
 def test_the_ready_recipes_are_the_papers_mixes():
@@ -152,7 +153,7 @@ def test_the_ready_recipes_are_the_papers_mixes():
         assert (mix.total, mix.validation) == ((None, 0) if text else (80_000, 2_000))
 
 
-@pytest.mark.parametrize("name", sorted(TRANSFER - {"sib200-english"}))
+@pytest.mark.parametrize("name", sorted(LANGUAGE_NEWS))
 def test_news_recipes_are_text_and_translation(name):
     mix = read_mix(name)
     (code,) = {code for code in mix.languages if code != "en"}

@@ -458,8 +458,22 @@ def test_topics_of_english_sentences_build_as_the_suite_asks_them(tmp_path):
     assert built.train[0]["completion"] == " travel"
 
 
+def test_topics_of_english_headlines_build_as_the_suite_asks_them(tmp_path):
+    folder = tmp_path / "masakhane" / "masakhanews" / "data" / "eng"
+    folder.mkdir(parents=True)
+    rows = "".join(f'sports\tMatch {i}\t"A match,\nplayed."\thttps://\n' for i in range(200))
+    (folder / "train.tsv").write_text("category\theadline\ttext\turl\n" + rows)
+    built = build_mix(read_mix("masakhanews-english"), local=tmp_path)
+    assert (len(built.train), len(built.validation)) == (100, 100)
+    assert built.train[0]["prompt"].startswith("Text: Match ")
+    assert built.train[0]["prompt"].endswith("\nTopic:")
+    assert built.train[0]["completion"] == " sports"
+
+
 PAPERS = [
-    name for name in ready_recipes() if not name.endswith("-news") and not name.startswith("sib200")
+    name
+    for name in ready_recipes()
+    if not name.endswith("-news") and name not in ("sib200-english", "masakhanews-english")
 ]
 
 
