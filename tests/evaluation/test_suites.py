@@ -255,7 +255,10 @@ def test_suites_and_languages_are_those_of_the_papers():
 
 
 TOPICS = "index_id\tcategory\ttext\n1\ttravel\tSafari njema.\n2\thealth\t Daktari \n"
-ARTICLES = "category\theadline\ttext\turl\nsports\tSimba yashinda \tIlishinda jana.\tx\nreligion\tA\tB\tx\n"
+ARTICLES = (
+    "category\theadline\ttext\turl\n"
+    "sports\tSimba yashinda \tIlishinda jana.\tx\nreligion\tA\tB\tx\n"
+)
 
 
 @pytest.fixture

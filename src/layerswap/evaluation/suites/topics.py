@@ -88,8 +88,8 @@ def write_sib200(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> 
 def write_masakhanews(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:
     """Write MasakhaNEWS in one language: the topic of an article, by its headline.
 
-    The headline alone is what AfroBench (Ojo et al., 2025) shows, too. Six topics: English has none on religion. Otherwise as `write_sib200`, with `{code}.*.tsv` in
-    `masakhanews`.
+    The headline alone is what AfroBench (Ojo et al., 2025) shows, too. Six topics: English has
+    none on religion. Otherwise as `write_sib200`, with `{code}.*.tsv` in `masakhanews`.
 
     Args:
         code: of ISO 639-3, such as `swa`.
