@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from layerswap.cli import app
 from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
-from layerswap.evaluation.results import Score, compare_runs, read_samples
+from layerswap.evaluation.results import Score, compare_runs, read_samples, read_scores
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks
@@ -513,6 +514,48 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
         check_plan(spec(folder, **changes | {"evaluate": {**asked, "gen_kwargs": "nonsense"}}))
     with pytest.raises(EvaluationError, match="has no chat template to apply"):
         check_plan(spec(folder, **changes | {"base": str(shipped().base)}))
+
+
+def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_path):
+    asked = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
+             "metric": ["exact_match", "whole"], "limit": 3}  # fmt: skip
+    few = {"baselines": [], "grid": None, "partitions": [], "lora": None, "evaluate": asked}
+    inputs = {}
+    for kind, name in (("task", "task-1"), ("nela", "language-nela-1")):
+        inputs[f"select/{kind}"] = tmp_path / f"select-{kind}"
+        inputs[f"select/{kind}"].mkdir()
+        path = str(shipped().base.parent / name)
+        write_json(inputs[f"select/{kind}"] / "selection.json", [path])
+
+    def evaluated(name, **changes):
+        step, lines = spec(folder, **few | changes)["evaluate/nela"], []
+        context = Context(step, tmp_path / name, inputs, lines.append)
+        context.folder.mkdir()
+        evaluate_language(context)
+        scores = {
+            (one.model, one.metric, one.document): one.score
+            for one in read_scores(context.folder / "results")
+        }
+        return scores, sum("answers are known" in line for line in lines)
+
+    before, known = evaluated("evaluate-1")
+    assert known == 0
+    # What it answered shows that it was taken over, and not computed again.
+    with sqlite3.connect(tmp_path / "evaluate-1" / "answers.sqlite") as database:
+        (answers,) = database.execute("SELECT count(*) FROM answers").fetchone()
+        database.execute("UPDATE answers SET answer = '[1, 1, 1]'")
+    more, known = evaluated("evaluate-2", baselines=["soup"])
+    assert known == 1
+    assert set(before) < set(more)
+    with sqlite3.connect(tmp_path / "evaluate-2" / "answers.sqlite") as database:
+        same = "SELECT count(*) FROM answers WHERE answer = '[1, 1, 1]'"
+        assert database.execute(same).fetchone() == (answers,)
+    assert evaluated("evaluate-3", dtype="bfloat16")[1] == 0
+    (tmp_path / "evaluate-1" / "answers.sqlite").write_text("damaged")
+    (tmp_path / "evaluate-2" / "answered_by.json").write_text("{")
+    after, known = evaluated("evaluate-4", baselines=["soup"])
+    assert known == 0
+    assert {key: after[key] for key in before} == before
 
 
 def test_compositions_are_counted_by_the_layers_they_run():

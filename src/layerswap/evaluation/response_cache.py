@@ -60,6 +60,29 @@ class AnswerStore:
             )
             self._database.execute("COMMIT")
 
+    def adopt(self, path: Path, compositions: Iterable[str]) -> int:
+        """Take over what another store knows of some compositions.
+
+        Args:
+            path: the other store, which is not changed.
+            compositions: their keys.
+
+        Returns:
+            The number of answers that are new here.
+        """
+        before = self._database.total_changes
+        with self._damage_named():
+            self._database.execute("ATTACH DATABASE ? AS other", (str(path),))
+            try:
+                self._database.executemany(
+                    "INSERT OR IGNORE INTO answers SELECT * FROM other.answers "
+                    "WHERE composition = ?",
+                    [(one,) for one in compositions],
+                )
+            finally:
+                self._database.execute("DETACH DATABASE other")
+        return self._database.total_changes - before
+
     def close(self) -> None:
         """Close the file."""
         self._database.close()

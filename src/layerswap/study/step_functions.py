@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import StudyError
+from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.harness import PromptOptions
 from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.results import read_scores, write_results
@@ -32,8 +33,13 @@ from layerswap.study.results import (
 from layerswap.study.runner import Context, StepFunction
 from layerswap.study.spec import TASK
 from layerswap.training.expert.distributed import launch_training
+from layerswap.versions import versions
+
+if TYPE_CHECKING:
+    from layerswap.evaluation.response_cache import AnswerStore
 
 MIX, EXPERT, SELECTION, MAP_FOLDER = "mix", "expert", "selection.json", "map"
+ANSWERS, ANSWERED_BY = "answers.sqlite", "answered_by.json"
 TABLES, NUMBERS = "tables", "tables.json"
 DELETED = "deleted.json"
 """In the folder of a training: which of its checkpoints are left, where others were deleted."""
@@ -275,7 +281,7 @@ def _evaluate(
     name: str,
 ) -> None:
     """Evaluate conditions on tasks, and write their results into a folder of the step."""
-    from layerswap.evaluation.response_cache import AnswerStore
+    from layerswap.evaluation.response_cache import AnswerStore, composition_key
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models
 
     settings = context.step.settings
@@ -289,7 +295,6 @@ def _evaluate(
         engine=settings["evaluate"]["engine"],
         engine_args=settings["evaluate"]["engine_args"],
     )
-    store = AnswerStore(context.folder / "answers.sqlite")
     results: dict[str, Any] = {}
     done = 0
 
@@ -298,15 +303,45 @@ def _evaluate(
         done += models
         context.log(f"{context.step.name}: {done:,} of {len(plans):,} models")
 
-    # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
-    for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
-        models = {str(condition): plan for condition, plan in group}
-        results |= evaluate_models(
-            models, [one.name for one in asked], [tasks], settings=how, store=store,
-            log=context.log, progress=count,
-        )  # fmt: skip
+    with closing(AnswerStore(context.folder / ANSWERS)) as store:
+        _adopt_answers(context, store, [composition_key(plan) for plan in plans.values()])
+        # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
+        for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
+            models = {str(condition): plan for condition, plan in group}
+            results |= evaluate_models(
+                models, [one.name for one in asked], [tasks], settings=how, store=store,
+                log=context.log, progress=count,
+            )  # fmt: skip
     columns = {str(condition): condition.to_dict() for condition in plans}
     write_results(context.folder / name, results, asked, columns=columns)
+
+
+def _adopt_answers(context: Context, store: AnswerStore, compositions: Sequence[str]) -> None:
+    """Take over the answers of these models that other evaluations of the study's folder have.
+
+    So a study to which a baseline or a seed was added evaluates what is new alone. Answers are
+    kept by what decides a model's weights and by the tokens that it is asked; what else decides
+    them, the engine and its versions, has to be the same.
+    """
+    settings = context.step.settings
+    how = {
+        "device": settings["device"],
+        "dtype": settings["dtype"],
+        "engine": settings["evaluate"]["engine"],
+        "engine_args": settings["evaluate"]["engine_args"],
+        "versions": versions("torch", "transformers", "vllm"),
+    }
+    write_json(context.folder / ANSWERED_BY, how)
+    for folder in sorted(context.folder.parent.glob(f"{context.step.kind}-*")):
+        if folder == context.folder or not (folder / ANSWERS).is_file():
+            continue
+        try:
+            same = json.loads((folder / ANSWERED_BY).read_text("utf-8")) == how
+            known = store.adopt(folder / ANSWERS, compositions) if same else 0
+        except (OSError, ValueError, EvaluationError):
+            continue  # the answers are computed again
+        if known:
+            context.log(f"{context.step.name}: {known:,} answers are known of an earlier run")
 
 
 def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[Condition, Plan]:
