@@ -558,6 +558,60 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
     assert {key: after[key] for key in before} == before
 
 
+def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
+    models = shipped().base.parent
+    asked = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
+             "metric": ["exact_match", "whole"], "limit": 4}  # fmt: skip
+    graph = spec(
+        folder, task={"experts": [str(models / f"task-{i}") for i in (1, 2)]}, pairs="same",
+        languages={"nela": {"experts": [str(models / f"language-nela-{i}") for i in (1, 2)]}},
+        baselines=["experts", "soup"], grid=None, partitions=[], lora=None, evaluate=asked,
+    )  # fmt: skip
+    assert [step.name for step in graph] == [
+        "select/task", "select/nela", "evaluate/nela", "change/nela", "tables",
+    ]  # fmt: skip
+    check_plan(graph)
+    summary = run_graph(graph, tmp_path / "out", step_functions())
+    assert not summary.failed, [entry.why for entry in summary.failed]
+    tables = StudyJournal(tmp_path / "out", graph).folder("tables")
+    (rows,) = json.loads((tables / "tables.json").read_text())["languages"]["nela"].values()
+    assert set(rows) == {"swap, default", "task expert", "language expert", "soup"}
+    page = write_study_report(tmp_path / "out").read_text()
+    assert f"{models / 'language-nela-1'}, {models / 'language-nela-2'}" in page
+    (merged,) = merge_best(tmp_path / "out", ["nela"], log=lambda line: None)
+    assert open_checkpoint(str(merged)).layers == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"task": {"experts": ["./none"]}, "baselines": [], "lora": None},
+            "task.experts: .*none: no such folder",
+        ),
+        ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
+        ({"task": {"experts": ["a/b"], "keep": 2}}, "taken as they are; remove `keep`"),
+        ({"task": {"experts": ["a/b", "a/b"]}}, "an expert is there twice"),
+        ({"task": {"experts": []}}, "task.experts"),
+        ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
+        ({"task": {"experts": ["a/b"]}}, "baseline `joint` trains, but task has no data"),
+        ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` trains, but task has no data"),
+    ],
+)
+def test_experts_that_exist_have_nothing_to_train(folder, changes, said):
+    with pytest.raises(RecipeError, match=said):
+        spec(folder, **changes)
+
+
+def test_an_expert_of_another_base_is_refused_before_anything_runs(folder, tmp_path):
+    other = shutil.copytree(shipped().base, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
+    less = {"baselines": [], "partitions": [], "lora": None, "grid": None}
+    with pytest.raises(LayerswapError, match="hidden_size"):
+        check_plan(spec(folder, task={"experts": [str(other)]}, **less))
+
+
 def test_compositions_are_counted_by_the_layers_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,

@@ -29,11 +29,25 @@ def base_of(spec: StudySpec, folder: Path) -> str:
     Raises:
         RecipeError: it is written as a path, and there is no such folder.
     """
-    local = folder / Path(spec.base).expanduser()
+    return model_of(spec.base, folder, "base")
+
+
+def model_of(source: str, folder: Path, key: str) -> str:
+    """A model: the absolute path of a local folder, or a Hub id.
+
+    Args:
+        source: as the study has it.
+        folder: what its paths are relative to.
+        key: where it stands, for the message.
+
+    Raises:
+        RecipeError: it is written as a path, and there is no such folder.
+    """
+    local = folder / Path(source).expanduser()
     there = exists(local) and local.is_dir()
-    if spec.base.startswith((".", "/", "~")) and not there:
-        raise RecipeError(f"base: {local}: no such folder")
-    return str(local.absolute()) if there else spec.base
+    if source.startswith((".", "/", "~")) and not there:
+        raise RecipeError(f"{key}: {local}: no such folder")
+    return str(local.absolute()) if there else source
 
 
 def resolve_data(data: Data, folder: Path) -> Any:

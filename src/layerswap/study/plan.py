@@ -32,6 +32,7 @@ from layerswap.study.inputs import (
     lines_of,
     mix_fingerprints,
     mix_size,
+    model_of,
     resolve_data,
     task_files,
     task_fingerprints,
@@ -137,9 +138,9 @@ class _Planner:
         """Every step, in the order in which a reader expects them."""
         spec, last = self.spec, []
         for kind, experts in spec.kinds.items():
-            if self._is_mix(experts.data):
+            if experts.data is not None and self._is_mix(experts.data):
                 yield self._data(kind, str(experts.data))
-            for i, run in enumerate(experts.runs):
+            for i, run in enumerate(experts.trainings):
                 yield self._train(f"train/{kind}/{i}", [kind], run)
             yield from self._variants[kind].values()
             yield self._select(kind, experts)
@@ -225,7 +226,7 @@ class _Planner:
         recipe = run.train.recipe if run.train else None
         inputs = self.base_fingerprint | fingerprints(recipe)
         for kind in kinds:
-            given = spec.kinds[kind].data
+            given = self._given(kind)
             if self._is_mix(given):
                 needs.append(f"data/{kind}")
                 data.append({"step": f"data/{kind}"})
@@ -259,9 +260,15 @@ class _Planner:
         memory = costs.training_memory_gb(run)
         return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
 
+    def _given(self, kind: str) -> Data:
+        """The data of a kind that is trained on."""
+        data = self.spec.kinds[kind].data
+        assert data is not None  # nothing is trained for experts that exist
+        return data
+
     def _size(self, kind: str) -> DataSize:
         """The size of the training data of a kind."""
-        given = self.spec.kinds[kind].data
+        given = self._given(kind)
         if self._is_mix(given):
             where = given if given in ready_recipes() else str(self.folder / str(given))
             return mix_size(mix_text(str(where)), USUAL)
@@ -290,6 +297,12 @@ class _Planner:
 
     def _select(self, kind: str, experts: Experts) -> Step:
         by, spec = experts.by, self.spec
+        if experts.experts is not None:
+            models = [model_of(one, self.folder, f"{kind}.experts") for one in experts.experts]
+            inputs = {
+                name: one for path in models for name, one in folder_fingerprint(path).items()
+            }
+            return Step(f"select/{kind}", "select", {"experts": models}, inputs=inputs)
         settings = {"keep": experts.keep, **by.model_dump(mode="json")}
         needs = tuple(f"train/{kind}/{i}" for i in range(len(experts.runs)))
         if not by.tasks:
@@ -304,13 +317,13 @@ class _Planner:
         settings |= {"include": include, "device": spec.device, "dtype": spec.dtype}
         settings["base"] = self.base
         tasks = EvaluationSpec(tasks=by.tasks, include=["."], limit=by.limit)
-        models = sum(self.costs.checkpoints(run, [self._size(kind)]) for run in experts.runs)
+        checkpoints = sum(self.costs.checkpoints(run, [self._size(kind)]) for run in experts.runs)
         return Step(
             f"select/{kind}", "select", settings, needs,
             {name: one for path in include for name, one in task_fingerprints(path).items()},
             self._resources("select"),
             Estimate(
-                self.costs.evaluation_hours(tasks, models),
+                self.costs.evaluation_hours(tasks, checkpoints),
                 memory_gb=self.costs.evaluation_memory_gb() / 2.5,
             ),
             delete_checkpoints=self.selected,
@@ -378,7 +391,7 @@ class _Planner:
         """The selections of some experts, and the trainings whose folders they point to."""
         found: list[str] = []
         for kind in kinds:
-            runs = range(len(self.spec.kinds[kind].runs))
+            runs = range(len(self.spec.kinds[kind].trainings))
             found += [f"select/{kind}", *(f"train/{kind}/{i}" for i in runs)]
         return tuple(found)
 

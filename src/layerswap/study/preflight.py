@@ -11,10 +11,12 @@ from typing import Any
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.presets import zone_grid
+from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.harness import check_task_names, load_tasks
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
+from layerswap.merge.planner import make_plan
 from layerswap.search.spec import Grid
 from layerswap.study.inputs import existing_path
 from layerswap.study.journal import INDEX, read_journal
@@ -40,6 +42,8 @@ def check_plan(graph: Graph) -> None:
             _check_mix(step)
         elif step.kind == "train":
             _check_training(step)
+        elif step.kind == "select" and "experts" in settings:
+            _check_experts(graph, step)
         elif step.kind == "select" and settings["tasks"]:
             check_task_names(settings["tasks"], _include(settings))
             _check_prompts(settings, settings["base"])
@@ -68,7 +72,7 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
     for name in {settings["device"] for settings in evaluations} if device else ():
         open_device(name)
     for step in steps:
-        if step.kind == "select" and step.settings["tasks"]:
+        if step.kind == "select" and step.settings.get("tasks"):
             load_tasks(step.settings["tasks"], include=_include(step.settings))
     written: set[tuple[str, str]] = set()
     for settings in evaluations:
@@ -108,6 +112,16 @@ def _check_mix(step: Step) -> None:
     for source in mix.sources.values():
         if source.path is not None:
             existing_path(Path(step.settings["folder"]) / source.path)
+
+
+def _check_experts(graph: Graph, step: Step) -> None:
+    """Refuse local experts that do not fit the base; what is on the Hub is not looked at."""
+    base = next(one.settings["base"] for one in graph if one.kind == "evaluate")
+    local = [one for one in step.settings["experts"] if Path(one).is_dir()]
+    if local and Path(base).is_dir():
+        experts = {f"expert-{i}": path for i, path in enumerate(local, 1)}
+        recipe = {"base": base, "experts": experts, "soup": {"experts": [*experts]}, "bake": True}
+        make_plan(check_recipe(recipe, where=f"study, {step.name}"))
 
 
 def _check_training(step: Step) -> None:

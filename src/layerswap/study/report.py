@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from layerswap.study.results import (
     read_conditions,
     study_results,
 )
-from layerswap.study.step_functions import EXPERT, MAP_FOLDER, SELECTION
+from layerswap.study.step_functions import EXPERT, MAP_FOLDER, selection
 from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
@@ -166,7 +165,7 @@ class FinishedSteps:
         yield from contaminations(
             {name: one for name, one in folders.items() if (one / TRAINING).is_file()}
         )
-        tasks = dict.fromkeys(task for one in selects for task in one["tasks"])
+        tasks = dict.fromkeys(task for one in selects for task in one.get("tasks", ()))
         if tasks:
             yield (
                 f"Checkpoints were selected on all documents of {', '.join(tasks)}: scores on "
@@ -215,7 +214,7 @@ class FinishedSteps:
         rows = [
             ["base", settings["base"]],
             *(
-                [f"{kind} experts", ", ".join(json.loads((folder / SELECTION).read_text("utf-8")))]
+                [f"{kind} experts", ", ".join(selection(folder, Path()))]
                 for kind, folder in self._selections().items()
             ),
             ["benchmarks", spec["suite"] or ", ".join(spec["tasks"])],

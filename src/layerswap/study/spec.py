@@ -40,6 +40,9 @@ Baseline = Literal[
     "joint", "simultaneous", "partial", "reverted", "soups", "multilingual soup",
 ]  # fmt: skip
 
+TRAINED_BASELINES = ("joint", "simultaneous", "partial")
+"""The baselines that are trained on the data of the experts."""
+
 
 class TrainingRun(Strict):
     """One training of an expert; keys as in `EXPERT.yaml` (docs/training.md).
@@ -95,19 +98,43 @@ class SelectBy(PromptOptions):
 
 
 class Experts(Strict):
-    """The experts of one kind.
+    """The experts of one kind: to be trained, or trained already.
 
     Attributes:
         data: a mix (ready recipe or file), a folder that `layerswap data` wrote, or files.
         runs: trainings with other hyperparameters or seeds.
         keep: number of checkpoints to keep, no more of one run than its share.
         by: scores that rank them.
+        experts: in place of all these, models that exist: folders, adapters or Hub ids.
     """
 
-    data: Data
+    data: Data | None = None
     runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
     keep: PositiveInt = 1
     by: SelectBy = SelectBy()
+    experts: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_are_kept(cls, data: object) -> object:
+        if not (isinstance(data, dict) and isinstance(data.get("experts"), list)):
+            return data
+        if more := ", ".join(f"`{key}`" for key in data if key != "experts"):
+            raise ValueError(f"`experts` exist and are taken as they are; remove {more}")
+        if len(set(map(str, data["experts"]))) < len(data["experts"]):
+            raise ValueError("an expert is there twice")
+        return {**data, "keep": max(1, len(data["experts"]))}
+
+    @model_validator(mode="after")
+    def _something_given(self) -> Experts:
+        if self.data is None and self.experts is None:
+            raise ValueError("give `data` to train on, or `experts` that exist")
+        return self
+
+    @property
+    def trainings(self) -> list[TrainingRun]:
+        """The runs, of which experts that exist have none."""
+        return self.runs if self.experts is None else []
 
 
 class OtherLanguages(Strict):
@@ -342,6 +369,15 @@ class StudySpec(Strict):
                     f"pairs: same takes as many experts of each kind, but the task keeps "
                     f"{self.task.keep} and {name} {experts.keep}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _trainable(self) -> StudySpec:
+        finished = next((kind for kind, one in self.kinds.items() if one.experts), None)
+        training = [f"baseline `{one}`" for one in self.baselines if one in TRAINED_BASELINES]
+        training += ["`lora`"] if self.lora else []
+        if finished and training:
+            raise ValueError(f"{training[0]} trains, but {finished} has no data; leave it out")
         return self
 
     @model_validator(mode="after")

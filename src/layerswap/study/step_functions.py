@@ -110,10 +110,16 @@ def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any
 
 
 def select_experts(context: Context) -> None:
-    """Rank the checkpoints of several trainings, and write which are kept."""
+    """Rank the checkpoints of several trainings, and write which are kept.
+
+    Experts that exist are kept as they are.
+    """
     from layerswap.training.expert.select import candidates, scorer, select
 
     settings = context.step.settings
+    if "experts" in settings:
+        write_json(context.folder / SELECTION, [{"model": one} for one in settings["experts"]])
+        return
     score = None
     if settings["tasks"]:
         score = scorer(
@@ -225,15 +231,20 @@ def write_study_tables(context: Context) -> None:
 
 
 def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
-    """The folders of the experts of a kind that were selected, the best first.
+    """The folders or Hub ids of the experts of a kind that were selected, the best first.
 
     Args:
         inputs: the folders of steps, by name.
         kind: `task`, or a language.
     """
     folder = inputs[f"select/{kind}"]
+    return selection(folder, folder.parent)
+
+
+def selection(folder: Path, root: Path) -> list[str]:
+    """What the step in a folder selected: checkpoints, as paths from `root`, or models as given."""
     names = json.loads((folder / SELECTION).read_text("utf-8"))
-    return [str(folder.parent / name) for name in names]
+    return [one["model"] if isinstance(one, dict) else str(root / one) for one in names]
 
 
 def recipes_of(
