@@ -31,7 +31,7 @@ from layerswap.study import results as study_results
 from layerswap.study.best import merge_best
 from layerswap.study.conditions import models_to_run
 from layerswap.study.estimate import Costs, size_of, speed_of
-from layerswap.study.inputs import DataSize
+from layerswap.study.inputs import DataSize, mix_size
 from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.plan import costs_of, disk_gb, plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
@@ -637,6 +637,19 @@ def test_compositions_are_counted_by_the_layers_they_run():
 def costs(billions, *, device="cuda", **changes):
     spec = find_study("unreasonable")[0].model_copy(update={"billions": billions})
     return Costs(size_of(spec, "a/b"), speed_of(device), 2, **changes)
+
+
+def test_a_mix_says_how_long_its_rows_are_before_it_is_built():
+    text, usual = "total: 700\nrow_tokens: 40\n", DataSize(80_000, 512)
+    assert mix_size(text, usual) == DataSize(700, 40)
+    assert mix_size("total: 700\n", usual) == DataSize(700, 512)
+    assert mix_size("row_tokens: wrong\n", usual) == usual
+    (seconds,) = (
+        3600 * step.estimate.hours
+        for step in plan_study(*find_study("topic-transfer"))
+        if step.name == "train/task/0"
+    )
+    assert seconds < 60  # on a GPU, 701 sentences three times
 
 
 def test_hours_follow_from_documents_and_tokens():

@@ -137,9 +137,10 @@ def data_size(given: Any, usual: DataSize) -> DataSize:
 
 
 def mix_size(text: str, usual: DataSize) -> DataSize:
-    """The size of a mix that is not built yet: its `total`."""
-    total = yaml.safe_load(text).get("total")
-    return DataSize(total, usual.tokens) if isinstance(total, int) else usual
+    """The size of a mix that is not built yet: its `total`, and its `row_tokens`."""
+    mix = yaml.safe_load(text)
+    rows, tokens = mix.get("total") or usual.rows, mix.get("row_tokens") or usual.tokens
+    return DataSize(rows, tokens) if isinstance(rows, int) and isinstance(tokens, int) else usual
 
 
 def lines_of(file: Path) -> int:

@@ -349,6 +349,7 @@ class Mix(Strict):
         sources: the sources by name.
         total: number of examples, shared by the sources' weights; all if not given.
         validation: how many of them are held out for validation.
+        row_tokens: mean tokens of a row, for estimates of a study before the mix is built.
         separator: text between prompt and completion where they are joined as plain text.
         chat_template: a file with a chat template that turns messages into text.
         filters: the filters.
@@ -361,6 +362,7 @@ class Mix(Strict):
     sources: Annotated[dict[NonEmpty, MixSource], Field(min_length=1)]
     total: PositiveInt | None = None
     validation: NonNegativeInt = 0
+    row_tokens: PositiveInt | None = None
     separator: str = "\n"
     chat_template: NonEmpty | None = None
     filters: Filters = Filters()
