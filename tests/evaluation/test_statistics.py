@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
+from layerswap.evaluation.statistics import (
+    Interval,
+    mean_interval,
+    mean_over_groups,
+    paired_difference,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -49,6 +54,20 @@ def test_equal_answers_are_not_proof_of_equality():
     assert found.in_words() == "no difference detected (n=20, ±16.8 points)"
     assert Interval(0.12, 0.05, 0.2, 40).in_words() == "12.0 points higher"
     assert Interval(-0.12, -0.2, -0.05, 40).in_words() == "12.0 points lower"
+
+
+def test_a_mean_over_groups_weighs_every_group_the_same():
+    rng = np.random.default_rng(0)
+    few, many = rng.random(50) < 0.2, rng.random(400) < 0.8
+    found = mean_over_groups([few, many])
+    assert found.mean == pytest.approx((few.mean() + many.mean()) / 2)
+    assert found.n == 450
+    # The standard error of the mean of two independent means.
+    error = np.sqrt(few.var() / 50 + many.var() / 400) / 2
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.1)
+    assert mean_over_groups([many]) == mean_interval(many)
+    with pytest.raises(RecipeError, match="at least one"):
+        mean_over_groups([])
 
 
 def test_a_paired_difference_is_narrower_than_two_intervals():

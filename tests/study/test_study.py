@@ -239,6 +239,32 @@ def test_the_headline_is_no_worse_than_the_default_and_says_what_was_shown():
     assert _sentence(found).startswith("mgsm in sw: the swap, default, reaches ")
 
 
+def test_a_difference_over_languages_is_paired_by_document():
+    rng = np.random.default_rng(1)
+    hard = rng.random(400) < 0.5  # in every language alike
+    languages = []
+    for language in ("sw", "ha"):
+        swap, soup = hard.astype(float), hard & (rng.random(400) < 0.8)
+        scores = {replace(DEFAULT, pair="0-0"): swap, SOUP: soup.astype(float)}
+        languages.append(benchmark_result(language, "sib200", BenchmarkScores(scores, 100), 0.5))
+    found = study_results.over_languages(languages, SOUP, DEFAULT)
+    means = [one.over_pairs.intervals for one in languages]
+    assert found.mean == pytest.approx(np.mean([by[SOUP].mean - by[DEFAULT].mean for by in means]))
+    assert found.n == 300
+    assert found.high < 0
+    apart = [one.over_pairs.against(DEFAULT)[SOUP] for one in languages]
+    assert found.high - found.low < min(one.high - one.low for one in apart)
+    (whole,) = (study_results.over_languages(languages, DEFAULT),)
+    # Translations of one document are not as good as two documents.
+    assert whole.high - whole.low > 0.9 * (means[0][DEFAULT].high - means[0][DEFAULT].low)
+    assert study_results.over_languages(languages, BASE) is None
+    short = replace(languages[1], test=languages[1].test[:200], pairs={
+        pair: {one: values[:200] for one, values in scores.items()}
+        for pair, scores in languages[1].pairs.items()
+    })  # fmt: skip
+    assert study_results.over_languages([languages[0], short], SOUP, DEFAULT).n == 500
+
+
 @pytest.mark.parametrize(
     ("benchmark", "task", "published"),
     [("sib200", "sib200_swh_Latn_0shot_dev", 4), ("topics_dev", "topics_dev", 0),

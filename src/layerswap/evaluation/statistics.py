@@ -83,6 +83,32 @@ def mean_interval(
     return Interval(float(values.mean()), float(low), float(high), count)
 
 
+def mean_over_groups(
+    groups: Sequence[Values], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """The mean of several groups' means; a bootstrap draws from every group by itself.
+
+    Args:
+        groups: vectors of any length, such as one per language.
+        level: of the interval, between 0 and 1.
+        resamples: how many times the examples are drawn anew, with replacement.
+        seed: of the draws.
+
+    Raises:
+        RecipeError: as `mean_interval`, or there is no group.
+    """
+    alone = [mean_interval(one, level=level, resamples=resamples, seed=seed) for one in groups]
+    if not alone:
+        raise RecipeError("a mean over groups needs at least one")
+    if len(alone) == 1:
+        return alone[0]
+    rng = np.random.default_rng(seed)
+    drawn = np.mean([_resampled_means(_vector(one), resamples, rng) for one in groups], axis=0)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    mean = sum(one.mean for one in alone) / len(alone)
+    return Interval(mean, float(low), float(high), sum(one.n for one in alone))
+
+
 def paired_difference(
     a: Values,
     b: Values,

@@ -51,7 +51,7 @@ COPIED = {
     "dtype",
 }  # fmt: skip
 """Keys of a study that an evaluation's settings have too."""
-VERSIONS = {"evaluate": 4, "tables": 4}
+VERSIONS = {"evaluate": 4, "tables": 5}
 """Of the kinds of step that have come to write something else for the same settings."""
 
 

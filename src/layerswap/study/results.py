@@ -13,7 +13,13 @@ import numpy as np
 
 from layerswap.evaluation.languages import ANSWER, REASONING
 from layerswap.evaluation.results import Score, read_all_scores
-from layerswap.evaluation.statistics import Friedman, Interval, friedman, mean_interval
+from layerswap.evaluation.statistics import (
+    Friedman,
+    Interval,
+    friedman,
+    mean_interval,
+    mean_over_groups,
+)
 from layerswap.evaluation.suites.suites import is_development
 from layerswap.report.tables import Table, difference_words
 from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
@@ -286,6 +292,14 @@ class StudyResults:
             return None
         return friedman({str(name): [by[name] for by in values] for name in names})
 
+    @property
+    def by_benchmark(self) -> dict[str, list[BenchmarkResult]]:
+        """Every language on each benchmark."""
+        found: dict[str, list[BenchmarkResult]] = {}
+        for one in self.benchmarks:
+            found.setdefault(one.benchmark, []).append(one)
+        return found
+
     @cached_property
     def tables(self) -> dict[str, Table]:
         """Every table, by its heading."""
@@ -302,8 +316,7 @@ class StudyResults:
         return Table(["treatment", *columns], cells, caption=caption)
 
     def _tables(self) -> Iterator[tuple[str, Table]]:
-        for benchmark in dict.fromkeys(one.benchmark for one in self.benchmarks):
-            same = [one for one in self.benchmarks if one.benchmark == benchmark]
+        for benchmark, same in self.by_benchmark.items():
             if len(same) > 1:
                 yield over_languages_heading(benchmark), _over_languages(benchmark, same)
             for one in same:
@@ -319,7 +332,9 @@ class StudyResults:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; every row has the fields of its condition."""
-        facts: dict[str, Any] = {"languages": {}, "grids": {}, "other_languages": {}}
+        facts: dict[str, Any] = {
+            "languages": {}, "grids": {}, "all_languages": {}, "other_languages": {},
+        }  # fmt: skip
         for found in self.benchmarks:
             rows = {}
             for one, interval in found.over_pairs.intervals.items():
@@ -330,6 +345,11 @@ class StudyResults:
             facts["grids"].setdefault(found.language, {})[found.benchmark] = {
                 "development": [{**one.to_dict(), **asdict(i)} for one, i in found.grid.items()],
                 "chosen": {pair: one.to_dict() for pair, one in found.chosen.items()},
+            }
+        for benchmark, same in self.by_benchmark.items():
+            means = {str(one): over_languages(same, one) for one in same[0].over_pairs.scores}
+            facts["all_languages"][benchmark] = {
+                name: asdict(mean) for name, mean in means.items() if mean is not None
             }
         for other in self.other_languages:
             facts["other_languages"].setdefault(other.language, {})[other.benchmark] = {
@@ -472,18 +492,50 @@ def _in_other_languages(other: OtherLanguagesResult) -> Table:
     return Table(columns, cells, caption=_honest(caption, other.rows))
 
 
+def over_languages(
+    found: Sequence[BenchmarkResult], one: Condition, other: Condition | None = None
+) -> Interval | None:
+    """The mean of a treatment over languages, or its paired difference to another.
+
+    Where all languages have as many documents, a document and its translations are drawn together;
+    else every language's documents are drawn by themselves.
+
+    Args:
+        found: every language on one benchmark.
+        one: the treatment.
+        other: what it is compared with.
+
+    Returns:
+        None where a language lacks one of them.
+    """
+    wanted = [one] if other is None else [one, other]
+    if not all(name in by.over_pairs.scores for name in wanted for by in found):
+        return None
+    values = [np.asarray(by.over_pairs.scores[one], dtype=float) for by in found]
+    if other is not None:
+        pairs = zip(values, found, strict=True)
+        values = [value - np.asarray(by.over_pairs.scores[other]) for value, by in pairs]
+    together = len({by.test for by in found}) == 1
+    return mean_over_groups([np.mean(values, axis=0)] if together else values)
+
+
 def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
     treatments = list(dict.fromkeys(one for by in found for one in by.over_pairs.scores))
-    cells: list[list[Any]] = []
-    for one in treatments:
-        means = [by.over_pairs.intervals[one].mean for by in found if one in by.over_pairs.scores]
-        mean = sum(means) / len(means) if len(means) == len(found) else None
-        cells.append([str(one), *(_with_extremes(by, one) for by in found), mean])
+    references = [one for one in (DEFAULT, CHOSEN) if one in treatments]
+    cells: list[list[Any]] = [
+        [str(one), *(_with_extremes(by, one) for by in found), over_languages(found, one),
+         *("" if one == reference else difference_words(over_languages(found, one, reference))
+           for reference in references)]
+        for one in treatments
+    ]  # fmt: skip
     caption = (
-        f"{benchmark}: mean over pairs, with the lowest and the highest pair in brackets; per cent."
+        f"{benchmark}: mean over pairs, with the lowest and the highest pair in brackets; per "
+        "cent. The mean over languages has a 95% bootstrap interval over documents and paired "
+        "differences; *: clear of zero."
     )
-    columns = ["treatment", *(by.language for by in found), "mean"]
+    columns = ["treatment", *(by.language for by in found), "mean",
+               *(f"to the {one}" for one in references)]  # fmt: skip
     return Table(columns, cells, caption=_honest(caption, treatments))
 
 
