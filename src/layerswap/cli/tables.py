@@ -81,9 +81,10 @@ def plan_table(graph: Graph, about: Costs) -> Table:
     ]  # fmt: skip
     hours = sum(step.estimate.hours for step in graph)
     disk, passing = disk_gb(graph)
+    time = f"{amount(hours)} hours" if hours >= 1 else f"{amount(60 * hours)} minutes"
     more = f", {amount(passing)} GB more while it trains" if passing >= 0.05 else ""
     caption = (
-        f"{len(graph)} steps, about {amount(hours)} {about.speed.name}, {amount(disk)} GB of "
+        f"{len(graph)} steps, about {time} {about.speed.name}, {amount(disk)} GB of "
         f"disk{more}. The base has {about.size.billions:.3g} billion parameters, by "
         f"{about.size.known_by}. Memory is without activations."
     )

@@ -51,7 +51,7 @@ class Speed(NamedTuple):
     name: str
 
 
-GPU = Speed(1.2e14, 1e12, "hours on an A100")
+GPU = Speed(1.2e14, 1e12, "on an A100")
 """About 40% of its peak in bfloat16, and half of its peak of loading."""
 
 
@@ -60,7 +60,7 @@ def speed_of(device: str) -> Speed:
     if device != "cpu":
         return GPU
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Speed(4e10 * (cores or 1), 5e9, f"hours on {cores or 1} processors")
+    return Speed(4e10 * (cores or 1), 5e9, f"on {cores or 1} processors")
 
 
 @dataclass(frozen=True)
