@@ -1,7 +1,7 @@
-"""The tables of docs/real.md, from the recorded scores of the study `topic-transfer`.
+"""The tables of docs/real.md, from the recorded scores of `topic-transfer` and `headline-transfer`.
 
     python -m research.topic                  # prints Markdown; nothing is trained or evaluated
-    python -m research.topic --study FOLDER   # first records a finished study
+    python -m research.topic --study FOLDER   # first records a finished study, by its name
 
 Recorded are one score per document and condition, and the seconds and versions of every step.
 """
@@ -16,24 +16,33 @@ from pathlib import Path
 from layerswap.study.journal import read_journal
 from layerswap.study.results import RESULTS, study_results
 
-RECORD = Path(__file__).parent / "topic-transfer"
+HERE = Path(__file__).parent
+RECORDS = {
+    "Topics of sentences: the finished task expert": HERE / "topic-transfer",
+    "Topics of sentences: the task expert of the lowest validation loss, after one epoch": HERE
+    / "topic-transfer"
+    / "earlier",
+    "Topics of headlines": HERE / "headline-transfer",
+}
+"""By heading, where the scores of a study are recorded."""
 SCORES = "scores.parquet"
 
 
 def record(study: Path) -> None:
     """Copy the scores of a finished study, and what its steps took."""
     journal = read_journal(study)
+    folder = HERE / journal.graph["tables"].settings["name"]
     facts = {}
     for step in journal.graph:
-        folder, found = journal.folder(step.name), journal.record(step.name)
+        found = journal.record(step.name)
         if found is None:
             continue
         facts[step.name] = {"seconds": found.seconds, "versions": found.versions}
         if step.kind == "evaluate":
-            kept = RECORD / step.name.partition("/")[2] / RESULTS
+            kept = folder / step.name.partition("/")[2] / RESULTS
             kept.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / RESULTS / SCORES, kept / SCORES)
-    (RECORD / "steps.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", "utf-8")
+            shutil.copyfile(journal.folder(step.name) / RESULTS / SCORES, kept / SCORES)
+    (folder / "steps.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
 def main() -> None:
@@ -42,10 +51,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.study is not None:
         record(given.study)
-    for heading, root in (
-        ("The finished task expert", RECORD),
-        ("The task expert of the lowest validation loss, after one epoch", RECORD / "earlier"),
-    ):
+    for heading, root in RECORDS.items():
         folders = [path.parents[1] for path in sorted(root.glob(f"*/{RESULTS}/{SCORES}"))]
         results = study_results({folder.name: folder for folder in folders}, 0.5)
         print(f"# {heading}\n\n{results.summary.markdown()}")

@@ -328,7 +328,7 @@ def _evaluate(
 
 
 def _adopt_answers(context: Context, store: AnswerStore, compositions: Sequence[str]) -> None:
-    """Take over the answers of these models that other evaluations of the study's folder have.
+    """Take over the answers of these models that an earlier form of this step has.
 
     So a study to which a baseline or a seed was added evaluates what is new alone. Answers are
     kept by what decides a model's weights and by the tokens that it is asked; what else decides
@@ -336,6 +336,7 @@ def _adopt_answers(context: Context, store: AnswerStore, compositions: Sequence[
     """
     settings = context.step.settings
     how = {
+        "step": context.step.name,
         "device": settings["device"],
         "dtype": settings["dtype"],
         "engine": settings["evaluate"]["engine"],
