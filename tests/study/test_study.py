@@ -638,6 +638,16 @@ def test_an_expert_of_another_base_is_refused_before_anything_runs(folder, tmp_p
         check_plan(spec(folder, task={"experts": [str(other)]}, **less))
 
 
+def test_an_expert_that_is_nowhere_is_refused_before_anything_runs(folder, monkeypatch):
+    """What is no folder is asked of the Hub, as a mistyped path is."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    less = {"baselines": [], "partitions": [], "lora": None, "grid": None}
+    graph = spec(folder, task={"experts": ["experts/math"]}, **less)
+    check_plan(graph)
+    with pytest.raises(LayerswapError, match="experts/math"):
+        check_here(graph, device=True)
+
+
 def test_compositions_are_counted_by_the_layers_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
     settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +43,10 @@ def check_plan(graph: Graph) -> None:
         elif step.kind == "train":
             _check_training(step)
         elif step.kind == "select" and "experts" in settings:
-            _check_experts(graph, step)
+            base = next(one.settings["base"] for one in graph if one.kind == "evaluate")
+            if _is_local(base):
+                local = list(filter(_is_local, settings["experts"]))
+                _check_experts(base, local, f"study, {step.name}")
         elif step.kind == "select" and settings["tasks"]:
             check_task_names(settings["tasks"], _include(settings))
             _check_prompts(settings, settings["base"])
@@ -58,7 +61,7 @@ def check_plan(graph: Graph) -> None:
 
 
 def check_here(left: Iterable[Step], *, device: bool) -> None:
-    """Refuse what this machine shows to be impossible: benchmark data and the device.
+    """Refuse what this machine shows to be impossible: data, the device, experts on the Hub.
 
     Args:
         left: the steps of the study that are not done.
@@ -66,6 +69,7 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
 
     Raises:
         EvaluationError: data of a benchmark that cannot be had, or no such device.
+        LayerswapError: an expert that cannot be had or does not fit the base.
     """
     steps = list(left)
     evaluations = [step.settings for step in steps if step.kind == "evaluate"]
@@ -74,6 +78,9 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
     for step in steps:
         if step.kind == "select" and step.settings.get("tasks"):
             load_tasks(step.settings["tasks"], include=_include(step.settings))
+        if step.kind == "select" and evaluations:
+            remote = [one for one in step.settings.get("experts", ()) if not _is_local(one)]
+            _check_experts(evaluations[0]["base"], remote, f"study, {step.name}")
     written: set[tuple[str, str]] = set()
     for settings in evaluations:
         _check_metric(settings)
@@ -114,14 +121,16 @@ def _check_mix(step: Step) -> None:
             existing_path(Path(step.settings["folder"]) / source.path)
 
 
-def _check_experts(graph: Graph, step: Step) -> None:
-    """Refuse local experts that do not fit the base; what is on the Hub is not looked at."""
-    base = next(one.settings["base"] for one in graph if one.kind == "evaluate")
-    local = [one for one in step.settings["experts"] if Path(one).is_dir()]
-    if local and Path(base).is_dir():
-        experts = {f"expert-{i}": path for i, path in enumerate(local, 1)}
-        recipe = {"base": base, "experts": experts, "soup": {"experts": [*experts]}, "bake": True}
-        make_plan(check_recipe(recipe, where=f"study, {step.name}"))
+def _check_experts(base: str, experts: Sequence[str], where: str) -> None:
+    """Refuse experts that do not fit the base, or are not there."""
+    if experts:
+        named = {f"expert-{i}": path for i, path in enumerate(experts, 1)}
+        recipe = {"base": base, "experts": named, "soup": {"experts": [*named]}, "bake": True}
+        make_plan(check_recipe(recipe, where=where))
+
+
+def _is_local(source: str) -> bool:
+    return Path(source).is_dir()
 
 
 def _check_training(step: Step) -> None:
