@@ -179,7 +179,7 @@ HELD_TEXT = (
     "Every command of layerswap pays for its start, of which `python with numpy` is the floor, "
     "some 0.6 s here, and for the wait for the disk, which `cp -r` has only where it says so. "
     "Both weigh less the larger the checkpoint. What is computed is bound by NumPy's passes "
-    "over memory: some ten for a blend, some hundred for TIES, each a third of a nanosecond an "
+    "over memory: some ten for a blend, some seventy for TIES, each a third of a nanosecond an "
     "element, and two threads share Python's lock between them."
 )
 PROOF_TEXT = (
