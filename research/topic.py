@@ -17,14 +17,12 @@ from layerswap.study.journal import read_journal
 from layerswap.study.results import RESULTS, study_results
 
 HERE = Path(__file__).parent
-RECORDS = {
-    "Topics of sentences: the finished task expert": HERE / "topic-transfer",
-    "Topics of sentences: the task expert of the lowest validation loss, after one epoch": HERE
-    / "topic-transfer"
-    / "earlier",
-    "Topics of headlines": HERE / "headline-transfer",
+HEADINGS = {
+    "topic-transfer": "Topics of sentences: the finished task expert",
+    "topic-transfer/earlier": "Topics of sentences: the task expert of the lowest validation loss",
+    "headline-transfer": "Topics of headlines",
 }
-"""By heading, where the scores of a study are recorded."""
+"""By the folder that holds the scores of a study."""
 SCORES = "scores.parquet"
 
 
@@ -51,12 +49,13 @@ def main() -> None:
     given = parser.parse_args()
     if given.study is not None:
         record(given.study)
-    for heading, root in RECORDS.items():
-        folders = [path.parents[1] for path in sorted(root.glob(f"*/{RESULTS}/{SCORES}"))]
+    for name, heading in HEADINGS.items():
+        found = sorted((HERE / name).glob(f"*/{RESULTS}/{SCORES}"))
+        folders = [path.parents[1] for path in found]
         results = study_results({folder.name: folder for folder in folders}, 0.5)
         print(f"# {heading}\n\n{results.summary.markdown()}")
-        for name, table in results.tables.items():
-            print(f"\n## {name}\n\n{table.markdown()}\n")
+        for title, table in results.tables.items():
+            print(f"\n## {title}\n\n{table.markdown()}\n")
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def test_a_difference_over_languages_is_paired_by_document():
     assert found.high < 0
     apart = [one.over_pairs.against(DEFAULT)[SOUP] for one in languages]
     assert found.high - found.low < min(one.high - one.low for one in apart)
-    (whole,) = (study_results.over_languages(languages, DEFAULT),)
+    whole = study_results.over_languages(languages, DEFAULT)
     # Translations of one document are not as good as two documents.
     assert whole.high - whole.low > 0.9 * (means[0][DEFAULT].high - means[0][DEFAULT].low)
     assert study_results.over_languages(languages, BASE) is None
@@ -263,6 +263,10 @@ def test_a_difference_over_languages_is_paired_by_document():
         for pair, scores in languages[1].pairs.items()
     })  # fmt: skip
     assert study_results.over_languages([languages[0], short], SOUP, DEFAULT).n == 500
+    # Equal answers show as little as `paired_difference` says, in both directions.
+    for pair in languages, [languages[0], short]:
+        none = study_results.over_languages(pair, DEFAULT, DEFAULT)
+        assert (none.mean, none.low) == (0, -none.high)
 
 
 @pytest.mark.parametrize(
@@ -617,7 +621,7 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
         ),
         ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
         ({"task": {"experts": ["a/b"], "keep": 2}}, "taken as they are; remove `keep`"),
-        ({"task": {"experts": ["a/b", "a/b"]}}, "an expert is there twice"),
+        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
         ({"task": {"experts": []}}, "task.experts"),
         ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
         ({"task": {"experts": ["a/b"]}}, "baseline `joint` trains, but task has no data"),

@@ -46,7 +46,8 @@ def as_source(value: object) -> object:
     return {"source": value} if isinstance(value, str) else value
 
 
-def _once(names: list[str]) -> list[str]:
+def once(names: list[str]) -> list[str]:
+    """The same names of experts, refused if one is there twice."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"expert {twice!r} is there twice")
@@ -61,7 +62,7 @@ def _read_layers(value: object) -> str:
 
 def _read_weights(value: object) -> dict[str, float]:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        return dict.fromkeys(_once(value), 1.0)
+        return dict.fromkeys(once(value), 1.0)
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         raise ValueError(f"write a list of experts, or a weight per expert; found {value!r}")
     for name, weight in value.items():
@@ -202,7 +203,7 @@ class SwapMethod(Strict):
 class SoupMethod(Strict):
     """One blend at every place; see `compose.presets.soup`."""
 
-    experts: Annotated[list[str], Field(min_length=1), AfterValidator(_once)]
+    experts: Annotated[list[str], Field(min_length=1), AfterValidator(once)]
 
 
 class PartitionMethod(Strict):

@@ -16,6 +16,10 @@ import numpy.typing as npt
 
 from layerswap.errors import RecipeError
 
+LEVEL = 0.95
+"""Of an interval, where no other is asked for."""
+RESAMPLES = 2000
+"""How many times the examples of an interval are drawn anew, with replacement."""
 _CHUNK_CELLS = 4_000_000
 """Indices drawn at a time (32 MB), so that memory does not grow with the resamples."""
 
@@ -50,7 +54,7 @@ class Interval:
 
 
 def mean_interval(
-    correct: Values, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    correct: Values, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """The mean of one value per example, with a percentile bootstrap interval.
 
@@ -83,38 +87,12 @@ def mean_interval(
     return Interval(float(values.mean()), float(low), float(high), count)
 
 
-def mean_over_groups(
-    groups: Sequence[Values], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """The mean of several groups' means; a bootstrap draws from every group by itself.
-
-    Args:
-        groups: vectors of any length, such as one per language.
-        level: of the interval, between 0 and 1.
-        resamples: how many times the examples are drawn anew, with replacement.
-        seed: of the draws.
-
-    Raises:
-        RecipeError: as `mean_interval`, or there is no group.
-    """
-    alone = [mean_interval(one, level=level, resamples=resamples, seed=seed) for one in groups]
-    if not alone:
-        raise RecipeError("a mean over groups needs at least one")
-    if len(alone) == 1:
-        return alone[0]
-    rng = np.random.default_rng(seed)
-    drawn = np.mean([_resampled_means(_vector(one), resamples, rng) for one in groups], axis=0)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    mean = sum(one.mean for one in alone) / len(alone)
-    return Interval(mean, float(low), float(high), sum(one.n for one in alone))
-
-
 def paired_difference(
     a: Values,
     b: Values,
     *,
-    level: float = 0.95,
-    resamples: int = 2000,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
     """The mean of `a - b` over the same examples: an interval above 0 says that `a` is better.
@@ -126,17 +104,58 @@ def paired_difference(
     Raises:
         RecipeError: as `mean_interval`, or `a` and `b` differ in length.
     """
+    differences = _differences(a, b)
+    found = mean_interval(differences, level=level, resamples=resamples, seed=seed)
+    if not differences.any():
+        binary = bool(np.isin(_vector(a), (0, 1)).all())
+        return Interval(0.0, -found.high if binary else 0.0, found.high if binary else 0.0, found.n)
+    return found
+
+
+def mean_over_groups(groups: Sequence[Values]) -> Interval:
+    """The mean of several groups' means; a bootstrap draws from every group by itself.
+
+    Settings and exact cases are those of `mean_interval`.
+
+    Args:
+        groups: vectors of any length, such as one per language.
+
+    Raises:
+        RecipeError: as `mean_interval`, or there is no group.
+    """
+    if not groups:
+        raise RecipeError("a mean over groups needs at least one")
+    vectors = [_vector(one) for one in groups]
+    values = np.concatenate(vectors)
+    if len(vectors) == 1 or (values == values[0]).all():
+        return mean_interval(values)
+    rng = np.random.default_rng(0)
+    drawn = np.mean([_resampled_means(one, RESAMPLES, rng) for one in vectors], axis=0)
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    mean = float(np.mean([one.mean() for one in vectors]))
+    return Interval(mean, float(low), float(high), len(values))
+
+
+def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
+    """The mean over groups of `a - b` over the same examples; see `paired_difference`.
+
+    Raises:
+        RecipeError: as `mean_over_groups`, or `a` and `b` differ in a length.
+    """
+    differences = [_differences(first, second) for first, second in zip(a, b, strict=True)]
+    if len(differences) == 1 or not np.concatenate(differences).any():
+        return paired_difference(np.concatenate(a), np.concatenate(b))
+    return mean_over_groups(differences)
+
+
+def _differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
     first, second = _vector(a), _vector(b)
     if len(first) != len(second):
         raise RecipeError(
             f"a paired difference needs the same examples on both sides, "
             f"not {len(first)} and {len(second)}"
         )
-    found = mean_interval(first - second, level=level, resamples=resamples, seed=seed)
-    if (first == second).all():
-        binary = bool(np.isin(first, (0, 1)).all())
-        return Interval(0.0, -found.high if binary else 0.0, found.high if binary else 0.0, found.n)
-    return found
+    return first - second
 
 
 def _vector(values: Values) -> npt.NDArray[np.float64]:
@@ -184,7 +203,12 @@ class Comparison:
 
 
 def compare(
-    first: Values, second: Values, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    first: Values,
+    second: Values,
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> Comparison:
     """Compare two models by their scores on the same examples.
 
@@ -214,7 +238,7 @@ def compare(
 
 
 def paired_bootstrap_p(
-    first: Values, second: Values, *, resamples: int = 2000, seed: int = 0
+    first: Values, second: Values, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> float:
     """Two-sided p of no difference by the paired bootstrap (Efron and Tibshirani, 1993, 16.4).
 
@@ -253,7 +277,7 @@ def wilcoxon_p(first: Values, second: Values) -> float | None:
     return float(wilcoxon(delta, zero_method="wilcox").pvalue)
 
 
-def examples_needed(differences: Values, *, power: float = 0.8, level: float = 0.95) -> int | None:
+def examples_needed(differences: Values, *, power: float = 0.8, level: float = LEVEL) -> int | None:
     """How many examples it takes to see a paired difference like this one.
 
     For a two-sided z-test on paired differences: n = ((z_level + z_power) s / d)^2, with their mean

@@ -734,11 +734,7 @@ def _elect_and_merge(parts: Sequence[Array], chunk: Chunk) -> Array:
     plain = len(parts) < 256 and all(weight == 1 for weight in chunk.weights)
     share = np.zeros(len(total), np.uint8 if plain else total.dtype)
     for part, weight in zip(parts, chunk.weights, strict=True):
-        agrees = part > 0
-        agrees &= up
-        falls = part < 0
-        falls &= down
-        agrees |= falls
+        agrees = ((part > 0) & up) | ((part < 0) & down)
         share += agrees if plain else np.multiply(agrees, weight, dtype=share.dtype)
         _add(total, _masked(agrees, part), weight)
     if chunk.parameters["disjoint"] == "mean":

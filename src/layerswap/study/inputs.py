@@ -14,22 +14,13 @@ import yaml
 
 from layerswap.checkpoint import fingerprint
 from layerswap.errors import RecipeError
-from layerswap.study.spec import StudySpec, TrainingRun
+from layerswap.study.spec import TrainingRun
 from layerswap.training.expert.spec import Data, Files
 from layerswap.training.mix.card import CARD
 
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
 """A possible path in a YAML that only lm-eval can read."""
-
-
-def base_of(spec: StudySpec, folder: Path) -> str:
-    """The base: the absolute path of a local folder, or a Hub id.
-
-    Raises:
-        RecipeError: it is written as a path, and there is no such folder.
-    """
-    return model_of(spec.base, folder, "base")
 
 
 def model_of(source: str, folder: Path, key: str) -> str:

@@ -24,7 +24,6 @@ from layerswap.study.estimate import (
 )
 from layerswap.study.inputs import (
     DataSize,
-    base_of,
     data_size,
     existing_path,
     fingerprints,
@@ -122,7 +121,7 @@ class _Planner:
 
     def __init__(self, spec: StudySpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
-        self.base = base_of(spec, folder)
+        self.base = model_of(spec.base, folder, "base")
         self.base_fingerprint = folder_fingerprint(self.base)
         whole = spec.dtype == "float32" or (spec.dtype is None and spec.device == "cpu")
         self.costs = Costs(
@@ -302,7 +301,8 @@ class _Planner:
             inputs = {
                 name: one for path in models for name, one in folder_fingerprint(path).items()
             }
-            return Step(f"select/{kind}", "select", {"experts": models}, inputs=inputs)
+            given = {"experts": models, "base": self.base}
+            return Step(f"select/{kind}", "select", given, inputs=inputs)
         settings = {"keep": experts.keep, **by.model_dump(mode="json")}
         needs = tuple(f"train/{kind}/{i}" for i in range(len(experts.runs)))
         if not by.tasks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,10 +43,8 @@ def check_plan(graph: Graph) -> None:
         elif step.kind == "train":
             _check_training(step)
         elif step.kind == "select" and "experts" in settings:
-            base = next(one.settings["base"] for one in graph if one.kind == "evaluate")
-            if _is_local(base):
-                local = list(filter(_is_local, settings["experts"]))
-                _check_experts(base, local, f"study, {step.name}")
+            if Path(settings["base"]).is_dir():
+                _check_experts(step, local=True)
         elif step.kind == "select" and settings["tasks"]:
             check_task_names(settings["tasks"], _include(settings))
             _check_prompts(settings, settings["base"])
@@ -78,9 +76,8 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
     for step in steps:
         if step.kind == "select" and step.settings.get("tasks"):
             load_tasks(step.settings["tasks"], include=_include(step.settings))
-        if step.kind == "select" and evaluations:
-            remote = [one for one in step.settings.get("experts", ()) if not _is_local(one)]
-            _check_experts(evaluations[0]["base"], remote, f"study, {step.name}")
+        if step.kind == "select" and "experts" in step.settings:
+            _check_experts(step, local=False)
     written: set[tuple[str, str]] = set()
     for settings in evaluations:
         _check_metric(settings)
@@ -121,16 +118,14 @@ def _check_mix(step: Step) -> None:
             existing_path(Path(step.settings["folder"]) / source.path)
 
 
-def _check_experts(base: str, experts: Sequence[str], where: str) -> None:
-    """Refuse experts that do not fit the base, or are not there."""
-    if experts:
-        named = {f"expert-{i}": path for i, path in enumerate(experts, 1)}
-        recipe = {"base": base, "experts": named, "soup": {"experts": [*named]}, "bake": True}
-        make_plan(check_recipe(recipe, where=where))
-
-
-def _is_local(source: str) -> bool:
-    return Path(source).is_dir()
+def _check_experts(step: Step, *, local: bool) -> None:
+    """Refuse experts, local ones or those on the Hub, that are not there or do not fit the base."""
+    sources = [one for one in step.settings["experts"] if Path(one).is_dir() == local]
+    if sources:
+        named = {f"expert-{i}": source for i, source in enumerate(sources, 1)}
+        recipe = {"base": step.settings["base"], "experts": named,
+                  "soup": {"experts": [*named]}, "bake": True}  # fmt: skip
+        make_plan(check_recipe(recipe, where=f"study, {step.name}"))
 
 
 def _check_training(step: Step) -> None:

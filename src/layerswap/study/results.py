@@ -19,6 +19,7 @@ from layerswap.evaluation.statistics import (
     friedman,
     mean_interval,
     mean_over_groups,
+    paired_over_groups,
 )
 from layerswap.evaluation.suites.suites import is_development
 from layerswap.report.tables import Table, difference_words
@@ -511,12 +512,15 @@ def over_languages(
     wanted = [one] if other is None else [one, other]
     if not all(name in by.over_pairs.scores for name in wanted for by in found):
         return None
-    values = [np.asarray(by.over_pairs.scores[one], dtype=float) for by in found]
-    if other is not None:
-        pairs = zip(values, found, strict=True)
-        values = [value - np.asarray(by.over_pairs.scores[other]) for value, by in pairs]
     together = len({by.test for by in found}) == 1
-    return mean_over_groups([np.mean(values, axis=0)] if together else values)
+
+    def groups(name: Condition) -> list[Values]:
+        values = [by.over_pairs.scores[name] for by in found]
+        return [np.mean(values, axis=0)] if together else values
+
+    if other is None:
+        return mean_over_groups(groups(one))
+    return paired_over_groups(groups(one), groups(other))
 
 
 def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PositiveInt,
@@ -16,7 +17,7 @@ from pydantic import (
 )
 
 from layerswap._types import EngineName
-from layerswap.compose.schema import DTYPES, Strict
+from layerswap.compose.schema import DTYPES, Strict, once
 from layerswap.compose.yaml_file import nearest, read_yaml
 from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.harness import PromptOptions
@@ -112,7 +113,7 @@ class Experts(Strict):
     runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
     keep: PositiveInt = 1
     by: SelectBy = SelectBy()
-    experts: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+    experts: Annotated[list[NonEmpty], Field(min_length=1), AfterValidator(once)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -121,8 +122,6 @@ class Experts(Strict):
             return data
         if more := ", ".join(f"`{key}`" for key in data if key != "experts"):
             raise ValueError(f"`experts` exist and are taken as they are; remove {more}")
-        if len(set(map(str, data["experts"]))) < len(data["experts"]):
-            raise ValueError("an expert is there twice")
         return {**data, "keep": max(1, len(data["experts"]))}
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
@@ -114,12 +114,12 @@ def select_experts(context: Context) -> None:
 
     Experts that exist are kept as they are.
     """
-    from layerswap.training.expert.select import candidates, scorer, select
-
     settings = context.step.settings
     if "experts" in settings:
         write_json(context.folder / SELECTION, [{"model": one} for one in settings["experts"]])
         return
+    from layerswap.training.expert.select import candidates, scorer, select
+
     score = None
     if settings["tasks"]:
         score = scorer(
@@ -292,7 +292,7 @@ def _evaluate(
     name: str,
 ) -> None:
     """Evaluate conditions on tasks, and write their results into a folder of the step."""
-    from layerswap.evaluation.response_cache import AnswerStore, composition_key
+    from layerswap.evaluation.response_cache import AnswerStore
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models
 
     settings = context.step.settings
@@ -315,7 +315,7 @@ def _evaluate(
         context.log(f"{context.step.name}: {done:,} of {len(plans):,} models")
 
     with closing(AnswerStore(context.folder / ANSWERS)) as store:
-        _adopt_answers(context, store, [composition_key(plan) for plan in plans.values()])
+        _adopt_answers(context, store, plans.values())
         # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
         for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
             models = {str(condition): plan for condition, plan in group}
@@ -327,14 +327,16 @@ def _evaluate(
     write_results(context.folder / name, results, asked, columns=columns)
 
 
-def _adopt_answers(context: Context, store: AnswerStore, compositions: Sequence[str]) -> None:
+def _adopt_answers(context: Context, store: AnswerStore, plans: Iterable[Plan]) -> None:
     """Take over the answers of these models that an earlier form of this step has.
 
     So a study to which a baseline or a seed was added evaluates what is new alone. Answers are
     kept by what decides a model's weights and by the tokens that it is asked; what else decides
     them, the engine and its versions, has to be the same.
     """
-    settings = context.step.settings
+    from layerswap.evaluation.response_cache import composition_key
+
+    settings, keys = context.step.settings, None
     how = {
         "step": context.step.name,
         "device": settings["device"],
@@ -348,8 +350,11 @@ def _adopt_answers(context: Context, store: AnswerStore, compositions: Sequence[
         if folder == context.folder or not (folder / ANSWERS).is_file():
             continue
         try:
-            same = json.loads((folder / ANSWERED_BY).read_text("utf-8")) == how
-            known = store.adopt(folder / ANSWERS, compositions) if same else 0
+            if json.loads((folder / ANSWERED_BY).read_text("utf-8")) != how:
+                continue
+            # Keys read parts of every expert, and most evaluations have no earlier form.
+            keys = keys or [composition_key(plan) for plan in plans]
+            known = store.adopt(folder / ANSWERS, keys)
         except (OSError, ValueError, EvaluationError):
             continue  # the answers are computed again
         if known:
