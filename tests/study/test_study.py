@@ -39,11 +39,13 @@ from layerswap.study.report import _sentence, contaminations, write_study_report
 from layerswap.study.results import BenchmarkScores, benchmark_result, in_other_languages
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
-from layerswap.study.step_functions import evaluate_language, step_functions
+from layerswap.study.step_functions import evaluate_language, expert_of, step_functions
 from layerswap.study.steps import Graph, Resources
 from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.select import candidates
+from layerswap.training.expert.spec import check_expert
+from layerswap.training.expert.trainable import trained_parts
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,28 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     changed = spec(folder, evaluate=evaluate)
     same = {name for name in graph.keys if graph.keys[name] == changed.keys[name]}
     assert {name.partition("/")[0] for name in set(graph.keys) - same} == {"evaluate", "tables"}
+
+
+def test_other_trainings_stay_in_the_places_of_the_first_run(folder):
+    places = [{"layers": "0-5"}]
+
+    def with_places(kind):
+        return {**kind, "keep": 1, "runs": [{**kind["runs"][0], "train": {"places": places}}]}
+
+    spec(folder)
+    plain = json.loads((folder / "study.yaml").read_text())
+    task = with_places(plain["task"])
+    languages = {name: with_places(kind) for name, kind in plain["languages"].items()}
+    graph = spec(folder, task=task, languages=languages, lora=None)
+    trainings = [step for step in graph if step.kind == "train"]
+    assert len(trainings) == 3 + 3 + 4
+    for step in trainings:
+        expert = check_expert(expert_of(step.settings, ["D"] * len(step.settings["data"])))
+        parts = trained_parts(expert, 8, folder)
+        trained = {place.layer for part in parts for place in part}
+        assert trained <= set(range(6))
+        if not step.name.startswith("partial/"):
+            assert trained == set(range(6))
 
 
 def test_changed_data_is_trained_on_again(folder):

@@ -102,6 +102,14 @@ def test_places_can_be_chosen_one_by_one_or_by_a_recipe(tmp_path, base, rows):
     assert {n.split(".")[2] for n in changed(out, base)} == {"1", "2"}
 
 
+def test_of_a_part_only_the_places_that_are_asked_for_train(tmp_path, base, rows):
+    train = {"partition": "C", "part": "task", "places": [{"layers": "0-2", "roles": ["mlp"]}]}
+    out = trained(tmp_path, base, data=files(rows, "task"), train=train)
+    names = changed(out, base)
+    assert {n.split(".")[2] for n in names} == {"1", "2"}
+    assert all("mlp" in n for n in names)
+
+
 @pytest.mark.parametrize("lora", mostly_slow([None, {"r": 4}], None))
 def test_places_can_learn_at_rates_of_their_own(tmp_path, base, rows, lora):
     # The first step of Adam moves every weight by the learning rate, whatever its gradient.
@@ -410,7 +418,10 @@ def test_experts_of_one_base_swap(tmp_path, base, rows):
         ({"data": "D", "hyperparameters": {"lr_scheduler_type": "x"}}, "hyperparameters: x is not"),
         ({"data": "D", "train": {"partition": "A"}}, "say whose part"),
         ({"data": "D", "train": {"places": [{"layers": "0-9"}]}}, "not inside 0-3"),
-        ({"data": "D", "train": {"places": [{"layers": 0}], "partition": "A"}}, "in one way"),
+        ({"data": "D", "train": {"partition": "A", "recipe": "swap.yaml"}}, "not both"),
+        ({"data": "D", "train": {}}, "say what trains"),
+        ({"data": "D", "train": {"partition": "C", "part": "language",
+                                 "places": [{"layers": "1-2"}]}}, "none belongs to 'language'"),
         ({"data": "D", "rates": [{"layers": "0-9", "scale": 0.1}]}, "rates.*not inside 0-3"),
         ({"data": "D", "rates": [{"layers": 0, "scale": 0}]}, "rates.*greater than 0"),
         ({"data": "D", "lora": {}, "sparse": {"keep": 0.1}}, "sparse is for whole weights"),

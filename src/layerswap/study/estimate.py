@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.compose.composition import LAYER_ROLES
+from layerswap.compose.composition import LAYER_ROLES, all_places
 from layerswap.compose.presets import partition
+from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suites
 from layerswap.study.inputs import DataSize
 from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun
@@ -87,14 +88,18 @@ class Size:
         if run.lora:
             return ADAPTER
         chosen = run.train
-        if chosen is None or chosen.partition is None or chosen.part is None:
+        if chosen is None:
             return 1.0
-        parts = partition(chosen.partition, self.layers, outside=chosen.outside)
-        return sum(
-            self.shares.get((place.layer, place.role), 0.0)
-            for place, blend in parts.blends.items()
-            if chosen.part in blend.experts
-        )
+        places = set(all_places(self.layers))
+        try:
+            if chosen.places:
+                places = {place for where in chosen.places for place in where.places(self.layers)}
+        except RecipeError:
+            return 1.0  # The depth of a base that was not read is a guess.
+        if chosen.partition is not None and chosen.part is not None:
+            parts = partition(chosen.partition, self.layers, outside=chosen.outside)
+            places = {one for one in places if chosen.part in parts[one].experts}
+        return sum(self.shares.get((place.layer, place.role), 0.0) for place in places)
 
 
 def size_of(spec: StudySpec, base: str) -> Size:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from layerswap.compose.schema import Where
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.search.conditions import JOINT, Condition
@@ -175,7 +176,10 @@ class _Planner:
                 if regime:
                     steps[regime, ""] = self._train(f"{start}train/{kind}", [kind], run)
                 for name in spec.partitions if "partial" in spec.baselines else ():
-                    trained = Trained(partition=name, part=_part(kind), outside=spec.outside)
+                    trained = Trained(
+                        partition=name, part=_part(kind), outside=spec.outside,
+                        places=_places(run),
+                    )  # fmt: skip
                     only = run.model_copy(update={"train": trained})
                     where = f"{start}partial/{kind}/{name}"
                     steps[regime, name] = self._train(where, [kind], only)
@@ -190,13 +194,18 @@ class _Planner:
         for language, experts in spec.languages.items():
             sets, steps = [TASK, language], found.setdefault(language, {})
             for regime, changes in self.regimes.items():
-                run = (spec.both or experts.runs[0]).model_copy(update={"train": None, **changes})
+                run = spec.both or experts.runs[0]
+                places = _places(run if run.train else experts.runs[0])
+                train = Trained(places=places) if places else None
+                run = run.model_copy(update={"train": train, **changes})
                 where = f"{REGIMES[regime]}both/{language}"
                 if "joint" in spec.baselines:
                     joint = replace(JOINT, regime=regime)
                     steps[joint] = self._train(f"{where}/joint", sets, run)
                 for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
                     turns = {**spec.simultaneous.model_dump(exclude_none=True), "every": every}
+                    if train is not None:
+                        turns["places"] = train.model_dump(mode="json")["places"]
                     variant = f"{every} steps" if several else ""
                     name = f"{where}/simultaneous" + f" ({variant})" * several
                     condition = Condition("simultaneous", variant, regime=regime)
@@ -394,6 +403,11 @@ class _Planner:
             runs = range(len(self.spec.kinds[kind].trainings))
             found += [f"select/{kind}", *(f"train/{kind}/{i}" for i in runs)]
         return tuple(found)
+
+
+def _places(run: TrainingRun) -> list[Where] | None:
+    """The places that a run names, in whose bounds the other trainings of a study stay."""
+    return run.train.places if run.train else None
 
 
 def _part(kind: str) -> Any:

@@ -287,6 +287,7 @@ class StudySpec(Strict):
             published choice when not given.
         simultaneous: settings of that baseline.
         both: the training on the data of both; as the first run of the language when not given.
+            Of `train`, which is that run's where `both` has none, only `places` counts.
         lora: trains the experts, and the baselines that are trained, with LoRA as well, from the
             first run of each (paper 2, table 3).
         baselines: models that the swap is compared with. `partial`: for each partition, experts

@@ -95,7 +95,8 @@ class Trained(Strict):
         recipe: a recipe file, instead of a partition; the places that take something from its
             `expert` train.
         expert: name of an expert of the recipe.
-        places: layers and roles, instead of a partition or a recipe.
+        places: layers and roles that train; with a partition or a recipe, those of them alone that
+            are the part's.
     """
 
     partition: Literal["A", "B", "C", "Z"] | None = None
@@ -107,8 +108,10 @@ class Trained(Strict):
 
     @model_validator(mode="after")
     def _one_way(self) -> Trained:
-        if [self.partition, self.recipe, self.places].count(None) != 2:
-            raise ValueError("say what trains in one way: partition, recipe or places")
+        if self.partition and self.recipe:
+            raise ValueError("give a partition or a recipe, not both")
+        if not (self.partition or self.recipe or self.places):
+            raise ValueError("say what trains: partition, recipe or places")
         if self.partition is None and (self.part or self.outside):
             raise ValueError("part and outside go with a partition")
         if self.recipe is None and self.expert:
@@ -238,7 +241,7 @@ class ExpertSpec(Strict):
             raise ValueError("sparse is for whole weights, not for adapters")
         if self.sparse and turns:
             raise ValueError("sparse does not go with simultaneous")
-        if turns and (train is None or train.places):
+        if turns and (train is None or not (train.partition or train.recipe)):
             raise ValueError(
                 "simultaneous needs train.partition, or train.recipe, to share the places"
             )

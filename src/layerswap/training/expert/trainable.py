@@ -38,17 +38,18 @@ def trained_parts(spec: ExpertSpec, layers: int, folder: Path) -> list[Part]:
     chosen = spec.train
     if chosen is None:
         return [frozenset(all_places(layers))]
-    if chosen.places:
-        try:
-            return [frozenset(p for where in chosen.places for p in where.places(layers))]
-        except RecipeError as error:
-            raise error.within("train.places") from None
+    asked = _places(chosen, layers)
+    if not (chosen.partition or chosen.recipe):
+        return [asked]
     composition, names = _composition(chosen, layers, folder)
     wanted = names if spec.simultaneous else [_expert(chosen, names)]
     parts = [_part(composition, name) for name in wanted]
-    for name, part in zip(wanted, parts, strict=True):
-        if not part:
+    for i, name in enumerate(wanted):
+        if not parts[i]:
             raise RecipeError(f"train: no place takes anything from {name!r}; nothing would train")
+        parts[i] &= asked
+        if not parts[i]:
+            raise RecipeError(f"train.places: none belongs to {name!r}; nothing would train")
     if len(parts) == 2 and parts[0] & parts[1]:
         # A blended place has one value, so only one of the two can train it.
         parts[1] = parts[1] - parts[0]
@@ -151,6 +152,16 @@ def _where_of(parameters: Iterable[str], places: Mapping[str, Place]) -> dict[st
         elif not name.startswith("base_model."):
             where_of[name] = places[name]
     return where_of
+
+
+def _places(chosen: Trained, layers: int) -> Part:
+    """The places that `places` names; all where it says nothing."""
+    if chosen.places is None:
+        return frozenset(all_places(layers))
+    try:
+        return frozenset(p for where in chosen.places for p in where.places(layers))
+    except RecipeError as error:
+        raise error.within("train.places") from None
 
 
 def _composition(chosen: Trained, layers: int, folder: Path) -> tuple[Composition, list[str]]:
