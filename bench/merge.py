@@ -1,7 +1,7 @@
 """Merging against `cp -r` and mergekit, side by side in one run: seconds, memory, results.
 
     python bench/merge.py FOLDER                     # 2 GB checkpoints, 5 rounds
-    python bench/merge.py FOLDER --scaling --write   # and 0.5 to 4 GB, into bench/results/merge.md
+    python bench/merge.py FOLDER --write             # into bench/results/merge.md
     python bench/merge.py FOLDER --no-mergekit       # without the other tool
 
 Makes synthetic checkpoints in FOLDER, which is created and removed, installs mergekit into a
@@ -33,7 +33,6 @@ PAIRS = {
     "layerswap ties per tensor": "mergekit ties",
 }
 """What must give the same tensors."""
-SIZES = (0.5, 1.0, 2.0, 4.0)
 
 
 class Proof:
@@ -97,22 +96,6 @@ def side_by_side(options: argparse.Namespace) -> tuple[list[Contestant], Proof]:
     return ordered, proof
 
 
-def scaling(options: argparse.Namespace) -> dict[float, list[Contestant]]:
-    """Swap and soup of layerswap against copying, at several sizes."""
-    found = {}
-    for size in SIZES:
-        sources = make_sources(options.folder, size)
-        ours = merge_runs.layerswap(sources, options.rounds, 0)
-        example = sources / "example"
-        merge_runs.measure(ours[1].command.format(out=example), options.folder / "log.txt")
-        contestants = merge_runs.floors(example, options.rounds) + ours
-        print(f"{size:g} GB", flush=True)
-        merge_runs.run_rounds(contestants, options.folder)
-        found[size] = contestants
-        shutil.rmtree(sources)
-    return found
-
-
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a folder to create, and to remove at the end")
@@ -120,7 +103,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="runs of every command (5)")
     parser.add_argument("--ties-rounds", type=int, default=3, help="runs of TIES (3)")
     parser.add_argument("--sync", action="store_true", help="mergekit waits for the disk too")
-    parser.add_argument("--scaling", action="store_true", help="also 0.5, 1, 2 and 4 GB")
     parser.add_argument("--no-mergekit", dest="mergekit", action="store_false")
     parser.add_argument("--mergekit-constraints", type=Path, help="a constraints file for pip")
     parser.add_argument("--write", action="store_true", help="write bench/results/merge.md")
@@ -140,8 +122,7 @@ def main() -> None:
         if options.mergekit:
             python = str(options.folder / "mergekit-venv" / "bin" / "python")
             machine += [merge_report.mergekit_versions(python)]
-        sizes = scaling(options) if options.scaling else {}
-        text = merge_report.report(contestants, proof.found, sizes, machine, options)
+        text = merge_report.report(contestants, proof.found, machine, options)
     finally:
         shutil.rmtree(options.folder)
     print(text)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 HIDDEN, INNER, KEYS, VOCAB = 2048, 5632, 256, 32_000
@@ -60,13 +61,13 @@ def shards(found: dict[str, Shape]) -> list[list[str]]:
     return groups
 
 
-def write_checkpoints(folder: Path, layers: int) -> None:
+def write_checkpoints(folder: Path, layers: int, names: Sequence[str] = EXPERTS) -> None:
     import torch
     from safetensors.torch import save_file
 
     found = shapes(layers)
     groups = shards(found)
-    for expert in EXPERTS:
+    for expert in names:
         (folder / expert).mkdir(parents=True)
         write_documents(folder / expert, layers)
     weight_map = {}
@@ -74,19 +75,18 @@ def write_checkpoints(folder: Path, layers: int) -> None:
     for number, group in enumerate(groups, start=1):
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         weight_map |= dict.fromkeys(group, file)
-        tensors: dict[str, dict[str, torch.Tensor]] = {expert: {} for expert in EXPERTS}
+        tensors: dict[str, dict[str, torch.Tensor]] = {expert: {} for expert in names}
         for name in group:
             mean = 1.0 if name.endswith("norm.weight") else 0.0
             base = torch.randn(found[name], generator=draws).mul_(0.02).add_(mean).bfloat16()
-            tensors["base"][name] = base
-            for expert in EXPERTS[1:]:
+            for expert in names:
                 delta = torch.randn(found[name], generator=draws).mul_(DELTA)
-                tensors[expert][name] = delta.add_(base).bfloat16()
-        for expert in EXPERTS:
+                tensors[expert][name] = base if expert == "base" else delta.add_(base).bfloat16()
+        for expert in names:
             save_file(tensors[expert], folder / expert / file, metadata={"format": "pt"})
     total = 2 * (layers * LAYER_PARAMETERS + OUTSIDE_PARAMETERS)
     index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
-    for expert in EXPERTS:
+    for expert in names:
         (folder / expert / "model.safetensors.index.json").write_text(index)
 
 
@@ -118,8 +118,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gb", type=float, default=2.0)
+    parser.add_argument("--experts-alone", action="store_true", help="no base")
     options = parser.parse_args()
-    write_checkpoints(options.folder, layers_for(options.gb))
+    names = EXPERTS[1:] if options.experts_alone else EXPERTS
+    write_checkpoints(options.folder, layers_for(options.gb), names)
 
 
 if __name__ == "__main__":

@@ -99,23 +99,43 @@ def proofs(found: Mapping[str, Mapping[str, int]]) -> str:
 def growth(sizes: Mapping[float, Sequence[Contestant]]) -> str:
     rows = []
     for size, contestants in sizes.items():
-        by_name = {c.name: c for c in contestants}
+        copying = next(c for c in contestants if c.name == SYNCED)
         nbytes = output_bytes(size)
         for c in contestants:
-            if c.name == BARE:
-                continue
             rows.append(
                 (
                     f"{nbytes / 1e9:.2f} GB: {c.name}",
                     f"{median(c):.2f}",
+                    f"{min(c.seconds):.2f} to {max(c.seconds):.2f}",
                     f"{nbytes / 1e6 / median(c):,.0f}",
-                    f"{median(c) / median(by_name[COPY]):.2f}",
-                    f"{median(c) / median(by_name[SYNCED]):.2f}",
+                    f"{median(c) / median(copying):.2f}",
+                    f"{median(c) - median(copying):+.2f}",
                     f"{statistics.median(c.peaks) / 1e6:,.0f}",
                 )
             )
-    header = ("", "median s", "MB/s written", "/ cp -r", "/ cp -r, synced", "peak MB")
-    return table(header, rows)
+    relative = ("/ cp -r, synced", "s more")
+    return table(("", "median s", "range s", "MB/s written", *relative, "peak MB"), rows)
+
+
+def sizes_report(
+    sizes: Mapping[float, Sequence[Contestant]],
+    machine: Sequence[str],
+    options: argparse.Namespace,
+) -> str:
+    """The whole of `results/merge-sizes.md`."""
+    given = " ".join(f"{size:g}" for size in sizes)
+    parts = [
+        "# Merging small and large checkpoints",
+        f"Made by `python bench/merge_sizes.py FOLDER --gb {given} --rounds {options.rounds}`.",
+        "\n".join(f"- {line}" for line in machine),
+        "Synthetic Llama-shaped experts in bfloat16, in files of 1 GB, as in [merge.md](merge.md). "
+        "Every command ran as a process of its own, all in turn, round after round, and each waits "
+        "until its output is on the disk; the numbers are medians. Two experts that fit into "
+        "memory together are read from the page cache, larger ones from the disk. The machine was "
+        "shared with other work, which paused meanwhile; its disk was not.",
+        growth(sizes),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def describe(folder: Path) -> list[str]:
@@ -144,7 +164,6 @@ def mergekit_versions(python: str) -> str:
 def report(
     contestants: Sequence[Contestant],
     found: Mapping[str, Mapping[str, int]],
-    sizes: Mapping[float, Sequence[Contestant]],
     machine: Sequence[str],
     options: argparse.Namespace,
 ) -> str:
@@ -170,17 +189,15 @@ def report(
     ]
     if found:
         parts += ["## The same tensors?", PROOF_TEXT, proofs(found)]
-    if sizes:
-        parts += ["## Time and memory against size", growth(sizes)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 HELD_TEXT = (
     "Every command of layerswap pays for its start, of which `python with numpy` is the floor, "
-    "some 0.6 s here, and for the wait for the disk, which `cp -r` has only where it says so. "
-    "Both weigh less the larger the checkpoint. What is computed is bound by NumPy's passes "
-    "over memory: some ten for a blend, some seventy for TIES, each a third of a nanosecond an "
-    "element, and two threads share Python's lock between them."
+    "and for the wait for the disk, which `cp -r` has only where it says so. Both weigh less the "
+    "larger the checkpoint ([merge-sizes.md](merge-sizes.md)). What is computed is bound by the "
+    "passes of NumPy over memory: some fourteen for a blend, some seventy for TIES, each of "
+    "0.05 to 0.3 nanoseconds an element."
 )
 PROOF_TEXT = (
     "Every tensor of layerswap's output against mergekit's, element by element, in steps from one "

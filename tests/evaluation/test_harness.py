@@ -139,6 +139,18 @@ def test_chosen_documents_and_members(world):
     assert [row["doc_id"] for row in found[0]["samples"]["maembe_choose"]] == [1, 3]
 
 
+def test_a_limit_that_leaves_out_answers_is_said(world):
+    sweep, tokenizer = sweep_of(world), AutoTokenizer.from_pretrained(world["task"])
+    for limit, said in ((1, 1), (1000, 0)):
+        lines = []
+        evaluate(
+            sweep, tokenizer, ["maembe_choose"], include=[world["tasks"]], members=[0],
+            limit=limit, log=lines.append,
+        )  # fmt: skip
+        found = [line for line in lines if "which have 1 of its" in line]
+        assert len(found) == said, lines
+
+
 def test_a_task_that_is_not_known(world):
     with pytest.raises(EvaluationError, match=r"^tasks no_such_task: ") as caught:
         evaluate(sweep_of(world), None, ["no_such_task"])

@@ -171,7 +171,7 @@ def evaluate(
         members: positions of the compositions; all when None.
         store: keeps answers, so that none is computed twice.
         allow_code: let tasks run code that a model wrote.
-        log: called with the memory that will be needed, before it is.
+        log: called with the memory that will be needed, before it is, and with what a limit hides.
         progress: called with the number of compositions just evaluated.
 
     Returns:
@@ -185,6 +185,8 @@ def evaluate(
     with _quiet():
         options = options or PromptOptions()
         loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot, options=options)
+        for note in one_sided(loaded, limit) if limit is not None and samples is None else ():
+            log(note)
         tokenizer = options.tokenizer(tokenizer)
         model = _model_class()(
             sweep, tokenizer, ResponseCache(sweep, chosen, store, batch_size, log)
@@ -233,6 +235,25 @@ def load_tasks(
         if generation and task.get_config("output_type") == "generate_until":
             task.set_config(key="generation_kwargs", value=generation, update=True)
     return loaded
+
+
+def one_sided(loaded: Any, limit: int) -> Iterator[str]:
+    """Tasks of which the first documents have not every right answer, as where they are sorted.
+
+    Args:
+        loaded: from `load_tasks`.
+        limit: the number of documents that are asked.
+    """
+    for name, task in loaded["tasks"].items():
+        if task.get_config("output_type") != "multiple_choice":
+            continue
+        answers = [str(task.doc_to_target(doc)) for doc in task.eval_docs]
+        asked, every = set(answers[:limit]), set(answers)
+        if len(asked) < len(every):
+            yield (
+                f"{name}: a limit of {limit} takes its first documents, which have {len(asked)} of "
+                f"its {len(every)} right answers; the score says little of the task"
+            )
 
 
 def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None:
