@@ -14,7 +14,7 @@ from layerswap.checkpoint.folder import (
 )
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
-from layerswap.checkpoint.read import fingerprint, sha256_of
+from layerswap.checkpoint.read import fingerprint, fingerprints, sha256_of
 from layerswap.checkpoint.remote import check_hub_id, push_folder
 from layerswap.checkpoint.strict_json import parse_json, read_json_object
 from layerswap.checkpoint.views import adapt, open_expert
@@ -33,6 +33,7 @@ __all__ = [
     "atomic_folder",
     "check_hub_id",
     "fingerprint",
+    "fingerprints",
     "header_bytes",
     "is_adapter",
     "open_checkpoint",

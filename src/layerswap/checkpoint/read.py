@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -55,6 +56,8 @@ READ_DTYPES = (*FLOAT_DTYPES, *(dtype for dtype in BLOCKS if dtype not in UNREAD
 """Everything that can be read as floats, quantised types of GGUF too."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
 """How many blocks of a file its fingerprint reads, and how long each is, in bytes."""
+HASHERS = 8
+"""Files whose fingerprints are made at a time: they wait for a disk that was not read yet."""
 HASHED_BYTES = 1 << 24
 """Bytes that `sha256_of` reads at a time."""
 
@@ -118,6 +121,17 @@ def fingerprint(path: WeightFile) -> str:
             read_into(handle, start, block, path)
             digest.update(block)
     return digest.hexdigest()
+
+
+def fingerprints(files: Iterable[WeightFile]) -> dict[WeightFile, str]:
+    """The fingerprint of every file; several are read and hashed at a time.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    listed = list(files)
+    with ThreadPoolExecutor(HASHERS, thread_name_prefix="fingerprint") as pool:
+        return dict(zip(listed, pool.map(fingerprint, listed), strict=True))
 
 
 def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:

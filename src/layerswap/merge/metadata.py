@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, fingerprint, read_json_object
+from layerswap.checkpoint import Checkpoint, fingerprints, read_json_object
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.loading import IMPLEMENTATIONS
@@ -276,14 +276,11 @@ def _recipe(plan: MergePlan, name_of: Callable[[Checkpoint], str]) -> dict[str, 
 
 def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     remote = [file for file in checkpoint.files if isinstance(file, RemoteFile)]
+    local = (file for file in checkpoint.files if isinstance(file, Path))
     return {
         "source": checkpoint.source,
         "revision": checkpoint.revision,
-        "fingerprints": {
-            recorded_name(file): fingerprint(file)
-            for file in checkpoint.files
-            if isinstance(file, Path)
-        },
+        "fingerprints": {recorded_name(file): one for file, one in fingerprints(local).items()},
         # What was read in place is known by what its server says that it is.
         **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }

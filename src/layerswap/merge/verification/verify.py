@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layerswap._types import Bars, PathLike, no_bars
-from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprint, open_checkpoint, sha256_of
+from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprints, open_checkpoint, sha256_of
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.views import restack
 from layerswap.compose.blend import Blend
@@ -63,7 +63,7 @@ def remaining_pairs(
             continue
         if found is not None:
             opened[name] = found
-            digests = {recorded_name(file): fingerprint(file) for file in found.files}
+            digests = {recorded_name(f): one for f, one in fingerprints(found.files).items()}
             recorded.check_fingerprints(name, digests, report)
     try:
         output = open_checkpoint(str(report.folder), patterns=recorded.recipe.place_patterns)
