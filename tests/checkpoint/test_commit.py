@@ -188,8 +188,11 @@ def test_a_folder_that_is_not_ours(target, content):
     target.mkdir()
     for name in content:
         (target / name).write_text("precious")
-    expected = f"{target}: has no {MARKER}, so layerswap did not write it and will not replace it"
-    assert refusal(target, overwrite=True) == expected
+    for overwrite in (False, True):
+        assert refusal(target, overwrite=overwrite) == (
+            f"{target}: has no {MARKER}, so layerswap did not write it and will not replace it; "
+            "choose another output"
+        )
     assert names(target) == content
 
 
@@ -206,7 +209,8 @@ def test_a_target_that_is_no_folder(tmp_path, target, kind, overwrite):
         target.write_text("precious")
     else:
         target.symlink_to("real" if kind == "link to a folder" else "nothing")
-    expected = f"{target}: exists and is not a folder; choose another output"
+    what = "exists and is not a folder" if kind == "file" else "is a link"
+    expected = f"{target}: {what}; choose another output"
     assert refusal(target, overwrite=overwrite) == expected
     assert names(tmp_path) == ["out", "real"]
     assert whole_version(tmp_path / "real") == 1
@@ -219,7 +223,7 @@ def test_a_missing_parent(tmp_path):
 
 def test_a_parent_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    expected = f"{tmp_path}/file: no such folder; create it first"
+    expected = f"{tmp_path}/file: is not a folder"
     assert refusal(tmp_path / "file" / "out") == expected
 
 
@@ -377,7 +381,7 @@ def test_a_target_that_appears_at_the_last_moment_is_kept(target, kind, monkeypa
         real(source, destination)
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(MergeError, match=r"exists already|exists and is not a folder"):
+    with pytest.raises(MergeError, match=r"did not write it|exists and is not a folder"):
         commit_version(target, 1)
     assert names(target.parent) == ["out"]
     assert names(target) == ["precious"] if kind == "folder" else target.read_text() == "precious"

@@ -129,7 +129,7 @@ def test_neither_a_folder_nor_a_hub_id(tmp_path, monkeypatch, no_download, sourc
 
 def test_a_url_is_for_merge_and_plan(no_download, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    why = "only merge and plan read from a URL; download the folder first"
+    why = "this command does not read from a URL; download the folder first"
     assert refusal("https://127.0.0.1/x") == f"https://127.0.0.1/x: {why}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert refusal("s3://x").startswith("s3://x: HF_HUB_OFFLINE is set")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -284,6 +285,19 @@ def test_hub_id_when_offline(experts):
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("error: task: nobody/nothing: no such local folder")
+
+
+def test_a_full_standard_output_is_one_line(experts):
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "layerswap", "plan", *map(str, pair(experts))],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: standard output cannot be written (No space left on device); "
+        "files may be complete\n"
+    )
 
 
 def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch, experts):

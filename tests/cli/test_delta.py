@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +122,14 @@ def test_suggest_prints_evidence_and_writes_a_recipe(layerswap, experts, tmp_pat
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert recipe["experts"] == {"task": experts.task, "language": experts.language}
     assert ranked[0].strip().startswith(f"bottom {recipe['swap']['bottom']}, top ")
+    config = Path(experts.task) / "config.json"
+    before = config.read_bytes()
+    refused = layerswap(
+        "suggest", "--base", experts.base, "--task-expert", experts.task,
+        "--language-expert", experts.language, "--recipe", config,
+    )  # fmt: skip
+    assert refused.err == f"error: {config}: is there already; give --overwrite to replace it\n"
+    assert config.read_bytes() == before
 
 
 def test_suggest_says_what_is_missing(layerswap, experts, measured):

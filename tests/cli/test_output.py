@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,10 @@ def test_a_dry_run_is_the_plan_and_writes_nothing(layerswap, experts, tmp_path):
     assert facts.items() <= json.loads(planned.out).items()
     assert facts["fetched_bytes"] == {}
     assert not (tmp_path / "m").exists()
+    inside = Path(experts.task) / "merged"
+    refused = layerswap("merge", *pair(experts), "--out", inside, "--dry-run")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"error: {inside}: would write into the checkpoint of task\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -113,7 +113,7 @@ def test_later_overrides_win():
     [
         ("layers: 8", "places[0]: layers: 8 is not inside 0-7"),
         ("layers: 6-8", "places[0]: layers: 6-8 is not inside 0-7"),
-        ("layers: 5-3", "places[0]: layers: 5-3 is not inside 0-7"),
+        ("layers: 5-3", "places[0]: layers: 5-3 runs backwards; write 3-5"),
         ("layers: 3, roles: [head]", "places[0]: no place in layers 3 has a role of head"),
     ],
 )

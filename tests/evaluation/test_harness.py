@@ -139,15 +139,23 @@ def test_chosen_documents_and_members(world):
     assert [row["doc_id"] for row in found[0]["samples"]["maembe_choose"]] == [1, 3]
 
 
-def test_a_limit_that_leaves_out_answers_is_said(world):
+def test_a_limit_that_leaves_out_answers_is_said(world, tmp_path):
+    rows = [{"question": q, "choices": ["1", "2"], "right": right} for q, right in
+            (("one", 0), ("uno", 0), ("two", 1))]  # fmt: skip
+    (tmp_path / "sorted.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    text = (world["tasks"] / "choose.yaml").read_text()
+    text = text.replace("maembe_choose", "sorted").replace(
+        str(world["tasks"] / "test.jsonl"), str(tmp_path / "sorted.jsonl")
+    )
+    (tmp_path / "sorted.yaml").write_text(text)
     sweep, tokenizer = sweep_of(world), AutoTokenizer.from_pretrained(world["task"])
-    for limit, said in ((1, 1), (1000, 0)):
+    for limit, said in ((2, 1), (3, 0)):
         lines = []
         evaluate(
-            sweep, tokenizer, ["maembe_choose"], include=[world["tasks"]], members=[0],
-            limit=limit, log=lines.append,
+            sweep, tokenizer, ["sorted"], include=[tmp_path], members=[0], limit=limit,
+            log=lines.append,
         )  # fmt: skip
-        found = [line for line in lines if "which have 1 of its" in line]
+        found = [line for line in lines if "its first documents, which have 1 of its 2" in line]
         assert len(found) == said, lines
 
 

@@ -29,6 +29,7 @@ class Hub:
         faults: what goes wrong with the next requests for weights of more than 8 bytes, in order:
             `drop`, `short`, `wrong`, `429`, `503`, `whole`, `changed` or nothing.
         sent: bytes of weights sent, by `owner/name`.
+        unmarked: whether plain files are served without an ETag, as by a simple server.
         asked: first and last byte of every request for weights, by `owner/name`.
     """
 
@@ -36,6 +37,7 @@ class Hub:
         self.created: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.refuse = False
+        self.unmarked = False
         self.address = ""
         self.repositories: dict[str, Path] = {}
         self.faults: list[str] = []
@@ -186,7 +188,8 @@ def running_hub() -> Iterator[Hub]:
                 first = max(0, first - 5)
             body = data[first : last + 1] if fault != "whole" else data
             self.send_response(206 if asked and fault != "whole" else 200)
-            self.send_header("ETag", '"another"' if fault == "changed" else f'"{etag}"')
+            if not hub.unmarked:
+                self.send_header("ETag", '"another"' if fault == "changed" else f'"{etag}"')
             if asked and fault != "whole":
                 self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
             part = body[: len(body) // 2] if fault in ("drop", "short") else body

@@ -415,10 +415,13 @@ def test_outputs_that_cannot_be(files, tmp_path):
     with pytest.raises(LayerswapError, match="cannot be loaded here; save it for"):
         plan.load()
     out.write_bytes(files["task"].read_bytes())
+    for overwrite in (False, True):
+        with pytest.raises(LayerswapError, match="layerswap did not write it and will not"):
+            plan.save(out, overwrite=overwrite)
+    ours = plan.save(tmp_path / "ours.gguf")
     with pytest.raises(LayerswapError, match="exists already; choose another output"):
-        plan.save(out)
-    with pytest.raises(LayerswapError, match="layerswap did not write it and will not"):
-        plan.save(out, overwrite=True)
+        plan.save(ours)
+    ours.unlink()
     out.unlink()
     out.mkdir()
     with pytest.raises(LayerswapError, match="exists and is not a file"):

@@ -207,10 +207,8 @@ def test_what_never_comes_ends_in_one_line(hub, experts, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
-    plan, local = swap_plans(experts)
-    out = tmp_path / "out"
+def finished_before_a_kill(hub, out, *, task, language):
+    """The files that a swap into `out` has finished when its process is killed after the third."""
     script = (
         "import os, signal, layerswap as ls\n"
         "from layerswap.checkpoint import commit\n"
@@ -219,11 +217,11 @@ def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
         "    enter(self, *given)\n"
         "    if len(self.finished) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "commit.Journal._enter = die\n"
-        f"ls.swap(task='{TASK}', language='{LANGUAGE}', bottom=1, top=1,"
+        f"ls.swap(task='{task}', language='{language}', bottom=1, top=1,"
         f" max_shard_size='20KB').save({str(out)!r})\n"
     )
     environment = {
-        "HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin",
+        "HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(out.parent / "cache"), "PATH": "/usr/bin",
         "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
         "PYTHONPATH": ":".join(sys.path),
     }  # fmt: skip
@@ -231,14 +229,37 @@ def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
         [sys.executable, "-c", script], env=environment, check=False, capture_output=True, text=True
     )
     assert killed.returncode == -9, killed.stderr
-    (left,) = tmp_path.glob("out.partial-*")
-    finished = json.loads((left / "journal.json").read_text())["finished"]
+    (left,) = out.parent.glob("out.partial-*")
+    return json.loads((left / "journal.json").read_text())["finished"]
+
+
+@pytest.mark.slow
+def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
+    plan, local = swap_plans(experts)
+    out = tmp_path / "out"
+    assert len(finished_before_a_kill(hub, out, task=TASK, language=LANGUAGE)) == 3
     sent = sum(hub.sent.values())
     plan.save(out, resume=True)
     again = sum(hub.sent.values()) - sent
     assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
     assert again < sum(plan.fetched_bytes.values())
-    assert len(finished) == 3
+
+
+@pytest.mark.slow
+def test_nothing_is_resumed_of_a_server_that_tells_no_versions_apart(hub, experts, tmp_path):
+    hub.unmarked = True
+    out, changed = tmp_path / "out", tmp_path / "changed"
+    shutil.copytree(experts["language"], changed)
+    hub.repositories["org/changed"] = changed
+    urls = {"task": f"{hub.address}/plain/{TASK}", "language": f"{hub.address}/plain/org/changed"}
+    finished_before_a_kill(hub, out, **urls)
+    shutil.copyfile(experts["base"] / "model.safetensors", changed / "model.safetensors")
+    lines: list[str] = []
+    settings = {"bottom": 1, "top": 1, "max_shard_size": "20KB"}
+    ls.swap(**urls, **settings).save(out, resume=True, log=lines.append)
+    local = ls.swap(task=experts["task"], language=changed, **settings)
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+    assert any("nothing is resumed" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -271,9 +292,16 @@ def test_a_folder_on_a_web_server(hub, experts, tmp_path):
     hub.faults = ["drop", "", "short", "503"]
     out = plan.save(tmp_path / "out")
     assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
-    assert ls.verify(out, full=True).passed
+    verified = ls.verify(out, full=True)
+    assert verified.passed
+    assert not verified.notes  # such as a card that another merge would write otherwise
+    assert f"source: {plain}/{TASK}" in (out / "README.md").read_text()
     with pytest.raises(CheckpointError, match="download the folder first"):
         plan.load()
+    hub.unmarked = True
+    other = ls.swap(task=f"{plain}/{TASK}", language=f"{plain}/org/base", bottom=1, top=1)
+    assert not any("same weights" in note for note in other.notes)
+    hub.unmarked = False
     plan = ls.swap(task=f"{plain}/{TASK}", language=f"{plain}/{LANGUAGE}", bottom=1, top=1)
     hub.faults = ["", "changed"]
     with pytest.raises(LayerswapError, match="changed since the merge was planned"):

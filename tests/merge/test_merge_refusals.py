@@ -289,7 +289,8 @@ def test_a_foreign_folder_is_never_replaced(plan, tmp_path):
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
     assert refused_save(plan, out, overwrite=True) == (
-        f"{out}: has no layerswap.json, so layerswap did not write it and will not replace it"
+        f"{out}: has no layerswap.json, so layerswap did not write it and will not replace it; "
+        "choose another output"
     )
     assert (out / "thesis.tex").read_text() == "years of work"
 

@@ -212,6 +212,7 @@ def test_an_adapter_is_reverted_over_its_base(tmp_path):
     [
         ({}, "say what to put back, in one way"),
         ({"keep": 0.5, "layers": ["1"]}, "say what to put back, in one way"),
+        ({"keep": 0.5, "threshold": 0.1}, "say what to put back, in one way"),
         ({"partition": "A"}, "say which part of the partition the expert keeps"),
         ({"partition": "Q", "part": "task"}, "revert: partition.name: "),
         ({"keep": 1.5}, "1.5 is not a number from 0 to 1"),

@@ -268,6 +268,20 @@ def test_another_chat_template_is_only_noted(unlike, tmp_path):
     ]
 
 
+def test_what_the_output_lacks_of_a_tokenizer_is_noted(unlike, tmp_path):
+    same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
+    (same["language"] / "chat_template.jinja").write_text("chat")
+    settings = same["language"] / "tokenizer_config.json"
+    content = json.loads(settings.read_text()) if settings.is_file() else {}
+    settings.write_text(json.dumps({**content, "eos_token": "<end>"}))
+    template, token = ls.swap(**same).notes[1:]
+    assert template == (
+        f"language has a chat template; the output has none, as {same['task']} has none"
+    )
+    assert token.startswith("eos_token is ")
+    assert "'<end>' in language" in token
+
+
 def test_an_expert_without_a_tokenizer_is_noted(unlike, tmp_path):
     same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
     (same["language"] / "tokenizer.json").unlink()

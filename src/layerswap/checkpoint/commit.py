@@ -237,10 +237,12 @@ def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite:
     try:
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise MergeError(f"{file}: exists and is not a file; choose another output")
+        if file.exists() and not is_ours(file):
+            raise MergeError(
+                f"{file}: layerswap did not write it and will not replace it; choose another output"
+            )
         if file.exists() and not overwrite:
             raise MergeError(f"{file}: exists already; choose another output or pass --overwrite")
-        if file.exists() and not is_ours(file):
-            raise MergeError(f"{file}: layerswap did not write it and will not replace it")
         _refuse_parent(file)
     except OSError as error:
         raise MergeError(f"{file}: cannot be written ({error.strerror})") from None
@@ -275,18 +277,23 @@ def sync_tree(folder: Path) -> None:
 
 
 def _refuse(target: Path, *, marker: str, overwrite: bool) -> None:
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
+    if target.is_symlink():
+        raise MergeError(f"{target}: is a link; choose another output")
+    if target.exists() and not target.is_dir():
         raise MergeError(f"{target}: exists and is not a folder; choose another output")
-    if target.is_dir() and not overwrite:
-        raise MergeError(f"{target}: exists already; choose another output or pass --overwrite")
     if target.is_dir() and not (target / marker).is_file():
         raise MergeError(
-            f"{target}: has no {marker}, so layerswap did not write it and will not replace it"
+            f"{target}: has no {marker}, so layerswap did not write it and will not replace it; "
+            "choose another output"
         )
+    if target.is_dir() and not overwrite:
+        raise MergeError(f"{target}: exists already; choose another output or pass --overwrite")
     _refuse_parent(target)
 
 
 def _refuse_parent(target: Path) -> None:
+    if target.parent.exists() and not target.parent.is_dir():
+        raise MergeError(f"{target.parent}: is not a folder")
     if not target.parent.is_dir():
         raise MergeError(f"{target.parent}: no such folder; create it first")
     if not os.access(target.parent, os.W_OK | os.X_OK):

@@ -399,7 +399,7 @@ def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, 
         raise CheckpointError(f"{source}: a URL has no revision; leave it out")
     check_url(source)
     if not urls:
-        why = "HF_HUB_OFFLINE is set" if _offline() else "only merge and plan read from a URL"
+        why = "HF_HUB_OFFLINE is set" if _offline() else "this command does not read from a URL"
         raise CheckpointError(f"{source}: {why}; download the folder first")
     return fetch_beside(source), None
 

@@ -99,6 +99,10 @@ def main() -> None:
             traceback.print_exc()
         _fail(*error.args)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None:
+            # Python would try once more to write what is left, on its way out.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _fail(f"standard output cannot be written ({error.strerror}); files may be complete")
         if error.errno != errno.ENAMETOOLONG:
             raise
         from layerswap.checkpoint.strict_json import clipped

@@ -221,6 +221,7 @@ def suggest(
     recipe: Annotated[
         Path | None, typer.Option(help="Recipe file to write with the proposal.")
     ] = None,
+    overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
     """Propose bottom, top and transition layers from what fine-tuning changed.
@@ -231,14 +232,19 @@ def suggest(
     """
     from layerswap.cli.tables import evidence_table
     from layerswap.compose import swap
+    from layerswap.compose.yaml_file import refuse_text
     from layerswap.deltas.atlas import Atlas as Opened
     from layerswap.deltas.suggestion import suggest as propose
     from layerswap.deltas.suggestion import with_third, write_proposal
 
-    if (base is None) == (atlas is None):
+    if base is None and atlas is None:
         raise RecipeError("give --base, or --atlas with a folder that layerswap delta wrote")
+    if base is not None and atlas is not None:
+        raise RecipeError("give --base or --atlas, not both")
     if recipe is not None and base is None:
         raise RecipeError("--recipe needs the checkpoints: give --base in place of --atlas")
+    if recipe is not None:
+        refuse_text(recipe, overwrite=overwrite)
     names = [task_expert, language_expert, *filter(None, [third_expert])]
     if base is not None:
         opened = _measured(base, names, threads)
@@ -256,8 +262,9 @@ def suggest(
         if third_expert is not None and composition is not None:
             third = third_expert, composition
         write_proposal(
-            recipe, found.zones, base=base, task=task_expert, language=language_expert, third=third
-        )
+            recipe, found.zones, base=base, task=task_expert, language=language_expert,
+            third=third, overwrite=overwrite,
+        )  # fmt: skip
     lines: list[object] = [evidence_table(found.evidence), f"proposal: {found.zones}"]
     if not (found.zones.bottom or found.zones.top):
         lines.append(
@@ -292,6 +299,7 @@ def learn(
         Path, typer.Option(help="Texts for the language expert: .jsonl, or a text on each line.")
     ],
     recipe: Annotated[Path, typer.Option(help="Recipe file to write.")],
+    overwrite: options.Overwrite = False,
     limit: Annotated[int, typer.Option(min=1, help="Number of texts per file.")] = 16,
     max_length: Annotated[int, typer.Option(min=2, help="Number of tokens per text.")] = 512,
     steps: Annotated[int, typer.Option(min=1, help="Number of updates.")] = 60,
@@ -316,6 +324,7 @@ def learn(
 
     from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.compose.recipe import check_recipe
+    from layerswap.compose.yaml_file import refuse_text, write_text
     from layerswap.evaluation.examples import read_examples, tokenize
     from layerswap.merge.planner import make_plan, plan_tokenizer
     from layerswap.search.coefficients import LearningSettings, learn_coefficients
@@ -324,8 +333,7 @@ def learn(
     need_extras("learning", "models")
     place = pick_device(device)
     open_device(place)
-    if not recipe.absolute().parent.is_dir():
-        raise RecipeError(f"--recipe: {recipe.parent}: no such folder")
+    refuse_text(recipe, overwrite=overwrite)
     texts = {"task": read_examples(task_prompts), "language": read_examples(language_prompts)}
     experts = {"task": task_expert, "language": language_expert}
     alone = {"experts": {"task": task_expert}, "soup": {"experts": ["task"]}, "bake": True}
@@ -340,7 +348,7 @@ def learn(
     with output.step_progress("learning", steps) as progress:
         found = learn_coefficients(base, experts, prompts, settings=settings, progress=progress)
     data = found.recipe()
-    recipe.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
+    write_text(recipe, yaml.safe_dump(data, sort_keys=False), overwrite=overwrite)
     plan = make_plan(check_recipe(data, where=str(recipe)))
     lines = [
         plan,

@@ -98,7 +98,7 @@ def write_recipe(
     from layerswap.merge.metadata import RECORD
     from layerswap.merge.planner import make_plan
     from layerswap.merge.rounding import LOST_TO_DTYPE
-    from layerswap.merge.writer import refuse_output
+    from layerswap.merge.writer import check_target, refuse_output
 
     if push is not None:
         check_hub_id(push)
@@ -120,6 +120,7 @@ def write_recipe(
         log=output.log,
     )
     if dry_run:
+        check_target(plan, out, overwrite=overwrite)
         output.finish(command, plan.to_dict(), described(plan))
         return
     output.say(plan)

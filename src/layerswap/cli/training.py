@@ -165,6 +165,7 @@ def select(
     device: options.Device = None,
     dtype: options.ModelDtype = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write with all scores.")] = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Score every checkpoint of several runs and keep the best.
 
@@ -174,8 +175,11 @@ def select(
     Example: layerswap select runs/* --role language --language sw --keep 3
     """
     from layerswap.cli.tables import selection_table
+    from layerswap.compose.yaml_file import refuse_text, write_text
     from layerswap.training.expert import select as selection
 
+    if out is not None:
+        refuse_text(out, overwrite=overwrite)
     if task and role:
         raise RecipeError("give --task or --role, not both")
     options.refuse_checkpoint("--task", task, takes="an lm-eval task")
@@ -195,7 +199,7 @@ def select(
     found = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
     output.say(selection_table(found))
     if out is not None:
-        out.write_text(found.to_json(), "utf-8")
+        write_text(out, found.to_json(), overwrite=overwrite)
         output.say(f"wrote {out}")
 
 

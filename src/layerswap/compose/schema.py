@@ -324,6 +324,8 @@ def _bounds(text: str, layers: int) -> tuple[int, int]:
     match = LAYERS.fullmatch(text)
     assert match is not None, "the validator let other layers through"
     first, last = int(match[1]), int(match[2] or match[1])
-    if not first <= last < layers:
+    if first > last:
+        raise RecipeError(f"layers: {text} runs backwards; write {last}-{first}")
+    if last >= layers:
         raise RecipeError(f"layers: {text} is not inside 0-{layers - 1}")
     return first, last

@@ -142,6 +142,21 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         raise RecipeError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
 
 
+ALREADY = "is there already; give --overwrite to replace it"
+
+
+def refuse_text(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse what `write_text` would, before any work is done for it.
+
+    Raises:
+        RecipeError: the file is there already, or its folder is not.
+    """
+    if path.exists() and not overwrite:
+        raise RecipeError(f"{path}: {ALREADY}")
+    if not path.absolute().parent.is_dir():
+        raise RecipeError(f"{path.parent}: no such folder; create it first")
+
+
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
     """Write a file of text that is not to replace another one by accident.
 
@@ -152,7 +167,7 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise RecipeError(f"{path}: is there already; give --overwrite to replace it") from None
+        raise RecipeError(f"{path}: {ALREADY}") from None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be written ({error.strerror})") from None
 
@@ -255,7 +270,7 @@ def nearest(word: str, known: list[str]) -> str:
     """
     alike = [one for one in known if DIGITS.sub("", one) == DIGITS.sub("", word)]
     if len(alike) > 1 and word not in known:
-        return f"; there are {', '.join(alike[:ALIKE])}"
+        return f"; there are {', '.join(alike[:ALIKE] if len(known) > ALIKE else known)}"
     close = get_close_matches(word, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

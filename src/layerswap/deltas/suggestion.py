@@ -32,6 +32,7 @@ from layerswap.checkpoint.places import Place
 from layerswap.compose import LAYER_ROLES, Blend, Composition, Zones, swap, zone_grid
 from layerswap.compose.composition import all_places, changed_places
 from layerswap.compose.presets import DEFAULT_DEPTH
+from layerswap.compose.yaml_file import write_text
 from layerswap.deltas.atlas import Atlas, rows_threshold
 from layerswap.deltas.measure import Sums
 from layerswap.errors import RecipeError
@@ -364,6 +365,7 @@ def write_proposal(
     task: str,
     language: str,
     third: tuple[str, Composition] | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write a proposal as a recipe that `layerswap merge` takes.
 
@@ -374,9 +376,10 @@ def write_proposal(
         task: that of the task expert.
         language: that of the language expert.
         third: that of a third expert, called `third`, and what `with_third` made of the swap.
+        overwrite: replace a file that is there.
 
     Raises:
-        RecipeError: the file cannot be written.
+        RecipeError: the file is there, or cannot be written.
     """
     import yaml
 
@@ -396,7 +399,4 @@ def write_proposal(
             }
             for place, blend in changed_places(plain, composition).items()
         ]
-    try:
-        path.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be written ({error.strerror})") from None
+    write_text(path, yaml.safe_dump(data, sort_keys=False), overwrite=overwrite)

@@ -311,7 +311,7 @@ def revert(
     by_size = {"keep": keep, "threshold": threshold}
     by_size = {name: value for name, value in by_size.items() if value is not None}
     by_place = layers is not None or roles is not None
-    if [bool(by_size), by_place, partition is not None].count(True) != 1:
+    if [*(True for _ in by_size), by_place, partition is not None].count(True) != 1:
         raise RecipeError(
             "say what to put back, in one way: keep or threshold; layers or roles; or partition"
         )

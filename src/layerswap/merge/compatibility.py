@@ -329,8 +329,8 @@ def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
     return None
 
 
-def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: str) -> list[str]:
-    """What to know of tokenizers that go together: one that is missing, chat templates that differ.
+def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) -> list[str]:
+    """Notes on tokenizers that go together: one is missing, templates or special tokens differ.
 
     Args:
         checkpoints: by the name to use.
@@ -343,12 +343,23 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: str) -> list[s
         for name in without
         if len(without) < len(checkpoints)
     ]
-    found = {name: _template(c.folder) for name, c in checkpoints.items()}
-    known = [(name, text) for name, text in found.items() if text]
+    folders = {n: c.folder for n, c in checkpoints.items() if c.gguf is None and n not in without}
+    known = [(name, text) for name, at in folders.items() if (text := _template(at))]
     other = next((name for name, text in known if text != known[0][1]), None)
     if other is not None:
         pair = f"{known[0][0]} and {other}"
-        notes.append(f"the chat templates of {pair} differ; the output has that of {owner}")
+        notes.append(
+            f"the chat templates of {pair} differ; the output has that of {owner.identity}"
+        )
+    elif known and not _template(owner.folder):
+        notes.append(
+            f"{known[0][0]} has a chat template; the output has none, as {owner.identity} has none"
+        )
+    for key in SPECIAL_TOKENS:
+        values = {name: _content(_settings(at).get(key)) for name, at in folders.items()}
+        if len({repr(value) for value in values.values()}) > 1:
+            said = ", ".join(f"{value!r} in {name}" for name, value in values.items())
+            notes.append(f"{key} is {said}; the output has that of {owner.identity}")
     return notes
 
 
@@ -360,7 +371,7 @@ def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> li
     """A line for every expert that is a copy of another one, or of the base.
 
     Compares a few blocks of every tensor, and stops at the first that differs. Of weights that are
-    read in place it compares what their servers say.
+    read in place it compares the hashes that the Hub says, and elsewhere the addresses.
 
     Args:
         experts: by name.
@@ -392,7 +403,8 @@ def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
         return False
     remote = [[f for f in c.files if isinstance(f, RemoteFile)] for c in (first, second)]
     if any(remote):
-        marks = [[file.etag for file in files] for files in remote]
+        # Elsewhere an ETag tells versions of one address apart, and may be of two the same.
+        marks = [[file.etag if file.commit else file.url for file in files] for files in remote]
         return bool(marks[0]) and marks[0] == marks[1]
     return all(same_sample(one[name], other[name], SAMPLES, SAMPLE_BYTES) for name in one)
 

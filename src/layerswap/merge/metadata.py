@@ -86,7 +86,7 @@ def record(plan: MergePlan) -> dict[str, Any]:
     numbered = plan.reference.numbered
     return {
         "layerswap_version": __version__,
-        "recipe": _recipe(plan, lambda checkpoint: checkpoint.source),
+        "recipe": _recipe(plan, _recorded_source),
         "magnitude_weights": plan.magnitude,
         "composition": plan.composition.to_dict(),
         **({"layers_by_number": numbered.stack} if numbered else {}),
@@ -278,12 +278,24 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     remote = [file for file in checkpoint.files if isinstance(file, RemoteFile)]
     local = (file for file in checkpoint.files if isinstance(file, Path))
     return {
-        "source": checkpoint.source,
+        "source": _recorded_source(checkpoint),
         "revision": checkpoint.revision,
         "fingerprints": {recorded_name(file): one for file, one in fingerprints(local).items()},
         # What was read in place is known by what its server says that it is.
         **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }
+
+
+def _recorded_source(checkpoint: Checkpoint) -> str:
+    """A source as it was given; a relative path so that nothing takes it for a Hub id."""
+    source = checkpoint.source
+    plain = _is_local(checkpoint) and not source.startswith(("/", ".", "~"))
+    return f"./{source}" if plain else source
+
+
+def _is_local(checkpoint: Checkpoint) -> bool:
+    """True for a path, and not for an id of the Hub or a URL."""
+    return checkpoint.revision is None and "://" not in checkpoint.source
 
 
 def recorded_name(file: WeightFile) -> str:
@@ -298,7 +310,7 @@ def recorded_name(file: WeightFile) -> str:
 
 def _card_name(checkpoint: Checkpoint) -> str:
     # A local path says nothing to a reader of the card, and may tell more than its owner wants.
-    return checkpoint.source if checkpoint.revision else checkpoint.folder.resolve().name
+    return checkpoint.folder.resolve().name if _is_local(checkpoint) else checkpoint.source
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -205,7 +205,7 @@ class MergePlan:
                 "(--dtype bfloat16 to write that)"
             )
         found += tied_notes(self.composition, self.reference, self.drop)
-        found += tokenizer_notes(self.sources, self.tokenizer_owner.identity)
+        found += tokenizer_notes(self.sources, self.tokenizer_owner)
         if self.alignment is not None:
             found.append(f"embedding and head are aligned to {self.alignment.size} rows")
             for name, tokens in self.alignment.added.items():

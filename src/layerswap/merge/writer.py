@@ -457,6 +457,11 @@ def write_plan(
             check_unchanged(plan.stamps)
         report(plan.nbytes)
         return target
+    unmarked = next((f for f in _remote_files(plan) if not f.etag), None)
+    if resume and unmarked is not None:
+        resume = False
+        if log is not None:
+            log(f"{unmarked}: its server does not tell versions apart, so nothing is resumed")
     shards, content = plan.shards, record(plan)
     workers = threads or len(os.sched_getaffinity(0))
     # One file is either finished or not: a journal would have nothing to say.
@@ -495,6 +500,11 @@ def write_plan(
     if log is not None and lost is not None and (note := rounding_note(lost)) is not None:
         log(note)
     return target
+
+
+def _remote_files(plan: MergePlan) -> Iterator[RemoteFile]:
+    for checkpoint in plan.sources.values():
+        yield from (file for file in checkpoint.files if isinstance(file, RemoteFile))
 
 
 def check_written(target: Path, names: Iterable[str], expected: Mapping[str, Any]) -> None:
