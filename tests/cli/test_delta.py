@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -130,6 +131,19 @@ def test_suggest_prints_evidence_and_writes_a_recipe(layerswap, experts, tmp_pat
     )  # fmt: skip
     assert refused.err == f"error: {config}: is there already; give --overwrite to replace it\n"
     assert config.read_bytes() == before
+
+
+def test_other_tokens_are_noted(layerswap, experts, tmp_path):
+    for name, vocabulary in (("base", {"a": 0, "b": 1}), ("language", {"b": 0, "a": 1})):
+        shutil.copytree(getattr(experts, name), tmp_path / name)
+        content = json.dumps({"model": {"type": "BPE", "vocab": vocabulary, "merges": []}})
+        (tmp_path / name / "tokenizer.json").write_text(content)
+    given = ("suggest", "--base", tmp_path / "base", "--task-expert", experts.task)
+    noted = layerswap(*given, "--language-expert", tmp_path / "language")
+    assert noted.code == 0, noted.err
+    assert "note: tokenizers of base and language differ" in noted.err
+    alike = layerswap(*given, "--language-expert", experts.language)
+    assert "tokenizers" not in alike.err
 
 
 def test_suggest_says_what_is_missing(layerswap, experts, measured):

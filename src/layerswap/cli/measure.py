@@ -11,7 +11,7 @@ from layerswap.cli import options, output
 from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
-    from layerswap.deltas.atlas import Atlas
+    from layerswap.deltas.atlas import Atlas, Subjects
 
 
 def delta(
@@ -48,6 +48,7 @@ def delta(
     refuse_atlas(out, overwrite=overwrite)
     subjects = open_subjects(base, *expert)
     check_apart(out, {"the base": subjects.base, **subjects.experts})
+    _note_tokenizers(subjects)
     with output.byte_progress("reading", subjects.nbytes) as progress:
         atlas = measure(
             subjects,
@@ -283,8 +284,17 @@ def _measured(base: str, experts: list[str], threads: int | None) -> Atlas:
     from layerswap.deltas.atlas import measure, open_subjects
 
     subjects = open_subjects(base, dict(zip(("task", "language", "third"), experts, strict=False)))
+    _note_tokenizers(subjects)
     with output.byte_progress("reading", subjects.nbytes) as progress:
         return measure(subjects, threads=threads, progress=progress)
+
+
+def _note_tokenizers(subjects: Subjects) -> None:
+    from layerswap.merge.compatibility import differences
+
+    found = differences({"base": subjects.base, **subjects.experts})
+    if found is not None:
+        output.log(f"note: {found}; the changes of embedding and head are between other tokens")
 
 
 def learn(
