@@ -310,7 +310,8 @@ def test_an_output_is_only_replaced_when_asked(expert, data, tmp_path):
     estimate_fisher(expert, data, out, overwrite=True, seed=1)
     assert (out / "fisher.safetensors").read_bytes() != before
     assert refusal(expert, data, expert, overwrite=True) == (
-        f"{expert}: has no fisher.json, so layerswap did not write it and will not replace it"
+        f"{expert}: has no fisher.json, so layerswap did not write it and will not replace it; "
+        "choose another output"
     )
 
 

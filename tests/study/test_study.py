@@ -832,7 +832,10 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
         ({"baselines": ["soop"]}, "baselines"),
         ({"task": {"data": "x", "run": []}}, "task.run: unknown key.*runs"),
         ({"languages": {}}, "languages: write at least one"),
-        ({"dtype": "float64"}, "dtype: 'float64' is not allowed; there are float32, float16"),
+        (
+            {"dtype": "float64"},
+            "dtype: 'float64' is not allowed; there are float32, bfloat16, float16",
+        ),
         (
             {"evaluate": {**LAB, "metric": "acc"}},
             "evaluate.metric: write a metric of lm-eval and its filter, such as .exact_",
