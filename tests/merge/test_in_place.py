@@ -345,3 +345,13 @@ def test_urls_that_are_none(monkeypatch, source, why):
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError):
         open_checkpoint(source)
+
+
+def test_a_server_that_takes_no_connection_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
+    waits = []
+    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    with pytest.raises(CheckpointError, match=r"127\.0\.0\.1:1/.* cannot be fetched .*refused"):
+        open_checkpoint("http://127.0.0.1:1/model", in_place=True)
+    assert 0 < len(waits) <= remote.UNREACHED * len(remote.BESIDE_WEIGHTS)

@@ -11,6 +11,7 @@ import atexit
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -123,6 +124,8 @@ STEP_BYTES = 1 << 23
 """Bytes asked for at a time of a filesystem that gives them whole."""
 RETRIES, WAIT_SECONDS, LONGEST_WAIT = 6, 0.5, 8.0
 """Attempts in a row without a new byte, and the pauses between them, which double."""
+UNREACHED = 2
+"""Repeated attempts to open a file whose server takes no connection: the address may be wrong."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
     "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -347,7 +350,7 @@ def _opened(name: str, url: str) -> RemoteFile:
         FileNotFoundError: the server has none of that name.
         CheckpointError: it cannot be asked.
     """
-    patience = _Patience(url, passes=(FileNotFoundError,))
+    patience = _Patience(url, opening=True)
     while True:
         with patience, _request(url, 0, 1) as (facts, parts):
             for _ in parts:
@@ -365,19 +368,22 @@ class _Patience:
 
     Args:
         url: of the file.
-        passes: an error that is the caller's.
+        opening: it is asked for the first time; a missing file is then the caller's concern.
     """
 
-    def __init__(self, url: str, *, passes: tuple[type[Exception], ...] = ()) -> None:
-        self.url, self.passes, self.failures = url, passes, 0
+    def __init__(self, url: str, *, opening: bool = False) -> None:
+        self.url, self.opening, self.failures = url, opening, 0
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, self.passes):
+        if not isinstance(error, Exception):
+            return False
+        if self.opening and isinstance(error, FileNotFoundError):
             return False
         self.failures += 1
-        if self.failures > RETRIES or _is_final(error):
+        tries = UNREACHED if self.opening and _is_unreached(error) else RETRIES
+        if self.failures > tries or _is_final(error):
             raise _unreadable(self.url, error) from None
         time.sleep(min(LONGEST_WAIT, WAIT_SECONDS * 2 ** (self.failures - 1)))
         return True
@@ -475,6 +481,15 @@ def _is_final(error: Exception) -> bool:
 
     final = (LayerswapError, HfHubHTTPError, OfflineModeIsEnabled, FileNotFoundError)
     return isinstance(error, (*final, PermissionError, NotImplementedError))
+
+
+def _is_unreached(error: BaseException | None) -> bool:
+    """True if there was no connection at all: no such host, or nobody listens there."""
+    while error is not None:  # each transport wraps what the socket says in errors of its own
+        if isinstance(error, (ConnectionRefusedError, socket.gaierror)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _unreadable(url: str, error: Exception) -> LayerswapError:
