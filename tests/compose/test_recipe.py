@@ -113,7 +113,6 @@ def test_later_overrides_win():
     [
         ("layers: 8", "places[0]: layers: 8 is not inside 0-7"),
         ("layers: 6-8", "places[0]: layers: 6-8 is not inside 0-7"),
-        ("layers: 5-3", "places[0]: layers: 5-3 runs backwards; write 3-5"),
         ("layers: 3, roles: [head]", "places[0]: no place in layers 3 has a role of head"),
     ],
 )
@@ -142,6 +141,9 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
         (EXPERTS + "swap: []", [", line 2: swap: write a mapping; found []"]),
         (SWAP + "places: {}", [", line 3: places: write a list; found {}"]),
         (SWAP + "places: [3]", [", line 3: places[0]: write a mapping; found 3"]),
+        (SWAP + "places: [{layers: 5-3, take: task}, {layers: 7-6, take: task}]",
+         [", line 3: places[0].layers: 5-3 runs backwards; write 3-5",
+          ", line 3: places[1].layers: 7-6 runs backwards; write 6-7"]),
         (SWAP + "1: 2", [": [1]: a key is a text; write it in quotes: '1'"]),
         ("experts: {str: a, b: 3}\nsoup: {experts: [str]}",
          [", line 1: experts.b: write a mapping; found 3"]),

@@ -210,14 +210,17 @@ HEAD = "base: ./b\nexperts: {task: ./t, language: ./l}\n"
 REFUSED = {
     "unknown method": (
         HEAD + "merge: {method: tiess, experts: [task]}",
-        "r, line 3: merge: no method 'tiess'; there are arcee_fusion, breadcrumbs, "
+        "r, line 3: merge: no method 'tiess'; did you mean 'ties'?",
+    ),
+    "method unlike any": (
+        HEAD + "merge: {method: sum, experts: [task]}",
+        "r, line 3: merge: no method 'sum'; there are arcee_fusion, breadcrumbs, "
         "dare_linear, dare_ties, della, della_linear, fisher, karcher, model_stock, multislerp, "
         "nearswap, nuslerp, ram, revert, scale, sce, slerp, task_arithmetic, ties",
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",
-        "r, line 3: merge: ties has no parameter 'densty'; it has density, disjoint, rescale, "
-        "scale, scope",
+        "r, line 3: merge: ties has no parameter 'densty'; did you mean 'density'?",
     ),
     "value": (
         HEAD + "merge: {method: ties, experts: [task], density: 1.5}",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
 
 Value = float | int | str
@@ -227,12 +228,12 @@ def check_operation(method: str, parameters: Mapping[str, object], experts: int)
         RecipeError: what is wrong, with what would be right.
     """
     if method not in METHODS:
-        raise RecipeError(f"no method {method!r}; there are {', '.join(sorted(METHODS))}")
+        raise RecipeError(f"no method {method!r}{nearest(method, sorted(METHODS))}")
     spec = METHODS[method]
     for name, value in parameters.items():
         if name not in spec.parameters:
-            known = ", ".join(sorted(spec.parameters)) or "none"
-            raise RecipeError(f"{method} has no parameter {name!r}; it has {known}")
+            hint = nearest(name, sorted(spec.parameters)) or "; it has none"
+            raise RecipeError(f"{method} has no parameter {name!r}{hint}")
         try:
             spec.parameters[name].check(value)
         except RecipeError as error:

@@ -57,7 +57,17 @@ def once(names: list[str]) -> list[str]:
 def _read_layers(value: object) -> str:
     if type(value) not in (int, str) or not LAYERS.fullmatch(text := str(value).strip()):
         raise ValueError(f"{value!r} is not a number, a range like 3-7, all or outside")
+    first, last = _ends(text)
+    if first > last:
+        raise ValueError(f"{text} runs backwards; write {last}-{first}")
     return text
+
+
+def _ends(text: str) -> tuple[int, int]:
+    """First and last layer of a text that `LAYERS` matches; zeros for its words."""
+    match = LAYERS.fullmatch(text)
+    assert match is not None, "the validator let other layers through"
+    return int(match[1] or 0), int(match[2] or match[1] or 0)
 
 
 def _read_weights(value: object) -> dict[str, float]:
@@ -321,11 +331,7 @@ def _layer_numbers(text: str, layers: int) -> set[int | None]:
 
 
 def _bounds(text: str, layers: int) -> tuple[int, int]:
-    match = LAYERS.fullmatch(text)
-    assert match is not None, "the validator let other layers through"
-    first, last = int(match[1]), int(match[2] or match[1])
-    if first > last:
-        raise RecipeError(f"layers: {text} runs backwards; write {last}-{first}")
+    first, last = _ends(text)
     if last >= layers:
         raise RecipeError(f"layers: {text} is not inside 0-{layers - 1}")
     return first, last
