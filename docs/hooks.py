@@ -62,6 +62,11 @@ def _summaries(command: Any, path: str) -> Iterator[tuple[str, str]]:
 def _benchmarks() -> str:
     """The files that the scripts in `bench/` write and name, with links that hold in the site."""
     text = (BENCH / "RESULTS.md").read_text("utf-8").replace("../docs/", "")
-    merging = (BENCH / "results" / "merge.md").read_text("utf-8")
-    both = text.replace("results/merge.md)", "#merging-measured)") + "\n" + merging
-    return re.sub(r"^#", "##", both, flags=re.MULTILINE)
+    names = list(dict.fromkeys(re.findall(r"\(results/([\w-]+\.md)\)", text)))
+    for name in names:
+        text += "\n" + (BENCH / "results" / name).read_text("utf-8")
+    for name in names:
+        heading = (BENCH / "results" / name).read_text("utf-8").splitlines()[0]
+        anchor = re.sub(r"[^\w ]", "", heading).strip().lower().replace(" ", "-")
+        text = re.sub(rf"\((results/)?{name}\)", f"(#{anchor})", text)
+    return re.sub(r"^#", "##", text, flags=re.MULTILINE)
