@@ -259,6 +259,8 @@ ARTICLES = (
     "category\theadline\ttext\turl\n"
     "sports\tSimba yashinda \tIlishinda jana.\tx\nreligion\tA\tB\tx\n"
 )
+TWEETS = 'tweet\tlabel\n"Asema ""sawa"""\tpositive\nSipendi\tnegative\nNani?\tmixed\n'
+ENGLISH_TWEETS = "text\tlabel\nGreat!\tpositive\nBad.\tnegative\nIt rains\tneutral\n"
 
 
 @pytest.fixture
@@ -267,6 +269,8 @@ def published(tmp_path):
     for benchmark, codes, text in (
         ("sib200", ("swh_Latn", "eng_Latn"), TOPICS),
         ("masakhanews", ("swa", "eng"), ARTICLES),
+        ("afrisenti", ("swa",), TWEETS),
+        ("tweeteval", ("sentiment",), ENGLISH_TWEETS),
     ):
         (root / benchmark).mkdir(parents=True)
         for code in codes:
@@ -279,7 +283,7 @@ def test_topics_of_sentences_with_exemplars_of_every_topic(published, tasks):
     (asked,) = write_suite("sib200", ["sw"], tasks, data=published, shots=2)
     task = loaded([asked.name], tasks)[asked.name]
     (first, second) = task.test_docs()
-    assert (first["topic"], second["text"]) == ("travel", "Daktari")
+    assert (first["label"], second["text"]) == ("travel", "Daktari")
     assert task.doc_to_choice(first)[:2] == ["science/technology", "travel"]
     prompt = task.fewshot_context(second, 2)
     assert prompt == (
@@ -293,7 +297,22 @@ def test_articles_of_topics_that_english_lacks_are_left_out(published, tasks):
     assert [one.name for one in names] == ["masakhanews_swa_0shot", "masakhanews_swa_0shot_dev"]
     for one in names:
         (only,) = loaded([one.name], tasks)[one.name].test_docs()
-        assert only == {"text": "Simba yashinda", "topic": "sports"}
+        assert only == {"text": "Simba yashinda", "label": "sports"}
+
+
+def test_sentiments_with_english_exemplars_of_another_data_set(published, tasks):
+    (asked,) = write_suite("afrisenti", ["Swahili"], tasks, data=published, shots=2)
+    assert asked.name == "afrisenti_swa_2shot"
+    task = loaded([asked.name], tasks)[asked.name]
+    (first, second) = task.test_docs()
+    assert (first, second["label"]) == ({"text": 'Asema "sawa"', "label": "positive"}, "negative")
+    assert task.doc_to_choice(first) == ["negative", "neutral", "positive"]
+    assert task.fewshot_context(second, 2) == (
+        "Tweet: Great!\nSentiment: positive\n\nTweet: Bad.\nSentiment: negative\n\n"
+        "Tweet: Sipendi\nSentiment:"
+    )
+    with pytest.raises(EvaluationError, match="afrisenti does not have en"):
+        write_suite("afrisenti", ["en"], tasks, data=published)
 
 
 def test_a_topic_table_without_its_columns_is_refused(published, tasks):

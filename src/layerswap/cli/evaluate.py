@@ -31,7 +31,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Suite (layer-swapping, unreasonable) or benchmark (mgsm, belebele, flores, "
-            "mbpp, mmlu, sib200, masakhanews) in place of tasks."
+            "mbpp, mmlu, sib200, masakhanews, afrisenti) in place of tasks."
         ),
     ] = None,
     language: Annotated[

@@ -390,7 +390,8 @@ def read_weights(text: str) -> str | dict[str, float]:
 
 
 BENCHMARKS = re.compile(
-    r"(mgsm|belebele|flores|mbpp|mmlu|sib200|masakhanews|gsm8k|layer-swapping|unreasonable)\b|\w+_\w+"
+    r"(mgsm|belebele|flores|mbpp|mmlu|sib200|masakhanews|afrisenti|gsm8k|layer-swapping"
+    r"|unreasonable)\b|\w+_\w+"
 )
 LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
 

@@ -157,6 +157,7 @@ BENCHMARKS: Mapping[str, Documents] = {
     "mmlu": Documents(14_042, 150),
     "sib200": Documents(303, 60),
     "masakhanews": Documents(700, 40),
+    "afrisenti": Documents(5000, 60),
 }
 """The sizes are those of the published files; the tokens are for a language whose words fall into
 more of them than English ones do."""

@@ -11,16 +11,18 @@ from layerswap.compose.yaml_file import nearest
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import match, standard_tag
 from layerswap.evaluation.suites import mgsm
+from layerswap.evaluation.suites.classification import (
+    DEVELOPMENT,
+    NEWS_CODES,
+    TWEET_CODES,
+    write_afrisenti,
+    write_masakhanews,
+    write_sib200,
+)
 from layerswap.evaluation.suites.flores import ENGLISH, write_flores
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder, builtin
 from layerswap.evaluation.suites.mbpp import write_mbpp
 from layerswap.evaluation.suites.reading import write_belebele, write_mmlu
-from layerswap.evaluation.suites.topics import (
-    DEVELOPMENT,
-    NEWS_CODES,
-    write_masakhanews,
-    write_sib200,
-)
 
 Write = Callable[[str, int, DataFolder, TaskFolder], str | list[str]]
 
@@ -108,6 +110,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "masakhanews": Benchmark(
         write_masakhanews, lambda: NEWS_CODES, ("acc", "none"), development=True
     ),
+    "afrisenti": Benchmark(write_afrisenti, lambda: TWEET_CODES, ("acc", "none"), development=True),
 }
 SUITES: dict[str, tuple[TaskPart, ...]] = {
     # Paper 1, section 5 and appendix A.3.
@@ -124,6 +127,7 @@ SUITES: dict[str, tuple[TaskPart, ...]] = {
     "mmlu": (TaskPart("mmlu", 5),),
     "sib200": (TaskPart("sib200", 0),),
     "masakhanews": (TaskPart("masakhanews", 0),),
+    "afrisenti": (TaskPart("afrisenti", 0),),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""SIB-200 (Adelani et al., 2024) and MasakhaNEWS (Adelani et al., 2023): topics of texts."""
+"""Writes tasks of text classification: SIB-200, MasakhaNEWS (topics) and AfriSenti (sentiment)."""
 
 from __future__ import annotations
 
@@ -11,57 +11,69 @@ from typing import Any
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder, hub_rows
 
-PROMPT = "Text: {{text}}\nTopic:"
 DEVELOPMENT = "_dev"
 """How the names of tasks of published validation splits end."""
 
 
 @dataclass(frozen=True)
-class TopicData:
-    """A published data set of texts and their topics.
+class LabelledTexts:
+    """A published data set of texts and their labels.
 
     Attributes:
         name: of its tasks and its folder.
         hub: its name on the Hub.
-        splits: its names of the splits there, by ours.
-        english: its code of English, whose training split gives the exemplars.
-        topics: the words that are scored; rows of other topics are left out.
+        labels: the words that are scored; rows of other labels are left out.
+        prompt: the question, with the column `text`.
         numbered: the names that the numbers of a `label` column stand for, where it has them.
+        english: its code of English, whose training split gives the exemplars.
+        exemplars: the data set that gives them instead, where this one has no English.
     """
 
     name: str
     hub: str
-    splits: dict[str, str]
-    english: str
-    topics: tuple[str, ...]
+    labels: tuple[str, ...]
+    prompt: str = "Text: {{text}}\nTopic:"
     numbered: tuple[str, ...] = ()
+    english: str = "eng"
+    exemplars: LabelledTexts | None = None
 
 
-SIB = TopicData(
+HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+"""The splits' names on the Hub, by ours."""
+SIB = LabelledTexts(
     "sib200",
     "Davlan/sib200",
-    {"train": "train", "dev": "validation", "test": "test"},
-    "eng_Latn",
     (
         "science/technology", "travel", "politics", "sports", "health", "entertainment",
         "geography",
     ),
+    english="eng_Latn",
 )  # fmt: skip
 NEWS_NAMES = (
     "business", "entertainment", "health", "politics", "religion", "sports", "technology",
 )  # fmt: skip
-NEWS = TopicData(
+NEWS = LabelledTexts(
     "masakhanews",
     "masakhane/masakhanews",
-    {"train": "train", "dev": "validation", "test": "test"},
-    "eng",
     # English has no articles on religion, so no English expert can learn the topic.
     tuple(name for name in NEWS_NAMES if name != "religion"),
-    NEWS_NAMES,
+    numbered=NEWS_NAMES,
 )
 NEWS_CODES = (
     "amh", "eng", "fra", "hau", "ibo", "lin", "lug", "orm", "pcm", "run", "sna", "som", "swa",
     "tir", "xho", "yor",
+)  # fmt: skip
+SENTIMENTS = ("negative", "neutral", "positive")
+SENTIMENT_PROMPT = "Tweet: {{text}}\nSentiment:"
+ENGLISH_TWEETS = LabelledTexts(
+    "tweeteval", "cardiffnlp/tweet_eval", SENTIMENTS, SENTIMENT_PROMPT, SENTIMENTS, "sentiment"
+)
+TWEETS = LabelledTexts(
+    "afrisenti", "masakhane/afrisenti", SENTIMENTS, SENTIMENT_PROMPT, exemplars=ENGLISH_TWEETS
+)
+TWEET_CODES = (
+    "amh", "arq", "ary", "hau", "ibo", "kin", "orm", "pcm", "por", "swa", "tir", "tso", "twi",
+    "yor",
 )  # fmt: skip
 
 
@@ -103,11 +115,34 @@ def write_masakhanews(code: str, shots: int, data: DataFolder, tasks: TaskFolder
     return _write(NEWS, code, shots, data, tasks)
 
 
-def _write(source: TopicData, code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:
+def write_afrisenti(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:
+    r"""Write AfriSenti (Muhammad et al., 2023) in one language: the sentiment of a tweet.
+
+    Three sentiments, scored as continuations of `Tweet: ...\nSentiment:`. It has no English:
+    exemplars are the first English tweets of TweetEval (Barbieri et al., 2020), in
+    `sentiment.train.tsv` of `tweeteval`. Otherwise as `write_sib200`, with `{code}.*.tsv` in
+    `afrisenti`.
+
+    Args:
+        code: of ISO 639-3, such as `swa`.
+        shots: exemplars in the prompt.
+        data: where published files may be.
+        tasks: where the tasks go.
+
+    Raises:
+        EvaluationError: the data cannot be had, or lack a column.
+    """
+    return _write(TWEETS, code, shots, data, tasks)
+
+
+def _write(
+    source: LabelledTexts, code: str, shots: int, data: DataFolder, tasks: TaskFolder
+) -> str:
     exemplars = {}
     if shots:
-        english = _rows(source, source.english, "train", data)
-        exemplars = {"train": _in_turns(english, source.topics)}
+        others = source.exemplars or source
+        english = _rows(others, others.english, "train", data)
+        exemplars = {"train": _in_turns(english, source.labels)}
     name = f"{source.name}_{code}_{shots}shot"
     for split, task in (("dev", name + DEVELOPMENT), ("test", name)):
         rows = _rows(source, code, split, data)
@@ -119,47 +154,48 @@ def _write(source: TopicData, code: str, shots: int, data: DataFolder, tasks: Ta
             **({"training_split": "train", "fewshot_split": "train", "fewshot_config": first_n}
                if shots else {}),
             "num_fewshot": shots,
-            "doc_to_text": PROMPT,
-            "doc_to_target": "{{topic}}",
-            "doc_to_choice": list(source.topics),
+            "doc_to_text": source.prompt,
+            "doc_to_target": "{{label}}",
+            "doc_to_choice": list(source.labels),
             "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
             "metadata": {"version": 1},
         })  # fmt: skip
     return name
 
 
-def _rows(source: TopicData, code: str, split: str, data: DataFolder) -> list[dict[str, str]]:
-    """The texts of a split, with their topics."""
+def _rows(source: LabelledTexts, code: str, split: str, data: DataFolder) -> list[dict[str, str]]:
+    """The texts of a split, with their labels."""
     wanted = f"{source.name}/{code}.{split}.tsv"
     path = data.find(wanted)
     if path is None:
         where = source.hub
-        rows = hub_rows(source.hub, code, source.splits[split], data, wanted=wanted)
+        rows = hub_rows(source.hub, code, HUB_SPLITS[split], data, wanted=wanted)
     else:
         where = str(path)
         rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8")), delimiter="\t"))
     try:
-        read = [(_text(row), _topic(row, source)) for row in rows]
+        read = [(_text(row), _label(row, source)) for row in rows]
     except (KeyError, IndexError, TypeError) as error:
         why = f"has no column {error}" if isinstance(error, KeyError) else "has an unknown label"
         raise EvaluationError(f"{where}: {why}") from None
-    return [{"text": text, "topic": topic} for text, topic in read if topic in source.topics]
+    return [{"text": text, "label": label} for text, label in read if label in source.labels]
 
 
 def _text(row: dict[str, Any]) -> str:
-    """A sentence, or the headline of an article."""
-    return str(row["headline" if "headline" in row else "text"]).strip()
+    """A sentence, the headline of an article, or a tweet."""
+    return str(row[next((one for one in ("headline", "tweet") if one in row), "text")]).strip()
 
 
-def _topic(row: dict[str, Any], source: TopicData) -> str:
-    return source.numbered[row["label"]] if "label" in row else str(row["category"])
+def _label(row: dict[str, Any], source: LabelledTexts) -> str:
+    found = row["label"] if "label" in row else row["category"]
+    return source.numbered[found] if isinstance(found, int) else str(found)
 
 
-def _in_turns(rows: Sequence[dict[str, str]], topics: Iterable[str]) -> list[dict[str, str]]:
-    """The same rows: the first of every topic, the second of every topic, and so on."""
-    counts = dict.fromkeys(topics, 0)
+def _in_turns(rows: Sequence[dict[str, str]], labels: Iterable[str]) -> list[dict[str, str]]:
+    """The same rows: the first of every label, the second of every label, and so on."""
+    counts = dict.fromkeys(labels, 0)
     turns = []
     for row in rows:
-        turns.append(counts[row["topic"]])
-        counts[row["topic"]] += 1
+        turns.append(counts[row["label"]])
+        counts[row["label"]] += 1
     return [row for _, row in sorted(zip(turns, rows, strict=True), key=lambda pair: pair[0])]
