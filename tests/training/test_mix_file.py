@@ -137,8 +137,8 @@ PAPERS = {
 }  # fmt: skip
 """Table 3 of the first paper, A.6 and A.7 of the second, as printed."""
 LANGUAGE_NEWS = {"swahili-news", "hausa-news", "yoruba-news"}
-TRANSFER = {"sib200-english", "masakhanews-english", *LANGUAGE_NEWS}
-"""The mixes of the studies topic-transfer and headline-transfer."""
+TRANSFER = {"sib200-english", "masakhanews-english", "tweeteval-english", *LANGUAGE_NEWS}
+"""The mixes of the studies of a real model."""
 
 
 def test_the_ready_recipes_are_the_papers_mixes():

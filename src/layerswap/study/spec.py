@@ -18,7 +18,7 @@ from pydantic import (
 
 from layerswap._types import EngineName
 from layerswap.compose.schema import DTYPES, Strict, once
-from layerswap.compose.yaml_file import nearest, read_yaml
+from layerswap.compose.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
 from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.harness import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
@@ -27,6 +27,8 @@ from layerswap.study.steps import Resources
 from layerswap.training.expert.spec import Data, Lora, Rate, Side, Trained
 from layerswap.training.mix.schema import NonEmpty
 
+LIKE = "like"
+"""The key that names another study, whose values hold where this one gives none."""
 TASK = "task"
 """The kind of the task experts; the kinds of the others are the study's languages."""
 StepKind = Literal["data", "train", "select", "change", "evaluate"]
@@ -394,8 +396,9 @@ def read_study(path: Path) -> StudySpec:
     Raises:
         RecipeError: the file cannot be read, or every mistake in it, by line and key path.
     """
+    data, lines = _filled(path, ())
     expected = "a study is a mapping with `base`, `task` and `languages`"
-    return read_yaml(path, StudySpec, expected)
+    return validate(StudySpec, data, where=str(path), expected=expected, lines=lines)
 
 
 def find_study(study: str) -> tuple[StudySpec, Path]:
@@ -407,14 +410,57 @@ def find_study(study: str) -> tuple[StudySpec, Path]:
     Raises:
         RecipeError: there is none, or it is wrong.
     """
-    path = Path(study)
+    path = _study_file(study, Path())
+    return read_study(path), Path() if path == ready_studies().get(study) else path.parent
+
+
+def _study_file(study: str, folder: Path) -> Path:
+    """The file of a study that is named by its file, relative to a folder, or ships.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    path = folder / study
     if path.suffix in (".yaml", ".yml") or path.exists():
-        return read_study(path), path.parent
+        return path
     known = ready_studies()
     if study not in known:
         hint = nearest(study, list(known)) or f"; there is {', '.join(known)}"
         raise RecipeError(f"{study}: no such file, and no such ready study{hint}")
-    return read_study(known[study]), Path()
+    return known[study]
+
+
+def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, int]]:
+    """The data of a file, its gaps filled with those of the study that it is `like`, and its lines.
+
+    Args:
+        path: the file.
+        within: the files that are like this one.
+
+    Raises:
+        RecipeError: a file cannot be read, or is like itself.
+    """
+    data, lines = parse_yaml(read_text(path), str(path))
+    if not isinstance(data, dict) or LIKE not in data:
+        return data, lines
+    line, like = lines.get((LIKE,)), data.pop(LIKE)
+    try:
+        if not isinstance(like, str):
+            raise RecipeError(f"{LIKE}: write the name or the file of a study; found {like!r:.80}")
+        other = _study_file(like, path.parent)
+        if other.resolve() in {one.resolve() for one in (*within, path)}:
+            raise RecipeError(f"{LIKE}: the study is like itself")
+    except RecipeError as error:
+        raise error.within(f"{path}, line {line}") from None
+    return _over(data, _filled(other, (*within, path))[0]), lines
+
+
+def _over(data: Any, other: Any) -> Any:
+    """`data` with what only `other` has; mappings are filled, lists taken whole, nulls left out."""
+    if not isinstance(data, dict) or not isinstance(other, dict):
+        return data
+    filled = {**other, **{key: _over(value, other.get(key)) for key, value in data.items()}}
+    return {key: value for key, value in filled.items() if value is not None}
 
 
 def ready_studies() -> dict[str, Path]:
