@@ -248,6 +248,31 @@ def test_any_task_is_evaluated_and_compared(layerswap, models, own, tmp_path):
     assert "own choose" in shown.out
 
 
+def test_models_that_are_stored_in_several_dtypes_are_evaluated_in_one(
+    layerswap, models, own, tmp_path
+):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    narrow = AutoModelForCausalLM.from_pretrained(models / "task", dtype=torch.bfloat16)
+    narrow.save_pretrained(tmp_path / "narrow")
+    AutoTokenizer.from_pretrained(models / "task").save_pretrained(tmp_path / "narrow")
+
+    def given(out, *arguments):
+        asked = ("--tasks", "own_choose", "--include", own, "--out", tmp_path / out)
+        done = layerswap("eval", *arguments, *asked)
+        assert done.code == 0, done.err
+        with sqlite3.connect(tmp_path / out / "answers.sqlite") as database:
+            return set(database.execute("SELECT request, answer FROM answers")), done.err
+
+    wide, _ = given("wide", tmp_path / "narrow", "--dtype", "float32")
+    alone, said = given("alone", tmp_path / "narrow")
+    assert wide.isdisjoint(alone)
+    assert "all are evaluated" not in said
+    both, said = given("both", tmp_path / "narrow", models / "task")
+    assert wide < both
+    assert "models are stored in BF16 (narrow), F32 (task); all are evaluated in float32" in said
+
+
 def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
     sweep = {
         "recipe": yaml.safe_load((models / "swap.yaml").read_text()) | {"swap": {}},

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from layerswap._types import Advance, EngineName, Log
+from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.engine.vllm import NOT_VLLM, open_engine
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import PromptOptions, evaluate, load_tasks, run_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.adapters import MANIFEST, open_served
+from layerswap.merge.layout import widest
 from layerswap.merge.metadata import COPIED, tokenizer_folder
 from layerswap.merge.planner import Plan, make_plan, plan_tokenizer
 
@@ -32,7 +36,7 @@ class EvaluationSettings:
         prompts: how prompts are written.
         batch_size: rows read together; as many as fit, at most 16, when None.
         device: where models run.
-        dtype: of the models; as stored when None.
+        dtype: of the models; as stored when None, in the widest where they are stored in several.
         engine: `sweep` answers for all compositions of the same experts together; `vllm` starts
             vLLM once and re-points it; `hf` loads each model through transformers.
         engine_args: further arguments of `vllm.LLM`.
@@ -115,6 +119,8 @@ def evaluate_models(
         EvaluationError: a model cannot be evaluated, or lm-eval is not installed.
     """
     settings = settings or EvaluationSettings()
+    if settings.dtype is None:
+        settings = replace(settings, dtype=common_dtype(models, log))
     results: dict[str, Result] = {}
     if settings.engine == "hf":
         if settings.engine_args:
@@ -150,6 +156,34 @@ def evaluate_models(
         )
         results |= dict(zip(group, found, strict=True))
     return {name: results[name] for name in models}
+
+
+def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> str | None:
+    """The dtype to evaluate models in that are stored in several; None where they are not.
+
+    Rounding alone can decide between two answers, and would be taken for what a model knows.
+
+    Args:
+        models: by name.
+        log: called with a line that says so.
+    """
+    stored: dict[str, str] = {}
+    for name, plan in models.items():
+        elements: Counter[str] = Counter()
+        for tensor in plan.tensors:
+            if tensor.dtype in FLOAT_DTYPES:
+                elements[tensor.dtype] += prod(tensor.shape)
+        if elements:
+            stored[name] = elements.most_common(1)[0][0]
+    if len(set(stored.values())) < 2:
+        return None
+    wide = widest(set(stored.values()))
+    dtype = next((name for name, code in FLOAT_NAMES.items() if code == wide), "float32")
+    found = ", ".join(
+        f"{code} ({name})" for code, name in {v: k for k, v in stored.items()}.items()
+    )
+    log(f"models are stored in {found}; all are evaluated in {dtype} (--dtype)")
+    return dtype
 
 
 def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:

@@ -293,13 +293,14 @@ def _evaluate(
 ) -> None:
     """Evaluate conditions on tasks, and write their results into a folder of the step."""
     from layerswap.evaluation.response_cache import AnswerStore
-    from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models
+    from layerswap.evaluation.suite_run import EvaluationSettings, common_dtype, evaluate_models
 
     settings = context.step.settings
+    named = {str(condition): plan for condition, plan in plans.items()}
     how = EvaluationSettings(
         limit=settings["evaluate"]["limit"],
         device=settings["device"],
-        dtype=settings["dtype"],
+        dtype=settings["dtype"] or common_dtype(named, context.log),
         allow_code=settings["evaluate"]["allow_code"],
         num_fewshot=settings["evaluate"]["num_fewshot"] if settings["evaluate"]["tasks"] else None,
         prompts=prompt_options(settings["evaluate"]),
