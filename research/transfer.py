@@ -1,35 +1,490 @@
-"""The tables of docs/real.md, from the recorded scores of `topic-transfer` and `headline-transfer`.
+"""The tables of docs/real.md, from the recorded scores of three studies of a real model.
 
-    python -m research.topic                  # prints Markdown; nothing is trained or evaluated
-    python -m research.topic --study FOLDER   # first records a finished study, by its name
+    python -m research.transfer                  # prints them; nothing is trained or evaluated
+    python -m research.transfer --write          # writes them into docs/real.md and README.md
+    python -m research.transfer --study FOLDER   # first records a finished study, by its name
 
-Recorded are one score per document and condition, and the seconds and versions of every step.
+Recorded are one score per document and condition, every document's label, and the seconds and
+versions of every step. A page marks where a table stands by `<!-- transfer: NAME -->` and
+`<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
+import yaml
+
+from layerswap.evaluation.response_cache import request_key
+from layerswap.evaluation.results import read_scores
+from layerswap.evaluation.statistics import (
+    Interval,
+    mean_interval,
+    mean_over_groups,
+    paired_difference,
+    paired_over_groups,
+)
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
+from layerswap.evaluation.suites.suites import write_suite
+from layerswap.search.conditions import CHOSEN, DEFAULT, TUNED, Condition
+from layerswap.search.protocol import Values, choose
 from layerswap.study.journal import read_journal
-from layerswap.study.results import RESULTS, study_results
+from layerswap.study.results import (
+    RESULTS,
+    BenchmarkResult,
+    BenchmarkScores,
+    read_condition_scores,
+    study_results,
+)
 
 HERE = Path(__file__).parent
-HEADINGS = {
-    "topic-transfer": "Topics of sentences: the finished task expert",
-    "topic-transfer/earlier": "Topics of sentences: the task expert of the lowest validation loss",
-    "headline-transfer": "Topics of headlines",
+PAGES = (HERE.parent / "docs" / "real.md", HERE.parent / "README.md")
+SCORES, LABELS, PROBABILITIES = "scores.parquet", "labels.json", "probabilities.parquet"
+TASKS = {
+    "headlines": "headline-transfer",
+    "sentences": "topic-transfer",
+    "tweets": "sentiment-transfer",
 }
-"""By the folder that holds the scores of a study."""
-SCORES = "scores.parquet"
+"""The study of each task."""
+LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "yo": "Yoruba"}
+
+PARTIAL, REVERTED = "task expert, partial C", "task expert, reverted C"
+LANGUAGE_ALONE, PARTIAL_SWAP = "language expert, reverted C", "swap of partial SFT, C"
+CHOSEN_OF = {
+    "weighted soup": "weighted soup, share chosen",
+    "task arithmetic": "task arithmetic, scale chosen",
+    "ties": "TIES, density chosen",
+}
+NAMES = {
+    "swap, default": "swap, default",
+    str(CHOSEN): "swap, zones chosen",
+    **{f"{name}, chosen on development": words for name, words in CHOSEN_OF.items()},
+    "soup": "soup (plain average)",
+    PARTIAL: "task expert trained in layers 3 to 16 alone",
+    "task expert": "task expert",
+    "base": "base",
+    "language expert": "language expert",
+}
+"""What the page calls the models that it lists, in its order."""
+BOUNDS = (32768, 2048)
+"""How many tokens an evaluation may have let the model read."""
+MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+@cache
+def results(study: str) -> tuple[BenchmarkResult, ...]:
+    """Every language of a recorded study."""
+    folders = {code: HERE / study / code for code in LANGUAGES if (HERE / study / code).is_dir()}
+    (same,) = study_results(folders, 0.5).by_benchmark.values()
+    return tuple(same)
+
+
+def scores(task: str, model: str) -> list[Values]:
+    """The scores of the test documents, a vector per language."""
+    found = results(TASKS[task])
+    (name,) = {one for by in found for one in by.over_pairs.scores if str(one) == model}
+    return [by.over_pairs.scores[name] for by in found]
+
+
+def asked(task: str) -> list[str]:
+    """The models that a task has been asked of, in the order of the page."""
+    known = {str(one) for one in results(TASKS[task])[0].over_pairs.scores}
+    return [name for name in NAMES if name in known]
+
+
+def translations(task: str) -> bool:
+    """Whether documents of all languages are translations of each other."""
+    return task == "sentences"
+
+
+def mean(task: str, model: str) -> Interval:
+    """The mean over languages."""
+    by_language = scores(task, model)
+    if translations(task):
+        return mean_interval(np.mean(by_language, axis=0))
+    return mean_over_groups(by_language)
+
+
+def minus(task: str, first: str, second: str) -> Interval:
+    """The paired difference of two models, the mean over languages."""
+    a, b = scores(task, first), scores(task, second)
+    if translations(task):
+        return paired_difference(np.mean(a, axis=0), np.mean(b, axis=0))
+    return paired_over_groups(a, b)
+
+
+def minus_each(task: str, first: str, second: str) -> list[Interval]:
+    """The paired difference of two models in each language."""
+    both = zip(scores(task, first), scores(task, second), strict=True)
+    return [paired_difference(a, b) for a, b in both]
+
+
+def per_cent(found: Interval) -> str:
+    return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def points(found: Interval) -> str:
+    star = r" \*" if found.low > 0 or found.high < 0 else ""
+    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]{star}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
+    """A Markdown table whose first `words` columns are text."""
+    rule = ["---" if i < words else "--:" for i in range(len(head))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows]).replace(
+        f"| {' | '.join(rule)} |", f"|{'|'.join(rule)}|"
+    )
+
+
+def means_table(leave: Collection[str] = ()) -> str:
+    """Models down, tasks across: the mean over languages."""
+    models = {name for task in TASKS for name in asked(task)}.difference(leave)
+    rows = [
+        [NAMES[name], *(per_cent(mean(task, name)) if name in asked(task) else ""
+                        for task in TASKS)]
+        for name in NAMES if name in models
+    ]  # fmt: skip
+    return table(["", *TASKS], rows)
+
+
+def differences_table() -> str:
+    """The default swap minus each model, by task: paired, the mean over languages."""
+    rows = [
+        [NAMES[name], *(points(minus(task, str(DEFAULT), name)) if name in asked(task) else ""
+                        for task in TASKS)]
+        for name in NAMES if name != str(DEFAULT)
+    ]  # fmt: skip
+    return table(["the default swap minus the", *TASKS], rows)
+
+
+def languages_table(task: str) -> str:
+    """Models down, languages across."""
+    rows = [
+        [NAMES[name], *(per_cent(mean_interval(one)) for one in scores(task, name)),
+         per_cent(mean(task, name))]
+        for name in asked(task)
+    ]  # fmt: skip
+    return table(["", *LANGUAGES.values(), "mean"], rows)
+
+
+def origins_table() -> str:
+    """What stands in the outer layers and in the inner ones, by task."""
+    cells = [
+        ("task expert", "task expert", "task expert"),
+        ("base", "base", "base"),
+        ("base", "task expert", REVERTED),
+        ("language expert", "base", LANGUAGE_ALONE),
+        ("language expert", "task expert (the default swap)", str(DEFAULT)),
+        ("base", "task expert, trained there alone", PARTIAL),
+        ("language expert, trained there alone", "task expert, trained there alone", PARTIAL_SWAP),
+    ]
+    known = {task: {str(one) for one in results(study)[0].over_pairs.scores}
+             for task, study in TASKS.items()}  # fmt: skip
+    rows = [
+        [
+            outer,
+            inner,
+            *(per_cent(mean(task, name)) if name in known[task] else "" for task in TASKS),
+        ]
+        for outer, inner, name in cells
+    ]
+    return table(["layers 0 to 2 and 17", "layers 3 to 16", *TASKS], rows, words=2)
+
+
+def steps_table() -> str:
+    """What each step from the base to the swap changes, by task."""
+    steps = [
+        ("removing the task expert's outer layers", REVERTED, "task expert"),
+        ("then putting in the language expert's", str(DEFAULT), REVERTED),
+        ("the language expert's outer layers on the base", LANGUAGE_ALONE, "base"),
+        ("training the task expert in the middle alone", PARTIAL, "task expert"),
+        ("the language expert on top of that", PARTIAL_SWAP, PARTIAL),
+        ("partial experts in place of full ones, both swapped", PARTIAL_SWAP, str(DEFAULT)),
+    ]
+    rows = []
+    for words, first, second in steps:
+        cells = []
+        for task, study in TASKS.items():
+            known = {str(one) for one in results(study)[0].over_pairs.scores}
+            cells.append(points(minus(task, first, second)) if {first, second} <= known else "")
+        rows.append([words, *cells])
+    return table(["", *TASKS], rows)
+
+
+@cache
+def labels(task: str) -> dict[str, list[str]]:
+    """The labels of the test documents, by language."""
+    found: dict[str, list[str]] = json.loads((HERE / TASKS[task] / LABELS).read_text("utf-8"))
+    return found
+
+
+def labels_table(task: str, first: str, second: str) -> str:
+    """The paired difference of two models by the label of the documents."""
+    own = labels(task)
+    a, b = scores(task, first), scores(task, second)
+    names = sorted({name for code in LANGUAGES for name in own[code]})
+    rows = []
+    for name in names:
+        masks = [np.array(own[code]) == name for code in LANGUAGES]
+        held = [i for i, mask in enumerate(masks) if mask.any()]
+        kept_a, kept_b = [a[i][masks[i]] for i in held], [b[i][masks[i]] for i in held]
+        number = sum(int(masks[i].sum()) for i in held)
+        each = [
+            f"{100 * (a[i][mask].mean() - b[i][mask].mean()):+.1f}" if mask.any() else "none"
+            for i, mask in enumerate(masks)
+        ]
+        rows.append([name, str(number), *each, points(paired_over_groups(kept_a, kept_b))])
+    return table(["", "n", *LANGUAGES.values(), "mean"], rows)
+
+
+@cache
+def probabilities(task: str) -> list[dict[str, npt.NDArray[np.float64]]]:
+    """By language, the log-probabilities of the labels by model, `(documents, labels)`.
+
+    Those of the development documents come first.
+    """
+    found = []
+    for code in LANGUAGES:
+        read = pyarrow.parquet.read_table(HERE / TASKS[task] / code / PROBABILITIES)
+        words = read.column_names[2:]
+        values = np.stack([read[word].to_numpy() for word in words], axis=1).astype(np.float64)
+        names = np.array(read["model"].to_pylist())
+        found.append({name: values[names == name] for name in dict.fromkeys(names.tolist())})
+    return found
+
+
+def words_of(task: str) -> list[str]:
+    """The labels of a task, in the order of `probabilities`."""
+    path = HERE / TASKS[task] / next(iter(LANGUAGES)) / PROBABILITIES
+    return list(pyarrow.parquet.read_schema(path).names[2:])
+
+
+def calibrated(task: str, model: str) -> list[Values]:
+    """The scores of the test documents after batch calibration (Zhou et al., 2024), by language.
+
+    Every label's probability is divided by its mean over the development documents, whose labels
+    are not looked at.
+    """
+    own, words = labels(task), words_of(task)
+    found = []
+    for code, by_model in zip(LANGUAGES, probabilities(task), strict=True):
+        logs = by_model[model]
+        logs = logs - np.logaddexp.reduce(logs, axis=1, keepdims=True)
+        test = len(own[code])
+        prior = np.log(np.exp(logs[:-test]).mean(axis=0))
+        answers = (logs[-test:] - prior).argmax(axis=1)
+        right = [words[i] == word for i, word in zip(answers, own[code], strict=True)]
+        found.append(np.array(right, dtype=np.float64))
+    return found
+
+
+def over_languages_of(task: str, values: Sequence[Values]) -> Interval:
+    """The mean over languages of some documents' values."""
+    if translations(task):
+        return mean_interval(np.mean(values, axis=0))
+    return mean_over_groups(values)
+
+
+def has_probabilities(task: str, model: str) -> bool:
+    """Whether the probabilities of a model are recorded in every language."""
+    return all(model in by for by in probabilities(task))
+
+
+def calibrated_table() -> str:
+    """Models after batch calibration, by task, and what that gains."""
+
+    def cell(task: str, model: str) -> str:
+        values = calibrated(task, model)
+        gains = [a - b for a, b in zip(values, scores(task, model), strict=True)]
+        found = over_languages_of(task, values)
+        return f"{100 * found.mean:.1f} ({points(over_languages_of(task, gains))})"
+
+    return _by_task("calibrated", cell)
+
+
+def calibrated_differences_table() -> str:
+    """The default swap minus each model, both calibrated."""
+
+    def cell(task: str, model: str) -> str:
+        pairs = zip(calibrated(task, str(DEFAULT)), calibrated(task, model), strict=True)
+        return points(over_languages_of(task, [a - b for a, b in pairs]))
+
+    return _by_task("calibrated default swap minus the calibrated", cell, leave=str(DEFAULT))
+
+
+def _by_task(heading: str, cell: Callable[[str, str], str], leave: str = "") -> str:
+    """Models down, tasks across, of those whose probabilities are recorded."""
+    rows = []
+    for model, words in NAMES.items():
+        cells = [cell(task, model) if model != leave and has_probabilities(task, model) else ""
+                 for task in TASKS]  # fmt: skip
+        if any(cells):
+            rows.append([words, *cells])
+    return table([heading, *TASKS], rows)
+
+
+def shares_table(task: str) -> str:
+    """How often each label is right, and how often models answer it, by language."""
+    own, words = labels(task), words_of(task)
+    rows = []
+    for word in words:
+        cells = []
+        for code, by_model in zip(LANGUAGES, probabilities(task), strict=True):
+            test = len(own[code])
+            right = np.mean([one == word for one in own[code]])
+            answered = [
+                np.mean(by_model[name][-test:].argmax(axis=1) == words.index(word))
+                for name in ("base", "task expert", str(DEFAULT)) if name in by_model
+            ]  # fmt: skip
+            cells.append(f"{100 * right:.0f}: " + ", ".join(f"{100 * one:.0f}" for one in answered))
+        rows.append([word, *cells])
+    return table(["", *LANGUAGES.values()], rows)
+
+
+def cases_table() -> str:
+    """By task and language, what English fine-tuning gained and what the swap adds."""
+    rows = []
+    for task in TASKS:
+        gains = minus_each(task, "task expert", "base")
+        swaps = minus_each(task, str(DEFAULT), "task expert")
+        for language, gain, swap in zip(LANGUAGES.values(), gains, swaps, strict=True):
+            rows.append((gain.mean, [f"{task}, {language}", points(gain), points(swap)]))
+    ordered = [row for _, row in sorted(rows, key=lambda row: row[0])]
+    return table(["", "task expert minus base", "default swap minus task expert"], ordered)
+
+
+def chosen_table() -> str:
+    """The settings that the development documents chose, by task and language."""
+    rows: list[list[str]] = []
+    for task, study in TASKS.items():
+        for code, language in LANGUAGES.items():
+            ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
+            split = found.split(0.5)
+            cells = []
+            for method in ("swap", "weighted soup", "task arithmetic", "ties"):
+                tried = {
+                    one: values[split.development] for one, values in found.scores.items()
+                    if (one.method == method and one.method in TUNED)
+                    or (method == "swap" and one.zones is not None)
+                }  # fmt: skip
+                first = "first" if method == "swap" else "smallest"
+                best = choose(tried, of_equals=first)
+                cells.append(_setting(best))
+            rows.append([f"{task}, {language}", *cells])
+    head = ["", "zones (bottom, top)", "share of the task expert", "scale", "density"]
+    return table(head, rows)
+
+
+def _setting(one: Condition) -> str:
+    if one.zones is not None:
+        return f"{one.zones.bottom}, {one.zones.top}"
+    return one.variant.rpartition(" ")[2]
+
+
+def few_shot_table() -> str:
+    """The base with English examples in its prompt beside other models, on the same documents."""
+    rows = []
+    for task, study in TASKS.items():
+        folder = HERE / study / "few-shot"
+        if not folder.is_dir():
+            continue
+        prompts = _few_shot(folder)
+        others = {
+            name: [
+                one[: len(prompt)] for one, prompt in zip(scores(task, name), prompts, strict=True)
+            ]
+            for name in ("base", "task expert", str(DEFAULT))
+        }
+        for words, values in (("base, with examples", prompts), *(
+            (NAMES[name], values) for name, values in others.items()
+        )):  # fmt: skip
+            groups = [np.mean(values, axis=0)] if translations(task) else values
+            rows.append([task, words, str(len(values[0])), per_cent(mean_over_groups(groups))])
+    return table(["", "model", "n in each language", "mean"], rows, words=2)
+
+
+def _few_shot(folder: Path) -> list[Values]:
+    """The scores of the base with examples in its prompt, a vector per language."""
+    found: dict[str, dict[int, float]] = {code: {} for code in LANGUAGES}
+    for one in read_scores(folder):
+        if one.main:
+            found[one.language][one.document] = one.score
+    return [np.array([by[document] for document in sorted(by)]) for by in found.values()]
+
+
+def checkpoints_table() -> str:
+    """The task expert of the sentences at its end and at its lowest validation loss, in Swahili."""
+    (early,) = study_results({"sw": HERE / "topic-transfer" / "earlier" / "sw"}, 0.5).benchmarks
+    (before,) = [v for one, v in early.over_pairs.scores.items() if str(one) == "task expert"]
+    after = scores("sentences", "task expert")[0]
+    rows = [["finished", per_cent(mean_interval(after))],
+            ["lowest validation loss", per_cent(mean_interval(before))],
+            ["difference", points(paired_difference(after, before))]]  # fmt: skip
+    return table(["task expert of the sentences", "Swahili"], rows)
+
+
+def seeds_table() -> str:
+    """Headlines in Swahili with experts of two seeds."""
+    (found,) = results("headline-seeds")
+    rows = []
+    for number, pair in enumerate(sorted(found.pairs, reverse=True), start=1):
+        by = {str(one): values for one, values in found.pairs[pair].items()}
+        own = [by[name] for name in ("task expert", "language expert", "soup", str(DEFAULT))]
+        rows.append([str(number), *(per_cent(mean_interval(one)) for one in own),
+                     points(paired_difference(own[-1], own[0]))])  # fmt: skip
+    head = ["pair of experts", "task expert", "language expert", "soup", "swap, default",
+            "swap minus task expert"]  # fmt: skip
+    return table(head, rows)
+
+
+def tables() -> dict[str, str]:
+    """Every table, by its name."""
+    return {
+        "means": means_table(),
+        "summary": means_table(leave=(str(CHOSEN), "language expert")),
+        "differences": differences_table(),
+        **{task: languages_table(task) for task in TASKS},
+        "origins": origins_table(),
+        "steps": steps_table(),
+        **{f"labels of {task}": labels_table(task, str(DEFAULT), "task expert") for task in TASKS},
+        **{f"tuning of {task}": labels_table(task, "task expert", "base") for task in TASKS},
+        **{f"shares of {task}": shares_table(task) for task in TASKS},
+        "calibrated": calibrated_table(),
+        "calibrated differences": calibrated_differences_table(),
+        "cases": cases_table(),
+        "chosen": chosen_table(),
+        "few-shot": few_shot_table(),
+        "checkpoints": checkpoints_table(),
+        "seeds": seeds_table(),
+    }
+
+
+def filled(text: str, known: Mapping[str, str]) -> str:
+    """A page with its tables written anew."""
+    return MARK.sub(
+        lambda found: f"<!-- transfer: {found[1]} -->\n{known[found[1]]}\n<!-- end -->", text
+    )
 
 
 def record(study: Path) -> None:
-    """Copy the scores of a finished study, and what its steps took."""
+    """Copy the scores of a finished study, its documents' labels, and what its steps took."""
     journal = read_journal(study)
-    folder = HERE / journal.graph["tables"].settings["name"]
+    settings = journal.graph["tables"].settings
+    folder = HERE / settings["name"]
     facts = {}
     for step in journal.graph:
         found = journal.record(step.name)
@@ -40,22 +495,132 @@ def record(study: Path) -> None:
             kept = folder / step.name.partition("/")[2] / RESULTS
             kept.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(journal.folder(step.name) / RESULTS / SCORES, kept / SCORES)
+            suite = step.settings["evaluate"]["suite"]
+            if folder.name in TASKS.values():
+                evaluated, code = journal.folder(step.name), kept.parent.name
+                _record_probabilities(kept.parent, evaluated, code, suite, step.settings["base"])
     (folder / "steps.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", "utf-8")
+    languages = [code for code in LANGUAGES if (folder / code).is_dir()]
+    found_labels = dict(zip(languages, _labels(suite, languages), strict=True))
+    (folder / LABELS).write_text(json.dumps(found_labels) + "\n", "utf-8")
+
+
+def _labels(suite: str, languages: Sequence[str]) -> Iterator[list[str]]:
+    """The labels of a suite's test documents, from the published files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for one in write_suite(
+            suite, languages, TaskFolder(Path(folder)), data=DataFolder.given(None)
+        ):
+            lines = (Path(folder) / f"{one.name}.test.jsonl").read_text("utf-8").splitlines()
+            yield [json.loads(line)["label"] for line in lines]
+
+
+def _record_probabilities(folder: Path, evaluated: Path, code: str, suite: str, base: str) -> None:
+    """Keep the log-probability of every label under the models that are calibrated.
+
+    Args:
+        folder: where to.
+        evaluated: of the step, with its answers.
+        code: of the language.
+        suite: that was asked.
+        base: the base, for its tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    questions, gold, words = _questions(suite, code)
+    ((_, found),) = read_condition_scores(evaluated / RESULTS).items()
+    answers = _answers(evaluated / "answers.sqlite", tokenizer, questions, words)
+    columns: dict[str, Any] = {"model": [], "document": [], **{word: [] for word in words}}
+    for name, condition in _calibrated_models(found).items():
+        right = found.scores[condition]
+        # The answers are kept by a hash of the weights; the scores say which model that is.
+        matching = [
+            one
+            for one in answers
+            if (([words[i] for i in one.argmax(axis=1)] == np.array(gold)) == right).all()
+        ]
+        for logs in matching[:1]:
+            columns["model"] += [name] * len(logs)
+            columns["document"] += range(-found.published, len(logs) - found.published)
+            for word, column in zip(words, logs.T, strict=True):
+                columns[word] += np.round(column, 3).tolist()
+    kinds = {word: pyarrow.array(columns[word], pyarrow.float32()) for word in words}
+    written = pyarrow.table(
+        {**columns, "document": np.array(columns["document"], np.int16), **kinds}
+    )
+    pyarrow.parquet.write_table(
+        written, folder / PROBABILITIES, compression="zstd", use_dictionary=["model"]
+    )
+
+
+def _calibrated_models(found: BenchmarkScores) -> dict[str, Condition]:
+    """The models of the page whose probabilities are kept, by the page's names of conditions."""
+    split = found.split(0.5)
+    own = {str(replace(one, pair="")): one for one in found.scores}
+    kept = {name: own[name] for name in ("swap, default", "soup", PARTIAL, "task expert", "base")
+            if name in own}  # fmt: skip
+    for method in ("weighted soup", "task arithmetic"):
+        tried = {
+            one: v[split.development] for one, v in found.scores.items() if one.method == method
+        }
+        kept[f"{method}, chosen on development"] = choose(tried)
+    return kept
+
+
+def _questions(suite: str, code: str) -> tuple[list[str], list[str], list[str]]:
+    """The prompts of the development and the test documents, their labels, and all labels."""
+    prompts, gold = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        data, tasks = DataFolder.given(None), TaskFolder(Path(folder))
+        written = write_suite(suite, [code], tasks, data=data, development=True)
+        for one in reversed(written):  # the development split comes first
+            config = yaml.safe_load((Path(folder) / f"{one.name}.yaml").read_text("utf-8"))
+            for line in (Path(folder) / f"{one.name}.test.jsonl").read_text("utf-8").splitlines():
+                row = json.loads(line)
+                prompts.append(config["doc_to_text"].replace("{{text}}", row["text"]))
+                gold.append(row["label"])
+        return prompts, gold, list(config["doc_to_choice"])
+
+
+def _answers(
+    store: Path, tokenizer: Any, prompts: Sequence[str], words: Sequence[str]
+) -> list[npt.NDArray[np.float64]]:
+    """The log-probabilities of the labels, `(documents, labels)`, of every model in a store."""
+    asked = []
+    for prompt in prompts:
+        context = tokenizer(prompt).input_ids
+        wholes = [tokenizer(f"{prompt} {word}").input_ids for word in words]
+        asked.append([(context, whole[len(context) :]) for whole in wholes])
+    found = []
+    with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as database:
+        for (one,) in database.execute("SELECT DISTINCT composition FROM answers").fetchall():
+            rows = "SELECT request, answer FROM answers WHERE composition = ?"
+            known = dict(database.execute(rows, (one,)).fetchall())
+            for bound in BOUNDS:
+                keys = [[request_key("score", *pair, bound, "float32") for pair in row]
+                        for row in asked]  # fmt: skip
+                if all(key in known for row in keys for key in row):
+                    found.append(
+                        np.array([[json.loads(known[key])[0] for key in row] for row in keys])
+                    )
+                    break
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", type=Path, help="folder of a finished study to record")
+    parser.add_argument("--write", action="store_true", help="write the tables into the pages")
     given = parser.parse_args()
     if given.study is not None:
         record(given.study)
-    for name, heading in HEADINGS.items():
-        found = sorted((HERE / name).glob(f"*/{RESULTS}/{SCORES}"))
-        folders = [path.parents[1] for path in found]
-        results = study_results({folder.name: folder for folder in folders}, 0.5)
-        print(f"# {heading}\n\n{results.summary.markdown()}")
-        for title, table in results.tables.items():
-            print(f"\n## {title}\n\n{table.markdown()}\n")
+    known = tables()
+    for name, text in known.items():
+        print(f"## {name}\n\n{text}\n")
+    if given.write:
+        for page in PAGES:
+            page.write_text(filled(page.read_text("utf-8"), known), "utf-8")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ LAYERS, OUTSIDE, ATTENTION = 32, 0.1, 0.3
 layers and in attention."""
 IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
 """A number of parameters in a model's name, such as `8B` or `135M`."""
+STARTING = 15.0
+"""Seconds until a training or an evaluation has imported its libraries and loaded its models."""
 UNKNOWN = 8.0
 """Billions of parameters of a base that says nothing of its size."""
 
@@ -199,7 +201,8 @@ class Costs:
         )
         times = _examples(run, sets) / (sum(rows) or 1)
         each = 4 + 2 * self.size.trained(run)
-        return each * self.size.billions * 1e9 * tokens * times / self.speed.read / 3600
+        seconds = each * self.size.billions * 1e9 * tokens * times / self.speed.read
+        return (STARTING + seconds) / 3600
 
     def checkpoints(self, run: TrainingRun, sets: Sequence[DataSize]) -> int:
         """The number of checkpoints that a training leaves to choose from."""
@@ -240,7 +243,7 @@ class Costs:
             loaded = self.bytes_each * self.size.billions * 1e9
             seconds += read / self.speed.read
             seconds += number * documents.written * loaded / self.speed.loaded / BATCH
-        return models * seconds / 3600
+        return (STARTING + models * seconds) / 3600 if seconds else 0.0
 
     def evaluation_memory_gb(self) -> float:
         """Memory of two experts and what is composed of them, whose layers are theirs."""

@@ -1,0 +1,94 @@
+"""The tables of a real model are those of the recorded scores, and its inputs can be made again."""
+
+import csv
+import json
+
+import pytest
+
+from layerswap.study.spec import read_study
+from layerswap.training.mix.schema import read_mix
+from research import inputs, transfer
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return transfer.tables()
+
+
+@pytest.mark.parametrize("page", transfer.PAGES, ids=lambda page: page.name)
+def test_a_page_has_the_tables_of_the_recorded_scores(page, tables):
+    text = page.read_text("utf-8")
+    assert transfer.MARK.search(text)
+    assert transfer.filled(text, tables) == text
+
+
+def test_every_table_stands_on_the_page(tables):
+    """But for those that only prose is taken from."""
+    shown = {name for page in transfer.PAGES for name in transfer.MARK.findall(page.read_text())}
+    assert shown <= tables.keys()
+    assert {"means", "summary", "differences", "origins", "steps", "calibrated", "chosen"} <= shown
+
+
+def test_a_probability_is_that_of_the_answer_that_was_scored():
+    for task in transfer.TASKS:
+        words = transfer.words_of(task)
+        for code, by_model, scores in zip(
+            transfer.LANGUAGES, transfer.probabilities(task), transfer.scores(task, "task expert"),
+            strict=True,
+        ):  # fmt: skip
+            own = transfer.labels(task)[code]
+            answers = by_model["task expert"][-len(own) :].argmax(axis=1)
+            right = [words[i] == word for i, word in zip(answers, own, strict=True)]
+            assert sum(right) == scores.sum()
+
+
+def write(path, rows, columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def published(tmp_path):
+    root = tmp_path / "published"
+    news = [["sports", f"Match {i}", "text"] for i in range(99)]
+    for code in ("eng", "swa", "hau", "yor"):
+        for split in ("dev", "test", *(["fewshot50"] if code == "eng" else [])):
+            file = root / "masakhanews" / f"{code}.{split}.tsv"
+            write(file, news, ["category", "headline", "text"])
+    for code, splits in (("eng_Latn", ["train"]), ("swh_Latn", ["dev", "test"])):
+        for split in splits:
+            rows = [[i, "travel", f"Trip {i}"] for i in range(9)]
+            write(root / "sib200" / f"{code}.{split}.tsv", rows, ["index_id", "category", "text"])
+    (root / "lafand_mt").mkdir()
+    for code in ("swa", "hau", "yor"):
+        for side in ("en", code):
+            (root / "lafand_mt" / f"en-{code}.train.{side}").write_text("One\nTwo\n")
+        for split in ("dev", "test", "train"):
+            lines = [f"{split} {label} {i}\t{label}" for label in inputs.SENTIMENTS for i in range(400)]
+            file = root / "afrisenti" / f"{code}.{split}.tsv"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("\n".join(["tweet\tlabel", *lines]) + "\n")
+    (root / "tweeteval").mkdir()
+    (root / "tweeteval" / "val_text.txt").write_text("".join(f"T {i}\n" for i in range(1200)))
+    (root / "tweeteval" / "val_labels.txt").write_text("".join(f"{i % 3}\n" for i in range(1200)))
+    return root
+
+
+def test_the_inputs_of_the_studies_as_they_were_run(published, tmp_path):
+    out = tmp_path / "inputs"
+    inputs.write_inputs(published, out, "/models/gemma")
+    for name in inputs.STUDIES:
+        study = read_study(out / f"{name}.yaml")
+        assert (study.name, study.base) == (name, "/models/gemma")
+        for kind in study.kinds.values():
+            mix = read_mix(out / kind.data)
+            assert all((out / source.path).is_file() for source in mix.sources.values())
+    assert len((out / "news.jsonl").read_text().splitlines()) == 99  # each headline once
+    english = [json.loads(line) for line in (out / "tweets.jsonl").read_text().splitlines()]
+    asked = inputs.table(out / "published" / "afrisenti" / "swa.test.tsv")
+    for rows, each in ((english, 312), (asked, 150)):
+        counts = [sum(row["label"] == one for row in rows) for one in inputs.SENTIMENTS]
+        assert counts == [each] * 3
