@@ -206,6 +206,20 @@ def test_drawn_by_name(experts):
     assert str(operation) == "slerp(a, 2 x b)"
 
 
+def test_a_density_that_trims_nothing_is_said(experts, tmp_path):
+    partial = copied(experts["base"], tmp_path / "partial")
+    own = load_file(experts["task"] / "model.safetensors")
+    change_tensors(partial, {name: own[name] for name in own if ".layers.0." in name})
+    some = {**experts, "task": partial}
+    for density, said in ((0.9, True), (0.01, False)):
+        told = []
+        merge_everywhere(some, "ties", density=density).save(
+            tmp_path / f"{density}", log=told.append
+        )
+        note = "ties: density 0.9 trims nothing of task: it counts all entries"
+        assert [line.startswith(note) for line in told] == [True] * said
+
+
 HEAD = "base: ./b\nexperts: {task: ./t, language: ./l}\n"
 REFUSED = {
     "unknown method": (

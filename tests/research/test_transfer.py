@@ -67,7 +67,9 @@ def published(tmp_path):
         for side in ("en", code):
             (root / "lafand_mt" / f"en-{code}.train.{side}").write_text("One\nTwo\n")
         for split in ("dev", "test", "train"):
-            lines = [f"{split} {label} {i}\t{label}" for label in inputs.SENTIMENTS for i in range(400)]
+            lines = [
+                f"{split} {label} {i}\t{label}" for label in inputs.SENTIMENTS for i in range(400)
+            ]
             file = root / "afrisenti" / f"{code}.{split}.tsv"
             file.parent.mkdir(exist_ok=True)
             file.write_text("\n".join(["tweet\tlabel", *lines]) + "\n")

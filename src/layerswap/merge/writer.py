@@ -160,6 +160,22 @@ def measure_model(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Ope
         return model_thresholds(terms, handles, threads)
 
 
+def untrimmed_note(operation: Operation, thresholds: Thresholds) -> str | None:
+    """What to say of deltas that a density leaves whole, since less of them changed; else None."""
+    density = dict(operation.parameters).get("density")
+    whole = [
+        str(member)
+        for (member, _), found in zip(operation.inputs, thresholds, strict=False)
+        if found and min(found) == 0
+    ]
+    if density is None or not whole:
+        return None
+    return (
+        f"{operation.method}: density {density:g} trims nothing of {', '.join(whole)}: it counts "
+        "all entries of the model, and fewer of them changed"
+    )
+
+
 def compute_tensor(
     tensor: OutputTensor,
     thresholds: Mapping[Operation, Thresholds] | None = None,
@@ -476,6 +492,9 @@ def write_plan(
         if journal.finished:
             report(sum(shard.nbytes for shard in shards if shard not in left))
         thresholds = measure_model(plan.tensors, workers) if left else {}
+        for operation, found in thresholds.items():
+            if log is not None and (note := untrimmed_note(operation, found)) is not None:
+                log(note)
         rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
         for shard in left:
             write_shard(
