@@ -60,7 +60,6 @@ TASKS = {
     "tweets": "sentiment-transfer",
 }
 """The study of each task."""
-TASKS = {task: study for task, study in TASKS.items() if (HERE / study / LABELS).is_file()}
 LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "yo": "Yoruba"}
 
 PARTIAL, REVERTED = "task expert, partial C", "task expert, reverted C"
