@@ -30,8 +30,8 @@ def evaluate(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Suite (layer-swapping, unreasonable) or benchmark (mgsm, belebele, flores, "
-            "mbpp, mmlu, sib200, masakhanews, afrisenti) in place of tasks."
+            help="Suite in place of tasks: layer-swapping, unreasonable, mgsm, belebele, flores, "
+            "mbpp, mmlu, sib200, masakhanews, afrisenti."
         ),
     ] = None,
     language: Annotated[
