@@ -17,7 +17,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
-from layerswap.search.conditions import CHOSEN, DEFAULT, TUNED, Condition
+from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
 from layerswap.search.protocol import Values, choose
 from layerswap.study.journal import read_journal
 from layerswap.study.results import (
@@ -80,8 +80,8 @@ NAMES = {
     "language expert": "language expert",
 }
 """What the page calls the models that it lists, in its order."""
-BOUNDS = (32768, 2048)
-"""How many tokens an evaluation may have let the model read."""
+BOUND = 32768
+"""How many tokens the model reads, which is a part of what answers are kept by."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -100,10 +100,10 @@ def scores(task: str, model: str) -> list[Values]:
     return [by.over_pairs.scores[name] for by in found]
 
 
-def asked(task: str) -> list[str]:
-    """The models that a task has been asked of, in the order of the page."""
-    known = {str(one) for one in results(TASKS[task])[0].over_pairs.scores}
-    return [name for name in NAMES if name in known]
+@cache
+def known(task: str) -> frozenset[str]:
+    """The models that a task has been asked of."""
+    return frozenset(str(one) for one in results(TASKS[task])[0].over_pairs.scores)
 
 
 def translations(task: str) -> bool:
@@ -111,20 +111,26 @@ def translations(task: str) -> bool:
     return task == "sentences"
 
 
+def over_languages(task: str, values: Sequence[Values]) -> Interval:
+    """The mean over languages of one value for every document; translations are drawn together."""
+    if translations(task):
+        return mean_interval(np.mean(values, axis=0))
+    return mean_over_groups(values)
+
+
 def mean(task: str, model: str) -> Interval:
     """The mean over languages."""
-    by_language = scores(task, model)
-    if translations(task):
-        return mean_interval(np.mean(by_language, axis=0))
-    return mean_over_groups(by_language)
+    return over_languages(task, scores(task, model))
+
+
+def differences(a: Sequence[Values], b: Sequence[Values]) -> list[Values]:
+    """What `a` is more than `b`, a vector per language."""
+    return [first - second for first, second in zip(a, b, strict=True)]
 
 
 def minus(task: str, first: str, second: str) -> Interval:
     """The paired difference of two models, the mean over languages."""
-    a, b = scores(task, first), scores(task, second)
-    if translations(task):
-        return paired_difference(np.mean(a, axis=0), np.mean(b, axis=0))
-    return paired_over_groups(a, b)
+    return over_languages(task, differences(scores(task, first), scores(task, second)))
 
 
 def minus_each(task: str, first: str, second: str) -> list[Interval]:
@@ -144,29 +150,31 @@ def points(found: Interval) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
     """A Markdown table whose first `words` columns are text."""
-    rule = ["---" if i < words else "--:" for i in range(len(head))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows]).replace(
-        f"| {' | '.join(rule)} |", f"|{'|'.join(rule)}|"
-    )
+    first, *rest = (f"| {' | '.join(row)} |" for row in [head, *rows])
+    rule = ["---"] * words + ["--:"] * (len(head) - words)
+    return "\n".join([first, f"|{'|'.join(rule)}|", *rest])
+
+
+def across(cell: Callable[[str], str], *models: str) -> list[str]:
+    """A cell for each task; empty where it has not been asked of all these models."""
+    return [cell(task) if known(task).issuperset(models) else "" for task in TASKS]
 
 
 def means_table(leave: Collection[str] = ()) -> str:
     """Models down, tasks across: the mean over languages."""
-    models = {name for task in TASKS for name in asked(task)}.difference(leave)
     rows = [
-        [NAMES[name], *(per_cent(mean(task, name)) if name in asked(task) else ""
-                        for task in TASKS)]
-        for name in NAMES if name in models
+        [words, *across(lambda task, name=name: per_cent(mean(task, name)), name)]
+        for name, words in NAMES.items() if name not in leave
     ]  # fmt: skip
     return table(["", *TASKS], rows)
 
 
 def differences_table() -> str:
     """The default swap minus each model, by task: paired, the mean over languages."""
+    swap = str(DEFAULT)
     rows = [
-        [NAMES[name], *(points(minus(task, str(DEFAULT), name)) if name in asked(task) else ""
-                        for task in TASKS)]
-        for name in NAMES if name != str(DEFAULT)
+        [words, *across(lambda task, name=name: points(minus(task, swap, name)), name)]
+        for name, words in NAMES.items() if name != swap
     ]  # fmt: skip
     return table(["the default swap minus the", *TASKS], rows)
 
@@ -174,16 +182,16 @@ def differences_table() -> str:
 def languages_table(task: str) -> str:
     """Models down, languages across."""
     rows = [
-        [NAMES[name], *(per_cent(mean_interval(one)) for one in scores(task, name)),
+        [words, *(per_cent(mean_interval(one)) for one in scores(task, name)),
          per_cent(mean(task, name))]
-        for name in asked(task)
+        for name, words in NAMES.items() if name in known(task)
     ]  # fmt: skip
     return table(["", *LANGUAGES.values(), "mean"], rows)
 
 
 def origins_table() -> str:
     """What stands in the outer layers and in the inner ones, by task."""
-    cells = [
+    places = [
         ("task expert", "task expert", "task expert"),
         ("base", "base", "base"),
         ("base", "task expert", REVERTED),
@@ -192,15 +200,9 @@ def origins_table() -> str:
         ("base", "task expert, trained there alone", PARTIAL),
         ("language expert, trained there alone", "task expert, trained there alone", PARTIAL_SWAP),
     ]
-    known = {task: {str(one) for one in results(study)[0].over_pairs.scores}
-             for task, study in TASKS.items()}  # fmt: skip
     rows = [
-        [
-            outer,
-            inner,
-            *(per_cent(mean(task, name)) if name in known[task] else "" for task in TASKS),
-        ]
-        for outer, inner, name in cells
+        [outer, inner, *across(lambda task, name=name: per_cent(mean(task, name)), name)]
+        for outer, inner, name in places
     ]
     return table(["layers 0 to 2 and 17", "layers 3 to 16", *TASKS], rows, words=2)
 
@@ -215,13 +217,10 @@ def steps_table() -> str:
         ("the language expert on top of that", PARTIAL_SWAP, PARTIAL),
         ("partial experts in place of full ones, both swapped", PARTIAL_SWAP, str(DEFAULT)),
     ]
-    rows = []
-    for words, first, second in steps:
-        cells = []
-        for task, study in TASKS.items():
-            known = {str(one) for one in results(study)[0].over_pairs.scores}
-            cells.append(points(minus(task, first, second)) if {first, second} <= known else "")
-        rows.append([words, *cells])
+    rows = [
+        [words, *across(lambda task, a=a, b=b: points(minus(task, a, b)), a, b)]
+        for words, a, b in steps
+    ]
     return table(["", *TASKS], rows)
 
 
@@ -292,13 +291,6 @@ def calibrated(task: str, model: str) -> list[Values]:
     return found
 
 
-def over_languages_of(task: str, values: Sequence[Values]) -> Interval:
-    """The mean over languages of some documents' values."""
-    if translations(task):
-        return mean_interval(np.mean(values, axis=0))
-    return mean_over_groups(values)
-
-
 def has_probabilities(task: str, model: str) -> bool:
     """Whether the probabilities of a model are recorded in every language."""
     return all(model in by for by in probabilities(task))
@@ -309,9 +301,8 @@ def calibrated_table() -> str:
 
     def cell(task: str, model: str) -> str:
         values = calibrated(task, model)
-        gains = [a - b for a, b in zip(values, scores(task, model), strict=True)]
-        found = over_languages_of(task, values)
-        return f"{100 * found.mean:.1f} ({points(over_languages_of(task, gains))})"
+        gains = over_languages(task, differences(values, scores(task, model)))
+        return f"{100 * over_languages(task, values).mean:.1f} ({points(gains)})"
 
     return _by_task("calibrated", cell)
 
@@ -320,8 +311,8 @@ def calibrated_differences_table() -> str:
     """The default swap minus each model, both calibrated."""
 
     def cell(task: str, model: str) -> str:
-        pairs = zip(calibrated(task, str(DEFAULT)), calibrated(task, model), strict=True)
-        return points(over_languages_of(task, [a - b for a, b in pairs]))
+        both = differences(calibrated(task, str(DEFAULT)), calibrated(task, model))
+        return points(over_languages(task, both))
 
     return _by_task("calibrated default swap minus the calibrated", cell, leave=str(DEFAULT))
 
@@ -367,24 +358,25 @@ def cases_table() -> str:
     return table(["", "task expert minus base", "default swap minus task expert"], ordered)
 
 
+def chosen_setting(found: BenchmarkScores, method: str) -> Condition:
+    """What the development documents choose of a method's settings, or of the swap's zones."""
+    development = found.split(0.5).development
+    tried = {
+        one: values[development] for one, values in found.scores.items()
+        if (one.zones is not None if method == "swap" else one.method == method)
+    }  # fmt: skip
+    return choose(tried, of_equals="first")
+
+
 def chosen_table() -> str:
     """The settings that the development documents chose, by task and language."""
     rows: list[list[str]] = []
     for task, study in TASKS.items():
         for code, language in LANGUAGES.items():
             ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
-            split = found.split(0.5)
-            cells = []
-            for method in ("swap", "weighted soup", "task arithmetic", "ties"):
-                tried = {
-                    one: values[split.development] for one, values in found.scores.items()
-                    if (one.method == method and one.method in TUNED)
-                    or (method == "swap" and one.zones is not None)
-                }  # fmt: skip
-                first = "first" if method == "swap" else "smallest"
-                best = choose(tried, of_equals=first)
-                cells.append(_setting(best))
-            rows.append([f"{task}, {language}", *cells])
+            methods = ("swap", "weighted soup", "task arithmetic", "ties")
+            settings = [_setting(chosen_setting(found, method)) for method in methods]
+            rows.append([f"{task}, {language}", *settings])
     head = ["", "zones (bottom, top)", "share of the task expert", "scale", "density"]
     return table(head, rows)
 
@@ -412,8 +404,8 @@ def few_shot_table() -> str:
         for words, values in (("base, with examples", prompts), *(
             (NAMES[name], values) for name, values in others.items()
         )):  # fmt: skip
-            groups = [np.mean(values, axis=0)] if translations(task) else values
-            rows.append([task, words, str(len(values[0])), per_cent(mean_over_groups(groups))])
+            mean_score = per_cent(over_languages(task, values))
+            rows.append([task, words, str(len(values[0])), mean_score])
     return table(["", "model", "n in each language", "mean"], rows, words=2)
 
 
@@ -473,62 +465,50 @@ def tables() -> dict[str, str]:
     }
 
 
-def filled(text: str, known: Mapping[str, str]) -> str:
+def filled(text: str, made: Mapping[str, str]) -> str:
     """A page with its tables written anew."""
     return MARK.sub(
-        lambda found: f"<!-- transfer: {found[1]} -->\n{known[found[1]]}\n<!-- end -->", text
+        lambda found: f"<!-- transfer: {found[1]} -->\n{made[found[1]]}\n<!-- end -->", text
     )
 
 
 def record(study: Path) -> None:
-    """Copy the scores of a finished study, its documents' labels, and what its steps took."""
+    """Copy the scores of a finished study and what its steps took, and a task's probabilities."""
     journal = read_journal(study)
-    settings = journal.graph["tables"].settings
-    folder = HERE / settings["name"]
-    facts = {}
+    folder = HERE / journal.graph["tables"].settings["name"]
+    facts, labels_by_language = {}, {}
     for step in journal.graph:
         found = journal.record(step.name)
         if found is None:
             continue
         facts[step.name] = {"seconds": found.seconds, "versions": found.versions}
         if step.kind == "evaluate":
-            kept = folder / step.name.partition("/")[2] / RESULTS
+            evaluated, code = journal.folder(step.name), step.settings["language"]
+            kept = folder / code / RESULTS
             kept.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(journal.folder(step.name) / RESULTS / SCORES, kept / SCORES)
-            suite = step.settings["evaluate"]["suite"]
+            shutil.copyfile(evaluated / RESULTS / SCORES, kept / SCORES)
             if folder.name in TASKS.values():
-                evaluated, code = journal.folder(step.name), kept.parent.name
-                _record_probabilities(kept.parent, evaluated, code, suite, step.settings["base"])
+                labels_by_language[code] = _record_task(kept.parent, evaluated, step.settings)
     (folder / "steps.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", "utf-8")
-    languages = [code for code in LANGUAGES if (folder / code).is_dir()]
-    found_labels = dict(zip(languages, _labels(suite, languages), strict=True))
-    (folder / LABELS).write_text(json.dumps(found_labels) + "\n", "utf-8")
+    if labels_by_language:
+        (folder / LABELS).write_text(json.dumps(labels_by_language) + "\n", "utf-8")
 
 
-def _labels(suite: str, languages: Sequence[str]) -> Iterator[list[str]]:
-    """The labels of a suite's test documents, from the published files."""
-    with tempfile.TemporaryDirectory() as folder:
-        for one in write_suite(
-            suite, languages, TaskFolder(Path(folder)), data=DataFolder.given(None)
-        ):
-            lines = (Path(folder) / f"{one.name}.test.jsonl").read_text("utf-8").splitlines()
-            yield [json.loads(line)["label"] for line in lines]
-
-
-def _record_probabilities(folder: Path, evaluated: Path, code: str, suite: str, base: str) -> None:
+def _record_task(folder: Path, evaluated: Path, settings: Mapping[str, Any]) -> list[str]:
     """Keep the log-probability of every label under the models that are calibrated.
 
     Args:
         folder: where to.
         evaluated: of the step, with its answers.
-        code: of the language.
-        suite: that was asked.
-        base: the base, for its tokenizer.
+        settings: of the step.
+
+    Returns:
+        The labels of the test documents.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    questions, gold, words = _questions(suite, code)
+    tokenizer = AutoTokenizer.from_pretrained(settings["base"])
+    questions, gold, words = _questions(settings["evaluate"]["suite"], settings["language"])
     ((_, found),) = read_condition_scores(evaluated / RESULTS).items()
     answers = _answers(evaluated / "answers.sqlite", tokenizer, questions, words)
     columns: dict[str, Any] = {"model": [], "document": [], **{word: [] for word in words}}
@@ -552,19 +532,16 @@ def _record_probabilities(folder: Path, evaluated: Path, code: str, suite: str, 
     pyarrow.parquet.write_table(
         written, folder / PROBABILITIES, compression="zstd", use_dictionary=["model"]
     )
+    return gold[found.published :]
 
 
 def _calibrated_models(found: BenchmarkScores) -> dict[str, Condition]:
     """The models of the page whose probabilities are kept, by the page's names of conditions."""
-    split = found.split(0.5)
     own = {str(replace(one, pair="")): one for one in found.scores}
     kept = {name: own[name] for name in ("swap, default", "soup", PARTIAL, "task expert", "base")
             if name in own}  # fmt: skip
     for method in ("weighted soup", "task arithmetic"):
-        tried = {
-            one: v[split.development] for one, v in found.scores.items() if one.method == method
-        }
-        kept[f"{method}, chosen on development"] = choose(tried)
+        kept[f"{method}, chosen on development"] = chosen_setting(found, method)
     return kept
 
 
@@ -592,19 +569,16 @@ def _answers(
         context = tokenizer(prompt).input_ids
         wholes = [tokenizer(f"{prompt} {word}").input_ids for word in words]
         asked.append([(context, whole[len(context) :]) for whole in wholes])
+    keys = [[request_key("score", *pair, BOUND, "float32") for pair in row] for row in asked]
     found = []
     with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as database:
         for (one,) in database.execute("SELECT DISTINCT composition FROM answers").fetchall():
             rows = "SELECT request, answer FROM answers WHERE composition = ?"
-            known = dict(database.execute(rows, (one,)).fetchall())
-            for bound in BOUNDS:
-                keys = [[request_key("score", *pair, bound, "float32") for pair in row]
-                        for row in asked]  # fmt: skip
-                if all(key in known for row in keys for key in row):
-                    found.append(
-                        np.array([[json.loads(known[key])[0] for key in row] for row in keys])
-                    )
-                    break
+            answers = dict(database.execute(rows, (one,)).fetchall())
+            if all(key in answers for row in keys for key in row):
+                found.append(
+                    np.array([[json.loads(answers[key])[0] for key in row] for row in keys])
+                )
     return found
 
 
@@ -615,12 +589,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.study is not None:
         record(given.study)
-    known = tables()
-    for name, text in known.items():
+    made = tables()
+    for name, text in made.items():
         print(f"## {name}\n\n{text}\n")
     if given.write:
         for page in PAGES:
-            page.write_text(filled(page.read_text("utf-8"), known), "utf-8")
+            page.write_text(filled(page.read_text("utf-8"), made), "utf-8")
 
 
 if __name__ == "__main__":
