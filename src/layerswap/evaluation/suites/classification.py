@@ -40,6 +40,7 @@ class LabelledTexts:
 
 HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 """The splits' names on the Hub, by ours."""
+# Adelani et al., 2024: 204 test and 99 development sentences, the same in all languages.
 SIB = LabelledTexts(
     "sib200",
     "Davlan/sib200",
@@ -52,6 +53,7 @@ SIB = LabelledTexts(
 NEWS_NAMES = (
     "business", "entertainment", "health", "politics", "religion", "sports", "technology",
 )  # fmt: skip
+# Adelani et al., 2023; the headline alone is what AfroBench (Ojo et al., 2025) shows, too.
 NEWS = LabelledTexts(
     "masakhanews",
     "masakhane/masakhanews",
@@ -65,9 +67,11 @@ NEWS_CODES = (
 )  # fmt: skip
 SENTIMENTS = ("negative", "neutral", "positive")
 SENTIMENT_PROMPT = "Tweet: {{text}}\nSentiment:"
+# Barbieri et al., 2020.
 ENGLISH_TWEETS = LabelledTexts(
     "tweeteval", "cardiffnlp/tweet_eval", SENTIMENTS, SENTIMENT_PROMPT, SENTIMENTS, "sentiment"
 )
+# Muhammad et al., 2023.
 TWEETS = LabelledTexts(
     "afrisenti", "masakhane/afrisenti", SENTIMENTS, SENTIMENT_PROMPT, exemplars=ENGLISH_TWEETS
 )
@@ -77,67 +81,25 @@ TWEET_CODES = (
 )  # fmt: skip
 
 
-def write_sib200(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:
-    r"""Write SIB-200 in one language: 204 test and 99 development sentences, seven topics.
-
-    The topics are scored as continuations of `Text: ...\nTopic:`. Exemplars are English: the
-    first training sentence of each topic, then the second, and so on. The development sentences
-    are a task of their own, whose name ends in `_dev`.
-
-    Args:
-        code: of FLORES-200, such as `swh_Latn`.
-        shots: exemplars in the prompt.
-        data: where published files may be: `{code}.{train,dev,test}.tsv` in `sib200`, or a copy
-            of the Hub's data set.
-        tasks: where the tasks go.
-
-    Raises:
-        EvaluationError: the data cannot be had, or lack a column.
-    """
-    return _write(SIB, code, shots, data, tasks)
-
-
-def write_masakhanews(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:
-    """Write MasakhaNEWS in one language: the topic of an article, by its headline.
-
-    The headline alone is what AfroBench (Ojo et al., 2025) shows, too. Six topics: English has
-    none on religion. Otherwise as `write_sib200`, with `{code}.*.tsv` in `masakhanews`.
-
-    Args:
-        code: of ISO 639-3, such as `swa`.
-        shots: exemplars in the prompt.
-        data: where published files may be.
-        tasks: where the tasks go.
-
-    Raises:
-        EvaluationError: the data cannot be had, or lack a column.
-    """
-    return _write(NEWS, code, shots, data, tasks)
-
-
-def write_afrisenti(code: str, shots: int, data: DataFolder, tasks: TaskFolder) -> str:
-    r"""Write AfriSenti (Muhammad et al., 2023) in one language: the sentiment of a tweet.
-
-    Three sentiments, scored as continuations of `Tweet: ...\nSentiment:`. It has no English:
-    exemplars are the first English tweets of TweetEval (Barbieri et al., 2020), in
-    `sentiment.train.tsv` of `tweeteval`. Otherwise as `write_sib200`, with `{code}.*.tsv` in
-    `afrisenti`.
-
-    Args:
-        code: of ISO 639-3, such as `swa`.
-        shots: exemplars in the prompt.
-        data: where published files may be.
-        tasks: where the tasks go.
-
-    Raises:
-        EvaluationError: the data cannot be had, or lack a column.
-    """
-    return _write(TWEETS, code, shots, data, tasks)
-
-
-def _write(
+def write_classification(
     source: LabelledTexts, code: str, shots: int, data: DataFolder, tasks: TaskFolder
 ) -> str:
+    """Write a task of one language: its test split, and its development split as `NAME_dev`.
+
+    The labels are scored as continuations of the prompt. Exemplars are English: the first training
+    text of each label, then the second, and so on.
+
+    Args:
+        source: the data set.
+        code: its code of the language, such as `swh_Latn` or `swa`.
+        shots: exemplars in the prompt.
+        data: where published files may be: `{code}.{train,dev,test}.tsv` in the data set's folder,
+            or a copy of the Hub's data set.
+        tasks: where the tasks go.
+
+    Raises:
+        EvaluationError: the data cannot be had, or lack a column.
+    """
     exemplars = {}
     if shots:
         others = source.exemplars or source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from layerswap.compose.yaml_file import nearest
@@ -13,11 +13,13 @@ from layerswap.evaluation.languages import match, standard_tag
 from layerswap.evaluation.suites import mgsm
 from layerswap.evaluation.suites.classification import (
     DEVELOPMENT,
+    NEWS,
     NEWS_CODES,
+    SIB,
     TWEET_CODES,
-    write_afrisenti,
-    write_masakhanews,
-    write_sib200,
+    TWEETS,
+    LabelledTexts,
+    write_classification,
 )
 from layerswap.evaluation.suites.flores import ENGLISH, write_flores
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder, builtin
@@ -98,6 +100,11 @@ def _mmlu_codes() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
 
 
+def _classification(source: LabelledTexts, codes: Callable[[], Sequence[str]]) -> Benchmark:
+    write = partial(write_classification, source)
+    return Benchmark(write, codes, ("acc", "none"), development=True)
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     "mgsm": Benchmark(mgsm.write_mgsm, lambda: mgsm.LANGUAGES, ("exact_match", mgsm.NUMBER_FILTER)),
     "belebele": Benchmark(write_belebele, _belebele_codes, ("acc", "none")),
@@ -106,11 +113,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "mbpp": Benchmark(write_mbpp, None, ("pass_at_1", "none"), runs_code=True),
     "mmlu": Benchmark(write_mmlu, _mmlu_codes, ("acc", "none")),
     # Of SIB-200's 205 languages, FLORES-200's, those that Belebele has too.
-    "sib200": Benchmark(write_sib200, _belebele_codes, ("acc", "none"), development=True),
-    "masakhanews": Benchmark(
-        write_masakhanews, lambda: NEWS_CODES, ("acc", "none"), development=True
-    ),
-    "afrisenti": Benchmark(write_afrisenti, lambda: TWEET_CODES, ("acc", "none"), development=True),
+    "sib200": _classification(SIB, _belebele_codes),
+    "masakhanews": _classification(NEWS, lambda: NEWS_CODES),
+    "afrisenti": _classification(TWEETS, lambda: TWEET_CODES),
 }
 SUITES: dict[str, tuple[TaskPart, ...]] = {
     # Paper 1, section 5 and appendix A.3.
