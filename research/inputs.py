@@ -75,7 +75,7 @@ def translations(published: Path, code: str) -> Iterable[Row]:
 
 
 def tweets(path: Path) -> list[tuple[str, str]]:
-    """Tweets and their sentiments; the files quote no field."""
+    """Tweets and their sentiments; csv would take a quotation mark in a tweet for a field's."""
     found = []
     for line in path.read_text("utf-8").splitlines()[1:]:
         text, _, label = line.rpartition("\t")
