@@ -17,7 +17,7 @@ from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine import scoring
-from layerswap.engine.scoring import make_batches, make_rows, rolling_requests
+from layerswap.engine.rows import make_batches, make_rows, rolling_requests
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
 from layerswap.errors import EvaluationError

@@ -6,12 +6,12 @@ Tokens are drawn with random numbers that depend on seed, prompt and position al
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from layerswap.engine.prefix import Pair, PrefixCache
 from layerswap.engine.scoring import LOGIT_BYTES, pad_with_mask
 from layerswap.engine.slots import (
     CopyOp,
@@ -23,14 +23,15 @@ from layerswap.engine.slots import (
     merge_entries,
     select_rows,
 )
-from layerswap.engine.trie import CLOSE, NOT_SO_BUILT, Call, Runner
+from layerswap.engine.split import Call, other_state, takes_positions
+from layerswap.engine.trie import CLOSE, NOT_SO_BUILT, Runner
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from transformers import LogitsProcessorList, PreTrainedModel
+    from transformers import LogitsProcessorList
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,7 @@ class Batch:
         prompts: token ids, none empty.
         streams: per prompt, the number of its random stream.
         request: how to generate.
+        prefix: first tokens, the same in every prompt, that are read once.
     """
 
     def __init__(
@@ -213,12 +215,15 @@ class Batch:
         prompts: Sequence[Sequence[int]],
         streams: Sequence[int],
         request: Request,
+        *,
+        prefix: int = 0,
     ) -> None:
         import torch
 
         self._runner, self._virtual, self._stack = runner, runner.virtual, runner.stack
         self._request = request
         self._prompts = [list(prompt) for prompt in prompts]
+        self._prefix = prefix
         ids, mask = pad_with_mask(prompts, left=True)
         self._ids, mask = ids.to(self._virtual.device), mask.to(self._virtual.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts]).to(mask.device)
@@ -230,8 +235,7 @@ class Batch:
         count = request.stopping.max_new_tokens
         self._cache = SlotCache(slots, self._ids.shape[1], count)
         self._for_model = self._cache.for_transformers()
-        accepted = inspect.signature(self._virtual.model.forward).parameters
-        self._takes_positions = "position_ids" in accepted
+        self._takes_positions = takes_positions(self._virtual.model)
         self._draws = request.sampling.draws(streams, count) if request.sampling else None
         self._processors = self._all_processors()
         self._written: list[list[int]] = [[] for _ in range(len(self._slots))]
@@ -253,6 +257,7 @@ class Batch:
     def _read_prompts(self) -> npt.NDArray[np.int64]:
         """Send the prompts through the trie; returns the first token of every row."""
         import numpy as np
+        import torch
 
         inputs = {"input_ids": self._ids, "past_key_values": self._for_model, "use_cache": True}
         if self._mask is not None:
@@ -266,10 +271,15 @@ class Batch:
         def point(node: Any) -> None:
             self._cache.select(node.depth - 1, *self._slots.begun[id(node)])
 
-        for leaf, hidden in self._runner.states(self._roots, inputs, point):
+        prefix = None
+        if self._prefix:
+            common = torch.tensor([self._prompts[0][: self._prefix]], device=self._ids.device)
+            prefix = PrefixCache(common, self._cache.store)
+        for leaf, hidden in self._runner.states(self._roots, inputs, point, prefix=prefix):
             group, slot = self._slots.begun[id(leaf)]
             start = int(leaves.starts[group]) + slot
-            tokens = self._choose(hidden[:, -1], prompts, 0, self._ids)
+            last = (hidden.rest if isinstance(hidden, Pair) else hidden)[:, -1]
+            tokens = self._choose(last, prompts, 0, self._ids)
             chosen[start : start + len(prompts)] = tokens
         self._cache.length = self._ids.shape[1]
         return chosen[leaves.position]
@@ -407,20 +417,6 @@ class Batch:
         if self._request.sampling:
             found += self._request.sampling.processors()
         return found
-
-
-def other_state(model: PreTrainedModel) -> str | None:
-    """Why decoding needs more than keys and values per layer; None if it does not."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-
-    if getattr(model, "_is_stateful", False):
-        return "it keeps a recurrent state"
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return "it takes no cache of keys and values"
-    for layer in DynamicCache(config=model.config).layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            return f"its cache has a {type(layer).__name__}"
-    return None
 
 
 def why_not_together(

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
-from layerswap.engine.trie import Leaf, Runner
+from layerswap.engine.rows import Question, TokenRow, make_rows
+from layerswap.engine.split import other_state
+from layerswap.engine.trie import (
+    CHECKED_ROWS,
+    CHECKED_TOKENS,
+    CLOSE,
+    NOT_SO_BUILT,
+    Leaf,
+    Runner,
+)
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
@@ -129,25 +137,6 @@ def batches(
         yield pad_with_mask(ordered[start : start + size])
 
 
-Question = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a context and of the continuation whose probability is asked for."""
-
-
-@dataclass(frozen=True)
-class TokenRow:
-    """One sequence that the model reads.
-
-    Attributes:
-        tokens: what is read: a context and all of a continuation but its last token.
-        requests: positions of the requests that it answers: those whose own tokens begin it.
-        ends: per request, how many of `tokens` are its own.
-    """
-
-    tokens: tuple[int, ...]
-    requests: tuple[int, ...]
-    ends: tuple[int, ...]
-
-
 def rows_for(
     model: PreTrainedModel, requests: Sequence[Question], max_length: int | None
 ) -> list[TokenRow]:
@@ -165,103 +154,6 @@ def rows_for(
     for part, what in ((0, "the context of request"), (1, "the continuation of request")):
         check_tokens([request[part] for request in requests], vocabulary(model), what)
     return make_rows(requests, bound, rotary=rotary_bound(model))
-
-
-def make_rows(
-    requests: Sequence[Question], max_length: int | None, *, rotary: int | None = None
-) -> list[TokenRow]:
-    """The distinct rows of some requests, longest first, equal ones in the order of their tokens.
-
-    Requests that differ in their last token alone, such as the letters of a multiple-choice
-    question, share a row; so do those whose tokens begin another's, such as choices of one token
-    beside a longer one, since no token reads what follows it.
-
-    Args:
-        requests: what is asked.
-        max_length: most tokens that the model reads; longer rows lose tokens on the left.
-        rotary: tokens beyond which what the model reads depends on the length of a row, which
-            then answers for no shorter one.
-
-    Raises:
-        EvaluationError: a context or a continuation is empty, or a continuation alone is longer
-            than `max_length`.
-    """
-    asked: dict[tuple[int, ...], list[int]] = {}
-    for index, (context, continuation) in enumerate(requests):
-        if not context or not continuation:
-            empty = "continuation" if context else "context"
-            raise EvaluationError(
-                f"request {index} has an empty {empty}; a context has at least one token, "
-                "such as the one that begins every text"
-            )
-        if max_length is not None and len(continuation) > max_length:
-            raise EvaluationError(
-                f"request {index} has a continuation of {len(continuation)} tokens, but the "
-                f"model reads {max_length}"
-            )
-        tokens = (*context, *continuation)[:-1]
-        asked.setdefault(tokens[-max_length:] if max_length else tokens, []).append(index)
-    rows: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    longest: tuple[int, ...] = ()
-    # In this order what begins other rows stands directly before one of them.
-    for tokens in sorted(asked, reverse=True):
-        too_long = rotary is not None and len(longest) > rotary
-        if too_long or longest[: len(tokens)] != tokens:
-            longest = tokens
-        rows.setdefault(longest, []).extend((index, len(tokens)) for index in asked[tokens])
-    ordered = sorted(rows.items(), key=lambda item: (-len(item[0]), item[0]))
-    return [TokenRow(tokens, *zip(*sorted(found), strict=True)) for tokens, found in ordered]
-
-
-def make_batches(
-    rows: Sequence[TokenRow], max_rows: int, max_tokens: int | None, *, rotary: int | None = None
-) -> Iterator[list[TokenRow]]:
-    """Rows together that are read together.
-
-    Args:
-        rows: longest first.
-        max_rows: most rows of a batch.
-        max_tokens: most tokens of a batch, padding included; a row alone may have more.
-        rotary: tokens beyond which what the model reads depends on the longest row of a batch;
-            longer rows are read with those of their own length.
-    """
-
-    def reading(row: TokenRow) -> int:
-        return len(row.tokens) if rotary is not None and len(row.tokens) > rotary else 0
-
-    for _, alike in groupby(rows, key=reading):
-        left = list(alike)
-        while left:
-            width = len(left[0].tokens)
-            fit = max_rows if max_tokens is None else min(max_rows, max(1, max_tokens // width))
-            yield left[:fit]
-            left = left[fit:]
-
-
-def rolling_requests(
-    tokens: Sequence[int], max_length: int, prefix: int
-) -> list[tuple[list[int], list[int]]]:
-    """Requests whose log-probabilities sum to that of a whole text.
-
-    The windows of lm-eval: each predicts up to `max_length` tokens, none twice, and reads as many
-    tokens before them as fit, at least one.
-
-    Args:
-        tokens: the text.
-        max_length: most tokens that the model reads.
-        prefix: the token that the first window starts from.
-
-    Example: `rolling_requests([5, 6, 7, 8, 9], 3, 0)` asks for `5 6 7` after `0`, and for `8 9`
-    after `6 7`.
-    """
-    found = []
-    for start in range(0, len(tokens), max_length):
-        stop = min(start + max_length, len(tokens))
-        # The window ends at `stop` and is full, so the last one reads further back.
-        first = max(0, stop - max_length - 1) if start else 0
-        context = [prefix] if not start else list(tokens[first:start])
-        found.append((context, list(tokens[start:stop])))
-    return found
 
 
 LOGIT_BYTES = 1 << 28
@@ -323,22 +215,33 @@ class Scorer:
         self._dtype: torch.dtype = getattr(torch, softmax_dtype)
 
     def score(
-        self, rows: Sequence[TokenRow], requests: Sequence[Question], members: Sequence[int]
+        self,
+        rows: Sequence[TokenRow],
+        requests: Sequence[Question],
+        members: Sequence[int],
+        prefix: int = 0,
     ) -> Scores:
         """The answers to every request of some rows, read as one batch, padded on the right.
 
         Only logits that a request needs are computed. Without a mask, since no token reads what
         is on its right.
+
+        Args:
+            rows: what is read.
+            requests: what is asked, of which the rows answer some.
+            members: positions of the compositions.
+            prefix: first tokens, the same in all rows, that are read once.
         """
         import numpy as np
         import torch
 
         device = self._runner.virtual.device
         ids = pad([row.tokens for row in rows]).to(device)
-        questions = _questions(rows, requests, ids.shape[1])
+        questions = _questions(rows, requests, ids.shape[1], prefix)
         answers: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}
         with torch.inference_mode():
-            for leaf in self._runner.run({"input_ids": ids, "use_cache": False}, members):
+            inputs = {"input_ids": ids, "use_cache": False}
+            for leaf in self._runner.run(inputs, members, prefix=prefix):
                 answer = self._answer(leaf, questions)
                 answers.update(dict.fromkeys(leaf.members, answer))
         parts = [answers[member][0] for member in members]
@@ -376,6 +279,47 @@ class Scorer:
         return list(torch.split(values, questions.lengths)), greedy
 
 
+def why_not_shared(
+    runner: Runner, members: Sequence[int], rows: Sequence[TokenRow], prefix: int
+) -> str | None:
+    """Read two short rows with their prefix shared, and see that logits are as those of whole rows.
+
+    Returns:
+        Why this model cannot read a prefix once for several rows; None if it can.
+    """
+    import torch
+
+    model = runner.virtual.model
+    obstacle = "its layers are not in one list" if not runner.virtual.layers else other_state(model)
+    if obstacle is None and rotary_bound(model) is not None:
+        obstacle = "its rotary tables depend on the length of a batch"
+    if obstacle is not None:
+        return obstacle
+    chosen = sorted({members[0], members[-1]})
+    some = [row.tokens for row in rows[:CHECKED_ROWS]]
+    rest = [tokens[prefix:][:CHECKED_TOKENS] for tokens in some]
+    prefix = min(prefix, CHECKED_TOKENS)
+    short = [[*tokens[:prefix], *own] for tokens, own in zip(some, rest, strict=True)]
+    inputs = {"input_ids": pad(short).to(runner.virtual.device), "use_cache": False}
+    with torch.inference_mode():
+        if not runner.check(inputs, members):
+            return "its layers cannot be run one by one exactly"
+        whole = {leaf.members[0]: leaf.logits(None) for leaf in runner.run(inputs, chosen)}
+        every = torch.arange(whole[chosen[0]][:, prefix:, 0].numel(), device=runner.virtual.device)
+        try:
+            for leaf in runner.run(inputs, chosen, prefix=prefix):
+                found = leaf.logits(every)
+                expected = whole[leaf.members[0]][:, prefix:].reshape(found.shape)
+                gap = float((found.float() - expected.float()).abs().max())
+                if not gap <= CLOSE[str(found.dtype)] * float(expected.abs().max()):
+                    return f"logits differ by up to {gap:.2g}"
+        except torch.OutOfMemoryError:
+            raise
+        except NOT_SO_BUILT as error:
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
 def merge_batches(parts: Iterable[Scores], members: Sequence[int], requests: int) -> Scores:
     """The answers of several batches as one, requests in their first order."""
     import numpy as np
@@ -391,7 +335,9 @@ def merge_batches(parts: Iterable[Scores], members: Sequence[int], requests: int
     return Scores(list(members), list(range(requests)), logprob, greedy, tokens)
 
 
-def _questions(rows: Sequence[TokenRow], requests: Sequence[Question], width: int) -> _Questions:
+def _questions(
+    rows: Sequence[TokenRow], requests: Sequence[Question], width: int, prefix: int
+) -> _Questions:
     import torch
 
     asked: list[int] = []
@@ -400,7 +346,7 @@ def _questions(rows: Sequence[TokenRow], requests: Sequence[Question], width: in
     for number, row in enumerate(rows):
         for request, own in zip(row.requests, row.ends, strict=True):
             continuation = requests[request][1]
-            end = number * width + own
+            end = number * (width - prefix) + own - prefix
             asked += range(end - len(continuation), end)
             tokens += continuation
             order.append(request)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.trie import Call, Entry, Node, walk
+from layerswap.engine.split import Call, Entry, transformers_cache
+from layerswap.engine.trie import Node, walk
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
@@ -385,40 +385,20 @@ class SlotCache:
         """Which group runs next; `slot` is where its prompts begin, None while decoding."""
         self._layer, self._group, self._slot = layer, group, slot
 
+    def store(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep keys and values of whole prompts, of the group and slot that are selected."""
+        assert self._slot is not None, "no prompts are read"
+        self.groups[self._layer][self._group].write_prompt(self._slot, (keys, values))
+
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
         """What a layer's attention calls: takes new keys and values, returns all of them."""
         if layer != self._layer:
             raise EvaluationError(f"layer {self._layer} uses the cache of layer {layer}")
-        group = self.groups[layer][self._group]
         if self._slot is None:
-            return group.write_token(self.length, (keys, values))
-        group.write_prompt(self._slot, (keys, values))
+            return self.groups[layer][self._group].write_token(self.length, (keys, values))
+        self.store(keys, values)
         return keys, values
 
     def for_transformers(self) -> Cache:
         """The same, as the cache object that a transformers model takes."""
-        from transformers import Cache
-
-        layer_class = _cache_layer_class()
-        return Cache(layers=[layer_class(self, index) for index in range(len(self.groups))])
-
-
-@lru_cache
-def _cache_layer_class() -> Any:
-    """The class is made on first use, because transformers is only imported where it is needed."""
-    from transformers.cache_utils import DynamicLayer
-
-    class SlotCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-        def __init__(self, cache: SlotCache, index: int) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self._cache, self._index = cache, index
-
-        def update(
-            self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-        ) -> Any:
-            return self._cache.update(self._index, key_states, value_states)
-
-        def get_seq_length(self) -> int:
-            return self._cache.length
-
-    return SlotCacheLayer
+        return transformers_cache(self, len(self.groups))

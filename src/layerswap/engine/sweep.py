@@ -20,19 +20,27 @@ from layerswap.engine.generation import (
     generate_alone,
     why_not_together,
 )
+from layerswap.engine.rows import (
+    PrefixGroup,
+    Question,
+    TokenRow,
+    first_asked,
+    group_by_prefix,
+    longest_first,
+    make_batches,
+    rolling_requests,
+)
 from layerswap.engine.scoring import (
     LOGIT_BYTES,
-    Question,
     Scorer,
     Scores,
     check_prompts,
     eos_tokens,
-    make_batches,
     merge_batches,
     model_max_length,
-    rolling_requests,
     rotary_bound,
     rows_for,
+    why_not_shared,
 )
 from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel, free_bytes
@@ -231,6 +239,7 @@ class Sweep(VirtualModel):
     """
 
     _together: bool | None = None
+    _shares: bool | None = None
 
     @cached_property
     def runner(self) -> Runner:
@@ -292,8 +301,9 @@ class Sweep(VirtualModel):
         max_batch_tokens: int | None = None,
         max_length: int | None = None,
         softmax_dtype: str = "float32",
+        share_prefixes: bool = True,
     ) -> Iterator[Scores]:
-        """`loglikelihood` batch by batch, longest rows first, to be stored as they come.
+        """`loglikelihood` batch by batch, to be stored as they come; the longest row in the first.
 
         Args:
             requests: token ids of context and continuation, neither empty.
@@ -304,6 +314,9 @@ class Sweep(VirtualModel):
                 left. The model's own bound when None.
             softmax_dtype: dtype of the log-softmax and of the sums over continuations; lm-eval
                 takes the model's.
+            share_prefixes: read what many rows begin with, such as the examples of few-shot
+                prompts, once in a batch, where the model allows it and tokens are saved. Scores
+                are then equal to rounding, and not to the bit.
 
         Raises:
             EvaluationError: a request that cannot be answered.
@@ -312,8 +325,25 @@ class Sweep(VirtualModel):
         rows = rows_for(self.model, requests, max_length)
         scorer = Scorer(self.runner, softmax_dtype)
         rotary = rotary_bound(self.model)
-        for batch in make_batches(rows, batch_size, max_batch_tokens, rotary=rotary):
-            yield scorer.score(batch, requests, chosen)
+        groups = [PrefixGroup(rows, 0)]
+        if share_prefixes:
+            asked = [first_asked(row, requests) for row in rows]
+            alike = group_by_prefix(rows, asked, batch_size, device=self.device.type)
+            groups = self._shared(alike, chosen) or groups
+        for group, prefix in groups:
+            for batch in make_batches(
+                group, batch_size, max_batch_tokens, rotary=rotary, prefix=prefix
+            ):
+                yield scorer.score(batch, requests, chosen, prefix)
+
+    def _shared(self, groups: list[PrefixGroup], members: Sequence[int]) -> list[PrefixGroup]:
+        """The groups, if any has a prefix and the model can read one once; else none."""
+        example = next((group for group in groups if group.prefix), None)
+        if example is None:
+            return []
+        if self._shares is None:
+            self._shares = why_not_shared(self.runner, members, *example) is None
+        return groups if self._shares else []
 
     def perplexity(
         self,
@@ -376,8 +406,9 @@ class Sweep(VirtualModel):
         streams: Sequence[int] | None = None,
         processors: Any = None,
         batch_size: int | None = None,
+        share_prefixes: bool = True,
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
-        """`generate` batch by batch, longest prompts first, to be stored as they come.
+        """`generate` batch by batch, to be stored as they come; the longest prompt in the first.
 
         The first call checks, on a part of the first batch, that what is written is what the
         compositions alone find likely; where it is not, or the model keeps another state than
@@ -399,6 +430,7 @@ class Sweep(VirtualModel):
             processors: transformers' logits processors to apply before all else.
             batch_size: prompts of a batch; as many as make `ROWS` rows with all compositions
                 when None.
+            share_prefixes: as `iter_loglikelihood`.
 
         Yields:
             Per batch `((composition, prompt), generation)`, in both their orders.
@@ -412,16 +444,26 @@ class Sweep(VirtualModel):
         request = Request(stopping, sampling, processors)
         check_prompts(self.model, prompts, max_new_tokens)
         numbers = range(len(prompts)) if streams is None else streams
-        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), tuple(prompts[i])))
         size = batch_size or max(1, ROWS // len(chosen))
-        for start in range(0, len(order), size):
-            part = order[start : start + size]
-            found = self._generate_batch(
-                chosen, [prompts[i] for i in part], [numbers[i] for i in part], request
-            )
-            yield [
-                ((member, part[i]), found[member, i]) for member in chosen for i in range(len(part))
-            ]
+        rows = [TokenRow(tuple(one), (i,), (len(one),)) for i, one in enumerate(prompts)]
+        groups = [PrefixGroup(longest_first(rows), 0)]
+        if share_prefixes and self._decodes_together(
+            chosen, [row.tokens for row in groups[0].rows[:size]]
+        ):
+            asked = [len(row.tokens) - 1 for row in rows]
+            alike = group_by_prefix(rows, asked, size, device=self.device.type)
+            groups = self._shared(alike, chosen) or groups
+        for group, prefix in groups:
+            for batch in make_batches(group, size, None):
+                part = [row.requests[0] for row in batch]
+                found = self._generate_batch(
+                    chosen, [prompts[i] for i in part], [numbers[i] for i in part], request, prefix
+                )
+                yield [
+                    ((member, part[i]), found[member, i])
+                    for member in chosen
+                    for i in range(len(part))
+                ]
 
     def _generate_batch(
         self,
@@ -429,7 +471,17 @@ class Sweep(VirtualModel):
         prompts: Sequence[Sequence[int]],
         streams: Sequence[int],
         request: Request,
+        prefix: int,
     ) -> dict[tuple[int, int], Generation]:
+        together = self._decodes_together(members, prompts)
+        bound = rotary_bound(self.model)
+        needed = max(map(len, prompts)) + request.stopping.max_new_tokens
+        if not together or (bound is not None and needed > bound):
+            return generate_alone(self.runner, members, prompts, streams, request)
+        return Batch(self.runner, members, prompts, streams, request, prefix=prefix).generate()
+
+    def _decodes_together(self, members: Sequence[int], prompts: Sequence[Sequence[int]]) -> bool:
+        """Whether compositions can be decoded together; found out once, on some prompts."""
         if self._together is None:
             why = why_not_together(self.runner, members, prompts)
             self._together = why is None
@@ -440,11 +492,7 @@ class Sweep(VirtualModel):
                     "price",
                     stacklevel=4,
                 )
-        bound = rotary_bound(self.model)
-        needed = max(map(len, prompts)) + request.stopping.max_new_tokens
-        if not self._together or (bound is not None and needed > bound):
-            return generate_alone(self.runner, members, prompts, streams, request)
-        return Batch(self.runner, members, prompts, streams, request).generate()
+        return bool(self._together)
 
     def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
         """How many layers run per batch, one by one and here."""

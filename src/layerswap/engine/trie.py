@@ -4,31 +4,25 @@ Two compositions with equal weights before the layers and in layers 0 to l have 
 states after layer l. A path is a composition's sequence of keys: one for what acts before the
 layers, one per layer, one for all that lies outside them; equal keys stand for equal weights.
 
-What a model does around its layers differs from family to family: scaled embeddings, position
-embeddings, masks and windows, rotary tables, ALiBi, soft-capped or scaled logits. None of it is
-written again here. The model's own forward pass runs with the layers replaced: before them to
-record what every layer would be called with, after them to hand it a hidden state. Where that is
-not exact, compositions run one by one.
+The layers are called one by one (`split.py`); where that is not exact, compositions run alone.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Place
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
+from layerswap.engine.prefix import Pair, PrefixCache, read_prefix
+from layerswap.engine.split import Entry, SplitModel, check_head, dynamic_rotary, reset_rotary
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -142,187 +136,10 @@ def _branches(
     return sorted(nodes.values(), key=lambda node: node.open)
 
 
-@dataclass(frozen=True)
-class Call:
-    """What the model calls a layer with, besides the hidden state."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    keyword: str | None = None
-
-    def __call__(self, layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """The layer's output for a hidden state, `[rows, tokens, width]`."""
-        if self.keyword is None:
-            output = layer(hidden, *self.args, **self.kwargs)
-        else:
-            output = layer(*self.args, **self.kwargs, **{self.keyword: hidden})
-        return output[0] if isinstance(output, tuple) else output  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What enters the layers: the first hidden state, and how every layer is called."""
-
-    hidden: torch.Tensor
-    calls: Sequence[Call]
-
-
-class _Reached(Exception):
-    """The last layer was called: nothing after it is wanted."""
-
-
-class SplitModel:
-    """The layers of a model, and what it does before and after them.
-
-    Args:
-        model: in evaluation mode.
-        layers: its layers, in order.
-        device: where it runs.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, layers: Sequence[nn.Module], device: torch.device
-    ) -> None:
-        self.model, self._device = model, device
-        self.layers = list(layers)
-        # How a layer answers (a tensor, or a tuple that begins with it) is learnt once.
-        self._rests: list[tuple[Any, ...] | None] = [None] * len(self.layers)
-        self._rotary = dynamic_rotary(model)
-        self._learn()
-
-    def before(self, **inputs: Any) -> Entry:
-        """Run what the model does before its layers.
-
-        Args:
-            inputs: of the model's forward pass.
-        """
-        reset_rotary(self._rotary)
-        calls: list[Call] = []
-        first: list[torch.Tensor] = []
-
-        def record(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            hidden, call = _split(args, kwargs)
-            first.append(hidden)
-            calls.append(call)
-            if layer == len(self.layers) - 1:
-                raise _Reached
-            return self._answer(layer, hidden)
-
-        with self._replaced(record):
-            try:
-                self.model(**inputs)
-            except _Reached:
-                return Entry(first[0], calls)
-        raise RuntimeError("the model did not call its last layer")
-
-    def after(self, hidden: torch.Tensor, **inputs: Any) -> torch.Tensor:
-        """Logits of hidden states that come out of the last layer: final norm, head and all.
-
-        Args:
-            hidden: as the last layer gives it for `inputs`; without them, any number of hidden
-                states, `[n, width]`, for nothing after the layers depends on their neighbours.
-            inputs: of the model's forward pass.
-
-        Returns:
-            `[rows, tokens, vocabulary]` in the model's dtype, or `[n, vocabulary]`.
-        """
-        # Each hidden state as a text of one token: some models restore the shape of their input.
-        state = hidden if inputs else hidden[:, None]
-
-        def inject(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            del args, kwargs
-            return self._answer(layer, state)
-
-        with self._replaced(inject):
-            logits = self.model(**(inputs or self._tokens(len(hidden)))).logits
-        return logits if inputs else logits.reshape(len(hidden), -1)  # type: ignore[no-any-return]
-
-    def _learn(self) -> None:
-        import torch
-
-        handles = []
-        for index, layer in enumerate(self.layers):
-
-            def keep(module: Any, args: Any, output: Any, index: int = index) -> None:
-                del module, args
-                self._rests[index] = output[1:] if isinstance(output, tuple) else None
-
-            handles.append(layer.register_forward_hook(keep))
-        try:
-            with torch.inference_mode():
-                output = self.model(**self._tokens(1))
-        finally:
-            for handle in handles:
-                handle.remove()
-        check_head(self.model, output)
-
-    def _tokens(self, rows: int) -> dict[str, Any]:
-        import torch
-
-        ids = torch.zeros(rows, 1, dtype=torch.long, device=self._device)
-        return {"input_ids": ids, "use_cache": False}
-
-    def _answer(self, layer: int, hidden: torch.Tensor) -> Any:
-        rest = self._rests[layer]
-        return hidden if rest is None else (hidden, *rest)
-
-    @contextmanager
-    def _replaced(
-        self, replacement: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
-    ) -> Iterator[None]:
-        def forward_of(layer: int) -> Callable[..., Any]:
-            return lambda *args, **kwargs: replacement(layer, args, kwargs)
-
-        try:
-            for index, layer in enumerate(self.layers):
-                layer.forward = forward_of(index)
-            yield
-        finally:
-            for layer in self.layers:
-                layer.__dict__.pop("forward", None)
-
-
-def dynamic_rotary(model: nn.Module) -> list[Any]:
-    """The rotary embeddings of a model whose tables depend on the texts that it read before."""
-    return [m for m in model.modules() if "dynamic" in str(getattr(m, "rope_type", ""))]
-
-
-def reset_rotary(modules: Sequence[Any]) -> None:
-    """Undo what longer texts did to the tables of `dynamic_rotary` (dynamic NTK scaling)."""
-    for module in modules:
-        for name, original in list(module.named_buffers(recurse=False)):
-            prefix, found, _ = name.partition("original_inv_freq")
-            if found:
-                module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
-                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
-def check_head(model: PreTrainedModel, output: Any) -> None:
-    """Refuse a model without a language-model head, by what it gives for one token.
-
-    Raises:
-        EvaluationError: it gives no logits for each token.
-    """
-    logits = getattr(output, "logits", None)
-    if logits is None or logits.ndim != 3:
-        raise EvaluationError(
-            f"{type(model).__name__} has no language-model head, so there are no logits to "
-            "evaluate; its config.json names another architecture than a causal language model's"
-        )
-
-
 def _one_token(device: torch.device) -> torch.Tensor:
     import torch
 
     return torch.zeros(1, 1, dtype=torch.long, device=device)
-
-
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Call]:
-    """The hidden state that a layer is called with, and the rest of the call."""
-    if args:
-        return args[0], Call(args[1:], kwargs)
-    rest = dict(kwargs)
-    return rest.pop("hidden_states"), Call((), rest, "hidden_states")
 
 
 BeforeLayer = Callable[[Node], None]
@@ -375,7 +192,9 @@ class Runner:
         self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0
 
-    def run(self, inputs: Mapping[str, Any], members: Sequence[int]) -> Iterator[Leaf]:
+    def run(
+        self, inputs: Mapping[str, Any], members: Sequence[int], *, prefix: int = 0
+    ) -> Iterator[Leaf]:
         """Every composition's logits for one batch, in the order of the trie.
 
         The first call checks, on a part of the batch, that the trie gives bit for bit what
@@ -384,10 +203,20 @@ class Runner:
         Args:
             inputs: of the model's forward pass, `input_ids` among them; without a cache.
             members: positions of the compositions.
+            prefix: first tokens, the same in every row, that are read once; logits are then those
+                of the tokens after them, in the order of the batch without them. To be given
+                where `scoring.why_not_shared` finds no obstacle.
         """
+        if self.check(inputs, members):
+            yield from self._trie(inputs, members, prefix)
+        else:
+            yield from self._alone(inputs, members)
+
+    def check(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
+        """Whether the trie is exact; found out once, as `run` does."""
         if self.exact is None:
             self.exact = self._check(inputs, members)
-        yield from self._trie(inputs, members) if self.exact else self._alone(inputs, members)
+        return self.exact
 
     def trie(self, members: Sequence[int]) -> list[Node]:
         """The trie of some compositions; built once, for it serves every batch."""
@@ -402,17 +231,22 @@ class Runner:
         inputs: Mapping[str, Any],
         before_layer: BeforeLayer | None = None,
         after_layer: AfterLayer | None = None,
+        prefix: PrefixCache | None = None,
     ) -> Iterator[tuple[Node, torch.Tensor]]:
         """The leaves of a trie, each with the hidden state that comes out of the last layer.
 
-        The model has the leaf's weights outside the layers until the next leaf is asked for.
+        The model has the leaf's weights outside the layers until the next leaf is asked for. With
+        a prefix, hidden states are pairs.
         """
         held: dict[int, tuple[torch.Tensor, Entry]] = {}
         left: dict[int, int] = {}
         for node, parent in walk(roots):
             if parent is None:
                 self.virtual.use_before(node.key)  # type: ignore[arg-type]
-                entry = self.stack.before(**inputs)
+                if prefix is None:
+                    entry = self.stack.before(**inputs)
+                else:
+                    entry = read_prefix(self.stack, inputs, prefix)
                 hidden = entry.hidden
             else:
                 left[id(parent)] -= 1
@@ -437,9 +271,12 @@ class Runner:
         self.evaluations += 1
         return entry.calls[layer](self.stack.layers[layer], hidden)
 
-    def _trie(self, inputs: Mapping[str, Any], members: Sequence[int]) -> Iterator[Leaf]:
-        for leaf, hidden in self.states(self.trie(members), inputs):
-            state = [hidden]
+    def _trie(
+        self, inputs: Mapping[str, Any], members: Sequence[int], prefix: int = 0
+    ) -> Iterator[Leaf]:
+        cache = PrefixCache(inputs["input_ids"][:1, :prefix]) if prefix else None
+        for leaf, hidden in self.states(self.trie(members), inputs, prefix=cache):
+            state = [hidden.rest if isinstance(hidden, Pair) else hidden]
 
             def logits(
                 chosen: torch.Tensor | None, state: list[torch.Tensor] = state

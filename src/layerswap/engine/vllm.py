@@ -25,14 +25,8 @@ from layerswap._types import EngineName
 from layerswap.checkpoint.loading import check_dtype
 from layerswap.compose import Blend, Composition
 from layerswap.engine.generation import Generation, StoppingCriteria
-from layerswap.engine.scoring import (
-    Question,
-    Scores,
-    check_prompts,
-    eos_tokens,
-    rows_for,
-    vocabulary,
-)
+from layerswap.engine.rows import Question
+from layerswap.engine.scoring import Scores, check_prompts, eos_tokens, rows_for, vocabulary
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements

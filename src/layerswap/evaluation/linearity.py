@@ -15,8 +15,8 @@ from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Override
 from layerswap.engine.scoring import batches
+from layerswap.engine.split import SplitModel
 from layerswap.engine.sweep import Sweep
-from layerswap.engine.trie import SplitModel
 from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.examples import (
