@@ -11,6 +11,7 @@ import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation import harness
+from layerswap.evaluation.calibration import CALIBRATED
 from layerswap.evaluation.harness import PromptOptions, evaluate
 from layerswap.evaluation.response_cache import AnswerStore
 
@@ -43,7 +44,7 @@ def alone(world, plan, folder) -> dict:
 
 def comparable(results: dict) -> dict:
     return {
-        task: {key: value for key, value in found.items() if "stderr" not in key}
+        task: {k: value for k, value in found.items() if "stderr" not in k and CALIBRATED not in k}
         for task, found in results["results"].items()
     }
 

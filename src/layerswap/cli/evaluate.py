@@ -67,6 +67,12 @@ def evaluate(
         ),
     ] = None,
     allow_code: options.AllowCode = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Show accuracy after batch calibration too, of tasks with labels."
+        ),
+    ] = False,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
 
@@ -78,6 +84,7 @@ def evaluate(
     from layerswap.checkpoint.loading import check_dtype, open_device, pick_device
     from layerswap.cli.tables import evaluation_table
     from layerswap.evaluation import results as files
+    from layerswap.evaluation.calibration import CALIBRATED
     from layerswap.evaluation.harness import check_task_names, parse_arguments
     from layerswap.evaluation.languages import identified_code
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
@@ -125,7 +132,9 @@ def evaluate(
         )  # fmt: skip
     asked = asked or files.tasks_of(results, answer_language or "")
     rows = files.write_results(folder, results, asked)
-    scores = _scores(results, asked, rows)
+    scores = _scores(results, asked, rows, calibrated=calibrate)
+    if calibrate and not any(one["metric"] == CALIBRATED for one in scores):
+        output.log("no task asks every document for one of the same labels: nothing is calibrated")
     lines: list[object] = [evaluation_table(scores), f"wrote {folder}"]
     if len(results) > 1:
         lines.append(f"next: layerswap compare {folder}")
@@ -134,12 +143,24 @@ def evaluate(
 
 
 def _scores(
-    results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask], rows: Sequence[Score]
+    results: Mapping[str, Mapping[str, Any]],
+    asked: Sequence[WrittenTask],
+    rows: Sequence[Score],
+    *,
+    calibrated: bool,
 ) -> list[dict[str, Any]]:
-    """A row for each model and task, and for what was measured of the answers' language."""
+    """A row for each model and task, and for what was measured of the answers' language.
+
+    Args:
+        results: by model what lm-eval gives.
+        asked: the tasks.
+        rows: every score of every document.
+        calibrated: add a row for accuracy after calibration.
+    """
     import numpy as np
 
     from layerswap.evaluation import results as files
+    from layerswap.evaluation.calibration import CALIBRATED
     from layerswap.evaluation.languages import ANSWER, REASONING
     from layerswap.evaluation.statistics import mean_interval
 
@@ -149,7 +170,8 @@ def _scores(
          "score": files.headline(result, one), **_reach(intervals.get((name, one.name)))}
         for name, result in results.items() for one in asked
     ]  # fmt: skip
-    for (model, name, metric), shares in files.by_task(rows, (ANSWER, REASONING)).items():
+    metrics = (*([CALIBRATED] if calibrated else []), ANSWER, REASONING)
+    for (model, name, metric), shares in files.by_task(rows, metrics).items():
         found = mean_interval(np.array(shares))
         scores.append({"model": model, "task": name, "metric": metric, "score": found.mean,
                        **_reach(found)})  # fmt: skip

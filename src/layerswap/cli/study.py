@@ -60,8 +60,10 @@ def run(
     Example: layerswap study run study.yaml --out study
     """
     from layerswap.cli.tables import amount, plan_table
+    from layerswap.study.journal import StudyJournal
     from layerswap.study.plan import costs_of, disk_gb, plan_study, smaller_plans
     from layerswap.study.spec import find_study
+    from layerswap.study.storage import place
     from layerswap.versions import missing_of
 
     spec, folder = find_study(study)
@@ -69,11 +71,14 @@ def run(
         spec = spec.model_copy(update={"keep_checkpoints": keep_checkpoints})
     graph = plan_study(spec, folder)
     if dry_run:
+        root, storage = place(out)
         if not (missing_of("train") or missing_of("eval")):
-            from layerswap.study.preflight import check_plan
+            from layerswap.study import preflight
 
-            check_plan(graph)
-        output.say(plan_table(graph, costs_of(spec, folder)))
+            preflight.refuse_other_study(graph, root, storage)
+            preflight.check_plan(graph)
+        done = StudyJournal(root, graph, storage).finished()
+        output.say(plan_table(graph, costs_of(spec, folder), done))
         if sum(disk_gb(graph)) > LARGE:
             for change, plan in smaller_plans(spec, folder).items():
                 output.say(f"with {change}: about {amount(sum(disk_gb(plan)))} GB of disk")

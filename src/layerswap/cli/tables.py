@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,22 +70,31 @@ def predictor_table(found: Sequence[Predictor], merges: int) -> Table:
     return _table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
 
 
-def plan_table(graph: Graph, about: Costs) -> Table:
-    """The steps of a study, what they need, and their estimated cost."""
+def plan_table(graph: Graph, about: Costs, done: Collection[str] = ()) -> Table:
+    """The steps of a study, what they need, and their estimated cost.
+
+    Args:
+        graph: the steps.
+        about: what they cost.
+        done: names of the steps that an earlier run finished.
+    """
     from layerswap.study.plan import disk_gb
 
     rows = [
-        [step.name, ", ".join(step.needs), amount(step.estimate.hours),
+        [step.name, ", ".join(step.needs),
+         "done" if step.name in done else amount(step.estimate.hours),
          amount(step.estimate.memory_gb), amount(step.estimate.disk_gb)]
         for step in graph
     ]  # fmt: skip
-    hours = sum(step.estimate.hours for step in graph)
+    hours = sum(step.estimate.hours for step in graph if step.name not in done)
     disk, passing = disk_gb(graph)
     time = f"{amount(hours)} hours" if hours >= 1 else f"{amount(60 * hours)} minutes"
     more = f", {amount(passing)} GB more while it trains" if passing >= 0.05 else ""
+    before = f", {len(done)} of them done before; the others take" if done else ","
+    space = "disk in all" if done else "disk"
     caption = (
-        f"{len(graph)} steps, about {time} {about.speed.name}, {amount(disk)} GB of "
-        f"disk{more}. The base has {about.size.billions:.3g} billion parameters, by "
+        f"{len(graph)} steps{before} about {time} {about.speed.name}, {amount(disk)} GB of "
+        f"{space}{more}. The base has {about.size.billions:.3g} billion parameters, by "
         f"{about.size.known_by}. Memory is without activations."
     )
     return _table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)

@@ -23,6 +23,7 @@ from layerswap.engine.scoring import eos_tokens, pad
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError
+from layerswap.evaluation.calibration import add_calibrated
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache
 
 
@@ -320,6 +321,7 @@ def run_tasks(
         if "maximum sequence length" not in str(error):
             raise
         raise EvaluationError(f"the model's context is too short: {error}") from None
+    add_calibrated(found)
     return dict(found)
 
 

@@ -13,6 +13,7 @@ from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, StudyError
+from layerswap.evaluation.calibration import CALIBRATED
 from layerswap.evaluation.harness import check_task_names, load_tasks
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
@@ -161,6 +162,8 @@ def _check_metric(settings: Mapping[str, Any]) -> None:
     metric, of = spec["metric"]
     for name, task in load_tasks(names, include=_include(spec))["tasks"].items():
         metrics = list(task.aggregation())
+        if "acc" in metrics:
+            metrics.append(CALIBRATED)
         filters = [one.name for one in task._filters] or ["none"]
         if metric not in metrics or of not in filters:
             raise EvaluationError(

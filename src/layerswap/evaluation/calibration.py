@@ -1,0 +1,91 @@
+"""Accuracy after batch calibration, for tasks that ask for one of the same labels every time.
+
+A model that leans to one label answers it too often. Batch calibration (Zhou et al., 2024, section
+3.3) divides every label's probability by its mean over the documents that are asked. It needs no
+right answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+CALIBRATED = "acc_calibrated"
+"""The metric's name."""
+
+
+def calibrate(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Log-probabilities of labels, with the mean probability of every label taken out.
+
+    Args:
+        logprobs: `(documents, labels)`, natural logarithms, of any scale in a row.
+
+    Returns:
+        Of the same shape, up to a constant in each row; the largest is the calibrated answer.
+    """
+    logs = logprobs - np.logaddexp.reduce(logprobs, axis=1, keepdims=True)
+    prior = np.logaddexp.reduce(logs, axis=0) - np.log(len(logs))
+    # A label that is possible nowhere stays so.
+    found = np.full_like(logs, -np.inf)
+    possible = np.isfinite(prior)
+    found[:, possible] = logs[:, possible] - prior[possible]
+    return found
+
+
+def add_calibrated(result: Mapping[str, Any]) -> None:
+    """Add the metric `acc_calibrated` to the tasks of one model that it is defined for.
+
+    Those are multiple-choice tasks with the metric `acc` and one filter that offer every document
+    the same labels after one prompt.
+
+    Args:
+        result: what lm-eval gives, with `samples`; changed in place.
+    """
+    for task, every in result["samples"].items():
+        samples = [one for one in every if CALIBRATED not in one["metrics"]]
+        read = [_read(sample) for sample in samples]
+        labels = {one[0] for one in read if one is not None}
+        filters = {sample["filter"] for sample in samples}
+        if None in read or len(labels) != 1 or len(samples) < 2 or len(filters) != 1:
+            continue
+        logprobs = np.array([one[1] for one in read if one is not None])
+        right = [one[2] for one in read if one is not None]
+        for sample, answer, gold in zip(
+            samples, calibrate(logprobs).argmax(axis=1).tolist(), right, strict=True
+        ):
+            sample[CALIBRATED] = float(answer == gold)
+            sample["metrics"] = [*sample["metrics"], CALIBRATED]
+        key = f"{CALIBRATED},{samples[0]['filter']}"
+        result["results"][task][key] = float(np.mean([sample[CALIBRATED] for sample in samples]))
+
+
+Read = tuple[tuple[str, ...], list[float], int]
+"""Labels, the log-probability of each, and which is right."""
+
+
+def _read(sample: Mapping[str, Any]) -> Read | None:
+    """What a document was asked; None where it is no choice among labels after one prompt."""
+    asked: Sequence[Any] = sample["arguments"]
+    answers: Sequence[Any] = sample["filtered_resps"]
+    if "acc" not in sample["metrics"] or not all(
+        isinstance(one, tuple | list) and len(one) == 2 for one in (*asked, *answers)
+    ):
+        return None
+    if len(asked) < 2 or len({prompt for prompt, _ in asked}) != 1:
+        return None
+    labels = tuple(label.strip() for _, label in asked)
+    logprobs = [float(logprob) for logprob, _ in answers]
+    target = sample["target"]
+    if isinstance(target, str) and target.strip() in labels:
+        target = labels.index(target.strip())
+    if not isinstance(target, Integral) or len(labels) != len(logprobs):
+        return None
+    if np.isnan(logprobs).any() or not np.isfinite(logprobs).any():
+        return None
+    # Where this is not how the task counts, it is another task than it seems.
+    counted = float(int(np.argmax(logprobs)) == target)
+    return (labels, logprobs, int(target)) if counted == float(sample["acc"]) else None

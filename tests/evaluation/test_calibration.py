@@ -1,0 +1,129 @@
+"""Batch calibration: what it does to answers, and where it is offered."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from lm_eval_world import QUESTIONS
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+import layerswap as ls
+from layerswap.cli import app
+from layerswap.engine.sweep import Sweep
+from layerswap.evaluation.calibration import CALIBRATED, add_calibrated, calibrate
+from layerswap.evaluation.harness import evaluate
+
+LABELS = ["ndogo", "kubwa", "sawa"]
+LABELLED = """
+task: maembe_label
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{rows}"}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}\\nJibu:"
+doc_to_choice: {labels}
+doc_to_target: "{{{{label}}}}"
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(world, tmp_path_factory):
+    root = tmp_path_factory.mktemp("labels")
+    rows = [{**row, "label": LABELS[i % 3]} for i, row in enumerate(QUESTIONS)]
+    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    text = LABELLED.format(rows=root / "rows.jsonl", labels=json.dumps(LABELS))
+    (root / "labelled.yaml").write_text(text)
+    return root
+
+
+def test_a_label_that_is_always_likely_loses_its_start():
+    logprobs = np.log([[0.72, 0.18, 0.1], [0.6, 0.3, 0.1], [0.8, 0.1, 0.1]])
+    assert logprobs.argmax(axis=1).tolist() == [0, 0, 0]
+    assert calibrate(logprobs).argmax(axis=1).tolist() == [0, 1, 0]
+    assert np.exp(calibrate(logprobs))[1] == pytest.approx([3 * 0.6 / 2.12, 3 * 0.3 / 0.58, 1.0])
+
+
+def test_rows_may_have_any_scale():
+    logprobs = np.random.default_rng(1).normal(size=(9, 4)) * 5
+    moved = logprobs - np.arange(9)[:, None] * 100
+    assert calibrate(moved) == pytest.approx(calibrate(logprobs))
+
+
+def test_a_label_that_is_impossible_stays_so():
+    logprobs = np.log([[0.9, 0.1, 1e-300], [0.6, 0.4, 1e-300]])
+    logprobs[:, 2] = -np.inf
+    found = calibrate(logprobs)
+    assert found.argmax(axis=1).tolist() == [0, 1]
+    assert np.isneginf(found[:, 2]).all()
+
+
+def test_a_task_with_labels_has_the_metric(world, tasks):
+    plan = ls.swap(task=world["task"], language=world["language"])
+    tokenizer = AutoTokenizer.from_pretrained(world["task"])
+    asked = ["maembe_label", "maembe_choose", "maembe_generate"]
+    folders = [world["tasks"], tasks]
+    found = evaluate(Sweep(plan.grid(bottom=[0, 1], top=[0])), tokenizer, asked, include=folders)
+    for result in found:
+        samples = result["samples"]["maembe_label"]
+        shares = []
+        for sample in samples:
+            odds = [math.exp(logprob) for logprob, _ in sample["filtered_resps"]]
+            shares.append([one / sum(odds) for one in odds])
+        means = [sum(column) / len(column) for column in zip(*shares, strict=True)]
+        for sample, row in zip(samples, shares, strict=True):
+            best = max(range(3), key=lambda i, row=row: row[i] / means[i])
+            assert sample[CALIBRATED] == float(LABELS[best] == sample["target"])
+        own = result["results"]["maembe_label"]
+        assert own[f"{CALIBRATED},none"] == np.mean([sample[CALIBRATED] for sample in samples])
+        for other in asked[1:]:  # its choices differ; it writes
+            assert all(CALIBRATED not in sample for sample in result["samples"][other])
+            assert not any(CALIBRATED in key for key in result["results"][other])
+    assert any(
+        sample[CALIBRATED] != sample["acc"]
+        for result in found for sample in result["samples"]["maembe_label"]
+    )  # fmt: skip
+
+
+def test_a_task_that_counts_otherwise_is_left_alone(world, tasks):
+    tokenizer = AutoTokenizer.from_pretrained(world["task"])
+    plan = ls.swap(task=world["task"], language=world["language"])
+    (result,) = evaluate(Sweep([plan]), tokenizer, ["maembe_label"], include=[tasks])
+    for sample in result["samples"]["maembe_label"]:
+        sample["metrics"] = ["acc"]
+        del sample[CALIBRATED]
+    result["samples"]["maembe_label"][0]["acc"] = 1 - result["samples"]["maembe_label"][0]["acc"]
+    add_calibrated(result)
+    assert not any(CALIBRATED in sample for sample in result["samples"]["maembe_label"])
+
+
+def test_eval_shows_it_where_it_is_asked_for(world, tasks, tmp_path):
+    def rows(*more):
+        given = ["eval", str(world["task"]), "--tasks", "maembe_label", "--include", str(tasks),
+                 "--out", str(tmp_path / "out"), "--json", *more]  # fmt: skip
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code == 0, done.output
+        return {one["metric"]: one for one in json.loads(done.stdout)["scores"]}
+
+    assert set(rows()) == {"acc"}
+    shown = rows("--calibrate")
+    assert set(shown) == {"acc", CALIBRATED}
+    assert shown[CALIBRATED]["n"] == len(QUESTIONS)
+
+
+def test_a_sweep_chooses_by_it(world, tasks, tmp_path):
+    sweep = {
+        "recipe": {"experts": {"task": str(world["task"]), "language": str(world["language"])},
+                   "swap": {}},
+        "grid": {"bottom": [0, 1], "top": [0, 1]}, "tasks": ["maembe_label"],
+        "include": [str(tasks)], "choose_by": {"task": "maembe_label", "metric": CALIBRATED},
+    }  # fmt: skip
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    out = str(tmp_path / "out")
+    done = CliRunner().invoke(app, ["sweep", str(tmp_path / "sweep.yaml"), "--out", out])
+    assert done.exit_code == 0, done.output
+    assert CALIBRATED in done.output
