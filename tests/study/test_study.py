@@ -731,11 +731,18 @@ def costs(billions, *, device="cuda", **changes):
     return Costs(size_of(spec, "a/b"), speed_of(device), 2, **changes)
 
 
-def test_a_mix_says_how_long_its_rows_are_before_it_is_built():
+def test_a_mix_says_how_long_its_rows_are_before_it_is_built(tmp_path):
     text, usual = "total: 700\nrow_tokens: 40\n", DataSize(80_000, 512)
-    assert mix_size(text, usual) == DataSize(700, 40)
-    assert mix_size("total: 700\n", usual) == DataSize(700, 512)
-    assert mix_size("row_tokens: wrong\n", usual) == usual
+    assert mix_size(text, tmp_path, usual) == DataSize(700, 40)
+    assert mix_size("total: 700\n", tmp_path, usual) == DataSize(700, 512)
+    assert mix_size("row_tokens: wrong\n", tmp_path, usual) == usual
+    local = "total: 700\nsources: {a: {path: a.jsonl}, b: {path: b.jsonl}}\n"
+    assert mix_size(local, tmp_path, usual) == DataSize(700, 512)
+    for name, length in (("a", 29), ("b", 89)):  # and a line break each
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(["x" * length] * 5) + "\n")
+    assert mix_size(local, tmp_path, usual) == DataSize(700, 20)
+    hub = "total: 700\nsources: {a: {path: a.jsonl}, b: {id: owner/data}}\n"
+    assert mix_size(hub, tmp_path, usual) == DataSize(700, 512)
     (seconds,) = (
         3600 * step.estimate.hours
         for step in plan_study(*find_study("topic-transfer"))
@@ -793,6 +800,27 @@ def test_a_small_study_on_a_processor_costs_little(folder):
     told = " ".join(str(plan_table(graph, found)).split())
     assert "processors" in told
     assert "parameters, by its header" in told
+
+
+def test_a_plan_leaves_out_what_is_done(folder, tmp_path):
+    def plan():
+        given = ["study", "run", str(folder / "study.yaml"), "--out", str(tmp_path), "--dry-run"]
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def trained(context):
+        if context.step.name != "train/task/0":
+            raise ValueError("enough")
+
+    graph = spec(folder)
+    assert f"{len(graph)} steps, about" in " ".join(plan().split())
+    assert not any(tmp_path.iterdir())
+    run_graph(graph, tmp_path, dict.fromkeys({step.kind for step in graph}, trained))
+    told = plan()
+    assert f"{len(graph)} steps, 1 of them done before; the others take" in " ".join(told.split())
+    (row,) = (line.split() for line in told.splitlines() if "train/task/0 " in line[:20])
+    assert row[1] == "done"
 
 
 def test_a_large_study_says_how_to_need_less_disk():

@@ -127,11 +127,30 @@ def data_size(given: Any, usual: DataSize) -> DataSize:
     return DataSize(rows, _tokens(sum(file.stat().st_size for file in files) / rows))
 
 
-def mix_size(text: str, usual: DataSize) -> DataSize:
-    """The size of a mix that is not built yet: its `total`, and its `row_tokens`."""
+def mix_size(text: str, folder: Path, usual: DataSize) -> DataSize:
+    """The size of a mix that is not built yet: its `total`, and its `row_tokens`.
+
+    Args:
+        text: the mix.
+        folder: that its paths are relative to.
+        usual: where neither the mix nor local JSON Lines of all its sources say it.
+    """
     mix = yaml.safe_load(text)
-    rows, tokens = mix.get("total") or usual.rows, mix.get("row_tokens") or usual.tokens
+    rows = mix.get("total") or usual.rows
+    tokens = mix.get("row_tokens") or _row_tokens(mix.get("sources"), folder) or usual.tokens
     return DataSize(rows, tokens) if isinstance(rows, int) and isinstance(tokens, int) else usual
+
+
+def _row_tokens(sources: Any, folder: Path) -> int | None:
+    """Mean tokens of the rows of local sources, with all their columns; None where one is not."""
+    found = []
+    for source in sources.values() if isinstance(sources, dict) else ():
+        path = source.get("path") if isinstance(source, dict) else None
+        size = data_size({"train": str(folder / str(path))}, DataSize(0, 0)) if path else None
+        if size is None or not size.rows:
+            return None
+        found.append(size.tokens)
+    return round(sum(found) / len(found)) if found else None
 
 
 def lines_of(file: Path) -> int:

@@ -279,7 +279,7 @@ class _Planner:
         given = self._given(kind)
         if self._is_mix(given):
             where = given if given in ready_recipes() else str(self.folder / str(given))
-            return mix_size(mix_text(str(where)), USUAL)
+            return mix_size(mix_text(str(where)), Path(str(where)).parent, USUAL)
         return data_size(resolve_data(given, self.folder), USUAL)
 
     def _documents(self) -> Iterator[tuple[str, Documents]]:
