@@ -29,6 +29,7 @@ import pyarrow
 import pyarrow.parquet
 import yaml
 
+from layerswap.evaluation.calibration import CALIBRATED
 from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
 from layerswap.evaluation.statistics import (
@@ -388,32 +389,34 @@ def _setting(one: Condition) -> str:
 
 
 def few_shot_table() -> str:
-    """The base with English examples in its prompt beside other models, on the same documents."""
+    """The base with English examples in its prompt, beside models that get the question alone.
+
+    Calibrated are the former with the documents that are asked, the latter with the development
+    documents.
+    """
     rows = []
     for task, study in TASKS.items():
         folder = HERE / study / "few-shot"
         if not folder.is_dir():
             continue
-        prompts = _few_shot(folder)
-        others = {
-            name: [
-                one[: len(prompt)] for one, prompt in zip(scores(task, name), prompts, strict=True)
-            ]
+        plain, after = (_few_shot(folder, metric) for metric in ("acc", CALIBRATED))
+        found = [("base, with examples", plain, after)]
+        found += [
+            (NAMES[name], scores(task, name), calibrated(task, name))
             for name in ("base", "task expert", str(DEFAULT))
-        }
-        for words, values in (("base, with examples", prompts), *(
-            (NAMES[name], values) for name, values in others.items()
-        )):  # fmt: skip
-            mean_score = per_cent(over_languages(task, values))
-            rows.append([task, words, str(len(values[0])), mean_score])
-    return table(["", "model", "n in each language", "mean"], rows, words=2)
+        ]
+        rows += [
+            [task, words, *(per_cent(over_languages(task, one)) for one in both)]
+            for words, *both in found
+        ]
+    return table(["", "model", "mean", "calibrated"], rows, words=2)
 
 
-def _few_shot(folder: Path) -> list[Values]:
+def _few_shot(folder: Path, metric: str) -> list[Values]:
     """The scores of the base with examples in its prompt, a vector per language."""
     found: dict[str, dict[int, float]] = {code: {} for code in LANGUAGES}
     for one in read_scores(folder):
-        if one.main:
+        if one.metric == metric:
             found[one.language][one.document] = one.score
     return [np.array([by[document] for document in sorted(by)]) for by in found.values()]
 
@@ -430,17 +433,37 @@ def checkpoints_table() -> str:
 
 
 def seeds_table() -> str:
-    """Headlines in Swahili with experts of two seeds."""
-    (found,) = results("headline-seeds")
-    rows = []
-    for number, pair in enumerate(sorted(found.pairs, reverse=True), start=1):
-        by = {str(one): values for one, values in found.pairs[pair].items()}
-        own = [by[name] for name in ("task expert", "language expert", "soup", str(DEFAULT))]
-        rows.append([str(number), *(per_cent(mean_interval(one)) for one in own),
-                     points(paired_difference(own[-1], own[0]))])  # fmt: skip
-    head = ["pair of experts", "task expert", "language expert", "soup", "swap, default",
-            "swap minus task expert"]  # fmt: skip
+    """Headlines, with experts of several seeds: models, and what the swap adds by language.
+
+    The last row is the mean over pairs, of which every document has several answers; its intervals
+    are over documents alone.
+    """
+    found = results("headline-seeds")
+    numbers = sorted(found[0].pairs, reverse=True)
+    names = ("task expert", "language expert", "soup", str(DEFAULT))
+    each = [[_by_name(by.pairs[pair]) for by in found] for pair in numbers]
+    rows = [_seed_row(str(number), pairs, names) for number, pairs in enumerate(each, start=1)]
+    whole = [_by_name(by.over_pairs.scores) for by in found]
+    rows.append(_seed_row("mean", whole, names))
+    languages = [LANGUAGES[by.language] for by in found]
+    head = ["pair of experts", *names, "swap minus task expert", *languages]
     return table(head, rows)
+
+
+def _by_name(scores: Mapping[Condition, Values]) -> dict[str, Values]:
+    return {str(one): values for one, values in scores.items()}
+
+
+def _seed_row(
+    name: str, by_language: Sequence[Mapping[str, Values]], names: Sequence[str]
+) -> list[str]:
+    def over(model: str) -> list[Values]:
+        return [own[model] for own in by_language]
+
+    gains = differences(over(str(DEFAULT)), over("task expert"))
+    means = [per_cent(mean_over_groups(over(model))) for model in names]
+    return [name, *means, points(mean_over_groups(gains)),
+            *(points(mean_interval(one)) for one in gains)]  # fmt: skip
 
 
 def tables() -> dict[str, str]:
