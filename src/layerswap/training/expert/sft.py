@@ -56,6 +56,7 @@ class LinearLogProb(torch.autograd.Function):
         targets: torch.Tensor,
         chunk: int,
         train: bool,
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compute the values, and the gradients of their sum where they are needed.
 
@@ -67,6 +68,7 @@ class LinearLogProb(torch.autograd.Function):
             targets: [n], token ids.
             chunk: logits in memory at a time.
             train: compute the gradients.
+            dtype: what matrix products take and give, as under autocast; the rest is float32.
 
         Returns:
             Log-probability of each target, entropy (nats) and whether the target is the most
@@ -78,21 +80,33 @@ class LinearLogProb(torch.autograd.Function):
             for one, needed in inputs
         ]
         values, entropies, hits = [], [], []
-        size = max(1, chunk // len(weight))
+        head = weight.to(dtype)
+        size = max(1, min(chunk // len(weight), len(targets)))
+        # The memory of a chunk is taken once: fresh pages cost as much as what is written to them.
+        whole = [hidden.new_empty(size, len(weight)) for _ in range(2)]
+        narrow = whole[0] if dtype == torch.float32 else whole[0].to(dtype)
         for rows in torch.split(torch.arange(len(targets)), size):
-            part, wanted = hidden[rows], targets[rows]
-            logits = part @ weight.t() if bias is None else torch.addmm(bias, part, weight.t())
-            logs = torch.log_softmax(logits, -1)
+            part, wanted = hidden[rows].to(dtype), targets[rows]
+            one, two, product = (memory[: len(rows)] for memory in (*whole, narrow))
+            torch.mm(part, head.t(), out=product)
+            logits = one if product is one else one.copy_(product)
+            if bias is not None:
+                logits += bias
+            logs = torch.log_softmax(logits, -1, out=two)
             values.append(logs.gather(-1, wanted[:, None])[:, 0])
             hits.append(logs.argmax(-1) == wanted)
-            likely = torch.exp(logs, out=logits)
-            entropies.append(-torch.linalg.vecdot(likely, logs))
-            del logs
+            likely = torch.exp(logs, out=one)
+            entropies.append(-logs.mul_(likely).sum(-1))
+            taken = likely if product is one else product.copy_(likely)
             # d log p(target) / d logits = one_hot(target) - p
             if grads[0] is not None:
-                grads[0][rows] = weight[wanted] - likely @ weight
+                grads[0][rows] = weight[wanted] - taken @ head
             if grads[1] is not None:
-                grads[1].addmm_(likely.t(), part, alpha=-1).index_add_(0, wanted, part)
+                if product is one:
+                    grads[1].addmm_(taken.t(), part, alpha=-1)
+                else:
+                    grads[1].sub_(taken.t() @ part)
+                grads[1].index_add_(0, wanted, hidden[rows])
             if grads[2] is not None:
                 ones = torch.ones(len(wanted), dtype=weight.dtype)
                 grads[2].sub_(likely.sum(0)).index_add_(0, wanted, ones)
@@ -107,14 +121,14 @@ class LinearLogProb(torch.autograd.Function):
         factor = grad[:1].sum()  # 0 where no position has a label
         scaled = [None if one is None else one.mul_(factor) for one in ctx.grads]
         ctx.grads = None
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
-    """Replace TRL's fused head of a model by `LinearLogProb` where it runs on a CPU in float32.
+    """Replace TRL's head of a model by `LinearLogProb` where its weights are float32 on a CPU.
 
-    Other devices and dtypes, autocast, mixtures of experts and models that scale their logits keep
-    TRL's head.
+    Other devices and dtypes, mixtures of experts and models that scale their logits keep TRL's
+    head. Under autocast the matrix products of the head have its dtype.
 
     Args:
         model: a causal language model that `trl.SFTTrainer` prepared, without PEFT's wrapper.
@@ -134,7 +148,6 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
             and "shift_labels" not in kwargs
             and head.weight.dtype == torch.float32
             and head.weight.device.type == labels.device.type == "cpu"
-            and not torch.is_autocast_enabled("cpu")
             and not getattr(config, "output_router_logits", False)
             and not kwargs.get("output_router_logits")
         )
@@ -143,9 +156,10 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
         labels, count = kwargs.pop("labels")[:, 1:], kwargs.pop("num_items_in_batch", None)
         hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
         mask = labels != IGNORED
+        lower = torch.is_autocast_enabled("cpu")
         values = LinearLogProb.apply(  # type: ignore[no-untyped-call]
-            hidden[mask], head.weight, head.bias, labels[mask],
-            chunk, torch.is_grad_enabled(),
+            hidden[mask].float(), head.weight, head.bias, labels[mask], chunk,
+            torch.is_grad_enabled(), torch.get_autocast_dtype("cpu") if lower else torch.float32,
         )  # fmt: skip
         spread = [one.new_zeros(mask.shape).masked_scatter(mask, one) for one in values]
         loss = -spread[0].sum() / (mask.sum().clamp(min=1) if count is None else count)
