@@ -1,6 +1,7 @@
 """Measure training: `layerswap train` against a bare PyTorch loop, tokens per second and memory.
 
     python bench/train_speed.py MODEL [--steps 6] [--batch 4] [--prompt 96] [--completion 4]
+        [--bf16]
 
 Three ways train the same random rows of the model's vocabulary with AdamW, each in a process of its
 own: a bare loop over the model's own loss with full logits, TRL's SFTTrainer, and the trainer of
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 WAYS = ("bare loop", "TRL", "layerswap train")
 
@@ -35,6 +37,8 @@ def main() -> None:
     parser.add_argument("--completion", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=30_000, help="ids to draw (30,000)")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bf16", action="store_true", help="products in bfloat16 (autocast)")
+    parser.add_argument("--frozen", action="store_true", help="the embedding does not train")
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--kind", choices=("completion", "text"))
     options = parser.parse_args()
@@ -112,7 +116,9 @@ def bare_loop(options: argparse.Namespace, rows: list[dict[str, list[int]]], clo
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).train()
     model.to(options.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    freeze(model, options)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
     clock.tick()
     clock.steps.clear()
     for start in range(0, len(rows), options.batch):
@@ -120,11 +126,18 @@ def bare_loop(options: argparse.Namespace, rows: list[dict[str, list[int]]], clo
         ids = torch.tensor([row["input_ids"] for row in part]).to(options.device)
         mask = torch.tensor([row["completion_mask"] for row in part]).bool().to(options.device)
         labels = ids.masked_fill(~mask, -100)
-        model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
+            loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         clock.tick()
+
+
+def freeze(model: Any, options: argparse.Namespace) -> None:
+    """Take the embedding, and a head that is tied to it, out of training."""
+    model.get_input_embeddings().weight.requires_grad_(not options.frozen)
 
 
 def with_trainer(
@@ -147,10 +160,11 @@ def with_trainer(
             clock.tick()
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    freeze(model, options)
     with tempfile.TemporaryDirectory() as folder:
         config = SFTConfig(
             folder, per_device_train_batch_size=options.batch, learning_rate=1e-6, max_length=None,
-            use_cpu=options.device == "cpu", bf16=False, activation_checkpointing=False,
+            use_cpu=options.device == "cpu", bf16=options.bf16, activation_checkpointing=False,
             save_strategy="no", report_to="none", logging_steps=1000, disable_tqdm=True,
             dataloader_pin_memory=False,
         )  # fmt: skip

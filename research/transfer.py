@@ -29,7 +29,7 @@ import pyarrow
 import pyarrow.parquet
 import yaml
 
-from layerswap.evaluation.calibration import CALIBRATED
+from layerswap.evaluation.calibration import CALIBRATED, calibrate
 from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
 from layerswap.evaluation.statistics import (
@@ -282,11 +282,8 @@ def calibrated(task: str, model: str) -> list[Values]:
     own, words = labels(task), words_of(task)
     found = []
     for code, by_model in zip(LANGUAGES, probabilities(task), strict=True):
-        logs = by_model[model]
-        logs = logs - np.logaddexp.reduce(logs, axis=1, keepdims=True)
-        test = len(own[code])
-        prior = np.log(np.exp(logs[:-test]).mean(axis=0))
-        answers = (logs[-test:] - prior).argmax(axis=1)
+        logs, test = by_model[model], len(own[code])
+        answers = calibrate(logs[-test:], logs[:-test]).argmax(axis=1)
         right = [words[i] == word for i, word in zip(answers, own[code], strict=True)]
         found.append(np.array(right, dtype=np.float64))
     return found

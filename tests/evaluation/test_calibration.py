@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from lm_eval_world import QUESTIONS
+from lm_eval_world import LABELS, QUESTIONS, write_sweep
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -16,29 +16,6 @@ from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.calibration import CALIBRATED, add_calibrated, calibrate
 from layerswap.evaluation.harness import evaluate
-
-LABELS = ["ndogo", "kubwa", "sawa"]
-LABELLED = """
-task: maembe_label
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: "{rows}"}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}\\nJibu:"
-doc_to_choice: {labels}
-doc_to_target: "{{{{label}}}}"
-metric_list: [{{metric: acc}}]
-"""
-
-
-@pytest.fixture(scope="module")
-def tasks(world, tmp_path_factory):
-    root = tmp_path_factory.mktemp("labels")
-    rows = [{**row, "label": LABELS[i % 3]} for i, row in enumerate(QUESTIONS)]
-    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    text = LABELLED.format(rows=root / "rows.jsonl", labels=json.dumps(LABELS))
-    (root / "labelled.yaml").write_text(text)
-    return root
 
 
 def test_a_label_that_is_always_likely_loses_its_start():
@@ -54,6 +31,13 @@ def test_rows_may_have_any_scale():
     assert calibrate(moved) == pytest.approx(calibrate(logprobs))
 
 
+def test_the_mean_can_be_that_of_other_documents():
+    logprobs = np.log([[0.72, 0.18, 0.1], [0.6, 0.3, 0.1], [0.8, 0.1, 0.1]])
+    whole = calibrate(logprobs)
+    assert calibrate(logprobs[:1], logprobs) == pytest.approx(whole[:1])
+    assert calibrate(logprobs[:1]) == pytest.approx(np.zeros((1, 3)))
+
+
 def test_a_label_that_is_impossible_stays_so():
     logprobs = np.log([[0.9, 0.1, 1e-300], [0.6, 0.4, 1e-300]])
     logprobs[:, 2] = -np.inf
@@ -62,12 +46,13 @@ def test_a_label_that_is_impossible_stays_so():
     assert np.isneginf(found[:, 2]).all()
 
 
-def test_a_task_with_labels_has_the_metric(world, tasks):
+def test_a_task_with_labels_has_the_metric(world):
     plan = ls.swap(task=world["task"], language=world["language"])
     tokenizer = AutoTokenizer.from_pretrained(world["task"])
     asked = ["maembe_label", "maembe_choose", "maembe_generate"]
-    folders = [world["tasks"], tasks]
-    found = evaluate(Sweep(plan.grid(bottom=[0, 1], top=[0])), tokenizer, asked, include=folders)
+    found = evaluate(
+        Sweep(plan.grid(bottom=[0, 1], top=[0])), tokenizer, asked, include=[world["tasks"]]
+    )
     for result in found:
         samples = result["samples"]["maembe_label"]
         shares = []
@@ -89,10 +74,10 @@ def test_a_task_with_labels_has_the_metric(world, tasks):
     )  # fmt: skip
 
 
-def test_a_task_that_counts_otherwise_is_left_alone(world, tasks):
+def test_a_task_that_counts_otherwise_is_left_alone(world):
     tokenizer = AutoTokenizer.from_pretrained(world["task"])
     plan = ls.swap(task=world["task"], language=world["language"])
-    (result,) = evaluate(Sweep([plan]), tokenizer, ["maembe_label"], include=[tasks])
+    (result,) = evaluate(Sweep([plan]), tokenizer, ["maembe_label"], include=[world["tasks"]])
     for sample in result["samples"]["maembe_label"]:
         sample["metrics"] = ["acc"]
         del sample[CALIBRATED]
@@ -101,11 +86,11 @@ def test_a_task_that_counts_otherwise_is_left_alone(world, tasks):
     assert not any(CALIBRATED in sample for sample in result["samples"]["maembe_label"])
 
 
-def test_eval_shows_it_where_it_is_asked_for(world, tasks, tmp_path):
+def test_eval_shows_it_where_it_is_asked_for(world, tmp_path):
     def rows(*more):
-        given = ["eval", str(world["task"]), "--tasks", "maembe_label", "--include", str(tasks),
-                 "--out", str(tmp_path / "out"), "--json", *more]  # fmt: skip
-        done = CliRunner().invoke(app, given)
+        model, include, out = (str(x) for x in (world["task"], world["tasks"], tmp_path / "out"))
+        given = ["eval", model, "--tasks", "maembe_label", "--include", include, "--out", out]
+        done = CliRunner().invoke(app, [*given, "--json", *more])
         assert done.exit_code == 0, done.output
         return {one["metric"]: one for one in json.loads(done.stdout)["scores"]}
 
@@ -115,15 +100,11 @@ def test_eval_shows_it_where_it_is_asked_for(world, tasks, tmp_path):
     assert shown[CALIBRATED]["n"] == len(QUESTIONS)
 
 
-def test_a_sweep_chooses_by_it(world, tasks, tmp_path):
-    sweep = {
-        "recipe": {"experts": {"task": str(world["task"]), "language": str(world["language"])},
-                   "swap": {}},
-        "grid": {"bottom": [0, 1], "top": [0, 1]}, "tasks": ["maembe_label"],
-        "include": [str(tasks)], "choose_by": {"task": "maembe_label", "metric": CALIBRATED},
-    }  # fmt: skip
-    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
-    out = str(tmp_path / "out")
-    done = CliRunner().invoke(app, ["sweep", str(tmp_path / "sweep.yaml"), "--out", out])
+def test_a_sweep_chooses_by_it(world, tmp_path):
+    sweep = write_sweep(
+        world, tmp_path / "sweep.yaml", tasks=["maembe_label"],
+        choose_by={"task": "maembe_label", "metric": CALIBRATED},
+    )  # fmt: skip
+    done = CliRunner().invoke(app, ["sweep", str(sweep), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert CALIBRATED in done.output

@@ -16,6 +16,18 @@ QUESTIONS = [
      "choices": [str(a), str(a + b), str(a * b + 1)], "right": 1}
     for a, b in [(2, 3), (4, 5), (1, 7), (6, 2), (3, 3), (8, 1), (5, 4)]
 ]  # fmt: skip
+LABELS = ["ndogo", "kubwa", "sawa"]
+LABEL = """
+task: maembe_label
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{labelled}"}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}\nJibu:"
+doc_to_choice: [ndogo, kubwa, sawa]
+doc_to_target: "{{{{label}}}}"
+metric_list: [{{metric: acc}}]
+"""
 GENERATE = """
 task: maembe_generate
 dataset_path: json
@@ -92,11 +104,14 @@ def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
         tokenizer.save_pretrained(root / name)
     tasks = root / "tasks"
     tasks.mkdir()
-    for split, rows in (("train", QUESTIONS[:2]), ("test", QUESTIONS[2:])):
+    labelled = [{**row, "label": LABELS[i % 3]} for i, row in enumerate(QUESTIONS)]
+    splits = {"train": QUESTIONS[:2], "test": QUESTIONS[2:], "labelled": labelled}
+    for split, rows in splits.items():
         lines = "\n".join(map(json.dumps, rows))
         (tasks / f"{split}.jsonl").write_text(lines + "\n")
-    files = {split: tasks / f"{split}.jsonl" for split in ("train", "test")}
-    for name, text in (("generate", GENERATE), ("choose", CHOOSE), ("read", READ)):
+    files = {split: tasks / f"{split}.jsonl" for split in splits}
+    texts = {"generate": GENERATE, "choose": CHOOSE, "read": READ, "label": LABEL}
+    for name, text in texts.items():
         (tasks / f"{name}.yaml").write_text(text.format(**files))
     return {"root": root, "tasks": tasks, "task": root / "task", "language": root / "language"}
 

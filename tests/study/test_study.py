@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accessibility import AXE, open_browser, violations
+from lm_eval_world import LABEL
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -662,6 +663,41 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     assert f"{models / 'language-nela-1'}, {models / 'language-nela-2'}" in page
     (merged,) = merge_best(tmp_path / "out", ["nela"], log=lambda line: None)
     assert open_checkpoint(str(merged)).layers == 8
+
+
+def test_a_study_can_report_calibrated_accuracy(folder, tmp_path):
+    models = shipped().base.parent
+    rows = [{"question": f"{37 * a % 11} x {a}", "label": ("moja", "mbili")[a % 2]}
+            for a in range(20)]  # fmt: skip
+    (tmp_path / "labelled.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    text = LABEL.format(labelled=tmp_path / "labelled.jsonl")
+    (tmp_path / "label.yaml").write_text(text.replace("[ndogo, kubwa, sawa]", "[moja, mbili]"))
+    graph = spec(
+        folder, task={"experts": [str(models / "task-1")]},
+        languages={"nela": {"experts": [str(models / "language-nela-1")]}},
+        baselines=["experts", "soup"], grid=None, partitions=[], lora=None,
+        evaluate={"tasks": ["maembe_label"], "include": [str(tmp_path)],
+                  "metric": ["acc_calibrated", "none"]},
+    )  # fmt: skip
+    check_plan(graph)
+    check_here(graph, device=True)
+    summary = run_graph(graph, tmp_path / "out", step_functions())
+    assert not summary.failed, [entry.why for entry in summary.failed]
+    journal = StudyJournal(tmp_path / "out", graph)
+    found = read_scores(journal.folder("evaluate/nela") / "results")
+    calibrated, plain = (
+        {(one.model, one.document): one.score for one in found if one.metric == metric}
+        for metric in ("acc_calibrated", "acc")
+    )
+    assert calibrated != plain
+    tables = json.loads((journal.folder("tables") / "tables.json").read_text())
+    (rows,) = tables["languages"]["nela"].values()
+    _, test = split_documents(20, 0.5)
+    for name, row in rows.items():
+        assert row["mean"] == np.mean([
+            score for (model, document), score in calibrated.items()
+            if model.endswith(name) and document in test
+        ])  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,39 @@ def test_loss_and_gradients_are_those_of_the_full_logits(model, chunk, frozen):
             torch.testing.assert_close(one.grad, other.grad, msg=name)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_under_autocast_products_are_bfloat16_and_gradients_are_kept_in_float32(model, frozen):
+    ours, theirs = with_head(model, 3 * 97), copy.deepcopy(model)
+    for one in (ours, theirs):
+        one.get_output_embeddings().weight.requires_grad_(not frozen)
+    inputs = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ours(**inputs, fused_lm_head=True)
+    wanted = theirs(**inputs)
+    assert found.log_probs.dtype == torch.float32
+    assert found.loss != wanted.loss
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=5e-3, atol=0)
+    found.loss.backward()
+    wanted.loss.backward()
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if other.grad is not None:
+            assert one.grad.dtype == torch.float32
+            alike = torch.cosine_similarity(one.grad.flatten(), other.grad.flatten(), dim=0)
+            assert alike > 0.995, name
+
+
+def test_the_dtype_of_products_is_that_of_autocast(model, monkeypatch):
+    from layerswap.training.expert import sft
+
+    seen = []
+    real = sft.LinearLogProb.apply
+    monkeypatch.setattr(sft.LinearLogProb, "apply", lambda *a: seen.append(a[-1]) or real(*a))
+    with torch.autocast("cpu", torch.bfloat16):
+        with_head(model, 97)(**batch(), fused_lm_head=True)
+    with_head(model, 97)(**batch(), fused_lm_head=True)
+    assert seen == [torch.bfloat16, torch.float32]
+
+
 def test_a_batch_without_labels_has_no_gradient_and_evaluation_computes_none(model):
     ours = with_head(model, 97)
     inputs = batch()
@@ -107,3 +140,39 @@ def test_a_training_never_scores_a_position_without_a_label(tmp_path, base, rows
     tokens = next(e["num_tokens"] for e in read_training(out)["log"] if "num_tokens" in e)
     assert len(seen) == 4
     assert 0 < sum(seen) < tokens / 2
+
+
+@pytest.mark.parametrize(("able", "given", "said"), [
+    (True, {}, True), (False, {}, False), (True, {"bf16": False}, False),
+])  # fmt: skip
+def test_a_processor_with_bfloat16_is_pointed_to(
+    tmp_path, base, rows, monkeypatch, able, given, said
+):
+    from layerswap.training.expert import trainer
+
+    monkeypatch.setattr(trainer, "LARGE", 1)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    lines = []
+    trainer.train({
+        "base": str(base), "data": {"train": str(rows / "task-train.jsonl")}, "limit": 4,
+        "hyperparameters": {"max_steps": 1, **given},
+    }, tmp_path / "out", log=lines.append)  # fmt: skip
+    assert any("bf16: true" in line for line in lines) == said
+
+
+def test_training_with_bf16_saves_float32_weights(tmp_path, base, rows):
+    from safetensors.torch import load_file
+
+    from layerswap.training.expert import trainer
+
+    out = trainer.train({
+        "base": str(base), "data": {"train": str(rows / "task-train.jsonl")}, "limit": 8,
+        "hyperparameters": {"max_steps": 2, "bf16": True, "learning_rate": 1e-6},
+    }, tmp_path / "out")  # fmt: skip
+    saved = {n: t for p in out.glob("model*.safetensors") for n, t in load_file(p).items()}
+    before = {n: t for p in base.glob("model*.safetensors") for n, t in load_file(p).items()}
+    assert {t.dtype for t in saved.values()} == {torch.float32}
+    moved = [name for name in saved if not torch.equal(saved[name], before[name])]
+    assert moved
+    rounded = saved[moved[0]].bfloat16().float()
+    assert not torch.equal(rounded, saved[moved[0]])

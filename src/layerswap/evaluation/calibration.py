@@ -18,21 +18,30 @@ CALIBRATED = "acc_calibrated"
 """The metric's name."""
 
 
-def calibrate(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def calibrate(
+    logprobs: npt.NDArray[np.float64], others: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.float64]:
     """Log-probabilities of labels, with the mean probability of every label taken out.
 
     Args:
         logprobs: `(documents, labels)`, natural logarithms, of any scale in a row.
+        others: those of the documents that the mean is over; of the same documents if None.
 
     Returns:
         Of the same shape, up to a constant in each row; the largest is the calibrated answer.
     """
-    logs = logprobs - np.logaddexp.reduce(logprobs, axis=1, keepdims=True)
-    prior = np.logaddexp.reduce(logs, axis=0) - np.log(len(logs))
+    logs = _normalised(logprobs)
+    seen = logs if others is None else _normalised(others)
+    prior = np.logaddexp.reduce(seen, axis=0) - np.log(len(seen))
     # A label that is possible nowhere stays so.
     found = np.full_like(logs, -np.inf)
     possible = np.isfinite(prior)
     found[:, possible] = logs[:, possible] - prior[possible]
+    return found
+
+
+def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(logprobs, axis=1, keepdims=True)
     return found
 
 

@@ -169,3 +169,16 @@ def _accumulated(batch: int, processes: int, chosen: Mapping[str, Any]) -> dict[
         "per_device_train_batch_size": device,
         "gradient_accumulation_steps": each // device,
     }
+
+
+LARGE = 50_000_000
+"""Parameters from which the matrix products are what a step costs."""
+
+
+def multiplies_in_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16, as far as torch can say."""
+    import torch
+
+    # Older versions of torch lack it.
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

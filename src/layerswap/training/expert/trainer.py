@@ -31,7 +31,12 @@ from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
 from layerswap.merge.writer import check_apart
 from layerswap.training.expert.distributed import check_distributed
-from layerswap.training.expert.hyperparameters import SCHEDULE, sft_config
+from layerswap.training.expert.hyperparameters import (
+    LARGE,
+    SCHEDULE,
+    multiplies_in_bfloat16,
+    sft_config,
+)
 from layerswap.training.expert.rows import TrainingRows, equal_parts, load_rows
 from layerswap.training.expert.save import (
     CHECKPOINTS,
@@ -460,6 +465,12 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
         yield (
             f"note: weights in {job.spec.dtype} lose steps smaller than their rounding; "
             "the papers' rates of 1e-7 vanish in it (docs/training.md)"
+        )
+    slow = trainer.args.use_cpu and "bf16" not in job.spec.hyperparameters
+    if slow and counts["all"] >= LARGE and multiplies_in_bfloat16():
+        yield (
+            "note: this processor multiplies in bfloat16: `hyperparameters: {bf16: true}` "
+            "trains about three times as fast, with float32 weights (docs/training.md)"
         )
     for data in job.sets:
         if warning := boundary_warning(data.train, job.tokenizer):
