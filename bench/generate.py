@@ -24,7 +24,7 @@ import torch
 
 from layerswap.engine.scoring import pad_with_mask
 from layerswap.engine.sweep import Sweep
-from sweep_data import lab_plan, lab_prompts, make_plan
+from sweep_data import add_model_options, lab_plan, lab_prompts, make_plan
 
 
 def one_by_one(sweep: Sweep, prompts: list[list[int]], count: int, ends: list[int]) -> list:
@@ -52,9 +52,7 @@ def agreement(ours: list, theirs: list) -> str:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--vocabulary", type=int, default=8000)
+    add_model_options(parser, 512)
     parser.add_argument("--bottom", type=int, default=6, help="bottom sizes, from 0 (6)")
     parser.add_argument("--top", type=int, default=4, help="top sizes, from 0 (4)")
     parser.add_argument("--prompts", type=int, default=4)
@@ -62,8 +60,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=48, help="tokens to generate (48)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lab", action="store_true", help="the lab's experts and problems")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, help="torch threads; torch's choice if not given")
     return parser.parse_args()
 

@@ -37,26 +37,21 @@ from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.lab.assets import shipped
-from sweep_data import make_plan
+from sweep_data import add_model_options, make_plan
 
 GRIDS = {24: (range(6), range(4)), 81: (range(9), range(9))}
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hidden", type=int, default=4096)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--vocabulary", type=int, default=128_256)
+    add_model_options(parser, 4096, layers=32, vocabulary=128_256, device="cuda", dtype="bfloat16")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=60, help="tokens of a prompt (60)")
     parser.add_argument("--new", type=int, default=40, help="tokens to generate (40)")
     parser.add_argument("--sample", type=int, default=3, help="compositions of one by one (3)")
-    parser.add_argument("--model", type=Path, help="a real model, instead of random weights")
     parser.add_argument("--text", type=Path, help="text whose paragraphs the prompts begin")
     parser.add_argument("--grids", type=int, nargs="+", default=list(GRIDS), choices=list(GRIDS))
     parser.add_argument("--train-layers", type=int, default=4)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--folder", type=Path, help="where the experts go; a temporary folder")
     parser.add_argument("--out", type=Path, help="file of the table; standard output")

@@ -20,17 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from layerswap.engine.sweep import Sweep
-from sweep_data import make_plan
+from sweep_data import add_model_options, make_plan
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help="a real model, instead of random weights")
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--vocabulary", type=int, default=8000)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    add_model_options(parser, 512)
     parser.add_argument("--bottom", type=int, default=1, help="bottom sizes, from 0 (1)")
     parser.add_argument("--examples", type=int, default=240, help="tokens of the examples (240)")
     parser.add_argument("--prompts", type=int, default=64)

@@ -24,7 +24,7 @@ import torch
 
 from layerswap.engine.scoring import pad
 from layerswap.engine.sweep import Sweep
-from sweep_data import make_plan
+from sweep_data import add_model_options, make_plan
 
 
 def requests_for(options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
@@ -62,17 +62,13 @@ def timed(work: Callable[[], object], device: str) -> tuple[float, float]:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--vocabulary", type=int, default=8000)
+    add_model_options(parser, 256)
     parser.add_argument("--bottom", type=int, default=6, help="bottom sizes, from 0 (6)")
     parser.add_argument("--top", type=int, default=6, help="top sizes, from 0 (6)")
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48, help="tokens of a context (48)")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, help="torch threads; torch's choice if not given")
     return parser.parse_args()
 

@@ -31,11 +31,24 @@ def lab_prompts(count: int) -> list[list[int]]:
     return [tokenizer(example.prompt)["input_ids"] for example in asked]
 
 
+def add_model_options(
+    parser: argparse.ArgumentParser, hidden: int, *, layers: int = 16, vocabulary: int = 8000,
+    device: str = "cpu", dtype: str = "float32",
+) -> None:  # fmt: skip
+    """What `make_plan` reads, with a bench's own defaults."""
+    parser.add_argument("--model", type=Path, help="a real model, instead of random weights")
+    parser.add_argument("--hidden", type=int, default=hidden)
+    parser.add_argument("--layers", type=int, default=layers)
+    parser.add_argument("--vocabulary", type=int, default=vocabulary)
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--dtype", default=dtype)
+
+
 def make_plan(folder: Path, options: argparse.Namespace) -> ls.Plan:
     """A swap of two Llamas of the asked size, or of two that are near a real model."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-    if getattr(options, "model", None) is not None:
+    if options.model is not None:
         for seed, name in enumerate(("task", "language")):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_pretrained(
