@@ -269,6 +269,8 @@ def test_lm_evals_own_tasks_are_known(tmp_path):
     with pytest.raises(EvaluationError, match="no task 'helaswag'; did you mean 'hellaswag'"):
         harness.check_task_names(["mine", "helaswag"], include=[tmp_path])
     assert "mine" not in harness.task_names()
+    with pytest.raises(EvaluationError, match=r"^no task 'qqqq'; none of [\d,]+ is alike$"):
+        harness.check_task_names(["qqqq"])
 
 
 def test_a_damaged_page_of_answers_is_one_line(tmp_path):

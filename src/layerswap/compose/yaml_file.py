@@ -261,10 +261,12 @@ def validate_whole(
 DIGITS = re.compile(r"\d+")
 ALIKE = 8
 """Most words that a message lists of those that differ by their numbers alone."""
+LISTED = 100
+"""Most words that a message lists where none is close."""
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest known word, else the list of known words.
+    """`"; did you mean 'x'?"` for the closest known word, else the known words if they are few.
 
     Of words that differ from it by their numbers alone none is closer: they are listed.
     """
@@ -274,6 +276,8 @@ def nearest(word: str, known: list[str]) -> str:
     close = get_close_matches(word, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
+    if len(known) > LISTED:
+        return f"; none of {len(known):,} is alike"
     return f"; there are {', '.join(sorted(known))}" if known else ""
 
 
