@@ -28,6 +28,7 @@ from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.lab.world import make_world
 from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
 from layerswap.search.protocol import split_documents
+from layerswap.study import estimate
 from layerswap.study import results as study_results
 from layerswap.study.best import merge_best
 from layerswap.study.conditions import models_to_run
@@ -806,6 +807,17 @@ def test_hours_follow_from_documents_and_tokens():
     assert costs(1).training_hours(twice, [rows]) == pytest.approx(one)
     steps = TrainingRun(effective_batch=10, hyperparameters={"max_steps": 300})
     assert costs(1).training_hours(steps, [rows]) == pytest.approx(start + 3 * work)
+
+
+@pytest.mark.parametrize(("able", "times"), [(True, 3), (False, 1)])
+def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch, able, times):
+    monkeypatch.setattr(estimate, "multiplies_in_bfloat16", lambda: able)
+    rows, start = [DataSize(2000, 100)], STARTING / 3600
+    lower = TrainingRun(hyperparameters={"bf16": True})
+    for device, gain in (("cpu", times), ("cuda", 1)):
+        one = costs(1, device=device)
+        usual = one.training_hours(TrainingRun(), rows) - start
+        assert one.training_hours(lower, rows) - start == pytest.approx(usual / gain)
 
 
 def test_the_size_of_a_base_is_read_or_in_its_name():

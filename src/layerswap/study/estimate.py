@@ -21,6 +21,7 @@ from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suites
 from layerswap.study.inputs import DataSize
 from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun
+from layerswap.training.expert.hyperparameters import multiplies_in_bfloat16
 from layerswap.training.expert.spec import PRESETS
 
 BATCH = 32
@@ -54,6 +55,8 @@ class Speed(NamedTuple):
     name: str
 
 
+AUTOCAST = 3
+"""How many times as fast a processor that multiplies in bfloat16 trains with `bf16`."""
 GPU = Speed(1.2e14, 1e12, "on an A100")
 """About 40% of its peak in bfloat16, and half of its peak of loading."""
 
@@ -201,7 +204,9 @@ class Costs:
         )
         times = _examples(run, sets) / (sum(rows) or 1)
         each = 4 + 2 * self.size.trained(run)
-        seconds = each * self.size.billions * 1e9 * tokens * times / self.speed.read
+        lower = self.speed != GPU and _setting(run, "bf16") and multiplies_in_bfloat16()
+        speed = self.speed.read * (AUTOCAST if lower else 1)
+        seconds = each * self.size.billions * 1e9 * tokens * times / speed
         return (STARTING + seconds) / 3600
 
     def checkpoints(self, run: TrainingRun, sets: Sequence[DataSize]) -> int:
