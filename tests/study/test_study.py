@@ -809,15 +809,17 @@ def test_hours_follow_from_documents_and_tokens():
     assert costs(1).training_hours(steps, [rows]) == pytest.approx(start + 3 * work)
 
 
-@pytest.mark.parametrize(("able", "times"), [(True, 3), (False, 1)])
-def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch, able, times):
-    monkeypatch.setattr(estimate, "multiplies_in_bfloat16", lambda: able)
+def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch):
     rows, start = [DataSize(2000, 100)], STARTING / 3600
-    lower = TrainingRun(hyperparameters={"bf16": True})
-    for device, gain in (("cpu", times), ("cuda", 1)):
+    for device, able, given, gain in (
+        ("cpu", True, {}, 3), ("cpu", True, {"bf16": False}, 1), ("cpu", False, {}, 1),
+        ("cuda", True, {}, 1),
+    ):  # fmt: skip
+        monkeypatch.setattr(estimate, "autocast_pays", lambda parameters, able=able: able)
         one = costs(1, device=device)
-        usual = one.training_hours(TrainingRun(), rows) - start
-        assert one.training_hours(lower, rows) - start == pytest.approx(usual / gain)
+        work = 6e9 * 2000 * 100 / speed_of(device).read / 3600
+        found = one.training_hours(TrainingRun(hyperparameters=given), rows)
+        assert found - start == pytest.approx(work / gain)
 
 
 def test_the_size_of_a_base_is_read_or_in_its_name():

@@ -52,7 +52,7 @@ def test_under_deepspeed_weights_stay_float32(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     spec = check_expert({"base": "b", "data": "d"})
-    assert _defaults(spec, "prompt", {})["bf16"]
+    assert _defaults(spec, "prompt", {}, 1)["bf16"]
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    assert not _defaults(spec, "prompt", {})["bf16"]
-    assert _defaults(spec, "prompt", {})["tf32"]
+    assert not _defaults(spec, "prompt", {}, 1)["bf16"]
+    assert _defaults(spec, "prompt", {}, 1)["tf32"]

@@ -142,22 +142,26 @@ def test_a_training_never_scores_a_position_without_a_label(tmp_path, base, rows
     assert 0 < sum(seen) < tokens / 2
 
 
-@pytest.mark.parametrize(("able", "given", "said"), [
-    (True, {}, True), (False, {}, False), (True, {"bf16": False}, False),
+@pytest.mark.parametrize(("able", "large", "given", "lower"), [
+    (True, True, {}, True), (False, True, {}, False), (True, False, {}, False),
+    (True, True, {"bf16": False}, False),
 ])  # fmt: skip
-def test_a_processor_with_bfloat16_is_pointed_to(
-    tmp_path, base, rows, monkeypatch, able, given, said
+def test_a_processor_with_bfloat16_uses_it_for_what_is_not_tiny(
+    tmp_path, base, rows, monkeypatch, able, large, given, lower
 ):
-    from layerswap.training.expert import trainer
+    from layerswap.training.expert import hyperparameters, trainer
+    from layerswap.training.expert.save import read_training
 
-    monkeypatch.setattr(trainer, "LARGE", 1)
+    if large:
+        monkeypatch.setattr(hyperparameters, "LARGE", 1)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
     lines = []
-    trainer.train({
+    out = trainer.train({
         "base": str(base), "data": {"train": str(rows / "task-train.jsonl")}, "limit": 4,
         "hyperparameters": {"max_steps": 1, **given},
     }, tmp_path / "out", log=lines.append)  # fmt: skip
-    assert any("bf16: true" in line for line in lines) == said
+    assert read_training(out)["hyperparameters"]["bf16"] == lower
+    assert any("bf16: false" in line for line in lines) == lower
 
 
 def test_training_with_bf16_saves_float32_weights(tmp_path, base, rows):

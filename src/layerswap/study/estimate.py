@@ -21,7 +21,7 @@ from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suites
 from layerswap.study.inputs import DataSize
 from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun
-from layerswap.training.expert.hyperparameters import multiplies_in_bfloat16
+from layerswap.training.expert.hyperparameters import autocast_pays
 from layerswap.training.expert.spec import PRESETS
 
 BATCH = 32
@@ -56,7 +56,7 @@ class Speed(NamedTuple):
 
 
 AUTOCAST = 3
-"""How many times as fast a processor that multiplies in bfloat16 trains with `bf16`."""
+"""How many times as fast a processor that multiplies in bfloat16 trains."""
 GPU = Speed(1.2e14, 1e12, "on an A100")
 """About 40% of its peak in bfloat16, and half of its peak of loading."""
 
@@ -204,8 +204,10 @@ class Costs:
         )
         times = _examples(run, sets) / (sum(rows) or 1)
         each = 4 + 2 * self.size.trained(run)
-        lower = self.speed != GPU and _setting(run, "bf16") and multiplies_in_bfloat16()
-        speed = self.speed.read * (AUTOCAST if lower else 1)
+        able = self.speed != GPU and autocast_pays(round(self.size.billions * 1e9))
+        speed = self.speed.read * (
+            AUTOCAST if able and run.hyperparameters.get("bf16", True) else 1
+        )
         seconds = each * self.size.billions * 1e9 * tokens * times / speed
         return (STARTING + seconds) / 3600
 

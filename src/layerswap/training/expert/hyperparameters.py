@@ -32,7 +32,12 @@ SCHEDULE = "lr_scheduler_kwargs"
 
 
 def sft_config(
-    spec: ExpertSpec, folder: Path, *, rows: str, processes: int | None = None
+    spec: ExpertSpec,
+    folder: Path,
+    *,
+    rows: str,
+    processes: int | None = None,
+    parameters: int = 0,
 ) -> tuple[Any, float | None]:
     """The configuration of a training.
 
@@ -41,6 +46,7 @@ def sft_config(
         folder: folder of the checkpoints.
         rows: form of the data: `prompt`, `messages` or `text`; texts are packed by default.
         processes: number of training processes; the launcher's `WORLD_SIZE` when None.
+        parameters: of the model.
 
     Returns:
         A `trl.SFTConfig`, and the fraction of the steps in which a stable schedule decays, where
@@ -55,7 +61,7 @@ def sft_config(
     known = _known()
     chosen = check_hyperparameters(spec)
     share = chosen.pop(DECAY, None)
-    values = {**_defaults(spec, rows, known), **chosen}
+    values = {**_defaults(spec, rows, known, parameters), **chosen}
     batch = spec.effective_batch or EFFECTIVE_BATCH.get(spec.preset or "")
     if batch is not None:
         world = int(os.environ.get("WORLD_SIZE", "1")) if processes is None else processes
@@ -119,10 +125,13 @@ def _value(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     return value
 
 
-def _defaults(spec: ExpertSpec, rows: str, known: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(
+    spec: ExpertSpec, rows: str, known: Mapping[str, Any], parameters: int
+) -> dict[str, Any]:
     import torch
 
     device = torch.cuda.is_available()
+    lower = torch.cuda.is_bf16_supported() if device else autocast_pays(parameters)
     saving = "activation_checkpointing"
     values: dict[str, Any] = {
         "num_train_epochs": 1,
@@ -133,7 +142,7 @@ def _defaults(spec: ExpertSpec, rows: str, known: Mapping[str, Any]) -> dict[str
         "eval_strategy": "no",
         "use_cpu": not device,
         # Autocast keeps weights and steps in float32; DeepSpeed's mode of that name would not.
-        "bf16": device and torch.cuda.is_bf16_supported() and not launched_with("deepspeed"),
+        "bf16": lower and not launched_with("deepspeed"),
         saving if saving in known else "gradient_checkpointing": device,
         "dataloader_pin_memory": device,
         "seed": spec.seed,
@@ -175,10 +184,18 @@ LARGE = 50_000_000
 """Parameters from which the matrix products are what a step costs."""
 
 
-def multiplies_in_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16, as far as torch can say."""
+def autocast_pays(parameters: int) -> bool:
+    """Whether a training on this processor is faster with products in bfloat16.
+
+    That is so where it has instructions for them (AVX-512 BF16, AMX and Arm's, as far as torch can
+    say) and the model is not tiny.
+
+    Args:
+        parameters: of the model.
+    """
     import torch
 
     # Older versions of torch lack it.
     found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    able = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return able and parameters >= LARGE

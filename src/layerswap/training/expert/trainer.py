@@ -31,12 +31,7 @@ from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
 from layerswap.merge.writer import check_apart
 from layerswap.training.expert.distributed import check_distributed
-from layerswap.training.expert.hyperparameters import (
-    LARGE,
-    SCHEDULE,
-    multiplies_in_bfloat16,
-    sft_config,
-)
+from layerswap.training.expert.hyperparameters import SCHEDULE, sft_config
 from layerswap.training.expert.rows import TrainingRows, equal_parts, load_rows
 from layerswap.training.expert.save import (
     CHECKPOINTS,
@@ -222,7 +217,8 @@ def plan_training(
     rates = rates_by_place(spec.rates, base.layers)
     sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
     form = "text" if all(rows.form == "text" for rows in sets) else sets[0].form
-    config, decay = sft_config(spec, target / CHECKPOINTS, rows=form)
+    parameters = sum(math.prod(tensor.shape) for tensor in base.tensors.values())
+    config, decay = sft_config(spec, target / CHECKPOINTS, rows=form, parameters=parameters)
     tokenizer = _load_tokenizer(base)
     for rows in sets:
         _check_template(base, tokenizer, rows)
@@ -466,11 +462,10 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             f"note: weights in {job.spec.dtype} lose steps smaller than their rounding; "
             "the papers' rates of 1e-7 vanish in it (docs/training.md)"
         )
-    slow = trainer.args.use_cpu and "bf16" not in job.spec.hyperparameters
-    if slow and counts["all"] >= LARGE and multiplies_in_bfloat16():
+    if trainer.args.use_cpu and trainer.args.bf16 and "bf16" not in job.spec.hyperparameters:
         yield (
-            "note: this processor multiplies in bfloat16: `hyperparameters: {bf16: true}` "
-            "trains about three times as fast, with float32 weights (docs/training.md)"
+            "matrix products in bfloat16, weights and steps in float32 "
+            "(`hyperparameters: {bf16: false}` computes all in float32)"
         )
     for data in job.sets:
         if warning := boundary_warning(data.train, job.tokenizer):
