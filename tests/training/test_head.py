@@ -1,6 +1,7 @@
 """The head on labelled positions against the model's own logits and loss."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -84,6 +85,37 @@ def test_under_autocast_products_are_bfloat16_and_gradients_are_kept_in_float32(
             assert one.grad.dtype == torch.float32
             alike = torch.cosine_similarity(one.grad.flatten(), other.grad.flatten(), dim=0)
             assert alike > 0.995, name
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_learnt_already_pulls_no_more_under_autocast(model, frozen):
+    """Near p = 1 the gradient is a difference of two terms that rounding must not part."""
+    learnt, inputs = copy.deepcopy(model), batch()
+    optimizer = torch.optim.AdamW(learnt.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        learnt(**inputs).loss.backward()
+        optimizer.step()
+    learnt.zero_grad()
+    learnt.get_output_embeddings().weight.requires_grad_(not frozen)
+    plain, ours = copy.deepcopy(learnt), with_head(learnt, 3 * 97)
+    whole = learnt(**inputs).loss
+    assert whole < 0.02
+    whole.backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours(**inputs, fused_lm_head=True).loss.backward()
+        plain(**inputs).loss.backward()
+
+    def alike(other):
+        grads = [
+            (one.grad.flatten(), two.grad.flatten())
+            for one, two in zip(learnt.parameters(), other.parameters(), strict=True)
+            if one.grad is not None
+        ]
+        return torch.cosine_similarity(*map(torch.cat, zip(*grads, strict=True)), dim=0)
+
+    assert alike(ours) > 0.98
+    assert alike(ours) > alike(plain) - 0.01
 
 
 def test_the_dtype_of_products_is_that_of_autocast(model, monkeypatch):
@@ -180,3 +212,40 @@ def test_training_with_bf16_saves_float32_weights(tmp_path, base, rows):
     assert moved
     rounded = saved[moved[0]].bfloat16().float()
     assert not torch.equal(rounded, saved[moved[0]])
+
+
+def test_a_training_goes_on_in_the_precision_it_was_begun_in(tmp_path, base, rows, monkeypatch):
+    from layerswap.training.expert import hyperparameters, trainer
+    from layerswap.training.expert.spec import check_expert
+
+    monkeypatch.setattr(hyperparameters, "LARGE", 1)
+    spec = check_expert({"base": str(base), "data": {"train": str(rows / "task-train.jsonl")}})
+    out = tmp_path / "out"
+    for able in (False, True):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"amx_bf16": able})
+        job = trainer.plan_training(spec, out)
+        assert job.config.bf16 == able
+        out.mkdir()
+        trainer.write_training(out, job.record)
+        other = {"amx_bf16": not able}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda other=other: other)
+        assert trainer.plan_training(spec, out, resume=True).config.bf16 == able
+        assert trainer.plan_training(spec, out).config.bf16 != able
+        given = spec.model_copy(update={"hyperparameters": {"bf16": not able}})
+        assert trainer.plan_training(given, out, resume=True).config.bf16 != able
+        shutil.rmtree(out)
+
+
+def test_float16_by_name_is_no_quarrel_with_the_default(tmp_path, base, rows, monkeypatch):
+    from layerswap.training.expert import hyperparameters, trainer
+    from layerswap.training.expert.spec import check_expert
+
+    monkeypatch.setattr(hyperparameters, "LARGE", 1)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    spec = check_expert({
+        "base": str(base), "data": {"train": str(rows / "task-train.jsonl")},
+        "hyperparameters": {"fp16": True},
+    })  # fmt: skip
+    config = trainer.plan_training(spec, tmp_path / "out").config
+    assert config.fp16
+    assert not config.bf16

@@ -261,7 +261,7 @@ def validate_whole(
 DIGITS = re.compile(r"\d+")
 ALIKE = 8
 """Most words that a message lists of those that differ by their numbers alone."""
-LISTED = 100
+LISTED = 200
 """Most words that a message lists where none is close."""
 
 

@@ -205,9 +205,8 @@ class Costs:
         times = _examples(run, sets) / (sum(rows) or 1)
         each = 4 + 2 * self.size.trained(run)
         able = self.speed != GPU and autocast_pays(round(self.size.billions * 1e9))
-        speed = self.speed.read * (
-            AUTOCAST if able and run.hyperparameters.get("bf16", True) else 1
-        )
+        lower = able and run.hyperparameters.get("bf16", True) is not False
+        speed = self.speed.read * (AUTOCAST if lower else 1)
         seconds = each * self.size.billions * 1e9 * tokens * times / speed
         return (STARTING + seconds) / 3600
 

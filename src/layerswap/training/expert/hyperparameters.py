@@ -38,6 +38,7 @@ def sft_config(
     rows: str,
     processes: int | None = None,
     parameters: int = 0,
+    begun_in: bool | None = None,
 ) -> tuple[Any, float | None]:
     """The configuration of a training.
 
@@ -47,6 +48,8 @@ def sft_config(
         rows: form of the data: `prompt`, `messages` or `text`; texts are packed by default.
         processes: number of training processes; the launcher's `WORLD_SIZE` when None.
         parameters: of the model.
+        begun_in: whether a training that goes on was begun with products in bfloat16, which this
+            machine's default then is no choice for.
 
     Returns:
         A `trl.SFTConfig`, and the fraction of the steps in which a stable schedule decays, where
@@ -62,6 +65,9 @@ def sft_config(
     chosen = check_hyperparameters(spec)
     share = chosen.pop(DECAY, None)
     values = {**_defaults(spec, rows, known, parameters), **chosen}
+    if "bf16" not in chosen:
+        values["bf16"] &= not chosen.get("fp16")
+        values["bf16"] = values["bf16"] if begun_in is None else begun_in
     batch = spec.effective_batch or EFFECTIVE_BATCH.get(spec.preset or "")
     if batch is not None:
         world = int(os.environ.get("WORLD_SIZE", "1")) if processes is None else processes
@@ -187,8 +193,8 @@ LARGE = 50_000_000
 def autocast_pays(parameters: int) -> bool:
     """Whether a training on this processor is faster with products in bfloat16.
 
-    That is so where it has instructions for them (AVX-512 BF16, AMX and Arm's, as far as torch can
-    say) and the model is not tiny.
+    That is so where it has instructions for them (AVX-512 BF16 or AMX, as far as torch can say;
+    Arm's were not measured) and the model is not tiny.
 
     Args:
         parameters: of the model.
@@ -197,5 +203,5 @@ def autocast_pays(parameters: int) -> bool:
 
     # Older versions of torch lack it.
     found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    able = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    able = any(found.get(name) for name in ("avx512_bf16", "amx_bf16"))
     return able and parameters >= LARGE

@@ -97,19 +97,19 @@ class LinearLogProb(torch.autograd.Function):
             hits.append(logs.argmax(-1) == wanted)
             likely = torch.exp(logs, out=one)
             entropies.append(-logs.mul_(likely).sum(-1))
-            taken = likely if product is one else product.copy_(likely)
-            # d log p(target) / d logits = one_hot(target) - p
+            # d log p(target) / d logits = one_hot(target) - p. They are subtracted before a product
+            # that rounds: near p = 1 nothing but its rounding would be left of their difference.
+            likely[torch.arange(len(wanted)), wanted] -= 1
+            rise = likely if product is one else product.copy_(likely)
             if grads[0] is not None:
-                grads[0][rows] = weight[wanted] - taken @ head
+                grads[0][rows] = -(rise @ head).to(hidden.dtype)
             if grads[1] is not None:
                 if product is one:
-                    grads[1].addmm_(taken.t(), part, alpha=-1)
+                    grads[1].addmm_(rise.t(), part, alpha=-1)
                 else:
-                    grads[1].sub_(taken.t() @ part)
-                grads[1].index_add_(0, wanted, hidden[rows])
+                    grads[1].sub_(rise.t() @ part)
             if grads[2] is not None:
-                ones = torch.ones(len(wanted), dtype=weight.dtype)
-                grads[2].sub_(likely.sum(0)).index_add_(0, wanted, ones)
+                grads[2].sub_(likely.sum(0))
         ctx.grads = grads
         entropy, hit = torch.cat(entropies), torch.cat(hits)
         ctx.mark_non_differentiable(entropy, hit)

@@ -108,7 +108,7 @@ def train(
     if overrides or not isinstance(spec, ExpertSpec):
         given = spec.model_dump(exclude_unset=True) if isinstance(spec, ExpertSpec) else dict(spec)
         spec = check_expert(given | overrides)
-    job = plan_training(spec, out, folder=folder)
+    job = plan_training(spec, out, folder=folder, resume=resume)
     if not _open_output(job, resume=resume, overwrite=overwrite):
         log(f"{job.out}: finished already")
         return job.out
@@ -202,7 +202,7 @@ class TrainingJob:
 
 
 def plan_training(
-    spec: ExpertSpec, out: PathLike, *, folder: PathLike | None = None
+    spec: ExpertSpec, out: PathLike, *, folder: PathLike | None = None, resume: bool = False
 ) -> TrainingJob:
     """Check a training without writing or training anything; see `train`."""
     need_extras("training", "train")
@@ -218,7 +218,11 @@ def plan_training(
     sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
     form = "text" if all(rows.form == "text" for rows in sets) else sets[0].form
     parameters = sum(math.prod(tensor.shape) for tensor in base.tensors.values())
-    config, decay = sft_config(spec, target / CHECKPOINTS, rows=form, parameters=parameters)
+    begun = resume and (target / TRAINING).is_file()
+    config, decay = sft_config(
+        spec, target / CHECKPOINTS, rows=form, parameters=parameters,
+        begun_in=read_training(target)["hyperparameters"].get("bf16") if begun else None,
+    )  # fmt: skip
     tokenizer = _load_tokenizer(base)
     for rows in sets:
         _check_template(base, tokenizer, rows)
@@ -350,7 +354,7 @@ def _load_model(job: TrainingJob) -> PreTrainedModel:
     from transformers import set_seed
 
     set_seed(job.spec.seed)
-    # A CPU is fast in float32 only; on a GPU a frozen base keeps its stored dtype.
+    # On a CPU weights are float32, whatever is computed in; on a GPU a frozen base keeps its dtype.
     frozen = job.spec.lora and not job.config.use_cpu
     dtype = job.spec.dtype or ("auto" if frozen else "float32")
     options = _quantization(job.spec)
@@ -462,7 +466,9 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             f"note: weights in {job.spec.dtype} lose steps smaller than their rounding; "
             "the papers' rates of 1e-7 vanish in it (docs/training.md)"
         )
-    if trainer.args.use_cpu and trainer.args.bf16 and "bf16" not in job.spec.hyperparameters:
+    whole = job.spec.dtype in (None, "float32")
+    default = "bf16" not in job.spec.hyperparameters
+    if trainer.args.use_cpu and trainer.args.bf16 and whole and default:
         yield (
             "matrix products in bfloat16, weights and steps in float32 "
             "(`hyperparameters: {bf16: false}` computes all in float32)"
