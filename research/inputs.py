@@ -1,4 +1,4 @@
-"""The inputs of the three studies of docs/real.md as they were run, from published files.
+"""The inputs of the studies of docs/real.md as they were run, from published files.
 
     python -m research.inputs PUBLISHED OUT --base GEMMA
     LAYERSWAP_DATA=OUT/published layerswap study run OUT/headline-transfer.yaml --out headlines
@@ -31,7 +31,9 @@ from layerswap.evaluation.suites.suites import write_suite
 from layerswap.training.mix.schema import mix_text
 
 HERE = Path(__file__).parent
-STUDIES = ("headline-transfer", "topic-transfer", "sentiment-transfer")
+STUDIES = (
+    "headline-transfer", "topic-transfer", "sentiment-transfer", "headline-seeds",
+)  # fmt: skip
 NEWS = {"swa": "swahili-news", "hau": "hausa-news", "yor": "yoruba-news"}
 SEED = 20261122
 """Of the tweets that are drawn."""
