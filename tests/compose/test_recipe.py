@@ -272,13 +272,13 @@ def test_files_that_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("5GB", 5 * 10**9), ("1.5 mb", 1_500_000), ("2KB", 2000), ("7", 7), (" 7B ", 7)],
+    [("5GB", 5 * 10**9), ("1.5 mb", 1_500_000), ("2KB", 2000), (" 7B ", 7)],
 )
 def test_parse_size(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1GB", "0.1B", "5TB", "GB", "9" * 400 + "GB"])
+@pytest.mark.parametrize("text", ["", "0", "7", "-1GB", "0.1B", "5TB", "GB", "9" * 400 + "GB"])
 def test_parse_size_refuses(text):
     with pytest.raises(RecipeError) as caught:
         parse_size(text)

@@ -132,6 +132,18 @@ def test_deltas_are_taken_row_by_row(unlike, tmp_path, method):
         assert torch.allclose(found[tensor][6], habari, atol=1e-6)
 
 
+@pytest.mark.parametrize("back", [{"layers": "outside"}, {"keep": 0.0, "axis": "output"}])
+def test_a_revert_leaves_tokens_that_the_base_lacks(unlike, tmp_path, back):
+    base = expert(tmp_path, "base", 8, WORDS["task"], 5)
+    out = ls.revert(base, unlike["language"], tokenizer="expert", **back).save(tmp_path / "out")
+    found, own, before = map(tensors_of, (out, unlike["language"], base))
+    for tensor in (EMBEDDING, HEAD):
+        for token, row in ids("language").items():
+            known = token in ids("task")
+            want = before[tensor][ids("task")[token]] if known else own[tensor][row]
+            assert torch.equal(found[tensor][row], want), (tensor, token)
+
+
 def test_a_chat_vector_leaves_new_tokens_as_the_language_model_has_them(tmp_path):
     """L + w (I - B) at every row that the base has; the language model's row at every other."""
     words = {"base": "a b c d e", "instruct": "a b c d e", "language": "a b c d e habari f"}

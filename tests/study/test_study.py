@@ -550,7 +550,7 @@ def test_a_study_is_like_another_but_for_what_it_says(tmp_path):
         ("name: x\nlike: own.yaml\n", "own.yaml, line 2: like: the study is like itself"),
         ("like: [a]\n", "own.yaml, line 1: like: write the name or the file of a study"),
         ("like: topic-tranfer\n", "own.yaml, line 1: topic-tranfer: no such .* did you mean 'top"),
-        ("like: none.yaml\n", "none.yaml: cannot be read"),
+        ("name: x\nlike: none.yaml\n", "own.yaml, line 2: like: .*none.yaml: no such file"),
         ("like: third.yaml\n", "third.yaml, line 1: like: the study is like itself"),
     ):
         (tmp_path / "own.yaml").write_text(text)
@@ -871,6 +871,8 @@ def test_a_plan_leaves_out_what_is_done(folder, tmp_path):
     assert f"{len(graph)} steps, 1 of them done before; the others take" in " ".join(told.split())
     (row,) = (line.split() for line in told.splitlines() if "train/task/0 " in line[:20])
     assert row[1] == "done"
+    run_graph(graph, tmp_path, dict.fromkeys({step.kind for step in graph}, lambda context: None))
+    assert f"{len(graph)} steps, all of them done before, " in " ".join(plan().split())
 
 
 def test_a_large_study_says_how_to_need_less_disk():

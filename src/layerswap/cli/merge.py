@@ -349,6 +349,10 @@ def revert(
     part: Annotated[
         str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose the output has: expert, base or union."),
+    ] = None,
     dtype: options.Dtype = None,
     max_shard_size: options.MaxShardSize = None,
     overwrite: options.Overwrite = False,
@@ -372,7 +376,7 @@ def revert(
         "keep": keep, "threshold": threshold, "axis": axis, "scope": scope,
         "layers": layers.split(",") if layers else None,
         "roles": roles.split(",") if roles else None,
-        "partition": partition, "part": part, "dtype": dtype,
+        "partition": partition, "part": part, "tokenizer": tokenizer, "dtype": dtype,
         "max_shard_size": max_shard_size or "5GB",
     }  # fmt: skip
     plan = revert_expert(base, expert, **settings)

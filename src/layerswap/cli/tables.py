@@ -91,9 +91,12 @@ def plan_table(graph: Graph, about: Costs, done: Collection[str] = ()) -> Table:
     time = f"{amount(hours)} hours" if hours >= 1 else f"{amount(60 * hours)} minutes"
     more = f", {amount(passing)} GB more while it trains" if passing >= 0.05 else ""
     before = f", {len(done)} of them done before; the others take" if done else ","
+    takes = f"{before} about {time} {about.speed.name}"
+    if len(done) == len(graph):
+        takes = ", all of them done before"
     space = "disk in all" if done else "disk"
     caption = (
-        f"{len(graph)} steps{before} about {time} {about.speed.name}, {amount(disk)} GB of "
+        f"{len(graph)} steps{takes}, {amount(disk)} GB of "
         f"{space}{more}. The base has {about.size.billions:.3g} billion parameters, by "
         f"{about.size.known_by}. Memory is without activations."
     )

@@ -65,7 +65,7 @@ PAIRS = {
 """The two experts of the methods that have two, by the keys that name them."""
 DEPTH = 16
 """Most levels of experts that are made of experts; each one can double the terms of a blend."""
-SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)?", re.IGNORECASE)
+SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)", re.IGNORECASE)
 
 
 def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
@@ -102,7 +102,7 @@ def parse_size(text: str) -> int:
     """
     match = SHARD_SIZE.fullmatch(text.strip())
     unit = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-    size = float(match[1]) * unit[(match[2] or "B").upper()] if match else 0
+    size = float(match[1]) * unit[match[2].upper()] if match else 0
     if not 1 <= size < 2**63:
         raise RecipeError(f"{text!r:.40} is not a size; write for example 5GB or 500MB")
     return int(size)

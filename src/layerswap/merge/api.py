@@ -272,6 +272,7 @@ def revert(
     roles: str | Sequence[str] | None = None,
     partition: str | None = None,
     part: Literal["task", "language"] | None = None,
+    tokenizer: str | None = None,
     dtype: str | None = None,
     max_shard_size: str = "5GB",
 ) -> Plan:
@@ -292,6 +293,7 @@ def revert(
         roles: only these roles of those layers; all layers when `layers` is None.
         partition: a partition of the second paper, `A`, `B`, `C` or `Z`.
         part: the part of the partition that the expert keeps.
+        tokenizer: whose tokenizer the output has where they differ: `expert`, `base` or `union`.
         dtype: `float32`, `bfloat16` or `float16`; as stored when None.
         max_shard_size: largest size of an output file.
 
@@ -330,7 +332,9 @@ def revert(
             raise RecipeError("say which part of the partition the expert keeps: task or language")
         sides = {"task": "base", "language": "base", part: "expert"}
         method = {"partition": {"name": partition, **sides}}
-    output = {"bake": True, "dtype": dtype, "max_shard_size": max_shard_size}
+    output = {
+        "bake": True, "tokenizer": tokenizer, "dtype": dtype, "max_shard_size": max_shard_size,
+    }  # fmt: skip
     return _plan("revert", {"expert": expert}, base, **method, **output)
 
 

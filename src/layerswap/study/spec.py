@@ -438,7 +438,7 @@ def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, in
         within: the files that are like this one.
 
     Raises:
-        RecipeError: a file cannot be read, or is like itself.
+        RecipeError: a file is missing or cannot be read, or is like itself.
     """
     data, lines = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict) or LIKE not in data:
@@ -450,6 +450,8 @@ def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, in
         other = _study_file(like, path.parent)
         if other.resolve() in {one.resolve() for one in (*within, path)}:
             raise RecipeError(f"{LIKE}: the study is like itself")
+        if not other.is_file():
+            raise RecipeError(f"{LIKE}: {other}: no such file")
     except RecipeError as error:
         raise error.within(f"{path}, line {line}") from None
     return _over(data, _filled(other, (*within, path))[0]), lines
