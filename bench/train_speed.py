@@ -166,7 +166,7 @@ def with_trainer(
             folder, per_device_train_batch_size=options.batch, learning_rate=1e-6, max_length=None,
             use_cpu=options.device == "cpu", bf16=options.bf16, activation_checkpointing=False,
             save_strategy="no", report_to="none", logging_steps=1000, disable_tqdm=True,
-            dataloader_pin_memory=False,
+            dataloader_pin_memory=False, completion_only_loss=True,
         )  # fmt: skip
         given = {
             "model": model, "args": config, "callbacks": [Ticking()],
