@@ -81,6 +81,22 @@ NAMES = {
     "language expert": "language expert",
 }
 """What the page calls the models that it lists, in its order."""
+SEEDS = {
+    "headlines": ("headline-seeds", "headline-middle"),
+    "sentences": ("topic-seeds", "topic-middle"),
+}
+"""The studies with experts of three seeds: in full, and task experts of the middle layers alone."""
+TIES = "ties, density 0.075"
+"""The one density that was asked of three pairs; it keeps a fifth of what trains."""
+MIDDLE_SWAP = "swap, task expert trained in layers 3 to 16 alone"
+SEED_NAMES = {
+    str(DEFAULT): "swap, default",
+    MIDDLE_SWAP: MIDDLE_SWAP,
+    **{name: words for name, words in NAMES.items() if name not in (str(DEFAULT), str(CHOSEN))},
+    "ties, chosen on development": "TIES, density 0.075 (tweets: chosen)",
+}
+"""Of those with experts of three seeds."""
+PAIRS_OF = {task: f"{task} ({'three pairs' if task in SEEDS else 'one pair'})" for task in TASKS}
 BOUND = 32768
 """How many tokens the model reads, which is a part of what answers are kept by."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -134,12 +150,6 @@ def minus(task: str, first: str, second: str) -> Interval:
     return over_languages(task, differences(scores(task, first), scores(task, second)))
 
 
-def minus_each(task: str, first: str, second: str) -> list[Interval]:
-    """The paired difference of two models in each language."""
-    both = zip(scores(task, first), scores(task, second), strict=True)
-    return [paired_difference(a, b) for a, b in both]
-
-
 def per_cent(found: Interval) -> str:
     return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
@@ -159,25 +169,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1)
 def across(cell: Callable[[str], str], *models: str) -> list[str]:
     """A cell for each task; empty where it has not been asked of all these models."""
     return [cell(task) if known(task).issuperset(models) else "" for task in TASKS]
-
-
-def means_table(leave: Collection[str] = ()) -> str:
-    """Models down, tasks across: the mean over languages."""
-    rows = [
-        [words, *across(lambda task, name=name: per_cent(mean(task, name)), name)]
-        for name, words in NAMES.items() if name not in leave
-    ]  # fmt: skip
-    return table(["", *TASKS], rows)
-
-
-def differences_table() -> str:
-    """The default swap minus each model, by task: paired, the mean over languages."""
-    swap = str(DEFAULT)
-    rows = [
-        [words, *across(lambda task, name=name: points(minus(task, swap, name)), name)]
-        for name, words in NAMES.items() if name != swap
-    ]  # fmt: skip
-    return table(["the default swap minus the", *TASKS], rows)
 
 
 def languages_table(task: str) -> str:
@@ -348,8 +339,10 @@ def cases_table() -> str:
     """By task and language, what English fine-tuning gained and what the swap adds."""
     rows = []
     for task in TASKS:
-        gains = minus_each(task, "task expert", "base")
-        swaps = minus_each(task, str(DEFAULT), "task expert")
+        gains, swaps = (
+            [mean_interval(one) for one in _gains(task, *models)]
+            for models in (("task expert", "base"), (str(DEFAULT), "task expert"))
+        )
         for language, gain, swap in zip(LANGUAGES.values(), gains, swaps, strict=True):
             rows.append((gain.mean, [f"{task}, {language}", points(gain), points(swap)]))
     ordered = [row for _, row in sorted(rows, key=lambda row: row[0])]
@@ -429,45 +422,128 @@ def checkpoints_table() -> str:
     return table(["task expert of the sentences", "Swahili"], rows)
 
 
-def seeds_table() -> str:
-    """Headlines, with experts of several seeds: models, and what the swap adds by language.
+@cache
+def by_pair(task: str) -> dict[str, dict[str, list[Values]]]:
+    """A task's models with experts of several seeds: by pair, their scores, a vector per language.
 
-    The last row is the mean over pairs, of which every document has several answers; its intervals
-    are over documents alone.
+    The last "pair" is the mean over pairs, of which every document has several answers.
     """
-    found = results("headline-seeds")
-    numbers = sorted(found[0].pairs, reverse=True)
-    names = ("task expert", "language expert", "soup", str(DEFAULT))
-    each = [[_by_name(by.pairs[pair]) for by in found] for pair in numbers]
-    rows = [_seed_row(str(number), pairs, names) for number, pairs in enumerate(each, start=1)]
-    whole = [_by_name(by.over_pairs.scores) for by in found]
-    rows.append(_seed_row("mean", whole, names))
-    languages = [LANGUAGES[by.language] for by in found]
-    head = ["pair of experts", *names, "swap minus task expert", *languages]
-    return table(head, rows)
+    found: dict[str, dict[str, list[Values]]] = {}
+    for study, renamed in zip(
+        SEEDS[task], ({}, {"task expert": PARTIAL, str(DEFAULT): MIDDLE_SWAP}), strict=True
+    ):
+        if not (HERE / study).is_dir():
+            continue
+        names = renamed or {name: name for name in SEED_NAMES} | {
+            TIES: "ties, chosen on development"
+        }
+        for by in results(study):
+            pairs = {str(i): by.pairs[pair] for i, pair in enumerate(sorted(by.pairs), start=1)}
+            for called, own in {**pairs, "mean": by.over_pairs.scores}.items():
+                for one, values in own.items():
+                    if str(one) in names:
+                        model = found.setdefault(names[str(one)], {})
+                        model.setdefault(called, []).append(values)
+    return found
 
 
-def _by_name(scores: Mapping[Condition, Values]) -> dict[str, Values]:
-    return {str(one): values for one, values in scores.items()}
+def over_pairs(task: str, model: str) -> list[Values]:
+    """The scores of the test documents, a vector per language: the mean over pairs of experts.
+
+    Those of one pair, of a task that was not repeated.
+    """
+    return by_pair(task)[model]["mean"] if task in SEEDS else scores(task, model)
 
 
-def _seed_row(
-    name: str, by_language: Sequence[Mapping[str, Values]], names: Sequence[str]
-) -> list[str]:
-    def over(model: str) -> list[Values]:
-        return [own[model] for own in by_language]
+def across_pairs(cell: Callable[[str], str], *models: str) -> list[str]:
+    """A cell for each task, as `across`, over all pairs of experts."""
+    asked = {task: by_pair(task).keys() if task in SEEDS else known(task) for task in TASKS}
+    return [cell(task) if asked[task] >= set(models) else "" for task in TASKS]
 
-    gains = differences(over(str(DEFAULT)), over("task expert"))
-    means = [per_cent(mean_over_groups(over(model))) for model in names]
-    return [name, *means, points(mean_over_groups(gains)),
-            *(points(mean_interval(one)) for one in gains)]  # fmt: skip
+
+def means_table(leave: Collection[str] = ()) -> str:
+    """Models down, tasks across: the mean over languages and pairs.
+
+    Intervals are over documents alone.
+    """
+
+    def cell(task: str, model: str) -> str:
+        return per_cent(over_languages(task, over_pairs(task, model)))
+
+    rows = [
+        [words, *across_pairs(lambda task, name=name: cell(task, name), name)]
+        for name, words in SEED_NAMES.items() if name not in leave
+    ]  # fmt: skip
+    return table(["", *PAIRS_OF.values()], rows)
+
+
+def differences_table() -> str:
+    """The default swap minus each model, by task: paired, the mean over languages and pairs."""
+    swap = str(DEFAULT)
+    rows = [
+        [words, *across_pairs(lambda task, name=name: _gain(task, swap, name), name)]
+        for name, words in SEED_NAMES.items() if name != swap
+    ]  # fmt: skip
+    return table(["the default swap minus the", *PAIRS_OF.values()], rows)
+
+
+def _gain(task: str, first: str, second: str) -> str:
+    return points(over_languages(task, _gains(task, first, second)))
+
+
+def _gains(task: str, first: str, second: str) -> list[Values]:
+    return differences(over_pairs(task, first), over_pairs(task, second))
+
+
+def pairs_table(task: str) -> str:
+    """Models down, pairs of experts of several seeds across: the mean over languages."""
+    found = by_pair(task)
+    rows = [
+        [words, *(f"{100 * over_languages(task, one).mean:.1f}" for one in found[name].values())]
+        for name, words in SEED_NAMES.items() if name in found
+    ]  # fmt: skip
+    numbers = [one for one in found[str(DEFAULT)] if one != "mean"]
+    return table([task, *(f"pair {one}" for one in numbers), "mean"], rows)
+
+
+def gains_table() -> str:
+    """What one model is above another, by task and language, the mean over pairs."""
+    steps = [
+        (str(DEFAULT), "task expert"),
+        (str(DEFAULT), "soup"),
+        (PARTIAL, "task expert"),
+        (MIDDLE_SWAP, PARTIAL),
+    ]
+    rows = []
+    for first, second in steps:
+        for task in SEEDS:
+            if by_pair(task).keys() >= {first, second}:
+                gains = _gains(task, first, second)
+                each = [points(mean_interval(one)) for one in gains]
+                whole = points(over_languages(task, gains))
+                words = f"{SEED_NAMES[first]}, minus the {SEED_NAMES[second]}"
+                rows.append([words, task, *each, whole])
+    return table(["", "", *LANGUAGES.values(), "mean"], rows, words=2)
+
+
+def float32_table() -> str:
+    """Headlines in Swahili, two pairs of experts that were trained in float32 throughout."""
+    (by,) = study_results({"sw": HERE / "headline-seeds" / "float32" / "sw"}, 0.5).benchmarks
+    rows = []
+    for number, pair in enumerate(sorted(by.pairs, reverse=True), start=1):
+        own = {str(one): values for one, values in by.pairs[pair].items()}
+        swap, expert = own[str(DEFAULT)], own["task expert"]
+        means = [per_cent(mean_interval(one)) for one in (expert, own["soup"], swap)]
+        rows.append([str(number), *means, points(paired_difference(swap, expert))])
+    names = ("task expert", "soup", "swap, default")
+    return table(["pair", *names, "swap minus task expert"], rows)
 
 
 def tables() -> dict[str, str]:
     """Every table, by its name."""
     return {
         "means": means_table(),
-        "summary": means_table(leave=(str(CHOSEN), "language expert")),
+        "summary": means_table(leave=("language expert",)),
         "differences": differences_table(),
         **{task: languages_table(task) for task in TASKS},
         "origins": origins_table(),
@@ -481,7 +557,9 @@ def tables() -> dict[str, str]:
         "chosen": chosen_table(),
         "few-shot": few_shot_table(),
         "checkpoints": checkpoints_table(),
-        "seeds": seeds_table(),
+        **{f"pairs of {task}": pairs_table(task) for task in SEEDS},
+        "gains": gains_table(),
+        "float32": float32_table(),
     }
 
 
