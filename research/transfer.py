@@ -53,7 +53,8 @@ from layerswap.study.results import (
 )
 
 HERE = Path(__file__).parent
-PAGES = (HERE.parent / "docs" / "real.md", HERE.parent / "README.md")
+DOCS = HERE.parent / "docs"
+PAGES = (DOCS / "real.md", DOCS / "real-tables.md", HERE.parent / "README.md")
 SCORES, LABELS, PROBABILITIES = "scores.parquet", "labels.json", "probabilities.parquet"
 TASKS = {
     "headlines": "headline-transfer",
