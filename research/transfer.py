@@ -98,6 +98,14 @@ SEED_NAMES = {
 }
 """Of those with experts of three seeds."""
 PAIRS_OF = {task: f"{task} ({'three pairs' if task in SEEDS else 'one pair'})" for task in TASKS}
+JOINT_NAMES = {
+    str(DEFAULT): "swap, default",
+    "joint": "joint training on both data sets",
+    "simultaneous": "simultaneous training, each data set in its own layers",
+    "task expert": "task expert",
+    "language expert": "language expert",
+}
+"""Of the study of one model that trains on both data sets."""
 BOUND = 32768
 """How many tokens the model reads, which is a part of what answers are kept by."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -540,6 +548,18 @@ def float32_table() -> str:
     return table(["pair", *names, "swap minus task expert"], rows)
 
 
+def joint_table() -> str:
+    """Headlines in Swahili: one model that trains on both data sets, beside the swap."""
+    (by,) = results("headline-joint")
+    own = {str(one): values for one, values in by.over_pairs.scores.items()}
+    swap = own[str(DEFAULT)]
+    rows = []
+    for name, words in JOINT_NAMES.items():
+        paired = "" if name == str(DEFAULT) else points(paired_difference(swap, own[name]))
+        rows.append([words, per_cent(mean_interval(own[name])), paired])
+    return table(["headlines", "Swahili", "the default swap minus it"], rows)
+
+
 def tables() -> dict[str, str]:
     """Every table, by its name."""
     return {
@@ -561,6 +581,7 @@ def tables() -> dict[str, str]:
         **{f"pairs of {task}": pairs_table(task) for task in SEEDS},
         "gains": gains_table(),
         "float32": float32_table(),
+        "joint": joint_table(),
     }
 
 
