@@ -33,7 +33,7 @@ from layerswap.training.mix.schema import mix_text
 HERE = Path(__file__).parent
 STUDIES = (
     "headline-transfer", "topic-transfer", "sentiment-transfer", "headline-seeds",
-    "headline-middle", "headline-joint", "topic-seeds",
+    "headline-middle", "headline-joint", "topic-seeds", "topic-middle",
 )  # fmt: skip
 NEWS = {"swa": "swahili-news", "hau": "hausa-news", "yor": "yoruba-news"}
 SEED = 20261122
