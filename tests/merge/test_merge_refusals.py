@@ -251,13 +251,31 @@ def test_a_source_of_a_blend_must_be_finite(pair, tmp_path, value):
     assert not torch.isfinite(tensors_of(out)["model.norm.weight"][-1])
 
 
-def test_nan_in_a_verbatim_source_is_copied_bit_for_bit(pair, tmp_path):
+@pytest.fixture
+def odd_nan(pair):
+    """A tensor of the task expert's middle, which is copied: every other element is NaN."""
     odd_nan = torch.tensor([0x7FC00001, -1] * 480, dtype=torch.int32).view(torch.float32)
     odd_nan = odd_nan.reshape(40, 24)
     change_tensors(pair[0], {UP.format(2): odd_nan})
+    return odd_nan
+
+
+def test_nan_in_a_verbatim_source_is_copied_bit_for_bit(pair, odd_nan, tmp_path):
     plan = ls.swap(task=pair[0], language=pair[1])
-    check_equal(tensors_of(plan.save(tmp_path / "out"))[UP.format(2)], odd_nan)
+    out = plan.save(tmp_path / "out", allow_non_finite=True)
+    check_equal(tensors_of(out)[UP.format(2)], odd_nan)
     check_equal(plan.load().state_dict()[UP.format(2)], odd_nan)
+    verified = ls.verify(out)
+    assert verified.passed
+    assert verified.notes == [f"NaN or infinity in {UP.format(2)!r}, as in the source"]
+
+
+def test_nan_in_a_verbatim_source_is_refused_before_anything_is_written(pair, odd_nan, tmp_path):
+    plan = ls.swap(task=pair[0], language=pair[1])
+    assert refused_save(plan, tmp_path / "out").endswith(
+        f"model.safetensors: tensor {UP.format(2)!r} holds NaN or infinity"
+    )
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_overflow_is_refused(pair, tmp_path):

@@ -24,7 +24,7 @@ def merge(
     allow_pickle: options.AllowPickle = False,
     overwrite: options.Overwrite = False,
     allow_non_finite: Annotated[
-        bool, typer.Option("--allow-non-finite", help="Accept NaN and infinity in the arithmetic.")
+        bool, typer.Option("--allow-non-finite", help="Accept NaN and infinity in the experts.")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the same merge after it was killed.")

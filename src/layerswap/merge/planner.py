@@ -189,7 +189,7 @@ class Plan(MergePlan):
             overwrite: overwrite a folder that layerswap wrote.
             threads: workers; the number of usable processors when None.
             progress: called with the number of bytes just written, by any of the workers.
-            allow_non_finite: let NaN and infinity through arithmetic.
+            allow_non_finite: merge experts that hold NaN or infinity.
             resume: resume the same merge where it was killed, with the output files that it
                 finished.
             log: told what the output's dtype loses of the experts' changes, where that is much.

@@ -45,7 +45,7 @@ from layerswap.merge.lazy_tensors import (
 )
 from layerswap.merge.lora import AdapterMergePlan, write_adapter
 from layerswap.merge.metadata import RECORD, record, write_documents
-from layerswap.merge.plan import MergePlan, check_unchanged, names_digest
+from layerswap.merge.plan import MergePlan, check_finite, check_unchanged, names_digest
 from layerswap.merge.rounding import SAMPLED, Rounding, rounding_note
 
 if TYPE_CHECKING:
@@ -455,6 +455,8 @@ def write_plan(
     target = check_target(plan, out, overwrite=overwrite)
     if plan.needs_whole:
         plan = plan.downloaded()
+    if not (allow_non_finite or isinstance(plan, AdapterMergePlan)):
+        check_finite(plan.tensors)
     report = progress or (lambda count: None)
     if isinstance(plan, GGUFMergePlan):
         _write_gguf(

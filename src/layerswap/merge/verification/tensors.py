@@ -20,7 +20,7 @@ from typing import TypeVar
 from layerswap._types import Advance
 from layerswap.checkpoint import TensorInfo
 from layerswap.checkpoint.header import block_of
-from layerswap.checkpoint.read import Handle, read_into
+from layerswap.checkpoint.read import FLOAT_DTYPES, Handle, is_finite, numpy_dtype, read_into
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.merge.layout import OutputTensor
@@ -112,19 +112,22 @@ def differences(
     known: Mapping[Operation, Thresholds],
     threads: int,
     progress: Advance,
-) -> dict[str, int]:
+) -> tuple[dict[str, int], set[str]]:
     """The tensors that differ, with the first byte of each that was found to.
+
+    Also the verbatim tensors whose source holds NaN or infinity.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
     found: dict[str, int] = {}
+    non_finite: set[str] = set()
     lock = Lock()
     with ExitStack() as stack:
         handles = open_all(stack, {file for piece in work for file in _files(piece)})
 
         def run(piece: ComparisonWork) -> None:
-            for name, position in _compare(piece, handles, known):
+            for name, position in _compare(piece, handles, known, non_finite):
                 with lock:
                     found[name] = min(position, found.get(name, position))
             progress(piece.nbytes)
@@ -135,18 +138,25 @@ def differences(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), non_finite
 
 
 def _compare(
     piece: ComparisonWork,
     handles: Mapping[WeightFile, Handle],
     known: Mapping[Operation, Thresholds],
+    non_finite: set[str],
 ) -> Iterator[tuple[str, int]]:
+    import numpy as np
+
     if isinstance(piece, _Same):
         expected = bytearray(piece.nbytes)
         source, offset = piece.source, piece.source.offset + piece.start
         read_into(handles[source.file], offset, memoryview(expected), source.file)
+        if source.dtype in FLOAT_DTYPES:
+            values = np.frombuffer(expected, numpy_dtype(source.dtype))
+            if not is_finite(values, source.dtype):
+                non_finite.add(piece.tensor)
         yield from _compare_bytes(piece.tensor, piece.found, piece.start, expected, handles)
         return
     reader = Reader(handles, known, allow_non_finite=True)

@@ -15,6 +15,7 @@ from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.views import restack
 from layerswap.compose.blend import Blend
 from layerswap.errors import LayerswapError, RecipeError
+from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.metadata import recorded_name
 from layerswap.merge.planner import AdapterPlan, GGUFPlan, Plan, make_plan
@@ -268,7 +269,11 @@ def _compare(
         count.tensors, count.nbytes = len(chosen), sum(tensor.nbytes for tensor in chosen)
         count.compared = sum(piece.nbytes for piece in part)
     with settings.bars("verifying", sum(piece.nbytes for piece in work)) as progress:
-        found = differences(work, known=known, threads=settings.threads, progress=progress)
+        found, non_finite = differences(
+            work, known=known, threads=settings.threads, progress=progress
+        )
+    if non_finite:
+        report.notes.append(f"NaN or infinity in {some_tensors(non_finite)}, as in the source")
     for tensor, info in pairs:
         if tensor.name in found:
             at = f"from byte {found[tensor.name]} of {info.nbytes} on"
