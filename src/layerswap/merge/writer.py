@@ -475,11 +475,7 @@ def write_plan(
             check_unchanged(plan.stamps)
         report(plan.nbytes)
         return target
-    unmarked = next((f for f in _remote_files(plan) if not f.etag), None)
-    if resume and unmarked is not None:
-        resume = False
-        if log is not None:
-            log(f"{unmarked}: its server does not tell versions apart, so nothing is resumed")
+    resume = resume and _tells_versions_apart(plan, log)
     shards, content = plan.shards, record(plan)
     workers = threads or len(os.sched_getaffinity(0))
     # One file is either finished or not: a journal would have nothing to say.
@@ -523,9 +519,15 @@ def write_plan(
     return target
 
 
-def _remote_files(plan: MergePlan) -> Iterator[RemoteFile]:
+def _tells_versions_apart(plan: MergePlan, log: Log | None) -> bool:
+    """Whether every server that is read from says which version of a file it sends."""
     for checkpoint in plan.sources.values():
-        yield from (file for file in checkpoint.files if isinstance(file, RemoteFile))
+        for file in checkpoint.files:
+            if isinstance(file, RemoteFile) and not file.etag:
+                if log is not None:
+                    log(f"{file}: its server does not tell versions apart, so nothing is resumed")
+                return False
+    return True
 
 
 def check_written(target: Path, names: Iterable[str], expected: Mapping[str, Any]) -> None:
