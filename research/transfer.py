@@ -34,10 +34,12 @@ from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
 from layerswap.evaluation.statistics import (
     Interval,
+    holm,
     mean_interval,
     mean_over_groups,
     paired_difference,
     paired_over_groups,
+    wilcoxon_p,
 )
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
@@ -346,16 +348,38 @@ def shares_table(task: str) -> str:
 
 def cases_table() -> str:
     """By task and language, what English fine-tuning gained and what the swap adds."""
-    rows = []
+    found = []
     for task in TASKS:
-        gains, swaps = (
-            [mean_interval(one) for one in _gains(task, *models)]
+        gained, added = (
+            _gains(task, *models)
             for models in (("task expert", "base"), (str(DEFAULT), "task expert"))
         )
-        for language, gain, swap in zip(LANGUAGES.values(), gains, swaps, strict=True):
-            rows.append((gain.mean, [f"{task}, {language}", points(gain), points(swap)]))
-    ordered = [row for _, row in sorted(rows, key=lambda row: row[0])]
-    return table(["", "task expert minus base", "default swap minus task expert"], ordered)
+        found += [
+            (
+                f"{task}, {language}",
+                mean_interval(gain),
+                mean_interval(more),
+                wilcoxon_p(more, 0 * more),
+            )
+            for language, gain, more in zip(LANGUAGES.values(), gained, added, strict=True)
+        ]
+    corrected = holm([1.0 if p is None else p for *_, p in found])
+    rows = [
+        (gain.mean, [name, points(gain), points(more), f"{p:.2f}" if p >= 0.01 else "< 0.01"])
+        for (name, gain, more, _), p in zip(found, corrected, strict=True)
+    ]
+    head = ["", "task expert minus base", "default swap minus task expert", "p of that, corrected"]
+    return table(head, [row for _, row in sorted(rows, key=lambda row: row[0])])
+
+
+def densities_table() -> str:
+    """TIES of the one pair at every density, the mean of the languages."""
+    tried = sorted({name for task in TASKS for name in known(task) if name.startswith("ties, d")})
+    rows = [
+        [name.rpartition(" ")[2], *across(lambda task, name=name: per_cent(mean(task, name)), name)]
+        for name in tried
+    ]
+    return table(["density", *TASKS], rows)
 
 
 def chosen_setting(found: BenchmarkScores, method: str) -> Condition:
@@ -576,6 +600,7 @@ def tables() -> dict[str, str]:
         "calibrated differences": calibrated_differences_table(),
         "cases": cases_table(),
         "chosen": chosen_table(),
+        "densities": densities_table(),
         "few-shot": few_shot_table(),
         "checkpoints": checkpoints_table(),
         **{f"pairs of {task}": pairs_table(task) for task in SEEDS},
