@@ -47,7 +47,9 @@ def open_device(device: str | torch.device) -> torch.device:
         return found.device
     except (RuntimeError, AssertionError) as error:
         why = str(error).split("\n")[0]
-        raise EvaluationError(f"device {str(device)!r} cannot be used ({why})") from None
+        raise EvaluationError(
+            f"device {str(device)!r} cannot be used ({why}); 'cpu' always can"
+        ) from None
 
 
 def check_dtype(dtype: str | None) -> None:

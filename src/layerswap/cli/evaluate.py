@@ -89,7 +89,7 @@ def evaluate(
     from layerswap.evaluation.languages import identified_code
     from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
-    from layerswap.evaluation.suites.suites import write_suite
+    from layerswap.evaluation.suites.suites import check_askable, write_suite
     from layerswap.versions import need_extras
 
     names = options.task_names(task)
@@ -105,6 +105,8 @@ def evaluate(
     if answer_language:
         identified_code(answer_language)
     options.refuse_checkpoint("--language", language, takes="a language code or name")
+    for one in language or ():
+        check_askable(suite or "", one, allow_code=allow_code)
     plans = open_models(models)  # before what takes seconds: torch and lm-eval's index
     open_device(pick_device(device))
     check_dtype(dtype)

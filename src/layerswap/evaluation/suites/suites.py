@@ -177,7 +177,7 @@ def check_askable(suite: str, language: str, *, allow_code: bool = False) -> Non
             refused.append(str(error))
         else:
             return
-    raise EvaluationError("; ".join(refused))
+    raise EvaluationError("; ".join(dict.fromkeys(refused)))
 
 
 def write_suite(
