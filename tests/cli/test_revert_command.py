@@ -29,6 +29,15 @@ def test_layers_go_back_to_the_base(layerswap, experts, tmp_path):
         assert torch.equal(tensor, (base if back else task)[name]), name
 
 
+def test_an_expert_that_is_its_base_is_named(layerswap, experts, tmp_path):
+    out = tmp_path / "out"
+    result = layerswap(
+        "revert", "--base", experts.base, "--expert", experts.base, "--out", out, "--layers", "0"
+    )
+    assert result.code == 0, result.err
+    assert "note: expert has the weights of its base: its training changed nothing" in result.out
+
+
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 def test_rows_that_changed_little_go_back(layerswap, experts, tmp_path, scope):
     out = tmp_path / "out"

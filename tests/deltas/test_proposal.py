@@ -39,6 +39,13 @@ def test_the_published_maps_lead_into_the_papers_ranges():
     assert evidence[26].excess < 0
 
 
+def test_an_expert_that_changed_nothing_is_refused():
+    lab = shipped()
+    atlas = measure_delta(lab.base, {"task": lab.base, "language": lab.task_experts[0]})
+    with pytest.raises(LayerswapError, match="^task has the weights of its base"):
+        suggest(atlas, "task", "language")
+
+
 @pytest.mark.parametrize("left_out", range(7))
 def test_no_single_matrix_decides(left_out):
     """Without any one of the seven matrices, the bottom moves by a layer at most."""

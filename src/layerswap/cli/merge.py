@@ -381,6 +381,8 @@ def revert(
     }  # fmt: skip
     plan = revert_expert(base, expert, **settings)
     output.say(plan)
+    for note in plan.notes:
+        output.say(f"note: {note}")
     with output.byte_progress("writing", plan.nbytes) as progress:
         written = plan.save(out, overwrite=overwrite, threads=threads, progress=progress)
     output.say(f"wrote {written} ({decimal(plan.nbytes)})")

@@ -109,7 +109,7 @@ def suggest(
         candidates: compositions to rank; all that leave the task expert a layer when None.
 
     Raises:
-        RecipeError: the atlas has no expert of that name.
+        RecipeError: the atlas has no expert of that name, or an expert's training changed nothing.
 
     Example:
         >>> import layerswap as ls
@@ -122,6 +122,10 @@ def suggest(
         atlas = Atlas.load(atlas)
     for name in (task, language):
         atlas.check_expert(name)
+        if not any(change.relative_norm for change in atlas.of(name)):
+            raise RecipeError(
+                f"{name} has the weights of its base: there is nothing to propose from"
+            )
     fractions = {
         expert: _fractions(atlas, expert, rows_threshold(atlas, [expert], TOP_ROWS))
         for expert in (task, language)
