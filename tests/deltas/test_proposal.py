@@ -42,7 +42,7 @@ def test_the_published_maps_lead_into_the_papers_ranges():
 def test_an_expert_that_changed_nothing_is_refused():
     lab = shipped()
     atlas = measure_delta(lab.base, {"task": lab.base, "language": lab.task_experts[0]})
-    with pytest.raises(LayerswapError, match="^task has the weights of its base"):
+    with pytest.raises(LayerswapError, match="task has the weights of its base"):
         suggest(atlas, "task", "language")
 
 

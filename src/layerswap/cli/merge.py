@@ -119,8 +119,8 @@ def write_recipe(
         in_place=not download,
         log=output.log,
     )
+    check_target(plan, out, overwrite=overwrite)
     if dry_run:
-        check_target(plan, out, overwrite=overwrite)
         output.finish(command, plan.to_dict(), described(plan))
         return
     output.say(plan)
@@ -370,6 +370,7 @@ def revert(
     from layerswap.checkpoint import refuse_target
     from layerswap.merge.api import revert as revert_expert
     from layerswap.merge.metadata import RECORD
+    from layerswap.merge.writer import check_target
 
     refuse_target(out, marker=RECORD, overwrite=overwrite)
     settings: dict[str, Any] = {
@@ -380,6 +381,7 @@ def revert(
         "max_shard_size": max_shard_size or "5GB",
     }  # fmt: skip
     plan = revert_expert(base, expert, **settings)
+    check_target(plan, out, overwrite=overwrite)
     output.say(plan)
     for note in plan.notes:
         output.say(f"note: {note}")
