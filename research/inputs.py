@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 STUDIES = (
     "headline-transfer", "topic-transfer", "sentiment-transfer", "headline-seeds",
     "headline-middle", "headline-joint", "topic-seeds", "topic-middle",
+    "headline-zones", "topic-zones",
 )  # fmt: skip
 NEWS = {"swa": "swahili-news", "hau": "hausa-news", "yor": "yoruba-news"}
 SEED = 20261122

@@ -58,6 +58,7 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGES = (DOCS / "real.md", DOCS / "real-tables.md", HERE.parent / "README.md")
 SCORES, LABELS, PROBABILITIES = "scores.parquet", "labels.json", "probabilities.parquet"
+SIGNALS = "signals.json"
 TASKS = {
     "headlines": "headline-transfer",
     "sentences": "topic-transfer",
@@ -108,6 +109,8 @@ JOINT_NAMES = {
     "language expert": "language expert",
 }
 """Of the study of one model that trains on both data sets."""
+ZONES = {"headlines": "headline-zones", "sentences": "topic-zones"}
+"""The studies of the grid of zones on the experts of seed 1, whose signals are recorded."""
 BOUND = 32768
 """How many tokens the model reads, which is a part of what answers are kept by."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -411,6 +414,46 @@ def _setting(one: Condition) -> str:
     return one.variant.rpartition(" ")[2]
 
 
+def without_labels_table() -> str:
+    """The zones of one pair that signals without labels choose, beside the default's."""
+    models = {task: chosen_without_labels(study) for task, study in ZONES.items()}
+    rows = []
+    for name in next(iter(models.values())):
+        cells = []
+        for task, found in models.items():
+            values, zones = found[name]
+            apart = differences(values, found["the default"][0])
+            cells += [
+                "; ".join(zones),
+                per_cent(over_languages(task, values)),
+                "" if name == "the default" else points(over_languages(task, apart)),
+            ]
+        rows.append([name, *cells])
+    head = [part for task in ZONES for part in (f"{task}: zones", "right", "minus the default")]
+    return table(["zones by", *head], rows)
+
+
+def chosen_without_labels(study: str) -> dict[str, tuple[list[Values], list[str]]]:
+    """By way of choosing, the test scores of the chosen zones and the zones, in every language."""
+    signals = json.loads((HERE / study / SIGNALS).read_text("utf-8"))
+    chosen: dict[str, tuple[list[Values], list[str]]] = {}
+    for code in LANGUAGES:
+        ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
+        test = found.split(0.5).test
+        zones = {_setting(one): values[test] for one, values in found.scores.items() if one.zones}
+        ways = {
+            "the default": "3, 1",
+            **{name: max(values, key=values.get) for name, values in signals[code].items()},
+            "labels (development)": _setting(chosen_setting(found, "swap")),
+            "the test documents themselves": max(zones, key=lambda one: zones[one].mean()),
+        }
+        for name, setting in ways.items():
+            values, settings = chosen.setdefault(name, ([], []))
+            values.append(zones[setting])
+            settings.append(setting)
+    return chosen
+
+
 def few_shot_table() -> str:
     """The base with English examples in its prompt, beside models that get the question alone.
 
@@ -607,6 +650,7 @@ def tables() -> dict[str, str]:
         "gains": gains_table(),
         "float32": float32_table(),
         "joint": joint_table(),
+        "without labels": without_labels_table(),
     }
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from research.transfer import HERE, LANGUAGES
+from research.transfer import HERE, LANGUAGES, SIGNALS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     Values = npt.NDArray[np.float64]
 
-SIGNALS = "signals.json"
 NEWS = {"sw": "swa", "ha": "hau", "yo": "yor"}
 PROMPTS = 100
 NEW_TOKENS = 5
