@@ -35,6 +35,7 @@ STUDIES = (
     "headline-transfer", "topic-transfer", "sentiment-transfer", "headline-seeds",
     "headline-middle", "headline-joint", "topic-seeds", "topic-middle",
     "headline-zones", "topic-zones",
+    "headline-partial", "topic-partial",
 )  # fmt: skip
 NEWS = {"swa": "swahili-news", "hau": "hausa-news", "yor": "yoruba-news"}
 SEED = 20261122

@@ -109,6 +109,16 @@ JOINT_NAMES = {
     "language expert": "language expert",
 }
 """Of the study of one model that trains on both data sets."""
+PARTIAL_ROWS = (
+    ("swap of partial SFT, C", "partial", str(DEFAULT)),
+    ("swap, the task expert alone is partial", "middle", str(DEFAULT)),
+    ("swap, both trained in full", "seeds", str(DEFAULT)),
+    ("task expert trained in layers 3 to 16 alone", "middle", "task expert"),
+    ("task expert trained in full", "seeds", "task expert"),
+    ("language expert trained in layers 0 to 2 and 17 alone", "partial", "language expert"),
+    ("language expert trained in full", "seeds", "language expert"),
+)
+"""What the page calls a model, the studies that have it, and what they call it."""
 ZONES = {"headlines": "headline-zones", "sentences": "topic-zones"}
 """The studies of the grid of zones on the experts of seed 1, whose signals are recorded."""
 BOUND = 32768
@@ -414,6 +424,24 @@ def _setting(one: Condition) -> str:
     return one.variant.rpartition(" ")[2]
 
 
+def partial_table() -> str:
+    """Swahili, three pairs of experts that train in full or in their own layers alone."""
+    rows = []
+    swaps = {}
+    for words, kind, model in PARTIAL_ROWS:
+        cells = []
+        for task, study in (("headlines", "headline"), ("sentences", "topic")):
+            (by,) = [one for one in results(f"{study}-{kind}") if one.language == "sw"]
+            (values,) = [v for one, v in by.over_pairs.scores.items() if str(one) == model]
+            first = swaps.setdefault(task, values)
+            apart = "" if first is values else points(paired_difference(first, values))
+            cells += [per_cent(mean_interval(values)), apart]
+        rows.append([words, *cells])
+    head = ["Swahili, three pairs", "headlines", "the first minus it", "sentences",
+            "the first minus it"]  # fmt: skip
+    return table(head, rows)
+
+
 def without_labels_table() -> str:
     """The zones of one pair that signals without labels choose, beside the default's."""
     models = {task: chosen_without_labels(study) for task, study in ZONES.items()}
@@ -650,6 +678,7 @@ def tables() -> dict[str, str]:
         "gains": gains_table(),
         "float32": float32_table(),
         "joint": joint_table(),
+        "partial": partial_table(),
         "without labels": without_labels_table(),
     }
 
