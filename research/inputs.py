@@ -68,11 +68,11 @@ def headlines(published: Path) -> Iterable[Row]:
                 yield {"headline": text, "category": row["category"]}
 
 
-def translations(published: Path, code: str) -> Iterable[Row]:
-    """The training pairs of MAFAND."""
+def translations(published: Path, code: str, split: str = "train") -> Iterable[Row]:
+    """The pairs of a split of MAFAND."""
     folder = published / "lafand_mt"
     sides = [
-        (folder / f"en-{code}.train.{side}").read_text("utf-8").splitlines()
+        (folder / f"en-{code}.{split}.{side}").read_text("utf-8").splitlines()
         for side in ("en", code)
     ]
     for english, other in zip(*sides, strict=True):

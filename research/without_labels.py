@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from research.transfer import HERE, LANGUAGES, SIGNALS
+from research import inputs
+from research.transfer import HERE, LANGUAGES, SIGNALS, ZONES, words_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,22 +26,17 @@ if TYPE_CHECKING:
 
     Values = npt.NDArray[np.float64]
 
-NEWS = {"sw": "swa", "ha": "hau", "yo": "yor"}
+NEWS = dict(zip(LANGUAGES, inputs.NEWS, strict=True))
+"""What MAFAND calls the languages."""
 PROMPTS = 100
 NEW_TOKENS = 5
 QUESTION = "Text: {text}\nTopic:"
-TOPICS = {
-    "masakhanews": ("business", "entertainment", "health", "politics", "sports", "technology"),
-    "sib200": ("science/technology", "travel", "politics", "sports", "health", "entertainment",
-               "geography"),
-}  # fmt: skip
 
 
 def parallel(published: Path, code: str) -> list[tuple[str, str]]:
     """Sentences in the target language and in English, spread over the development split."""
-    files = [published / "lafand_mt" / f"en-{NEWS[code]}.dev.{side}" for side in (NEWS[code], "en")]
-    rows = [file.read_text("utf-8").splitlines() for file in files]
-    pairs = [pair for pair in zip(*rows, strict=True) if all(text.strip() for text in pair)]
+    rows = [row["translation"] for row in inputs.translations(published, NEWS[code], "dev")]
+    pairs = [(row[NEWS[code]], row["en"]) for row in rows if all(map(str.strip, row.values()))]
     return [pairs[i * len(pairs) // PROMPTS] for i in range(PROMPTS)]
 
 
@@ -106,6 +102,9 @@ def main() -> None:
     given = parser.parse_args()
     journal = read_journal(given.study)
     settings = journal.graph["tables"].settings
+    task = next((task for task, study in ZONES.items() if study == settings["name"]), None)
+    if task is None:
+        parser.error(f"{given.study}: the study is none of {', '.join(ZONES.values())}")
     file = HERE / settings["name"] / SIGNALS
     recorded = json.loads(file.read_text("utf-8")) if file.exists() else {}
     for code in LANGUAGES:
@@ -118,10 +117,8 @@ def main() -> None:
             name: str(journal.folder(f"train/{kind}/0") / "expert")
             for name, kind in (("task", "task"), ("language", code))
         }
-        topics = TOPICS[step.settings["evaluate"]["suite"]]
-        found = values(
-            step.settings["base"], experts, zones, parallel(given.published, code), topics
-        )
+        texts = parallel(given.published, code)
+        found = values(step.settings["base"], experts, zones, texts, words_of(task))
         recorded[code] = {
             name: {f"{b}, {t}": float(value) for (b, t), value in zip(zones, row, strict=True)}
             for name, row in found.items()
