@@ -6,6 +6,14 @@
 `PUBLISHED` is as in `research.inputs`, with the training splits of MasakhaNEWS. Rows are plain text
 of a language: articles of the training split, without headline and topic, cut at sentence ends into
 pieces of at most 400 characters. Swahili and Hausa take the sentences of MAFAND's training split.
+
+`OUT/experts/*.yaml` are the trainings of the dose, one file an expert (`layerswap train`):
+
+    sw-73k-1, sw-290k-2, so-all-1     a language expert of that dose and seed
+    task-1, middle-1                  headlines, trained in full or in layers 3 to 16 alone
+    sentences-1, sentences-middle-1   the same for sentences
+    after-task-1, after-task-outer-1  the language learned on top of task-1, everything or the outer
+                                      layers alone; nothing is merged
 """
 
 from __future__ import annotations
@@ -13,7 +21,9 @@ from __future__ import annotations
 import argparse
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tokenizers import Tokenizer
@@ -25,7 +35,19 @@ STUDIES = ("ten-languages/study", "ten-languages/middle")
 LANGUAGES = ("swa", "hau", "yor", "pcm", "sna", "som", "run", "orm", "xho", "lin")
 MAFAND = ("swa", "hau")
 DOSES = {"73k": 80_000, "290k": 310_000, "all": None}
-"""Tokens of the training rows, a little more than the steps of the smaller doses read."""
+"""Tokens of the training rows; the steps of the smaller doses read a little less."""
+STEPS = {"73k": 142, "290k": 568, "all": None}
+"""Steps of 512 tokens; one epoch, which holds no row twice, for all text."""
+TRAINED = {
+    "sw": ("swa", {"73k": (1, 2, 3), "290k": (1, 2, 3), "all": (1,)}),
+    "sn": ("sna", {"290k": (1,), "all": (1,)}),
+    "so": ("som", {"290k": (1,), "all": (1,)}),
+}
+"""Language experts of the dose: the code of their text, and the seeds of each dose."""
+TASKS = {"task": ("news", 2), "sentences": ("sib", 3)}
+"""Task experts: the rows, and the epochs."""
+ALL_LAYERS = [{"layers": "0-17"}]
+SCHEDULE = {"lr_scheduler_type": "linear", "weight_decay": 0.01, "max_length": 256, "bf16": True}
 LONGEST = 400
 """Characters of a row, unless one sentence is longer."""
 SEED = 20261123
@@ -33,7 +55,7 @@ VALIDATION = 64
 
 
 def pieces(text: str) -> list[str]:
-    """A text cut at ends of sentences."""
+    """A text cut at sentence ends."""
     found = [""]
     for sentence in re.split(r"(?<=[.!?])\s+|\s{3,}|\n+", text.strip()):
         joined = f"{found[-1]} {sentence}".strip()
@@ -55,12 +77,12 @@ def texts(published: Path, code: str) -> list[str]:
 
 
 def write_texts(published: Path, out: Path, tokenizer: Tokenizer) -> None:
-    """The rows of each language and dose; a larger dose holds the rows of the smaller ones."""
+    """Write the rows of each language and dose; a larger dose holds the rows of the smaller."""
     for code in LANGUAGES:
         rows = texts(published, code)
         validation, rows = rows[:VALIDATION], rows[VALIDATION:]
         write_jsonl(out / f"{code}-validation.jsonl", ({"text": row} for row in validation))
-        lengths = [len(found.ids) for found in tokenizer.encode_batch(rows)]
+        lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(rows)]
         for dose, tokens in DOSES.items():
             kept, total = 0, 0
             while kept < len(rows) and (tokens is None or total < tokens):
@@ -73,8 +95,55 @@ def write_texts(published: Path, out: Path, tokenizer: Tokenizer) -> None:
             print(f"{name}: {kept} rows, {total} tokens")
 
 
+def language_spec(code: str, dose: str, seed: int, **changes: Any) -> dict[str, Any]:
+    """The training of a language expert, as EXPERT.yaml."""
+    steps = STEPS[dose]
+    return {
+        "data": {"train": f"../{code}-{dose}.jsonl", "validation": f"../{code}-validation.jsonl"},
+        "train": {"places": ALL_LAYERS},
+        "hyperparameters": {
+            "learning_rate": 5e-5, "num_train_epochs": 1, "per_device_train_batch_size": 2,
+            **SCHEDULE, **({"max_steps": steps} if steps else {}),
+        },
+        "save_every": 10000,
+        "seed": seed,
+        **changes,
+    }  # fmt: skip
+
+
+def specs(base: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every training of the dose, by the name of its expert."""
+    for language, (code, doses) in TRAINED.items():
+        for dose, seeds in doses.items():
+            for seed in seeds:
+                yield f"{language}-{dose}-{seed}", language_spec(code, dose, seed, base=base)
+    for task, (rows, epochs) in TASKS.items():
+        for seed in (1, 2, 3):
+            spec = {
+                "base": base,
+                "data": f"../{rows}",
+                "train": {"places": ALL_LAYERS},
+                "hyperparameters": {
+                    "learning_rate": 2e-5, "num_train_epochs": epochs,
+                    "per_device_train_batch_size": 16, **SCHEDULE,
+                },
+                "save_every": 10000,
+                "seed": seed,
+            }  # fmt: skip
+            part = {"partition": "C", "part": "task", "places": ALL_LAYERS}
+            middle = "middle" if task == "task" else f"{task}-middle"
+            yield f"{task}-{seed}", spec
+            yield f"{middle}-{seed}", {**spec, "train": part}
+            outer = {"partition": "C", "part": "language", "places": ALL_LAYERS}
+            for name, places in (("after", spec["train"]), ("after-outer", outer)):
+                yield (
+                    f"{name}-{task}-{seed}",
+                    language_spec("swa", "73k", seed, base=f"{task}-{seed}", train=places),
+                )
+
+
 def write_study(name: str, out: Path, base: str) -> None:
-    """A study's file with the base's folder in place of its name."""
+    """Write a study's file with the base's folder in place of its name."""
     text = (HERE / f"{name}.yaml").read_text("utf-8")
     target = out / f"{name.removesuffix('/study').replace('/', '-')}.yaml"
     target.write_text(text.replace("base: gemma-3-270m", f"base: {base}"), "utf-8")
@@ -86,14 +155,27 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder of the inputs")
     parser.add_argument("--base", required=True, help="folder of Gemma 3 270M")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    experts = given.out / "experts"
+    experts.mkdir(parents=True, exist_ok=True)
     base = str(Path(given.base).absolute())
     write_texts(given.published, given.out, Tokenizer.from_file(f"{base}/tokenizer.json"))
     english = list(headlines(given.published))
     write_jsonl(given.out / "news.jsonl", english)
-    mix = local_mix("masakhanews-english", "news.jsonl", total=len(english), validation=VALIDATION)
-    text = yaml.safe_dump(mix, allow_unicode=True, sort_keys=False)
-    (given.out / "masakhanews-english.yaml").write_text(text, "utf-8")
+    sentences = table(given.published / "sib200" / "eng_Latn.train.tsv")
+    write_jsonl(
+        given.out / "sib.jsonl", ({k: r[k] for k in ("text", "category")} for r in sentences)
+    )
+    mixes = {
+        "masakhanews-english": local_mix(
+            "masakhanews-english", "news.jsonl", total=len(english), validation=VALIDATION
+        ),
+        "sib200-english": local_mix("sib200-english", "sib.jsonl"),
+    }
+    for name, mix in mixes.items():
+        text = yaml.safe_dump(mix, allow_unicode=True, sort_keys=False)
+        (given.out / f"{name}.yaml").write_text(text, "utf-8")
+    for name, spec in specs(base):
+        (experts / f"{name}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False), "utf-8")
     for name in STUDIES:
         write_study(name, given.out, base)
 
