@@ -64,7 +64,7 @@ def _published(title: str, printed: dict[str, Any]) -> Map:
 
 
 def _grid(lab: Lab, language: str) -> Drawing:
-    shares = try_grid(lab, language)
+    shares = {one: float(right.mean()) for one, right in try_grid(lab, language).items()}
     default = default_zones(lab_plan(lab, language).composition.layers)
     values = {cell(one): share for one, share in shares.items()}
     assert len(values) == len(BOTTOMS) * len(TOPS)

@@ -43,6 +43,8 @@ SEED = 20261122
 TWEETS = {"train": 312, "dev": 33, "test": 150}
 """Tweets of each sentiment: as many as English has negative ones, and the same of all."""
 VALIDATION = 64
+PROMPTS = 100
+"""Sentences for choosing without labels."""
 
 Row = Mapping[str, Any]
 
@@ -77,6 +79,19 @@ def translations(published: Path, code: str, split: str = "train") -> Iterable[R
     ]
     for english, other in zip(*sides, strict=True):
         yield {"translation": {"en": english, code: other}}
+
+
+def prompts(published: Path, code: str) -> Iterable[tuple[Row, Row]]:
+    """Sentences of MAFAND's development split, put as the task puts its own.
+
+    Yields:
+        A sentence in the target language and the same in English, for `without_labels` of a sweep.
+    """
+    rows = [row["translation"] for row in translations(published, code, "dev")]
+    pairs = [row for row in rows if all(map(str.strip, row.values()))]
+    for i in range(PROMPTS):
+        row = pairs[i * len(pairs) // PROMPTS]
+        yield tuple({"text": f"Text: {row[side]}\nTopic:"} for side in (code, "en"))
 
 
 def tweets(path: Path) -> list[tuple[str, str]]:
@@ -152,6 +167,9 @@ def write_inputs(published: Path, out: Path, base: str) -> None:
     mixes: dict[str, dict[str, Any]] = {}
     for code, name in NEWS.items():
         write_jsonl(out / f"{code}.jsonl", translations(published, code))
+        target, english = zip(*prompts(published, code), strict=True)
+        write_jsonl(out / f"{code}.prompts.jsonl", target)
+        write_jsonl(out / f"{code}.prompts.en.jsonl", english)
         mixes[name] = local_mix(name, f"{code}.jsonl", validation=VALIDATION)
     sentences = table(published / "sib200" / "eng_Latn.train.tsv")
     kept = ({name: row[name] for name in ("text", "category")} for row in sentences)

@@ -29,6 +29,7 @@ import pyarrow
 import pyarrow.parquet
 import yaml
 
+from layerswap.compose import Zones
 from layerswap.evaluation.calibration import CALIBRATED, calibrate
 from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
@@ -44,7 +45,7 @@ from layerswap.evaluation.statistics import (
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
 from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
-from layerswap.search.protocol import Values, choose
+from layerswap.search.protocol import Values, choose, select
 from layerswap.study.journal import read_journal
 from layerswap.study.results import (
     RESULTS,
@@ -443,18 +444,18 @@ def partial_table() -> str:
 
 
 def without_labels_table() -> str:
-    """The zones of one pair that signals without labels choose, beside the default's."""
+    """The zones of one pair that signals and labels choose, beside the default's."""
     models = {task: chosen_without_labels(study) for task, study in ZONES.items()}
     rows = []
     for name in next(iter(models.values())):
         cells = []
         for task, found in models.items():
-            values, zones = found[name]
-            apart = differences(values, found["the default"][0])
+            (values, zones), (default, usual) = found[name], found["the default"]
+            apart = over_languages(task, differences(values, default))
             cells += [
                 "; ".join(zones),
                 per_cent(over_languages(task, values)),
-                "" if name == "the default" else points(over_languages(task, apart)),
+                "" if zones == usual else points(apart),
             ]
         rows.append([name, *cells])
     head = [part for task in ZONES for part in (f"{task}: zones", "right", "minus the default")]
@@ -464,22 +465,32 @@ def without_labels_table() -> str:
 def chosen_without_labels(study: str) -> dict[str, tuple[list[Values], list[str]]]:
     """By way of choosing, the test scores of the chosen zones and the zones, in every language."""
     signals = json.loads((HERE / study / SIGNALS).read_text("utf-8"))
-    chosen: dict[str, tuple[list[Values], list[str]]] = {}
+    by_way: dict[str, tuple[list[Values], list[str]]] = {}
     for code in LANGUAGES:
         ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
         test = found.split(0.5).test
         zones = {_setting(one): values[test] for one, values in found.scores.items() if one.zones}
+        chosen = chosen_setting(found, "swap")
         ways = {
             "the default": "3, 1",
             **{name: max(values, key=values.get) for name, values in signals[code].items()},
-            "labels (development)": _setting(chosen_setting(found, "swap")),
+            "labels, chosen": _setting(chosen),
+            "labels, selected": _setting(selected_zones(found, chosen)),
             "the test documents themselves": max(zones, key=lambda one: zones[one].mean()),
         }
         for name, setting in ways.items():
-            values, settings = chosen.setdefault(name, ([], []))
+            values, settings = by_way.setdefault(name, ([], []))
             values.append(zones[setting])
             settings.append(setting)
-    return chosen
+    return by_way
+
+
+def selected_zones(found: BenchmarkScores, chosen: Condition) -> Condition:
+    """The chosen composition, or the default swap if the chosen one is not clearly better."""
+    development = found.split(0.5).development
+    scores = {one: values[development] for one, values in found.scores.items()}
+    default = next(one for one in scores if one.zones == Zones(3, 1))
+    return select(scores, chosen, default)
 
 
 def few_shot_table() -> str:
