@@ -21,7 +21,7 @@ from layerswap.compose import default_zones
 from layerswap.deltas.atlas import measure_delta
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, task_stream
-from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan, try_grid
+from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan, score_grid
 from layerswap.lab.report import cell
 from layerswap.lab.scoring import load
 from layerswap.lab.train import Training, Trainings, train
@@ -64,7 +64,7 @@ def _published(title: str, printed: dict[str, Any]) -> Map:
 
 
 def _grid(lab: Lab, language: str) -> Drawing:
-    shares = {one: float(right.mean()) for one, right in try_grid(lab, language).items()}
+    shares = {one: float(right.mean()) for one, right in score_grid(lab, language).items()}
     default = default_zones(lab_plan(lab, language).composition.layers)
     values = {cell(one): share for one, share in shares.items()}
     assert len(values) == len(BOTTOMS) * len(TOPS)

@@ -160,7 +160,7 @@ def works() -> Mapping[str, StepFunction]:
 def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:
     """What a step was told, as objects again."""
     told = context.step.settings["trainings"]
-    from layerswap.lab.build import settings_of
+    from layerswap.lab.assets import settings_of
     from layerswap.lab.datasets import LanguageMix
 
     kinds = ("base", "task", "language", "joint")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from layerswap.cli.output import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
-from layerswap.lab.scoring import correct, questions
+from layerswap.lab.scoring import correct, questions, score_folders
 from layerswap.search.conditions import CHOSEN, DEFAULT, JOINT, TASK_EXPERT, Condition
 from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Graph, Step
@@ -188,11 +188,11 @@ def test_unknown_language(tmp_path):
 @pytest.mark.slow
 def test_scores_of_folders_and_of_a_whole_lab():
     lab = quickstart.shipped()
-    scores = quickstart.score_folders(
+    scores = score_folders(
         [lab.base.parent], language="nela", split="development", n=20, progress=step_progress
     )
     assert list(scores) == list(lab.record["models"])
-    alone = quickstart.score_folders(
+    alone = score_folders(
         [lab.task_experts[1]], language="nela", split="development", n=20, progress=step_progress
     )
     assert alone == {"task-2": scores["task-2"]}

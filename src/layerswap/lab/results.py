@@ -1,4 +1,4 @@
-"""Results of a quickstart, in memory and as its steps write them."""
+"""Results of a quickstart, in memory and in the files of its steps."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class ShownProblem:
     """One test problem.
 
     Attributes:
-        prompt: as the models read it.
+        prompt: of the problem.
         answer: the right one.
-        written: by the condition's name, what the model wrote.
+        written: the text of every model, by the condition's name.
     """
 
     prompt: str
@@ -43,17 +43,17 @@ class ShownProblem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything the quickstart measured.
+    """All measurements of a quickstart.
 
     Attributes:
         language: the target language.
         source: the source language.
-        grid: by composition, 1 or 0 (right or wrong) per question of the development split.
+        grid: the compositions on the development split.
         composition: the selected composition, which is merged.
         answers: of every model on the test split.
-        examples: the first test problems in the target language, with what each model wrote.
-        change: what fine-tuning changed in both experts.
-        entries: the steps that measured, with their keys and times.
+        examples: the first test problems in the target language.
+        change: of both experts from the base.
+        entries: records of the steps that measured.
     """
 
     language: str
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """How long the steps took, wall clock."""
+        """Wall-clock time of the steps, s."""
         return sum(entry.seconds for entry in self.entries)
 
     @cached_property
@@ -105,11 +105,11 @@ class Outcome:
 
     @property
     def task(self) -> TestResult:
-        """The task in the target language: what the composition is for."""
+        """The task in the target language."""
         return self.tests["task_target"]
 
     def results(self) -> dict[str, Any]:
-        """The content of `results.json`: the models' scores, and how they came about."""
+        """The content of `results.json`."""
         return {
             "target_language": self.language,
             "source_language": self.source,
@@ -151,18 +151,17 @@ def read_grid(path: Path) -> Grid:
 
 
 def write_answers(path: Path, answers: Answers, shown: Sequence[ShownProblem]) -> None:
-    """Write what each model answered right, and what it wrote."""
+    """Write the right and wrong answers of every model, and the texts of some."""
     right = {
-        measure: [{**one.to_dict(), "right": _digits(row)}
-                  for one, row in rows.items()]
+        measure: [{**one.to_dict(), "right": _digits(row)} for one, row in rows.items()]
         for measure, rows in answers.items()
-    }  # fmt: skip
+    }
     data = {"answers": right, "shown": [asdict(one) for one in shown]}
     path.write_text(json.dumps(data) + "\n", "utf-8")
 
 
 def read_answers(path: Path) -> tuple[Answers, list[ShownProblem]]:
-    """What `write_answers` wrote.
+    """Read what `write_answers` wrote.
 
     Raises:
         StudyError: the file cannot be read.
