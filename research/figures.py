@@ -33,7 +33,7 @@ from layerswap.search.protocol import choose
 PUBLISHED = Path(__file__).parent.parent / "tests" / "data" / "published_maps.json"
 SEED = 9000
 SHARE = 0.15
-"""Of the rows shown as changed; the paper's maps show 13% and 15%."""
+"""Share of the rows drawn as changed; the paper's maps show 13% and 15%."""
 PAPER = {"math_1": "math expert #1", "swh_1": "Swahili expert #1"}
 
 
@@ -78,7 +78,7 @@ def _grid(lab: Lab, language: str) -> Drawing:
 
 
 def _maps(lab: Lab) -> Drawing:
-    """Experts trained in full; of each, the rows that changed most, as many as in the paper's."""
+    """Maps of experts trained in full, with as many changed rows as in the paper's."""
     usual, language = Trainings(), lab.languages[0]
     mix = usual.language_mix
     with TemporaryDirectory() as folder:
@@ -95,8 +95,8 @@ def _maps(lab: Lab) -> Drawing:
         }
         atlas = measure_delta(lab.base, experts)
     thresholds = {name: atlas.threshold(name, SHARE) for name in experts}
-    told = " and ".join(f"{value:.1e}" for value in thresholds.values())
-    caption = f"the lab's experts trained in full, thresholds {told}"
+    values = " and ".join(f"{value:.1e}" for value in thresholds.values())
+    caption = f"the lab's experts trained in full, thresholds {values}"
     return draw_maps([map_of(atlas, name, thresholds[name]) for name in experts], caption=caption)
 
 

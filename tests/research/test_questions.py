@@ -61,7 +61,7 @@ def test_a_setting_alone_is_shown_model_by_model(answered):
 
 
 @pytest.mark.slow
-def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
+def test_every_composition_of_a_pair_is_scored_on_both_splits(answered):
     out, graph = answered
     found = json.loads((StudyJournal(out, graph).folder("pair/twice/5000") / RESULT).read_text())
     scores = found["furo"]["scores"]
