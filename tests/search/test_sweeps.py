@@ -152,7 +152,7 @@ MISTAKES = [
      "random.take: no expert 'nobody' in the recipe; it has language, task"),
     ({"screen": {"documents": 0}}, "screen.documents"),
     ({"screen": {}, "without_labels": {"prompts": "x"}}, "screen needs labelled documents"),
-    ({"without_labels": {"by": "agreement", "prompts": "x"}}, "agreement needs `parallel`"),
+    ({"without_labels": {"by": "agreement", "prompts": "x"}}, "agreement` needs `parallel`"),
     ({"without_labels": {}}, "without_labels.prompts: is missing"),
     ({"without_labels": {"prompts": "nowhere.txt"}}, "without_labels.prompts: "),
     ({"without_labels": {"prompts": "x", "answer": "("}}, "not a regular expression"),

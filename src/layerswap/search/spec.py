@@ -176,7 +176,7 @@ class WithoutLabels(Strict):
     @model_validator(mode="after")
     def _has_parallel(self) -> WithoutLabels:
         if self.by == "agreement" and self.parallel is None:
-            raise ValueError("agreement needs `parallel`")
+            raise ValueError("`by: agreement` needs `parallel`, the prompts in the source language")
         return self
 
 
