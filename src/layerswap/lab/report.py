@@ -146,8 +146,8 @@ def _grid(outcome: Outcome) -> Section:
     return Section(
         "Every composition of the grid",
         "The share of development problems answered, by the layers from the language expert at the "
-        f"bottom and at the top. The best composition is {outcome.chosen.zones}. It is merged if it "
-        f"is clearly better than the paper's default here. Merged: {outcome.selected.zones}.",
+        f"bottom and at the top. The best composition is {outcome.chosen.zones}. It is merged if "
+        f"it is clearly better than the paper's default here. Merged: {outcome.selected.zones}.",
         figure=draw_heat_map(
             values,
             row_label="bottom layers",
