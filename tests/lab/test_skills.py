@@ -22,7 +22,7 @@ def test_the_answer_of_a_problem_is_what_its_clauses_leave(language, steps):
             assert 0 <= left <= WORLD.settings.biggest
         assert example.completion == f" {left}"
         assert len(example.meaning.split("; ")) == steps + 1
-        assert example.is_task == (steps == 3)
+        assert (example.skill, example.steps) == ("problem", steps)
 
 
 @pytest.mark.parametrize("language", ["basu", "furo"])

@@ -75,11 +75,6 @@ class LabExample:
     steps: int
     meaning: str
 
-    @property
-    def is_task(self) -> bool:
-        """True for a problem of the task."""
-        return self.skill == "problem" and self.steps == TASK_STEPS
-
 
 def split_of(meaning: str) -> LabSplit:
     """The split of a meaning: a tenth of all meanings each is development and test."""
