@@ -75,7 +75,10 @@ def main() -> None:
                     rng = np.random.default_rng(order)
                     right = development[:, rng.permutation(DEVELOPMENT)]
                     for draws in (len(plans),) if name == "grid" else DRAWS:
-                        taken = np.arange(draws) if name == "grid" else rng.permutation(256)[:draws]
+                        taken = np.arange(draws)
+                        if name == "random":
+                            sources = draw_sources(RandomDraws(draws=draws, seed=order), LAYERS)
+                            taken = np.array([every.index(one) for one in sources])
                         for first in FIRST:
                             choice, cost = two_stages(right[taken], first)
                             regret = truth.max() - truth[taken[choice]]

@@ -48,8 +48,14 @@ def test_draws_are_distinct_seeded_and_of_the_whole_space():
     for place in ("0", "3"):
         assert {one[place] for one in draws} == {"task", "language", "0.5"}
     assert {one[OUTSIDE] for one in draws} == {"blend", "task"}
-    everything = draw_sources(RandomDraws(draws=200), LAYERS)
-    assert len(everything) == 2**LAYERS
+    assert len(draw_sources(RandomDraws(draws=200), LAYERS)) == 2**LAYERS
+    assert len(draw_sources(RandomDraws(draws=15), LAYERS)) == 15
+
+
+def test_neighbours_often_have_the_same_source():
+    draws = draw_sources(RandomDraws(draws=200, take=["task", "language"]), 32)
+    equal = [one[str(i)] == one[str(i + 1)] for one in draws for i in range(31)]
+    assert sum(equal) / len(equal) == pytest.approx(0.75 + 0.25 / 2, abs=0.02)
 
 
 def test_draws_on_tasks_from_the_file_to_its_folder(world, tmp_path):

@@ -1,8 +1,9 @@
 """The compositions that a sweep tries: a grid of zones, or random draws from the large space.
 
-A draw gives each layer, or the attention and the mlp of each layer, a source of its own. Sources
-of a draw are written as text by place: `{"outside": "blend", "0.attention": "task", "0.mlp":
-"0.5", ...}`, where a number is the share of the language expert.
+A draw gives each layer, or the attention and the mlp of each layer, a source of its own. It repeats
+the source of the place before with probability `REPEAT`: experts change over runs of layers, and
+independent draws are mostly poor. The sources of a draw are text by place: `{"outside": "blend",
+"0.attention": "task", "0.mlp": "0.5", ...}`, where a number is the share of the language expert.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from layerswap.search.conditions import Condition, recomposed, swapped
 from layerswap.search.spec import Grid, RandomDraws
 
 OUTSIDE = "outside"
+REPEAT = 0.75
+"""Probability that a place repeats the source of the place before."""
 Sources = Mapping[str, str]
 """By place (`outside`, `3`, `3.attention` or `3.mlp`) its source, as text."""
 
@@ -70,12 +73,19 @@ def draw_sources(spec: RandomDraws, layers: int) -> list[Sources]:
 
 
 def _distinct(options: Sequence[Sequence[str]], rng: Random) -> Iterator[tuple[str, ...]]:
-    seen = set()
+    """Draw from the options of the outside and of every place, in order."""
+    seen, repeat = set(), REPEAT
+    outside, *places = options
     while True:
-        draw = tuple(rng.choice(values) for values in options)
-        if draw not in seen:
-            seen.add(draw)
-            yield draw
+        draw = [rng.choice(outside), rng.choice(places[0])]
+        for values in places[1:]:
+            draw.append(draw[-1] if rng.random() < repeat else rng.choice(values))
+        if tuple(draw) in seen:
+            repeat *= 0.9  # Where most probable draws are known, others come sooner.
+            continue
+        repeat = REPEAT
+        seen.add(tuple(draw))
+        yield tuple(draw)
 
 
 def draw_plan(start: Plan, sources: Sources) -> Plan:

@@ -86,7 +86,7 @@ class RandomDraws(Strict):
     Attributes:
         draws: number of compositions.
         each: `layer` draws a source for every layer, `layer_and_role` one for attention and one
-            for mlp.
+            for mlp. Neighbours often have the same source.
         take: sources to draw from: names of the recipe's experts, which may be merges, or
             numbers, the share of the language expert in a blend of the two.
         outside: sources of the places outside the layers to draw from.
