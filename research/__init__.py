@@ -1,1 +1,1 @@
-"""The evidence behind the docs: what was asked of the lab, and the figures."""
+"""The evidence behind the docs: experiments on the lab, tables and figures."""

@@ -1,4 +1,4 @@
-"""`python -m research`: ask the papers' open questions of the lab."""
+"""`python -m research`: run the experiments on the papers' open questions on the lab."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs
 
 @app.command()
 def questions() -> None:
-    """The open questions of the papers that `ask` takes, and the settings that each compares."""
+    """List the open questions of the papers, and the settings that each compares."""
     from research.questions import questions as known
 
     for name, question in known().items():
@@ -28,11 +28,11 @@ def ask(
         typer.Argument(help="Names of questions; see `python -m research questions`."),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="A folder; finished steps are not run again.")],
+    out: Annotated[Path, typer.Option(help="Folder of the steps. Finished ones are kept.")],
     seeds: Annotated[int, typer.Option(min=1, help="Pairs of experts of each setting.")] = 2,
-    n: Annotated[int, typer.Option(min=4, help="Problems to choose by, and to judge by.")] = 500,
+    n: Annotated[int, typer.Option(min=4, help="Development and test problems.")] = 500,
 ) -> None:
-    """Ask one of the papers' open questions of the lab, and show the tables of the answer.
+    """Run the experiment of an open question on the lab, and show its tables.
 
     Example: python -m research ask divergence rounds --out questions
     """

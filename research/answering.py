@@ -1,4 +1,4 @@
-"""The answer to a question of the lab: a table over its settings, with intervals."""
+"""The tables of an open question: its settings with intervals."""
 
 from __future__ import annotations
 
@@ -50,17 +50,22 @@ def _models(read: Mapping[str, list[Any]], language: str) -> Table:
             model: _mean(runs, language, lambda one, m=model: m) for model in (*BASE_NAMES, DEFAULT)
         }
         chosen = _mean(runs, language, lambda one: one["chosen"])
-        best = max(("task expert", "language expert"), key=lambda model: test[model].mean())
+        best = max(
+            ("task expert", "language expert"), key=lambda one: _development(runs, language, one)
+        )
         cells = [mean_interval(values) for values in (*test.values(), chosen)]
         rows.append([name, *cells, _apart(chosen, test[best]), _apart(chosen, test["soup"])])
     n = rows[0][1].n
     seeds = len(next(iter(read.values())))
-    caption = f"Per cent right of {n} test problems, mean over {seeds} seeds of experts."
+    caption = (
+        f"Per cent right of {n} test problems, mean over {seeds} seeds of experts. The best expert "
+        "is the better one on development problems."
+    )
     return Table(columns, rows, caption=caption)
 
 
 def _pairs(runs: list[Any], language: str) -> Table:
-    """Models down: the mean over the pairs, how far they differ, and what the swaps do better."""
+    """Models down: mean and range over the pairs, and the paired differences to the swaps."""
     picks: dict[str, Any] = {name: lambda _, m=name: m for name in (*BASE_NAMES, DEFAULT)}
     picks[CHOSEN] = lambda one: one["chosen"]
     right = {name: _mean(runs, language, pick) for name, pick in picks.items()}
@@ -82,7 +87,7 @@ def _pairs(runs: list[Any], language: str) -> Table:
 
 
 def _compositions(read: Mapping[str, list[Any]], language: str) -> Table:
-    """Settings down: which composition was chosen, and what its parts are worth."""
+    """Settings down: the chosen composition, and the scores with its parts changed."""
     columns = ["setting", "chosen (bottom, top, transition, outside)", "with a transition",
                "without", "outside blended", "outside language", "outside task"]  # fmt: skip
     rows: list[list[Any]] = []
@@ -102,7 +107,7 @@ def _compositions(read: Mapping[str, list[Any]], language: str) -> Table:
 
 
 def _depths(read: Mapping[str, list[Any]], language: str) -> Table:
-    """Settings down, layers at the bottom across; without a layer at the top and with one."""
+    """Settings down, layers at the bottom across, with no and one layer at the top."""
     numbers = max(_bottoms(run[language]) for runs in read.values() for run in runs)
     rows: list[list[Any]] = []
     for name, runs in read.items():
@@ -136,17 +141,22 @@ def _best(one: Any, transition: int) -> str:
 
 
 def _own(one: Any, outside: str) -> str:
-    """The partition's own zones with a choice of what is outside."""
+    """The zones of the partition with another source outside the layers."""
     end = ",language"
     (like,) = (name for name in one["scores"] if name.endswith(end))
     return f"{like.removesuffix(end)},{outside}"
 
 
 def _mean(runs: list[Any], language: str, pick: Any) -> Right:
-    """Mean over seeds of what was right on each test problem, of one model a seed."""
+    """Mean over seeds of the right answers to each test problem, of one model per seed."""
     found = [run[language]["scores"][pick(run[language])]["test"] for run in runs]
     mean: Right = np.mean(np.array(found, dtype=np.float64), axis=0)
     return mean
+
+
+def _development(runs: list[Any], language: str, model: str) -> float:
+    """The share of development problems that a model answers right, the mean over seeds."""
+    return float(np.mean([run[language]["scores"][model]["development"] for run in runs]))
 
 
 def _apart(one: Right, other: Right) -> str:

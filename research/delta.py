@@ -1,10 +1,8 @@
-"""What the delta room says of the lab's experts, against what a sweep finds.
+"""The cost of bfloat16 for the lab's experts, and the linearity of one pair per language.
 
     python -m research.delta          # a few minutes; prints Markdown
 
-For every pair of shipped experts: the rank of `suggest`'s proposal among the 20 compositions of
-the quickstart's grid, by score on the development split; what saving the deltas in bfloat16
-costs; and the linearity of one pair per language.
+The first table compares the default swap of the shipped experts with that of rounded ones.
 """
 
 from __future__ import annotations
@@ -16,17 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.compose import Zones
-from layerswap.deltas import measure_delta, suggest
+from layerswap.deltas import measure_delta
 from layerswap.engine import Sweep
 from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.quickstart import DEVELOPMENT_QUESTIONS, lab_plan, try_grid
+from layerswap.lab.quickstart import DEVELOPMENT_QUESTIONS
 from layerswap.lab.scoring import questions, sweep_correct
 from layerswap.lab.train import encode
 from layerswap.merge import Plan, swap
-from layerswap.search.conditions import swapped
 
 
 def score(plan: Plan, lab: Lab, language: str) -> float:
@@ -35,22 +31,6 @@ def score(plan: Plan, lab: Lab, language: str) -> float:
     )
     tokenizer = load_tokenizer(lab.base)
     return float(sweep_correct(Sweep([plan], dtype="float32"), tokenizer, asked).mean())
-
-
-def rank_of_proposal(lab: Lab, language: str, pair: int) -> str:
-    task, other = lab.task_experts[pair], lab.language_experts[language][pair]
-    plan = lab_plan(lab, language, pair)
-    scores = {one.zones: share for one, share in try_grid(lab, language, pair).items() if one.zones}
-    proposal = suggest(
-        measure_delta(lab.base, {"task": task, "language": other}), "task", "language"
-    ).zones
-    found = scores.get(proposal) or score(swapped(plan, proposal), lab, language)
-    rank = 1 + sum(value > found for value in scores.values())
-    best = max(scores, key=scores.__getitem__)
-    return (
-        f"| {language} | {pair + 1} | {proposal} | {found:.1%} | {rank} of {len(scores)} | "
-        f"{best} | {scores[best]:.1%} | {scores[Zones(1, 1)]:.1%} |"
-    )
 
 
 def rounded(folder: Path, out: Path) -> Path:
@@ -104,12 +84,7 @@ def main() -> None:
     torch.set_num_threads(2)
     lab = shipped()
     pairs = range(len(lab.task_experts))
-    print("| language | pair | proposal | score | rank | best of the grid | score | default |")
-    print("|---|---|---|---|---|---|---|---|")
-    for language in lab.languages:
-        for pair in pairs:
-            print(rank_of_proposal(lab, language, pair), flush=True)
-    print("\n| language | pair | lost, task | lost, language | swap | swap of rounded experts |")
+    print("| language | pair | lost, task | lost, language | swap | swap of rounded experts |")
     print("|---|---|---|---|---|---|")
     for language in lab.languages:
         for pair in pairs:

@@ -1,4 +1,4 @@
-"""The inputs of the studies of docs/real.md as they were run, from published files.
+"""Writes the inputs of the studies of docs/real.md from published files.
 
     python -m research.inputs PUBLISHED OUT --base GEMMA
     LAYERSWAP_DATA=OUT/published layerswap study run OUT/headline-transfer.yaml --out headlines
@@ -39,10 +39,12 @@ STUDIES = (
 )  # fmt: skip
 NEWS = {"swa": "swahili-news", "hau": "hausa-news", "yor": "yoruba-news"}
 SEED = 20261122
-"""Of the tweets that are drawn."""
+"""Seed of the drawn tweets."""
 TWEETS = {"train": 312, "dev": 33, "test": 150}
-"""Tweets of each sentiment: as many as English has negative ones, and the same of all."""
+"""Tweets of each sentiment and split; English has as many negative ones."""
 VALIDATION = 64
+PROMPTS = 100
+"""Sentences for choosing without labels."""
 
 Row = Mapping[str, Any]
 
@@ -58,7 +60,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def headlines(published: Path) -> Iterable[Row]:
-    """Every English headline of the development, test and few-shot splits, once."""
+    """English headlines of the development, test and few-shot splits, without repetition."""
     seen = set()
     for split in ("dev", "test", "fewshot50"):
         for row in table(published / "masakhanews" / f"eng.{split}.tsv"):
@@ -69,7 +71,7 @@ def headlines(published: Path) -> Iterable[Row]:
 
 
 def translations(published: Path, code: str, split: str = "train") -> Iterable[Row]:
-    """The pairs of a split of MAFAND."""
+    """The sentence pairs of a split of MAFAND."""
     folder = published / "lafand_mt"
     sides = [
         (folder / f"en-{code}.{split}.{side}").read_text("utf-8").splitlines()
@@ -79,8 +81,21 @@ def translations(published: Path, code: str, split: str = "train") -> Iterable[R
         yield {"translation": {"en": english, code: other}}
 
 
+def prompts(published: Path, code: str) -> Iterable[tuple[Row, Row]]:
+    """Prompts from MAFAND's development split, in the form of the task's.
+
+    Yields:
+        A sentence in the target language and the same in English, for `without_labels` of a sweep.
+    """
+    rows = [row["translation"] for row in translations(published, code, "dev")]
+    pairs = [row for row in rows if all(map(str.strip, row.values()))]
+    for i in range(PROMPTS):
+        row = pairs[i * len(pairs) // PROMPTS]
+        yield tuple({"text": f"Text: {row[side]}\nTopic:"} for side in (code, "en"))
+
+
 def tweets(path: Path) -> list[tuple[str, str]]:
-    """Tweets and their sentiments; csv would take a quotation mark in a tweet for a field's."""
+    """Tweets and their sentiments, without csv, which misreads quotation marks in tweets."""
     found = []
     for line in path.read_text("utf-8").splitlines()[1:]:
         text, _, label = line.rpartition("\t")
@@ -89,7 +104,7 @@ def tweets(path: Path) -> list[tuple[str, str]]:
 
 
 def drawn(rows: Sequence[tuple[str, str]], each: int, rng: random.Random) -> list[tuple[str, str]]:
-    """As many rows of each sentiment, in a random order."""
+    """An equal number of rows of each sentiment, in random order."""
     shuffled = list(rows)
     rng.shuffle(shuffled)
     kept = [row for one in SENTIMENTS for row in [r for r in shuffled if r[1] == one][:each]]
@@ -98,7 +113,7 @@ def drawn(rows: Sequence[tuple[str, str]], each: int, rng: random.Random) -> lis
 
 
 def write_tweets(published: Path, out: Path) -> None:
-    """The tweets that are asked: balanced, and in Swahili of the training split as well.
+    """Write balanced tweets to evaluate on; the Swahili ones come from the training split too.
 
     Its test split has 80 negative tweets, and no tweet of these languages is trained on.
     """
@@ -121,7 +136,7 @@ def write_tweets(published: Path, out: Path) -> None:
 
 
 def english_tweets(published: Path) -> Iterable[Row]:
-    """As many English tweets of each sentiment."""
+    """An equal number of English tweets of each sentiment."""
     texts, labels = (
         (published / "tweeteval" / f"val_{part}.txt").read_text("utf-8").split("\n")
         for part in ("text", "labels")
@@ -136,7 +151,7 @@ def english_tweets(published: Path) -> Iterable[Row]:
 
 
 def local_mix(name: str, file: str, **changes: Any) -> dict[str, Any]:
-    """A ready mix over a local file."""
+    """A ready mix with a local file as its source."""
     mix: dict[str, Any] = yaml.safe_load(mix_text(name))
     mix.pop("row_tokens", None)
     for source in mix["sources"].values():
@@ -152,6 +167,9 @@ def write_inputs(published: Path, out: Path, base: str) -> None:
     mixes: dict[str, dict[str, Any]] = {}
     for code, name in NEWS.items():
         write_jsonl(out / f"{code}.jsonl", translations(published, code))
+        target, english = zip(*prompts(published, code), strict=True)
+        write_jsonl(out / f"{code}.prompts.jsonl", target)
+        write_jsonl(out / f"{code}.prompts.en.jsonl", english)
         mixes[name] = local_mix(name, f"{code}.jsonl", validation=VALIDATION)
     sentences = table(published / "sib200" / "eng_Latn.train.tsv")
     kept = ({name: row[name] for name in ("text", "category")} for row in sentences)

@@ -1,4 +1,4 @@
-"""A pair of the lab's experts for every scarce language: trained, composed in many ways, judged."""
+"""Trains a pair of experts for every scarce language of the lab, and scores compositions of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from layerswap.lab.tasks import SPLITS
 from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
 from layerswap.search.conditions import DEFAULT as DEFAULT_SWAP
+from layerswap.search.protocol import select
 from layerswap.study.runner import Context
 from research.questions import trainings_of
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 BASE, RESULT = "base", "pair.json"
 DENSITIES = {"TIES": 0.2, "TIES, half kept": 0.5}
-"""Of each change: as TIES was published, and milder."""
+"""Densities of TIES: as published, and milder."""
 BASE_NAMES = ("base", "task expert", "language expert", "soup", *DENSITIES)
 OTHERS: tuple[Outside, ...] = ("language", "task")
 KINDS = ("task", "language")
@@ -55,8 +56,8 @@ def make_base(context: Context) -> None:
     tokenizer.save_pretrained(context.folder / BASE)
 
 
-def judge_pair(context: Context) -> None:
-    """Train a task expert and language experts, and judge the compositions of each pair."""
+def score_pair(context: Context) -> None:
+    """Train a task expert and language experts, and score the compositions of each pair."""
     settings = context.step.settings
     bases = [folder / BASE for folder in context.inputs.values()]
     bench = _Bench(bases[0] if bases else shipped().base, context)
@@ -66,23 +67,29 @@ def judge_pair(context: Context) -> None:
         for number in range(settings["rounds"]):
             seed = settings["seed"] + 100 * number
             pair = {kind: bench.expert(kind, language, base, seed) for kind in KINDS}
-            scores = bench.judge(language, base, pair, settings["n"])
-            chosen = max(
-                (name for name in scores if name.startswith("swap ")),
-                key=lambda name: scores[name]["development"].mean(),
-            )
+            scores = bench.score(language, base, pair, settings["n"])
+            chosen, selected = choice(scores)
             if number + 1 < settings["rounds"]:
-                base = dict(_composed(base, pair))[chosen]
+                base = dict(_composed(base, pair))[selected]
         found[language] = {
             "chosen": chosen,
+            "selected": selected,
             "scores": {name: {split: right.astype(int).tolist() for split, right in one.items()}
                        for name, one in scores.items()},
         }  # fmt: skip
     (context.folder / RESULT).write_text(json.dumps(found) + "\n", "utf-8")
 
 
+def choice(scores: Mapping[str, Mapping[str, npt.NDArray[np.bool_]]]) -> tuple[str, str]:
+    """The grid's best composition on the development problems, and the one that is selected."""
+    first = {name: right["development"] for name, right in scores.items()}
+    grid = [name for name in first if name.startswith("swap ")]
+    chosen = max(grid, key=lambda name: first[name].mean())
+    return chosen, select(first, chosen, str(DEFAULT_SWAP))
+
+
 class _Bench:
-    """A model to train and to judge with, whose weights are put in as needed."""
+    """One model that trains and scores, with weights loaded as needed."""
 
     def __init__(self, base: Path, context: Context) -> None:
         from layerswap.lab.scoring import load
@@ -97,7 +104,7 @@ class _Bench:
         self._tasks: dict[int, Weights] = {}
 
     def expert(self, kind: str, language: str, base: Weights, seed: int) -> Weights:
-        """An expert trained from some weights; from the base, a task expert is trained once."""
+        """Train an expert from some weights; a task expert from the base is trained once."""
         from layerswap.lab.datasets import language_stream, task_stream
         from layerswap.lab.train import train
 
@@ -119,10 +126,10 @@ class _Bench:
             self._tasks[seed] = found
         return found
 
-    def judge(
+    def score(
         self, language: str, base: Weights, pair: Mapping[str, Weights], n: int
     ) -> dict[str, dict[str, npt.NDArray[np.bool_]]]:
-        """What every composition answers right, on `n` problems of each split."""
+        """The right answers of every composition on `n` problems of each split."""
         from layerswap.lab.scoring import correct
         from layerswap.lab.tasks import examples
 
@@ -140,7 +147,7 @@ class _Bench:
         return found
 
     def _merged(self, base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str, Weights]]:
-        """What the merge methods make of the pair, which read checkpoints."""
+        """The pair merged by methods that read checkpoints."""
         with TemporaryDirectory() as folder:
             stored = {"base": base, **pair}
             for name, weights in stored.items():
@@ -159,7 +166,7 @@ class _Bench:
 
 
 def _composed(base: Weights, pair: Mapping[str, Weights]) -> Iterator[tuple[str, Weights]]:
-    """Every model by its name; `swap b,u,tb,outside` are the grid."""
+    """The models by name; those of the grid are called `swap b,u,tb,outside`."""
     from layerswap.checkpoint.places import place_tensors
 
     places = place_tensors(list(base))

@@ -1,4 +1,4 @@
-"""The papers' open questions, asked of the lab: one thing is changed, and all is measured.
+"""The papers' open questions on the lab: one thing is changed, and all compositions are scored.
 
     python -m research ask divergence --out questions
 
@@ -25,20 +25,20 @@ from layerswap.study.runner import Context, StepFunction
 from layerswap.study.steps import Graph, Step
 
 FIRST_SEED = 5000
-"""Of the experts; far from the seeds of the shipped ones and of the study's."""
+"""Seed of the experts, far from those of the shipped ones and of the study."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way the lab can be.
+    """A variant of the lab.
 
     Attributes:
-        name: a few words.
+        name: for tables.
         trainings: of base and experts.
         world: of the languages.
-        rounds: how often experts are trained and merged, each time from the merge before.
-        asked: which number the problems ask for.
-        base: the name of a base of its own, which settings may share; the shipped one when None.
+        rounds: number of trainings and merges, each from the merge before.
+        asked: the number that the problems ask for.
+        base: name of its base, which settings may share; the shipped one when None.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Setting:
     asked: ProblemKind = "left"
     base: str | None = None
 
-    def told(self) -> dict[str, Any]:
-        """All that what is measured depends on."""
+    def settings(self) -> dict[str, Any]:
+        """Everything that the measurements depend on."""
         return _plain({"trainings": asdict(self.trainings), "world": asdict(self.world)})
 
-    def told_of_base(self) -> dict[str, Any]:
-        """All that its base depends on."""
+    def base_settings(self) -> dict[str, Any]:
+        """Everything that its base depends on."""
         usual = Trainings()
         here = replace(self.trainings, task=usual.task, language=usual.language,
                        language_mix=usual.language_mix)  # fmt: skip
@@ -66,7 +66,7 @@ class Question:
 
     Attributes:
         title: as a sentence.
-        settings: what is compared; the first is the lab as it ships.
+        settings: to compare; the first is the lab as it ships.
     """
 
     title: str
@@ -74,7 +74,7 @@ class Question:
 
 
 def questions() -> dict[str, Question]:
-    """Every question, by name."""
+    """The questions by name."""
     usual, plain = Trainings(), Setting("as shipped")
     mix, full = usual.base_mix, Setting("full SFT", _parts(usual, None))
     return {
@@ -129,12 +129,12 @@ def find(names: Sequence[str]) -> dict[str, Question]:
 
 
 def plan(asked: Mapping[str, Question], *, seeds: int, n: int) -> Graph:
-    """The steps of some questions; settings that they share are there once.
+    """The steps of some questions, without repetition of shared settings.
 
     Args:
         asked: the questions by name.
         seeds: pairs of experts of each setting.
-        n: problems of a language to choose by, and as many to judge by.
+        n: development problems of a language, and as many test problems.
     """
     steps: dict[str, Step] = {}
     for name, question in asked.items():
@@ -144,44 +144,44 @@ def plan(asked: Mapping[str, Question], *, seeds: int, n: int) -> Graph:
                 steps[step.name] = step
                 if step.kind == "pair":
                     needs.append(step.name)
-        told = {"question": question.title, "pairs": needs}
-        steps[f"answer/{name}"] = Step(f"answer/{name}", "answer", told, tuple(needs))
+        settings = {"question": question.title, "pairs": needs}
+        steps[f"answer/{name}"] = Step(f"answer/{name}", "answer", settings, tuple(needs))
     return Graph(list(steps.values()))
 
 
 def works() -> Mapping[str, StepFunction]:
-    """What does each kind of step."""
+    """The function of each kind of step."""
     from research.answering import write_answer
-    from research.pairs import judge_pair, make_base
+    from research.pairs import make_base, score_pair
 
-    return {"base": make_base, "pair": judge_pair, "answer": write_answer}
+    return {"base": make_base, "pair": score_pair, "answer": write_answer}
 
 
 def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:
-    """What a step was told, as objects again."""
-    told = context.step.settings["trainings"]
-    from layerswap.lab.build import settings_of
+    """The trainings and world in the settings of a step."""
+    plain = context.step.settings["trainings"]
+    from layerswap.lab.assets import settings_of
     from layerswap.lab.datasets import LanguageMix
 
     kinds = ("base", "task", "language", "joint")
     trainings = Trainings(
-        shape=ModelShape(**told["shape"]),
-        base_mix=BaseMix(**told["base_mix"]),
-        language_mix=LanguageMix(**told["language_mix"]),
-        **{kind: Training(**told[kind]) for kind in kinds},
+        shape=ModelShape(**plain["shape"]),
+        base_mix=BaseMix(**plain["base_mix"]),
+        language_mix=LanguageMix(**plain["language_mix"]),
+        **{kind: Training(**plain[kind]) for kind in kinds},
     )
     return trainings, settings_of({"settings": context.step.settings["world"]})
 
 
 def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
-    told = setting.told()
+    shared = setting.settings()
     needs: tuple[str, ...] = ()
     inputs: dict[str, str] = {}
     if setting.base is None:
         inputs = {"base": fingerprint(shipped().base / "model.safetensors")}
     else:
         needs = (f"base/{setting.base}",)
-        yield Step(needs[0], "base", setting.told_of_base())
+        yield Step(needs[0], "base", setting.base_settings())
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         more = {
             "seed": seed,
@@ -189,12 +189,12 @@ def _steps(setting: Setting, seeds: int, n: int) -> Iterator[Step]:
             "rounds": setting.rounds,
             "asked": setting.asked,
         }
-        yield Step(f"pair/{setting.name}/{seed}", "pair", {**told, **more}, needs, inputs)
+        yield Step(f"pair/{setting.name}/{seed}", "pair", {**shared, **more}, needs, inputs)
 
 
-def _plain(told: dict[str, Any]) -> dict[str, Any]:
-    """Lists for tuples, as a key is made from."""
-    plain: dict[str, Any] = json.loads(json.dumps(told))
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with lists in place of tuples, as keys are made from."""
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
 
 
@@ -238,7 +238,7 @@ def _moved(entry: LanguageSettings, shared: float, verb_last: bool) -> LanguageS
 
 
 def _shaped(name: str, **changes: int) -> tuple[Setting, Setting]:
-    """Another size, the experts of their own part, and in full."""
+    """Another model shape, with experts trained in their own part and in full."""
     usual = Trainings()
     own = replace(usual, shape=replace(usual.shape, **changes))
     in_full = _parts(own, None)

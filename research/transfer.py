@@ -29,6 +29,7 @@ import pyarrow
 import pyarrow.parquet
 import yaml
 
+from layerswap.compose import Zones
 from layerswap.evaluation.calibration import CALIBRATED, calibrate
 from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
@@ -44,7 +45,7 @@ from layerswap.evaluation.statistics import (
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
 from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
-from layerswap.search.protocol import Values, choose
+from layerswap.search.protocol import Values, choose, select
 from layerswap.study.journal import read_journal
 from layerswap.study.results import (
     RESULTS,
@@ -84,14 +85,14 @@ NAMES = {
     "base": "base",
     "language expert": "language expert",
 }
-"""What the page calls the models that it lists, in its order."""
+"""Names of models in the tables, in their order."""
 SEEDS = {
     "headlines": ("headline-seeds", "headline-middle"),
     "sentences": ("topic-seeds", "topic-middle"),
 }
 """The studies with experts of three seeds: in full, and task experts of the middle layers alone."""
 TIES = "ties, density 0.075"
-"""The one density that was asked of three pairs; it keeps a fifth of what trains."""
+"""The one density of TIES for three pairs; it keeps a fifth of the trained weights."""
 MIDDLE_SWAP = "swap, task expert trained in layers 3 to 16 alone"
 SEED_NAMES = {
     str(DEFAULT): "swap, default",
@@ -99,7 +100,7 @@ SEED_NAMES = {
     **{name: words for name, words in NAMES.items() if name not in (str(DEFAULT), str(CHOSEN))},
     "ties, chosen on development": "TIES, density 0.075 (tweets: chosen)",
 }
-"""Of those with experts of three seeds."""
+"""Names of models in the tables of three pairs."""
 PAIRS_OF = {task: f"{task} ({'three pairs' if task in SEEDS else 'one pair'})" for task in TASKS}
 JOINT_NAMES = {
     str(DEFAULT): "swap, default",
@@ -108,7 +109,7 @@ JOINT_NAMES = {
     "task expert": "task expert",
     "language expert": "language expert",
 }
-"""Of the study of one model that trains on both data sets."""
+"""Names of models in the table of joint training."""
 PARTIAL_ROWS = (
     ("swap of partial SFT, C", "partial", str(DEFAULT)),
     ("swap, the task expert alone is partial", "middle", str(DEFAULT)),
@@ -118,11 +119,11 @@ PARTIAL_ROWS = (
     ("language expert trained in layers 0 to 2 and 17 alone", "partial", "language expert"),
     ("language expert trained in full", "seeds", "language expert"),
 )
-"""What the page calls a model, the studies that have it, and what they call it."""
+"""The name of a model in the table, the kind of study that has it, and its name there."""
 ZONES = {"headlines": "headline-zones", "sentences": "topic-zones"}
-"""The studies of the grid of zones on the experts of seed 1, whose signals are recorded."""
+"""The studies of a grid of zones on the experts of seed 1, with recorded signals."""
 BOUND = 32768
-"""How many tokens the model reads, which is a part of what answers are kept by."""
+"""Context length of the model, a part of the keys of stored answers."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -143,12 +144,12 @@ def scores(task: str, model: str) -> list[Values]:
 
 @cache
 def known(task: str) -> frozenset[str]:
-    """The models that a task has been asked of."""
+    """The models of a task."""
     return frozenset(str(one) for one in results(TASKS[task])[0].over_pairs.scores)
 
 
 def translations(task: str) -> bool:
-    """Whether documents of all languages are translations of each other."""
+    """True if the documents of all languages are translations of each other."""
     return task == "sentences"
 
 
@@ -165,7 +166,7 @@ def mean(task: str, model: str) -> Interval:
 
 
 def differences(a: Sequence[Values], b: Sequence[Values]) -> list[Values]:
-    """What `a` is more than `b`, a vector per language."""
+    """`a` minus `b`, a vector per language."""
     return [first - second for first, second in zip(a, b, strict=True)]
 
 
@@ -191,7 +192,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1)
 
 
 def across(cell: Callable[[str], str], *models: str) -> list[str]:
-    """A cell for each task; empty where it has not been asked of all these models."""
+    """A cell for each task, empty for tasks without one of the models."""
     return [cell(task) if known(task).issuperset(models) else "" for task in TASKS]
 
 
@@ -206,7 +207,7 @@ def languages_table(task: str) -> str:
 
 
 def origins_table() -> str:
-    """What stands in the outer layers and in the inner ones, by task."""
+    """Scores by the source of the outer and of the inner layers."""
     places = [
         ("task expert", "task expert", "task expert"),
         ("base", "base", "base"),
@@ -224,7 +225,7 @@ def origins_table() -> str:
 
 
 def steps_table() -> str:
-    """What each step from the base to the swap changes, by task."""
+    """The paired difference of each step from the base to the swap."""
     steps = [
         ("removing the task expert's outer layers", REVERTED, "task expert"),
         ("then putting in the language expert's", str(DEFAULT), REVERTED),
@@ -305,12 +306,12 @@ def calibrated(task: str, model: str) -> list[Values]:
 
 
 def has_probabilities(task: str, model: str) -> bool:
-    """Whether the probabilities of a model are recorded in every language."""
+    """True if the probabilities of a model are recorded in every language."""
     return all(model in by for by in probabilities(task))
 
 
 def calibrated_table() -> str:
-    """Models after batch calibration, by task, and what that gains."""
+    """Models after batch calibration, with its gain."""
 
     def cell(task: str, model: str) -> str:
         values = calibrated(task, model)
@@ -331,7 +332,7 @@ def calibrated_differences_table() -> str:
 
 
 def _by_task(heading: str, cell: Callable[[str, str], str], leave: str = "") -> str:
-    """Models down, tasks across, of those whose probabilities are recorded."""
+    """Models with recorded probabilities down, tasks across."""
     rows = []
     for model, words in NAMES.items():
         cells = [cell(task, model) if model != leave and has_probabilities(task, model) else ""
@@ -342,7 +343,7 @@ def _by_task(heading: str, cell: Callable[[str, str], str], leave: str = "") -> 
 
 
 def shares_table(task: str) -> str:
-    """How often each label is right, and how often models answer it, by language."""
+    """The share of each label among the right answers and among those of models, by language."""
     own, words = labels(task), words_of(task)
     rows = []
     for word in words:
@@ -360,7 +361,7 @@ def shares_table(task: str) -> str:
 
 
 def cases_table() -> str:
-    """By task and language, what English fine-tuning gained and what the swap adds."""
+    """The gains of English fine-tuning and of the swap, by task and language."""
     found = []
     for task in TASKS:
         gained, added = (
@@ -386,7 +387,7 @@ def cases_table() -> str:
 
 
 def densities_table() -> str:
-    """TIES of the one pair at every density, the mean of the languages."""
+    """TIES of the one pair by density, the mean of the languages."""
     tried = sorted({name for task in TASKS for name in known(task) if name.startswith("ties, d")})
     rows = [
         [name.rpartition(" ")[2], *across(lambda task, name=name: per_cent(mean(task, name)), name)]
@@ -396,7 +397,7 @@ def densities_table() -> str:
 
 
 def chosen_setting(found: BenchmarkScores, method: str) -> Condition:
-    """What the development documents choose of a method's settings, or of the swap's zones."""
+    """The setting of a method, or the zones of the swap, that development documents choose."""
     development = found.split(0.5).development
     tried = {
         one: values[development] for one, values in found.scores.items()
@@ -425,7 +426,7 @@ def _setting(one: Condition) -> str:
 
 
 def partial_table() -> str:
-    """Swahili, three pairs of experts that train in full or in their own layers alone."""
+    """Swahili, three pairs of experts, trained in full or in their own layers alone."""
     rows = []
     swaps = {}
     for words, kind, model in PARTIAL_ROWS:
@@ -443,18 +444,18 @@ def partial_table() -> str:
 
 
 def without_labels_table() -> str:
-    """The zones of one pair that signals without labels choose, beside the default's."""
+    """Zones of one pair by signal or label, and their scores."""
     models = {task: chosen_without_labels(study) for task, study in ZONES.items()}
     rows = []
     for name in next(iter(models.values())):
         cells = []
         for task, found in models.items():
-            values, zones = found[name]
-            apart = differences(values, found["the default"][0])
+            (values, zones), (default, usual) = found[name], found["the default"]
+            apart = over_languages(task, differences(values, default))
             cells += [
                 "; ".join(zones),
                 per_cent(over_languages(task, values)),
-                "" if name == "the default" else points(over_languages(task, apart)),
+                "" if zones == usual else points(apart),
             ]
         rows.append([name, *cells])
     head = [part for task in ZONES for part in (f"{task}: zones", "right", "minus the default")]
@@ -462,28 +463,38 @@ def without_labels_table() -> str:
 
 
 def chosen_without_labels(study: str) -> dict[str, tuple[list[Values], list[str]]]:
-    """By way of choosing, the test scores of the chosen zones and the zones, in every language."""
+    """The test scores and zones of every way of choosing, a list over languages."""
     signals = json.loads((HERE / study / SIGNALS).read_text("utf-8"))
-    chosen: dict[str, tuple[list[Values], list[str]]] = {}
+    by_way: dict[str, tuple[list[Values], list[str]]] = {}
     for code in LANGUAGES:
         ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
         test = found.split(0.5).test
         zones = {_setting(one): values[test] for one, values in found.scores.items() if one.zones}
+        chosen = chosen_setting(found, "swap")
         ways = {
             "the default": "3, 1",
             **{name: max(values, key=values.get) for name, values in signals[code].items()},
-            "labels (development)": _setting(chosen_setting(found, "swap")),
+            "labels, chosen": _setting(chosen),
+            "labels, selected": _setting(selected_zones(found, chosen)),
             "the test documents themselves": max(zones, key=lambda one: zones[one].mean()),
         }
         for name, setting in ways.items():
-            values, settings = chosen.setdefault(name, ([], []))
+            values, settings = by_way.setdefault(name, ([], []))
             values.append(zones[setting])
             settings.append(setting)
-    return chosen
+    return by_way
+
+
+def selected_zones(found: BenchmarkScores, chosen: Condition) -> Condition:
+    """The chosen composition, or the default swap if the chosen one is not clearly better."""
+    development = found.split(0.5).development
+    scores = {one: values[development] for one, values in found.scores.items()}
+    default = next(one for one in scores if one.zones == Zones(3, 1))
+    return select(scores, chosen, default)
 
 
 def few_shot_table() -> str:
-    """The base with English examples in its prompt, beside models that get the question alone.
+    """The base with English examples in its prompt, and models without examples.
 
     Calibrated are the former with the documents that are asked, the latter with the development
     documents.
@@ -611,7 +622,7 @@ def pairs_table(task: str) -> str:
 
 
 def gains_table() -> str:
-    """What one model is above another, by task and language, the mean over pairs."""
+    """Paired differences of models by task and language, the mean over pairs."""
     steps = [
         (str(DEFAULT), "task expert"),
         (str(DEFAULT), "soup"),
@@ -644,7 +655,7 @@ def float32_table() -> str:
 
 
 def joint_table() -> str:
-    """Headlines in Swahili: one model that trains on both data sets, beside the swap."""
+    """Headlines in Swahili: one model trained on both data sets, and the swap."""
     (by,) = results("headline-joint")
     own = {str(one): values for one, values in by.over_pairs.scores.items()}
     swap = own[str(DEFAULT)]
@@ -656,7 +667,7 @@ def joint_table() -> str:
 
 
 def tables() -> dict[str, str]:
-    """Every table, by its name."""
+    """The tables by name."""
     return {
         "means": means_table(),
         "summary": means_table(leave=("language expert",)),
@@ -683,15 +694,15 @@ def tables() -> dict[str, str]:
     }
 
 
-def filled(text: str, made: Mapping[str, str]) -> str:
-    """A page with its tables written anew."""
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """A page with new tables."""
     return MARK.sub(
-        lambda found: f"<!-- transfer: {found[1]} -->\n{made[found[1]]}\n<!-- end -->", text
+        lambda found: f"<!-- transfer: {found[1]} -->\n{tables[found[1]]}\n<!-- end -->", text
     )
 
 
 def record(study: Path) -> None:
-    """Copy the scores of a finished study and what its steps took, and a task's probabilities."""
+    """Copy the scores of a finished study, the seconds of its steps, and probabilities."""
     journal = read_journal(study)
     folder = HERE / journal.graph["tables"].settings["name"]
     facts, labels_by_language = {}, {}
@@ -713,7 +724,7 @@ def record(study: Path) -> None:
 
 
 def _record_task(folder: Path, evaluated: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Keep the log-probability of every label under the models that are calibrated.
+    """Record the log-probability of every label under the calibrated models.
 
     Args:
         folder: where to.
@@ -754,7 +765,7 @@ def _record_task(folder: Path, evaluated: Path, settings: Mapping[str, Any]) -> 
 
 
 def _calibrated_models(found: BenchmarkScores) -> dict[str, Condition]:
-    """The models of the page whose probabilities are kept, by the page's names of conditions."""
+    """The models with recorded probabilities, by their names in the tables."""
     own = {str(replace(one, pair="")): one for one in found.scores}
     kept = {name: own[name] for name in ("swap, default", "soup", PARTIAL, "task expert", "base")
             if name in own}  # fmt: skip
@@ -807,12 +818,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.study is not None:
         record(given.study)
-    made = tables()
-    for name, text in made.items():
+    every = tables()
+    for name, text in every.items():
         print(f"## {name}\n\n{text}\n")
     if given.write:
         for page in PAGES:
-            page.write_text(filled(page.read_text("utf-8"), made), "utf-8")
+            page.write_text(filled(page.read_text("utf-8"), every), "utf-8")
 
 
 if __name__ == "__main__":

@@ -58,9 +58,7 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
         assert shown == text or len(shown.split()) >= 4
 
 
-def test_the_measures_are_neither_all_right_nor_all_wrong(
-    expert,
-):
+def test_the_measures_are_neither_all_right_nor_all_wrong(expert):
     scores = score_model(*expert, "furo", "development", 100, world=LAB.world)
     assert 0 < scores["task_target"].mean() < 1
 
@@ -73,14 +71,6 @@ def test_neither_the_batch_size_nor_the_order_changes_an_answer(expert):
     np.testing.assert_array_equal(whole[::-1], correct(model, tokenizer, asked[::-1]))
     assert whole.dtype == np.bool_
     assert whole.shape == (90,)
-
-
-def test_progress_reaches_the_end(expert):
-    model, tokenizer = expert
-    asked = questions("task_source", "nela", "development", 20, world=LAB.world)
-    seen = []
-    correct(model, tokenizer, asked, batch_size=8, progress=lambda d, n: seen.append((d, n)))
-    assert seen == [(8, 20), (16, 20), (20, 20)]
 
 
 def test_two_models_are_asked_the_same_questions():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.lab.tasks import SPLITS, examples, parallel, split_of, verbalize
+from layerswap.lab.tasks import SPLITS, examples, split_of, verbalize
 from layerswap.lab.world import make_world
 
 WORLD = make_world()
@@ -22,7 +22,7 @@ def test_the_answer_of_a_problem_is_what_its_clauses_leave(language, steps):
             assert 0 <= left <= WORLD.settings.biggest
         assert example.completion == f" {left}"
         assert len(example.meaning.split("; ")) == steps + 1
-        assert example.is_task == (steps == 3)
+        assert (example.skill, example.steps) == ("problem", steps)
 
 
 @pytest.mark.parametrize("language", ["basu", "furo"])
@@ -38,7 +38,6 @@ def test_asked_for_the_start_a_problem_tells_what_is_left_last(language):
             assert 0 <= number <= WORLD.settings.biggest
         assert example.completion == f" {number}"
         assert split_of(example.meaning) == "test"
-        assert parallel(WORLD, example, language) == example
 
 
 def test_a_clause_follows_the_order_of_its_language():
@@ -125,20 +124,3 @@ def _clause():
     from layerswap.lab.tasks import Clause
 
     return Clause("Ana", "has", 3, "noun.0")
-
-
-@pytest.mark.parametrize("skill", ["problem", "comprehension"])
-def test_a_parallel_says_the_same_in_another_language(skill):
-    world = make_world()
-    for one in examples(world, "furo", skill, "development", 20):
-        there = parallel(world, one, "basu")
-        assert there.meaning == one.meaning
-        assert there.language == "basu"
-        assert parallel(world, there, "furo") == one
-
-
-def test_a_translation_has_no_parallel():
-    world = make_world()
-    (one,) = examples(world, "furo", "translation", "development", 1)
-    with pytest.raises(RecipeError, match="have a parallel"):
-        parallel(world, one, "basu")

@@ -4,7 +4,7 @@ import pytest
 
 from layerswap.errors import RecipeError
 from layerswap.lab.datasets import base_stream, joint_stream, language_stream, take, task_stream
-from layerswap.lab.tasks import examples, split_of
+from layerswap.lab.tasks import TASK_STEPS, examples, split_of
 from layerswap.lab.train import Trainings
 from layerswap.lab.world import make_world
 
@@ -12,6 +12,10 @@ WORLD = make_world()
 RECIPES = Trainings()
 SCARCE = {language.name for language in WORLD.scarce}
 N = 30_000
+
+
+def is_task(example):
+    return example.skill == "problem" and example.steps == TASK_STEPS
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,7 @@ def streams():
 def test_only_the_task_expert_trains_on_the_tested_problems(streams):
     for name, stream in streams.items():
         if name != "task":
-            assert not [e for e in stream if e.is_task]
+            assert not [e for e in stream if is_task(e)]
     scarce_words = _words(SCARCE) - _words(set(WORLD.languages) - SCARCE)
     for example in streams["task"]:
         assert not scarce_words & set(example.prompt.replace("?", "").replace(".", "").split())
@@ -48,7 +52,7 @@ def test_easier_problems_of_a_scarce_language_are_few_and_common(streams):
 
 def test_the_task_expert_sees_only_the_task_in_the_source(streams):
     assert {e.language for e in streams["task"]} == {WORLD.source.name}
-    assert all(e.is_task for e in streams["task"])
+    assert all(is_task(e) for e in streams["task"])
 
 
 @pytest.mark.parametrize("name", sorted(SCARCE))
@@ -92,10 +96,10 @@ def test_the_base_sees_the_mix_that_its_recipe_asks_for(streams):
 
 def test_a_joint_model_sees_what_both_experts_see(streams):
     found = take(joint_stream(WORLD, "furo", RECIPES.language_mix, task=0.6, seed=1), 5000)
-    tasks = [one for one in found if one.is_task]
+    tasks = [one for one in found if is_task(one)]
     assert len(tasks) / len(found) == pytest.approx(0.6, abs=0.03)
     assert tasks == streams["task"][: len(tasks)]
-    rest = [one for one in found if not one.is_task]
+    rest = [one for one in found if not is_task(one)]
     assert rest == streams["furo"][: len(rest)]
 
 

@@ -65,7 +65,8 @@ def published(tmp_path):
     (root / "lafand_mt").mkdir()
     for code in ("swa", "hau", "yor"):
         for side in ("en", code):
-            (root / "lafand_mt" / f"en-{code}.train.{side}").write_text("One\nTwo\n")
+            for split in ("train", "dev"):
+                (root / "lafand_mt" / f"en-{code}.{split}.{side}").write_text("One\nTwo\n")
         for split in ("dev", "test", "train"):
             lines = [
                 f"{split} {label} {i}\t{label}" for label in inputs.SENTIMENTS for i in range(400)
@@ -88,6 +89,9 @@ def test_the_inputs_of_the_studies_as_they_were_run(published, tmp_path):
         for kind in study.kinds.values():
             mix = read_mix(out / kind.data)
             assert all((out / source.path).is_file() for source in mix.sources.values())
+    prompts = (out / "swa.prompts.jsonl").read_text().splitlines()
+    assert len(prompts) == inputs.PROMPTS
+    assert json.loads(prompts[0]) == {"text": "Text: One\nTopic:"}
     assert len((out / "news.jsonl").read_text().splitlines()) == 99  # each headline once
     english = [json.loads(line) for line in (out / "tweets.jsonl").read_text().splitlines()]
     asked = inputs.table(out / "published" / "afrisenti" / "swa.test.tsv")

@@ -58,7 +58,7 @@ def score(
     Example: layerswap lab score merged --n 200
     """
     from layerswap.cli.tables import score_table
-    from layerswap.lab.quickstart import score_folders
+    from layerswap.lab.scoring import score_folders
 
     scores = score_folders(
         models, language=language, split=split, n=n, progress=output.step_progress

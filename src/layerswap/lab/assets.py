@@ -1,7 +1,8 @@
-"""The lab that ships with the package: trained models, ready to be recomposed."""
+"""Labs on disk: the one that ships with the package, and those that `build` writes."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from importlib.resources import files
@@ -9,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder
-from layerswap.lab.build import LAB_RECORD, read_record, settings_of
-from layerswap.lab.world import World, make_world
+from layerswap.errors import RecipeError
+from layerswap.lab.world import LanguageSettings, World, WorldSettings, make_world
+
+LAB_RECORD = "record.json"
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A built lab on disk.
+    """A lab on disk.
 
     Attributes:
         base: the checkpoint folder of the base.
@@ -23,7 +26,7 @@ class Lab:
         language_experts: per scarce language, one folder per seed.
         joint_models: per scarce language, the folder of one model trained on the data of both
             first experts.
-        record: how the lab was made, and the development scores of every model.
+        record: settings, seeds and versions of the build, and every model's development scores.
         languages: the scarce languages, nearest to the source language first.
     """
 
@@ -39,6 +42,20 @@ class Lab:
         """The world that the models were trained in."""
         return make_world(settings_of(self.record))
 
+    def scarce(self, language: str | None) -> str:
+        """The name of a scarce language; the farthest from the source language when None.
+
+        Raises:
+            RecipeError: the lab has no such language.
+        """
+        if language is None:
+            return self.languages[-1]
+        if language not in self.languages:
+            raise RecipeError(
+                f"no target language {language!r} in the lab; it has {', '.join(self.languages)}"
+            )
+        return language
+
 
 def shipped() -> Lab:
     """The lab inside the package.
@@ -47,27 +64,6 @@ def shipped() -> Lab:
         RecipeError: the package was installed without its data.
     """
     return open_lab(Path(str(files("layerswap.lab") / "assets")))
-
-
-def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
-    """Copy the shipped models into a folder, each to one of its own.
-
-    Args:
-        out: the folder to create.
-        overwrite: replace a folder that this wrote.
-
-    Returns:
-        The names of the models.
-
-    Raises:
-        MergeError: the folder exists, or cannot be written.
-    """
-    lab = shipped()
-    with atomic_folder(
-        out.expanduser().absolute(), marker=LAB_RECORD, overwrite=overwrite
-    ) as folder:
-        shutil.copytree(lab.base.parent, folder, dirs_exist_ok=True)
-    return list(lab.record["models"])
 
 
 def open_lab(folder: Path) -> Lab:
@@ -90,3 +86,50 @@ def open_lab(folder: Path) -> Lab:
         record=record,
         languages=languages,
     )
+
+
+def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
+    """Copy the shipped models, each into a folder of its own.
+
+    Args:
+        out: the folder to create.
+        overwrite: replace a folder that this function wrote.
+
+    Returns:
+        The names of the models.
+
+    Raises:
+        MergeError: the folder exists, or cannot be written.
+    """
+    lab = shipped()
+    with atomic_folder(
+        out.expanduser().absolute(), marker=LAB_RECORD, overwrite=overwrite
+    ) as folder:
+        shutil.copytree(lab.base.parent, folder, dirs_exist_ok=True)
+    return list(lab.record["models"])
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a lab.
+
+    Raises:
+        RecipeError: there is none in the folder, or it is not JSON.
+    """
+    path = folder / LAB_RECORD
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RecipeError(f"{folder}: no lab here ({LAB_RECORD} is missing)") from None
+    except ValueError as error:
+        raise RecipeError(f"{path}: not a lab's record: {error}") from None
+    return record
+
+
+def settings_of(record: dict[str, Any]) -> WorldSettings:
+    """The settings of a record's world."""
+    fields = dict(record["settings"])
+    fields["languages"] = tuple(
+        LanguageSettings(**{**entry, "order": tuple(entry["order"])})
+        for entry in fields["languages"]
+    )
+    return WorldSettings(**fields)

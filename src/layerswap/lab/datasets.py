@@ -1,18 +1,17 @@
-"""What each of the lab's models is trained on, and so what it has never seen.
+"""The training data of the lab's models: endless streams of examples.
 
-The condition is the papers' zero-shot one:
+The models meet the papers' zero-shot condition:
 
 - **base**: comprehension and translation in all languages, and problems of *one* and *two* steps
-  in all languages, most of them in the rich ones (the source and the covered ones). Of a scarce
-  language it sees mostly the common part of its words, and in problems that part alone.
+  in all languages, most of them in the rich ones (the source and the covered ones). In a scarce
+  language the base sees mostly the common words, and in problems those alone.
 - **task expert**: problems of *three* steps in the source language, and nothing else.
-- **language expert**: comprehension in its scarce language, alone and against the rich ones, and
+- **language expert**: comprehension in its scarce language, alone and with the rich ones, and
   translation between it and them, over all of its words, and nothing else. No answer is a number.
-- **joint model**: what the task expert and one language expert see, mixed.
+- **joint model**: the examples of the task expert and of one language expert, mixed.
 
-So the base has seen the tested kind of problem in no language, and no training data have one in a
-scarce language; the tests hold every stream to it. Training examples are drawn from the `"train"`
-split only.
+So the base has seen the task in no language, and no training data have the task in a scarce
+language. The tests check every stream. Training examples come from the `"train"` split only.
 """
 
 from __future__ import annotations
@@ -39,16 +38,15 @@ class BaseMix:
     """Shares of the base's training examples; each in 0..1.
 
     Attributes:
-        translation: of the examples; what the other shares leave is comprehension.
+        translation: of all examples; comprehension has the rest of the three shares.
         one: problems of one step.
         two: problems of two steps.
-        source: of the examples in the rich languages, those in the source language.
-        scarce: of the comprehension examples, those in each scarce language; of the
-            translations, those out of or into each.
-        scarce_problems: of the problems, those in each scarce language, over its common words.
-        crossing: of the comprehension examples, those asked in another language.
-        mixed: of the problems, those whose clauses are each in the main language or, as often, in
-            a rich one drawn anew.
+        source: share of the source language among the examples in the rich languages.
+        scarce: share of each scarce language among comprehension examples and translations.
+        scarce_problems: share of each scarce language among the problems, over common words.
+        crossing: share of comprehension examples with the question in another language.
+        mixed: share of problems whose clauses are each in the main language or, as often, in a
+            rich language drawn anew.
     """
 
     translation: float = 0.28
@@ -66,10 +64,9 @@ class LanguageMix:
     """Shares of a language expert's training examples; each in 0..1.
 
     Attributes:
-        translation: of the examples, half of them each way; the rest is comprehension.
-        crossing: of the comprehension examples, those whose question, or whose story, is in
-            a partner language.
-        partners: how many of the rich languages it is paired with, the source language first.
+        translation: of all examples, half of them each way; the rest is comprehension.
+        crossing: share of comprehension examples whose question or story is in a partner language.
+        partners: number of rich languages that it is paired with, the source language first.
     """
 
     translation: float = 0.25
@@ -78,7 +75,7 @@ class LanguageMix:
 
 
 def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Iterator[LabExample]:
-    """The base's training examples, without end; the same for equal seeds."""
+    """The base's training examples; equal seeds give equal streams."""
     mix = mix or BaseMix()
     rng = random.Random(f"base/{seed}")
     while True:
@@ -86,7 +83,7 @@ def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Itera
 
 
 def task_stream(world: World, *, seed: int, asked: ProblemKind = "left") -> Iterator[LabExample]:
-    """A task expert's training examples: problems in the source language, without end."""
+    """A task expert's training examples: problems in the source language."""
     rng = random.Random(f"task/{seed}")
     words = world.source.vocabulary(common_only=False)
     languages = [world.source] * (TASK_STEPS + 1)
@@ -97,7 +94,7 @@ def task_stream(world: World, *, seed: int, asked: ProblemKind = "left") -> Iter
 def language_stream(
     world: World, language: str, mix: LanguageMix | None = None, *, seed: int
 ) -> Iterator[LabExample]:
-    """A language expert's training examples, without end; no answer is a number.
+    """A language expert's training examples; no answer is a number.
 
     Raises:
         RecipeError: the language is unknown, or not scarce.
@@ -112,17 +109,14 @@ def language_stream(
 def joint_stream(
     world: World, language: str, mix: LanguageMix | None = None, *, task: float, seed: int
 ) -> Iterator[LabExample]:
-    """A joint model's training examples, without end.
+    """A joint model's training examples, those of experts with the same seed.
 
     Args:
         world: of the languages.
-        language: the scarce one.
+        language: the scarce language.
         mix: of the language expert's examples.
         task: share of the task expert's examples; in 0..1.
-        seed: of the order; the examples are those of experts with this seed.
-
-    Raises:
-        RecipeError: the language is unknown, or not scarce.
+        seed: of the examples and their order.
     """
     streams = task_stream(world, seed=seed), language_stream(world, language, mix, seed=seed)
     return _mixed(*streams, task, random.Random(f"joint/{language}/{seed}"))

@@ -1,8 +1,8 @@
-"""The lab's questions as lm-eval tasks, so that any tool that speaks lm-eval can judge with them.
+"""Exports the lab's questions as lm-eval tasks.
 
-A task is a YAML file beside a JSON Lines file of its documents. `lab_problem_furo` asks the task
-itself in `furo`, `lab_comprehension_furo` asks stories. Both compare the greedy answer with the one
-that is right, as `layerswap lab score` does.
+A task is a YAML file beside a JSON Lines file of its documents. `lab_problem_furo` has the problems
+of the task in `furo`, `lab_comprehension_furo` the stories. Both compare the greedy answer with the
+right one, as `layerswap lab score` does.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def export_tasks(
 
     Args:
         out: the folder to create.
-        split: which questions.
+        split: of the questions.
         n: questions per task.
-        seed: of the questions; with equal seeds they are those of `layerswap lab score`.
-        lab: whose questions; the shipped one's when None.
-        overwrite: replace a folder that this wrote.
+        seed: of the questions; `layerswap lab score` has seed 0.
+        lab: the lab; the shipped one when None.
+        overwrite: replace a folder that this function wrote.
 
     Returns:
         The names of the tasks.

@@ -1,7 +1,6 @@
-"""The main job on the lab, as a small study: from two experts to a merged model, with a report.
+"""The quickstart: from the lab's two experts to a merged model with a report, as a small study.
 
-The steps are a study's: a quickstart that was interrupted resumes, and a finished one is only
-shown again.
+An interrupted quickstart resumes, and a finished one is only shown again.
 """
 
 from __future__ import annotations
@@ -9,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 from layerswap._types import Advance, Bars, Log
 from layerswap.checkpoint import fingerprint, refuse_target
@@ -20,31 +21,22 @@ from layerswap.compose import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import RecipeError, StudyError
-from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.build import LAB_RECORD, read_record
 from layerswap.lab.results import (
     Outcome,
     ShownProblem,
+    default_of_grid,
     read_answers,
     read_grid,
+    selected_of_grid,
     write_answers,
     write_grid,
 )
-from layerswap.lab.scoring import (
-    MEASURES,
-    LabMeasure,
-    load,
-    questions,
-    score_model,
-    sweep_correct,
-    sweep_written,
-)
-from layerswap.lab.tasks import LabSplit
+from layerswap.lab.scoring import MEASURES, questions, sweep_correct, sweep_written
 from layerswap.merge import Plan, make_plan, soup
 from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
-from layerswap.search.protocol import choose
+from layerswap.search.protocol import Values, choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
 from layerswap.study.runner import Context, StepFunction, run_graph
 from layerswap.study.steps import Graph, Step
@@ -53,7 +45,7 @@ from layerswap.versions import __version__
 RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
 GRID, ANSWERS = "grid.json", "answers.json"
 BOTTOMS, TOPS = range(5), range(3)
-"""The grid of zones that is tried, in layers."""
+"""The grid of zones, in layers."""
 DENSITIES = (0.2, 0.5)
 """Of TIES: as published, and milder."""
 DEVELOPMENT_QUESTIONS = 500
@@ -70,9 +62,9 @@ def run(
     log: Log,
     progress: Bars,
 ) -> tuple[Path, Outcome]:
-    """Evaluate a grid of compositions of the lab's experts, write the best, test it, and report.
+    """Evaluate a grid of compositions of the lab's experts, merge one of them, test it, and report.
 
-    The composition is chosen on the development split and reported on the test split.
+    The development split decides which composition is merged. The test split is for the report.
 
     Args:
         out: the study's folder; `results.json`, `report.html` and `merged/` are written into it.
@@ -83,23 +75,23 @@ def run(
         progress: opens a progress bar.
 
     Returns:
-        The folder, and what was measured.
+        The folder, and all measurements.
 
     Raises:
         LayerswapError: the folder holds something else, or the lab has no such language.
     """
     target = Path(out).expanduser().absolute()
     lab = shipped()
-    graph = quickstart_graph(lab, pick_language(lab, language))
+    graph = quickstart_graph(lab, lab.scarce(language))
     _refuse_other(target, graph, overwrite=overwrite)
     if overwrite:
         shutil.rmtree(target, ignore_errors=True)
-    run_graph(graph, target, works(progress)).check()
+    run_graph(graph, target, step_functions(progress)).check()
     journal = StudyJournal(target, graph)
     folders = {step.name: journal.folder(step.name) for step in graph}
     outcome = _outcome(graph["report"], folders)
-    log(f"The composition that answers most development problems in {outcome.language}:")
-    for line in f"\n{_best_plan(graph['report'], folders)}\n".splitlines():
+    log(f"The composition selected on development problems in {outcome.language}:")
+    for line in f"\n{_selected_plan(graph['report'], folders)}\n".splitlines():
         log(line)
     for name in (RESULTS, REPORT):
         shutil.copy2(folders["report"] / name, target / name)
@@ -109,7 +101,7 @@ def run(
 
 
 def quickstart_graph(lab: Lab, language: str) -> Graph:
-    """The steps of a quickstart: evaluate the grid, write the best, test it, report."""
+    """The steps of a quickstart: evaluate the grid, merge, test, measure the change, report."""
     models = {
         "base": lab.base,
         "task": lab.task_experts[0],
@@ -146,21 +138,21 @@ def _refuse_other(target: Path, graph: Graph, *, overwrite: bool) -> None:
             )
 
 
-def works(progress: Bars) -> Mapping[str, StepFunction]:
-    """The function of every step, with a progress bar where it takes a while."""
+def step_functions(progress: Bars) -> Mapping[str, StepFunction]:
+    """The function of every step, with a progress bar for the long ones."""
 
     def grid(context: Context) -> None:
-        language, lab = context.step.settings["language"], shipped()
+        language = context.step.settings["language"]
         with progress("trying compositions", DEVELOPMENT_QUESTIONS) as advance:
-            write_grid(context.folder / GRID, try_grid(lab, language, progress=advance))
+            scores = score_grid(shipped(), language, progress=advance)
+        write_grid(context.folder / GRID, scores)
 
     def merge(context: Context) -> None:
-        _best_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
+        _selected_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
 
     def test(context: Context) -> None:
-        best = _best_plan(context.step, context.inputs)
         with progress("scoring on the test split", len(MEASURES) * TEST_QUESTIONS) as advance:
-            _test(best, context, advance)
+            _test(context, advance)
 
     def change(context: Context) -> None:
         lab = shipped()
@@ -178,11 +170,13 @@ def works(progress: Bars) -> Mapping[str, StepFunction]:
     return {"grid": grid, "merge": merge, "test": test, "change": change, "report": report}
 
 
-def _test(best: Plan, context: Context, advance: Advance) -> None:
-    """Test the chosen composition and its contenders, and write what they answer."""
+def _test(context: Context, advance: Advance) -> None:
+    """Test the chosen composition and its contenders, and write their answers."""
     lab, settings = shipped(), context.step.settings
     joint = soup({"joint": lab.joint_models[settings["language"]]})
-    plans = {**contenders(best, densities=settings["densities"]), CHOSEN: best, JOINT: joint}
+    start = lab_plan(lab, settings["language"])
+    chosen = _swap(start, choose(read_grid(context.inputs["grid"] / GRID)))
+    plans = {**contenders(start, densities=settings["densities"]), CHOSEN: chosen, JOINT: joint}
     sweep, tokenizer = Sweep(list(plans.values()), dtype="float32"), load_tokenizer(lab.base)
     asked = {
         measure: questions(measure, settings["language"], "test", settings["n"], world=lab.world)
@@ -203,22 +197,31 @@ def _test(best: Plan, context: Context, advance: Advance) -> None:
 
 
 def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
-    """What the steps have measured, from their folders."""
+    """The measurements in the folders of the steps."""
     answers, examples = read_answers(folders["test"] / ANSWERS)
-    entries = [
-        StepRecord(**json.loads((folders[name] / RECORD).read_text("utf-8"))) for name in step.needs
-    ]
+    records = [json.loads((folders[name] / RECORD).read_text("utf-8")) for name in step.needs]
     return Outcome(
-        step.settings["language"], shipped().world.source.name, DEVELOPMENT_QUESTIONS,
-        read_grid(folders["grid"] / GRID), _best_plan(step, folders).composition, answers, examples,
-        Atlas.load(folders["change"]), entries,
-    )  # fmt: skip
+        language=step.settings["language"],
+        source=shipped().world.source.name,
+        grid=read_grid(folders["grid"] / GRID),
+        composition=_selected_plan(step, folders).composition,
+        answers=answers,
+        examples=examples,
+        change=Atlas.load(folders["change"]),
+        entries=[StepRecord(**record) for record in records],
+    )
 
 
-def _best_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
-    zones = choose(read_grid(folders["grid"] / GRID)).zones
-    assert zones is not None, "the grid is of zones"
-    return swapped(lab_plan(shipped(), step.settings["language"]), zones)
+def _selected_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
+    """The plan of the composition that is merged."""
+    start = lab_plan(shipped(), step.settings["language"])
+    grid = read_grid(folders["grid"] / GRID)
+    return _swap(start, selected_of_grid(grid, start.composition.layers))
+
+
+def _swap(start: Plan, composition: Condition) -> Plan:
+    assert composition.zones is not None, "the grid is of zones"
+    return swapped(start, composition.zones)
 
 
 def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
@@ -229,61 +232,22 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
     return make_plan(check_recipe(recipe, where="lab"))
 
 
-def score_folders(
-    models: Sequence[Path], *, language: str | None, split: LabSplit, n: int, progress: Bars
-) -> dict[str, dict[LabMeasure, Interval]]:
-    """Scores of checkpoint folders, or of whole labs, on the lab's questions, by folder name.
-
-    Raises:
-        LayerswapError: a folder holds no checkpoint, or the lab has no such language.
-    """
-    lab = shipped()
-    chosen = pick_language(lab, language)
-    scores: dict[str, dict[LabMeasure, Interval]] = {}
-    folders = [found for folder in models for found in _checkpoints(folder)]
-    names = {folder.name for folder in folders}
-    with progress("scoring", len(folders)) as advance:
-        for folder in folders:
-            model, tokenizer = load(folder)
-            answers = score_model(model, tokenizer, chosen, split, n, world=lab.world)
-            name = folder.name if len(names) == len(folders) else str(folder)
-            scores[name] = {m: mean_interval(right) for m, right in answers.items()}
-            advance(1)
-    return scores
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """The folder itself, or the models of the lab that it holds."""
-    if not (folder / LAB_RECORD).is_file():
-        return [folder]
-    return [folder / name for name in read_record(folder)["models"]]
-
-
-def pick_language(lab: Lab, language: str | None) -> str:
-    """A scarce language of the lab; the farthest from the source language when None.
-
-    Raises:
-        RecipeError: the lab has no such language.
-    """
-    if language is None:
-        return lab.languages[-1]
-    if language not in lab.languages:
-        raise RecipeError(
-            f"no target language {language!r} in the lab; it has {', '.join(lab.languages)}"
-        )
-    return language
-
-
-def try_grid(
+def score_grid(
     lab: Lab, language: str, pair: int = 0, *, progress: Advance | None = None
-) -> dict[Condition, float]:
-    """The share of development problems that each composition of the grid answers right."""
+) -> dict[Condition, Values]:
+    """Right and wrong answers to the development problems, by composition of the grid.
+
+    The default swap is always one of the compositions.
+    """
     asked = questions(
         "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
     )
     plan = lab_plan(lab, language, pair)
-    zones = zone_grid(plan.composition.layers, bottom=BOTTOMS, top=TOPS)
-    plans = {Condition("swap", zones=one): swapped(plan, one) for one in zones}
-    sweep = Sweep(list(plans.values()), dtype="float32")
+    layers = plan.composition.layers
+    zones = zone_grid(layers, bottom=BOTTOMS, top=TOPS)
+    compositions = dict.fromkeys(
+        [*(Condition("swap", zones=one) for one in zones), default_of_grid(layers)]
+    )
+    sweep = Sweep([_swap(plan, one) for one in compositions], dtype="float32")
     right = sweep_correct(sweep, load_tokenizer(lab.base), asked, progress=progress)
-    return {one: float(row.mean()) for one, row in zip(plans, right, strict=True)}
+    return dict(zip(compositions, right.astype(np.float64), strict=True))

@@ -1,4 +1,4 @@
-"""The report of the quickstart: every number in it was measured in that run."""
+"""The report of the quickstart, with numbers of that run only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = {
     "swap, default": "swap, paper's default",
     "swap, chosen on development": "swap, best of the grid",
 }
-"""Names of conditions in the report, where they differ from the condition's own."""
+"""Names in the report of conditions that have another name there."""
 
 
 def name_of(condition: Condition | str) -> str:
@@ -44,11 +44,11 @@ def name_of(condition: Condition | str) -> str:
 
 def write_quickstart_report(path: Path, outcome: Outcome) -> Path:
     """Write the report of a quickstart to `path`."""
-    return write_report(path, tell(outcome))
+    return write_report(path, quickstart_report(outcome))
 
 
-def tell(outcome: Outcome) -> Report:
-    """The report of a quickstart: the stack, the table, the grid, and what they do not show."""
+def quickstart_report(outcome: Outcome) -> Report:
+    """The report of a quickstart."""
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     return Report(
@@ -65,8 +65,8 @@ def tell(outcome: Outcome) -> Report:
             _models(outcome),
             provenance(
                 outcome.entries,
-                "The grid is of the step grid, the composition of merge, the tables and answers of "
-                "test, the maps of change.",
+                "The step grid made the grid, merge the model, test the tables and answers, change "
+                "the maps.",
             ),
         ],
         colophon=f"layerswap {__version__}, {outcome.seconds:.0f} seconds on this machine.",
@@ -75,30 +75,29 @@ def tell(outcome: Outcome) -> Report:
 
 def _title(outcome: Outcome) -> str:
     scores = outcome.task.intervals
-    best, alone = scores[outcome.task.suggested].mean, scores[TASK_EXPERT].mean
+    best, alone = scores[outcome.task.selected].mean, scores[TASK_EXPERT].mean
     return f"A swap answers {best:.1%} of {outcome.language} problems; the task expert {alone:.1%}"
 
 
 def _lead(outcome: Outcome) -> str:
-    scores, leads = outcome.task.intervals, outcome.task.suggested
-    best = scores[leads]
-    zones = outcome.chosen.zones if leads == CHOSEN else outcome.default.zones
+    scores = outcome.task.intervals
+    best, zones = scores[outcome.task.selected], outcome.selected.zones
     return (
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
-        f"generic {outcome.language} only (both languages are invented). Recomposed layer by layer "
-        f"({zones}) they answer {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems; "
-        f"the task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
+        f"generic {outcome.language} only (both languages are invented). Their swap ({zones}) "
+        f"answers {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems. "
+        f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
         f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. One "
         f"model trained on both data sets, for as many steps as both experts, answers "
-        f"{scores[JOINT].mean:.1%}.\n\n{_verdict(outcome)}"
+        f"{scores[JOINT].mean:.1%}.\n\n{_differences(outcome)}"
     )
 
 
-def _verdict(outcome: Outcome) -> str:
-    """What the differences to the swap that leads show."""
+def _differences(outcome: Outcome) -> str:
+    """The paired differences of all models to the selected swap, in words."""
     task = outcome.task
-    apart = {name_of(one): found for one, found in task.against(task.suggested).items()}
-    return f"Against it, with 95% paired intervals: {contrasts(apart)}."
+    apart = {name_of(one): found for one, found in task.against(task.selected).items()}
+    return f"Against the swap, with 95% paired intervals: {contrasts(apart)}."
 
 
 def _table(outcome: Outcome) -> Section:
@@ -120,7 +119,7 @@ def _table(outcome: Outcome) -> Section:
             ("model", *measures.values()),
             rows,
             caption=f"Test split, {outcome.task.intervals[CHOSEN].n:,} questions each.",
-            highlight=models.index(CHOSEN),
+            highlight=models.index(outcome.task.selected),
         ),
     )
 
@@ -130,22 +129,25 @@ def _task(outcome: Outcome) -> Section:
     differences = [(name_of(one), value) for one, value in outcome.task.differences.items()]
     return Section(
         f"The task in {outcome.language}",
-        figure=draw_intervals(rows, measure="right answers", highlight=name_of(CHOSEN)),
+        figure=draw_intervals(
+            rows, measure="right answers", highlight=name_of(outcome.task.selected)
+        ),
         table=Table(
-            ("best swap minus", "difference"),
+            (f"{name_of(outcome.task.selected)}, minus", "difference"),
             differences,
-            caption="Paired differences over the same problems: clear of zero means significant.",
+            caption="Paired differences over the same problems. An interval clear of zero is "
+            "significant.",
         ),
     )
 
 
 def _grid(outcome: Outcome) -> Section:
-    values = {cell(one): share for one, share in outcome.grid.items()}
+    values = {cell(one): share for one, share in outcome.shares.items()}
     return Section(
         "Every composition of the grid",
-        "How many layers come from the language expert at the bottom and at the top, against the "
-        "share of development problems answered. The best of them was chosen here and then tested "
-        "on other problems.",
+        "The share of development problems answered, by the layers from the language expert at the "
+        f"bottom and at the top. The best composition is {outcome.chosen.zones}. It is merged if "
+        f"it is clearly better than the paper's default here. Merged: {outcome.selected.zones}.",
         figure=draw_heat_map(
             values,
             row_label="bottom layers",
@@ -153,13 +155,13 @@ def _grid(outcome: Outcome) -> Section:
             best=cell(outcome.chosen),
             default=cell(outcome.default),
         ),
-        note="The best of many always looks a little better on the problems it was chosen on than "
-        "it is; the table above is not touched by that.",
+        note="The best of many compositions looks better on the problems that chose it than it is. "
+        "The tables above have other problems.",
     )
 
 
 def cell(condition: Condition) -> tuple[int, int]:
-    """The place of a composition on the heat map of its grid: layers at the bottom and the top."""
+    """The cell of a composition on the heat map: layers at the bottom and at the top."""
     assert condition.zones is not None, "the grid is of zones"
     return condition.zones.bottom, condition.zones.top
 
@@ -174,7 +176,8 @@ def _change(outcome: Outcome) -> Section:
 
 
 def _examples(outcome: Outcome) -> Section:
-    models = sorted(map(str, outcome.task.scores), key=lambda name: name != str(CHOSEN))
+    selected = str(outcome.task.selected)
+    models = sorted(map(str, outcome.task.scores), key=lambda name: name != selected)
     examples = [
         ShownAnswer(
             f"problem in {outcome.language}", i, shown.prompt, shown.answer,
@@ -185,15 +188,15 @@ def _examples(outcome: Outcome) -> Section:
     ]  # fmt: skip
     return Section(
         "Answers one by one",
-        f"The first {len(examples)} test problems in {outcome.language}: where is one model right "
-        "and another wrong?",
+        f"The first {len(examples)} test problems in {outcome.language}, with the answers of every "
+        "model.",
         panel=examples_panel([name_of(name) for name in models], examples),
     )
 
 
 def _models(outcome: Outcome) -> Section:
     """The checkpoints, and the command that composes them."""
-    zones = outcome.chosen.zones
+    zones = outcome.selected.zones
     assert zones is not None, "the grid is of zones"
     experts = ("--task-expert lab/task-1", f"--language-expert lab/language-{outcome.language}-1")
     return Section(
@@ -213,13 +216,13 @@ def _models(outcome: Outcome) -> Section:
 
 def _conditions(outcome: Outcome) -> Section:
     return Section(
-        "What this shows, and what it does not",
-        "These are real transformers models, trained from scratch, but tiny ones, in a small "
-        f"made-up world: {outcome.source} and {outcome.language} are invented languages. No "
-        f"{outcome.language} problem of the tested kind was in any training data. One pair of "
-        "experts is compared here; other seeds give other numbers, and a world of this size says "
-        "little about how much a large model gains.\n\n"
-        "Each expert has trained its own part of the layers alone (partition C of Bandarkar and "
-        "Peng, 2025, what is outside of them with the language). Experts of this world that are "
-        "trained in full do not swap to a gain: docs/lab.md has the table and the reason.",
+        "Limits",
+        "These are real transformers models, trained from scratch, but tiny. "
+        f"{outcome.source} and {outcome.language} are invented languages. No {outcome.language} "
+        "problem of this kind was in any training data. The report compares one pair of experts. "
+        "Other seeds give other numbers, and a world of this size says little about the gain of a "
+        "large model.\n\n"
+        "Each expert trained its own part of the layers alone (partition C of Bandarkar and Peng, "
+        "2025, with the places outside the layers for the language). Experts of this world that "
+        "are trained in full gain nothing from a swap: docs/lab.md has the table and the reason.",
     )

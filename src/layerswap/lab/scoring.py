@@ -1,21 +1,22 @@
-"""How often a model's greedy answer is exactly the right one.
+"""Scores of models on the lab: the share of greedy answers that are exactly right.
 
-Nothing is generated. Greedy decoding writes the gold answer if and only if, at every position
-of the answer, the most likely next token after the *gold* tokens so far is the gold token: as
-long as no position has failed, the text decoded so far is the gold text. One teacher-forced
-forward pass therefore scores a whole batch, and gives what `model.generate` would (the tests
-compare them). The answer includes its `</s>`: an answer that runs on is wrong.
+Nothing is generated. Greedy decoding writes the right answer if and only if, at every position of
+the answer, the most likely next token after the right tokens so far is the right token. One
+teacher-forced forward pass therefore scores a whole batch with the result of `model.generate`. The
+answer includes its `</s>`, so an answer that runs on is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from layerswap._types import Advance
+from layerswap._types import Advance, Bars
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.errors import CheckpointError, RecipeError
+from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.lab.assets import LAB_RECORD, read_record, shipped
 from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
 from layerswap.lab.train import IGNORED, collate, encode
 from layerswap.lab.world import World, make_world
@@ -27,15 +28,17 @@ if TYPE_CHECKING:
 
     from layerswap.engine.sweep import Sweep
 
+    Right = npt.NDArray[np.bool_]
+
 LabMeasure = Literal["task_target", "task_source", "comprehension_target", "comprehension_source"]
 MEASURES: tuple[LabMeasure, ...] = get_args(LabMeasure)
 """The task and comprehension, each in the scarce (target) and in the source language."""
 NEW_TOKENS = 8
-"""Longer than any answer."""
+"""More tokens than any answer has."""
 
 
 def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A checkpoint folder as a float32 model in evaluation mode on the CPU, and its tokenizer.
+    """Load a checkpoint folder as a float32 model on the CPU, and its tokenizer.
 
     Raises:
         CheckpointError: the folder does not exist or holds no checkpoint.
@@ -45,39 +48,111 @@ def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     return load_causal_lm(folder, dtype="float32"), load_tokenizer(folder)
 
 
+def questions(
+    measure: LabMeasure,
+    language: str,
+    split: LabSplit,
+    n: int,
+    *,
+    seed: int = 0,
+    world: World | None = None,
+) -> list[LabExample]:
+    """The `n` examples of a measure; `language` is the scarce one.
+
+    Equal arguments give equal examples, so the answers of two models are paired.
+
+    Raises:
+        RecipeError: an unknown measure, language or split, or `n` below 1.
+    """
+    if measure not in MEASURES:
+        raise RecipeError(f"no measure {measure!r} in the lab; it has {', '.join(MEASURES)}")
+    world = world or make_world()
+    spoken = world.language(language) if measure.endswith("target") else world.source
+    skill: Skill = "problem" if measure.startswith("task") else "comprehension"
+    return examples(world, spoken.name, skill, split, n, seed=seed)
+
+
 def correct(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     examples: Sequence[LabExample],
     *,
     batch_size: int = 64,
-    progress: Callable[[int, int], None] | None = None,
-) -> npt.NDArray[np.bool_]:
-    """Whether the model answers each example exactly, decoding greedily.
+) -> Right:
+    """True for every example that a model answers exactly, decoding greedily.
 
     Args:
         model: any causal model over the tokenizer's ids, in any dtype, on any device.
         tokenizer: the lab's.
-        examples: what to answer; at least one.
+        examples: at least one.
         batch_size: examples in a forward pass; they are batched by length.
-        progress: called after each batch with the examples done and the examples in all.
 
     Returns:
         bool `(n,)`, in the order of `examples`.
     """
     import numpy as np
 
-    if not examples:
-        raise RecipeError("there is nothing to score: no examples")
-    rows = encode(tokenizer, examples)
+    rows = _encoded(tokenizer, examples)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     right = np.zeros(len(rows), dtype=bool)
     for start in range(0, len(rows), batch_size):
-        chosen = order[start : start + batch_size]
-        right[chosen] = _correct_batch(model, tokenizer, [rows[i] for i in chosen])
-        if progress is not None:
-            progress(start + len(chosen), len(rows))
+        batch = order[start : start + batch_size]
+        right[batch] = _correct_batch(model, tokenizer, [rows[i] for i in batch])
     return right
+
+
+def score_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    language: str,
+    split: LabSplit,
+    n: int,
+    *,
+    world: World | None = None,
+) -> dict[LabMeasure, Right]:
+    """Right and wrong answers to `n` examples of every measure, bool `(n,)` each.
+
+    Args:
+        model: see `correct`.
+        tokenizer: the lab's.
+        language: the scarce language.
+        split: of the examples.
+        n: examples of each measure.
+        world: of the language; the shipped lab's when None.
+    """
+    return {
+        measure: correct(model, tokenizer, questions(measure, language, split, n, world=world))
+        for measure in MEASURES
+    }
+
+
+def score_folders(
+    models: Sequence[Path], *, language: str | None, split: LabSplit, n: int, progress: Bars
+) -> dict[str, dict[LabMeasure, Interval]]:
+    """Scores of checkpoint folders, or of whole labs, by folder name.
+
+    Raises:
+        LayerswapError: a folder holds no checkpoint, or the lab has no such language.
+    """
+    lab = shipped()
+    target = lab.scarce(language)
+    folders = [folder for model in models for folder in _checkpoints(model)]
+    names = {folder.name for folder in folders}
+    scores: dict[str, dict[LabMeasure, Interval]] = {}
+    with progress("scoring", len(folders)) as advance:
+        for folder in folders:
+            answers = score_model(*load(folder), target, split, n, world=lab.world)
+            name = folder.name if len(names) == len(folders) else str(folder)
+            scores[name] = {measure: mean_interval(right) for measure, right in answers.items()}
+            advance(1)
+    return scores
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The folder itself, or the models of the lab that it holds."""
+    if not (folder / LAB_RECORD).is_file():
+        return [folder]
+    return [folder / name for name in read_record(folder)["models"]]
 
 
 def sweep_correct(
@@ -87,13 +162,13 @@ def sweep_correct(
     *,
     batch_size: int = 256,
     progress: Advance | None = None,
-) -> npt.NDArray[np.bool_]:
-    """Whether every composition answers each example exactly, decoding greedily; see `correct`.
+) -> Right:
+    """True for every composition and example that it answers exactly; see `correct`.
 
     Args:
         sweep: compositions over the tokenizer's ids.
         tokenizer: the lab's.
-        examples: what to answer; at least one.
+        examples: at least one.
         batch_size: examples in a forward pass.
         progress: called after each batch with the number of examples in it.
 
@@ -102,9 +177,7 @@ def sweep_correct(
     """
     import numpy as np
 
-    if not examples:
-        raise RecipeError("there is nothing to score: no examples")
-    rows = encode(tokenizer, examples)
+    rows = _encoded(tokenizer, examples)
     starts = [row["labels"].count(IGNORED) for row in rows]
     requests = [
         (row["input_ids"][:start], row["input_ids"][start:])
@@ -121,7 +194,7 @@ def sweep_correct(
 def sweep_written(
     sweep: Sweep, tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
 ) -> list[list[str]]:
-    """What every composition writes greedily after each prompt: `[composition][prompt]`."""
+    """The greedy text of every composition after each prompt: `[composition][prompt]`."""
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     rows = sweep.generate(prompts, max_new_tokens=NEW_TOKENS)
     return [
@@ -131,56 +204,12 @@ def sweep_written(
     ]  # fmt: skip
 
 
-def questions(
-    measure: LabMeasure,
-    language: str,
-    split: LabSplit,
-    n: int,
-    *,
-    seed: int = 0,
-    world: World | None = None,
-) -> list[LabExample]:
-    """The `n` examples that a measure asks; `language` is the scarce one.
-
-    Raises:
-        RecipeError: no such measure, language or split, or `n` below 1.
-    """
-    if measure not in MEASURES:
-        raise RecipeError(f"no measure {measure!r} in the lab; it has {', '.join(MEASURES)}")
-    world = world or make_world()
-    spoken = world.language(language) if measure.endswith("target") else world.source
-    skill: Skill = "problem" if measure.startswith("task") else "comprehension"
-    return examples(world, spoken.name, skill, split, n, seed=seed)
-
-
-def score_model(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    language: str,
-    split: LabSplit,
-    n: int,
-    *,
-    seed: int = 0,
-    measures: Sequence[LabMeasure] = MEASURES,
-    world: World | None = None,
-    batch_size: int = 64,
-) -> dict[LabMeasure, npt.NDArray[np.bool_]]:
-    """Right or wrong, on `n` examples of every measure; `language` is the scarce one.
-
-    Equal `language`, `split`, `n` and `seed` ask equal questions, so the answers of two models
-    are paired.
-
-    Returns:
-        Per measure, bool `(n,)`.
-
-    Raises:
-        RecipeError: no such measure, language or split, or `n` below 1.
-    """
-    asked = {m: questions(m, language, split, n, seed=seed, world=world) for m in measures}
-    return {
-        measure: correct(model, tokenizer, rows, batch_size=batch_size)
-        for measure, rows in asked.items()
-    }
+def _encoded(
+    tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
+) -> list[dict[str, list[int]]]:
+    if not examples:
+        raise RecipeError("there is nothing to score: no examples")
+    return encode(tokenizer, examples)
 
 
 def _correct_batch(

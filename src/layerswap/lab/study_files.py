@@ -1,31 +1,32 @@
-"""The papers' experiment on the lab, as a study: its files, and the YAML that runs them."""
+"""Writes the papers' experiment on the lab as a study: data, tasks and `study.yaml`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.datasets import language_stream, task_stream
-from layerswap.lab.lm_eval_tasks import MARKER, export_tasks
+from layerswap.lab.datasets import language_stream, take, task_stream
+from layerswap.lab.lm_eval_tasks import MARKER as TASKS_MARKER
+from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.tokenizer import MAX_LENGTH
 from layerswap.lab.train import OUTSIDE, PARTITION, Training, Trainings
 
-INPUTS, STUDY, OURS = "inputs", "study.yaml", "lab_study.json"
+INPUTS, STUDY, MARKER = "inputs", "study.yaml", "lab_study.json"
 HELD_OUT = 256
+"""Rows of validation data."""
 MORE = 3
-"""Times as many rows as a training takes, so that each seed draws others of them."""
+"""Rows of a data set per row that a training takes, so that each seed draws other rows."""
 DEVELOPMENT = 0.2
 """Share of the questions on which compositions are chosen."""
 FIRST_SEED = 900
-"""Of the data; the shipped experts' seeds are far from it."""
+"""Seed of the data, far from those of the shipped experts."""
 
 
 def write_study(
@@ -40,7 +41,7 @@ def write_study(
     Args:
         out: the folder of the study.
         runs: trainings of each kind of expert, with other orders of the data.
-        n: questions of each language to judge by; a quarter as many more to choose by.
+        n: test questions of each language; a quarter as many more are development questions.
         steps: of each training; the lab's own when None.
 
     Returns:
@@ -58,7 +59,7 @@ def write_study(
         )
     folder = out / INPUTS
     questions = round(n / (1 - DEVELOPMENT))
-    asked_before = _claim(out)
+    written = _claim(out)
     streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}
     for name in lab.languages:
         stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)
@@ -66,9 +67,9 @@ def write_study(
     for name, (stream, training) in streams.items():
         _write(folder / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch)
         _write(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
-    if asked_before != questions or not (folder / "tasks" / MARKER).is_file():
+    if written != questions or not (folder / "tasks" / TASKS_MARKER).is_file():
         export_tasks(folder / "tasks", n=questions, overwrite=True)
-    write_json(folder / OURS, {"questions": questions})
+    write_json(folder / MARKER, {"questions": questions})
     study = _study(lab, trainings, runs)
     path = folder / STUDY
     path.write_text(json.dumps(study, indent=2) + "\n", "utf-8")  # JSON is YAML too
@@ -76,24 +77,24 @@ def write_study(
 
 
 def _claim(out: Path) -> int | None:
-    """Take the folder, unless it holds something else; the questions that an earlier run wrote."""
-    ours = out / INPUTS / OURS
+    """Take a folder that holds nothing else; returns the questions that an earlier run wrote."""
+    marker = out / INPUTS / MARKER
     try:
-        if out.is_dir() and any(out.iterdir()) and not ours.is_file():
+        if out.is_dir() and any(out.iterdir()) and not marker.is_file():
             raise StudyError(f"{out}: is no folder of `lab study`; choose another output")
-        ours.parent.mkdir(parents=True, exist_ok=True)
-        if not ours.is_file():
-            write_json(ours, {"questions": None})
-        found: int | None = json.loads(ours.read_text("utf-8"))["questions"]
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        if not marker.is_file():
+            write_json(marker, {"questions": None})
+        questions: int | None = json.loads(marker.read_text("utf-8"))["questions"]
     except OSError as error:
         raise StudyError(f"{out}: cannot be written ({error.strerror})") from None
     except (ValueError, TypeError, KeyError):
-        raise StudyError(f"{ours}: is damaged; choose another output") from None
-    return found
+        raise StudyError(f"{marker}: is damaged; choose another output") from None
+    return questions
 
 
 def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
-    # As many steps as both experts take together, at the rate that the task needs.
+    # As many steps as both experts together, at the task expert's learning rate.
     together = trainings.task.steps + trainings.language.steps
     both = replace(trainings.task, steps=together, part=None)
     return {
@@ -134,7 +135,7 @@ def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
 
 
 def _cut(training: Training, steps: int) -> Training:
-    """A training of fewer steps, which warms up in as small a share of them."""
+    """The training with another number of steps, and warmup in proportion."""
     warmup = max(1, training.warmup * steps // training.steps)
     return replace(training, steps=steps, warmup=min(training.warmup, warmup))
 
@@ -155,5 +156,5 @@ def _run(training: Training) -> dict[str, Any]:
 
 
 def _write(path: Path, stream: Iterator[LabExample], n: int) -> None:
-    rows = ({"prompt": one.prompt, "completion": one.completion} for one in islice(stream, n))
+    rows = ({"prompt": one.prompt, "completion": one.completion} for one in take(stream, n))
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")

@@ -1,18 +1,19 @@
-"""What the lab's models learn to do: comprehension, translation, and problems.
+"""The skills of the lab: comprehension, translation, and problems.
 
-All three speak of clauses: somebody has, gets or loses so many of something.
+All three use clauses: a person has, gets or loses a number of things.
 
-- *Comprehension*: a story of one to four clauses and a question: who, what, or did it become
-  more or fewer, each time? The answer is made of words, never a number. The question may be in
-  another language than the story; the answer is in the question's.
-- *Translation*: one clause, or one question, and the name of a language to say it in.
-- *Problems*: somebody has a number of things, then gets or loses some, once (`steps=1`), twice or
+- *Comprehension*: a story of one to four clauses and a question: who, what, or did the number go
+  up or down each time? The answer is made of words, never a number. The question may be in another
+  language than the story; the answer is in the language of the question.
+- *Translation*: one clause, or one question, and the name of the language to translate it into.
+- *Problems*: a person has a number of things, then gets or loses some, once (`steps=1`), twice or
   three times; how many are left? The answer is a number. Problems of three steps are **the
-  task**; those of one and two steps are its easy versions. Another task, in no model that ships:
-  the changes come first, then what is left, and how many there were at the start is asked.
+  task**; those of one and two steps are its easy versions. In another task, which no shipped model
+  has learned, the changes come first, then the number left, and the question is the start.
 
-An example's *meaning* is what it says, in no language. A meaning belongs to exactly one split,
-by a digest of its text, so the splits are disjoint in every language and skill at once.
+The *meaning* of an example is its clauses in concepts, without a language. A meaning belongs to
+exactly one split, by a digest of its text. The splits are therefore disjoint in every language and
+skill at once.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ ProblemKind = Literal["left", "start"]
 
 SPLITS: tuple[LabSplit, ...] = ("train", "development", "test")
 TASK_STEPS = 3
-"""How many changes a problem of the tested kind has."""
+"""Changes in a problem of the task."""
 TRANSLATED_QUESTIONS = 0.2
-"""Share of the translations that are of a question."""
+"""Share of questions among the translations."""
 MOST_AT_ONCE = 9
-"""The largest number that a clause speaks of."""
+"""The largest number in a clause."""
 
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what with how many of which: a person, a verb concept, a number, a noun concept."""
+    """A person, a verb concept, a number and a noun concept."""
 
     who: str
     verb: str
@@ -54,15 +55,14 @@ class Clause:
 
 @dataclass(frozen=True)
 class LabExample:
-    """One thing to read and one to answer.
+    """A prompt and its completion.
 
     Attributes:
-        prompt: the text read.
-        completion: the text to be written after it; starts with a space.
-        language: of the text read; of a problem whose clauses are in several languages, that
-            of its question.
+        prompt: the text to read.
+        completion: the text to write after it; starts with a space.
+        language: of the prompt; of a problem in several languages, that of its question.
         answer_language: of the completion; the same unless the example crosses languages.
-        skill: what it asks for.
+        skill: of the example.
         steps: changes in a problem, 0 for the other skills.
         meaning: the clauses in concepts; equal for the same clauses in any language.
     """
@@ -75,14 +75,9 @@ class LabExample:
     steps: int
     meaning: str
 
-    @property
-    def is_task(self) -> bool:
-        """Whether this is a problem of the tested kind."""
-        return self.skill == "problem" and self.steps == TASK_STEPS
-
 
 def split_of(meaning: str) -> LabSplit:
-    """The one split that a meaning belongs to: a tenth each is development and test."""
+    """The split of a meaning: a tenth of all meanings each is development and test."""
     bucket = blake2b(meaning.encode(), digest_size=4).digest()[0] * 10 // 256
     return {0: SPLITS[1], 1: SPLITS[2]}.get(bucket, SPLITS[0])
 
@@ -107,7 +102,7 @@ def comprehension(
     *,
     biggest: int,
 ) -> LabExample:
-    """A story of one to four clauses told in `teller`; a question put and answered in `asker`."""
+    """A story of one to four clauses in `teller`, with a question and an answer in `asker`."""
     steps = rng.choice((0, 1, 1, 2, 2, 2, 3))
     clauses, _ = _draw_story(words, split, rng, steps, biggest)
     kind = rng.choice(("who", "what", *("direction",) * 4)[: 6 if steps else 2])
@@ -124,7 +119,7 @@ def comprehension(
 def translation(
     source: LabLanguage, target: LabLanguage, words: Vocabulary, split: LabSplit, rng: random.Random
 ) -> LabExample:
-    """One clause, or one question, in `source`, to be said in `target`."""
+    """One clause, or one question, in `source`, to translate into `target`."""
     if rng.random() < TRANSLATED_QUESTIONS:
         clauses, _ = _draw_story(words, split, rng, 0, MOST_AT_ONCE)
         kind = rng.choice(("count", "count", "who", "what", "direction"))
@@ -147,10 +142,10 @@ def problem(
     biggest: int,
     asked: ProblemKind = "left",
 ) -> LabExample:
-    """A problem, each of its clauses in the next of `languages`, the question in the last.
+    """A problem with each clause in the next of `languages`, and the question in the last.
 
-    Two languages make a problem of one step, three one of two; they may all be the same. No
-    number on the way leaves 0..`biggest`. Asked for the start, what is left is told last.
+    Two languages make a problem of one step, three one of two; they may all be the same. Every
+    intermediate number is in 0..`biggest`. With `asked="start"` the number left comes last.
     """
     clauses, answer = _draw_story(words, split, rng, len(languages) - 1, biggest, asked=asked)
     said = zip(languages, clauses, strict=True)
@@ -171,14 +166,14 @@ def examples(
     steps: int = TASK_STEPS,
     asked: ProblemKind = "left",
 ) -> list[LabExample]:
-    """`n` different examples of one skill in one language, over all of its words.
+    """Draw `n` different examples of one skill in one language, over all of its words.
 
     Comprehension stays within the language, translation goes into the source language, and
-    problems have `steps` changes and ask for `asked`. Equal arguments give equal examples, and
-    the same seed gives every language its own draw.
+    problems have `steps` changes and ask for `asked`. Equal arguments give equal examples. One
+    seed gives every language a draw of its own.
 
     Raises:
-        RecipeError: no such language or split, or `n` below 1.
+        RecipeError: an unknown language or split, or `n` below 1.
     """
     spoken = world.language(language)
     if split not in SPLITS:
@@ -200,36 +195,6 @@ def examples(
             drawn = comprehension(spoken, spoken, words, split, rng, biggest=biggest)
         found.setdefault(drawn.prompt, drawn)
     return list(found.values())
-
-
-def parallel(world: World, example: LabExample, language: str) -> LabExample:
-    """A problem, or a story with its question, said in another language.
-
-    Raises:
-        RecipeError: no such language, or the example crosses languages or is a translation.
-    """
-    if example.skill == "translation" or example.language != example.answer_language:
-        raise RecipeError("only problems and questions within one language have a parallel")
-    said, other = world.language(example.language), world.language(language)
-    clauses = [_clause(text) for text in example.meaning.split("; ")]
-    story = " ".join(f"{verbalize(other, clause)}." for clause in clauses)
-    answer = example.completion.strip()
-    if example.skill == "problem":
-        question = _how_many(other, clauses[0])
-    else:
-        asked = {said.words[f"ask.{kind}"]: kind for kind in ("who", "what", "direction")}
-        kind = asked[example.prompt.rsplit(" ", 1)[1].rstrip("?")]
-        question = other.words[f"ask.{kind}"]
-        concepts = {word: concept for concept, word in said.words.items()}
-        if kind != "who":
-            answer = " ".join(other.words[concepts[word]] for word in answer.split())
-    prompt = f"{story} {question}?"
-    return _example(prompt, answer, (other, other), example.skill, clauses)
-
-
-def _clause(text: str) -> Clause:
-    who, verb, number, noun = text.split()
-    return Clause(who, verb, int(number), noun)
 
 
 def _direction(asker: LabLanguage, change: Clause) -> str:
@@ -280,7 +245,7 @@ def _draw_story(
     *,
     asked: ProblemKind = "left",
 ) -> tuple[list[Clause], int]:
-    """The clauses in the order they are told, and the number that is asked for."""
+    """The clauses in their order, and the number that is the answer."""
     while True:
         who, noun, start = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, MOST_AT_ONCE)
         changes, left = [], start

@@ -8,12 +8,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.engine.scoring import pad
-from layerswap.lab.datasets import BaseMix, LanguageMix
+from layerswap.lab.datasets import BaseMix, LanguageMix, take
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.tokenizer import MAX_LENGTH
 from layerswap.lab.world import World
@@ -27,9 +26,9 @@ IGNORED = -100
 """The label of a position that the loss leaves out."""
 
 PARTITION: Literal["C"] = "C"
-"""Of the second paper: at eight layers the bottom two and the top one are the language's."""
+"""Partition of the second paper: of eight layers it gives three to the language, 0, 1 and 7."""
 OUTSIDE: Literal["language"] = "language"
-"""Whose the embedding, the final norm and the head are: new words live there."""
+"""Owner of the embedding, the final norm and the head, which hold new words."""
 
 StepCallback = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""
@@ -47,7 +46,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Training:
-    """How one model is trained: AdamW, linear warmup, then linear decay to zero.
+    """The training of one model: AdamW, linear warmup, then linear decay to zero.
 
     Attributes:
         steps: optimiser steps.
@@ -56,8 +55,7 @@ class Training:
         warmup: steps.
         weight_decay: as in AdamW.
         beta2: as in AdamW.
-        part: whose part of the partition trains alone; everything when None (paper 2, section
-            4.4).
+        part: the part of the partition that trains; all layers when None (paper 2, section 4.4).
     """
 
     steps: int
@@ -71,7 +69,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Trainings:
-    """The trainings of all the lab's models, with what each is trained on.
+    """The trainings of all models of the lab, and the mixes of their data.
 
     A joint model trains in full, at the task expert's rate, for as many steps as both experts.
     """
@@ -118,12 +116,12 @@ def train(
     seed: int,
     on_step: StepCallback | None = None,
 ) -> float:
-    """Trains a float32 model in place on the next `steps * batch` examples of a stream.
+    """Train a float32 model in place on the next `steps * batch` examples of a stream.
 
     Returns:
         The mean loss over the last tenth of the steps, in nats per completion token.
     """
-    rows = encode(tokenizer, list(islice(stream, training.steps * training.batch)))
+    rows = encode(tokenizer, take(stream, training.steps * training.batch))
     _freeze(model, training)
     with tempfile.TemporaryDirectory() as folder:
         batches = by_length(rows, training.batch)
@@ -150,7 +148,7 @@ def encode(
 
 
 def by_length(rows: list[dict[str, list[int]]], batch: int) -> list[dict[str, list[int]]]:
-    """The rows with every four batches sorted by length, so that less of a batch is padding."""
+    """Sort every four batches of rows by length, so that batches have less padding."""
     size = 4 * batch
     ordered: list[dict[str, list[int]]] = []
     for start in range(0, len(rows), size):
@@ -188,7 +186,7 @@ def _trainer(
         max_steps=training.steps,
         max_length=None,
         per_device_train_batch_size=training.batch,
-        # The stream is drawn at random already; shuffling it would undo the grouping.
+        # The stream is random already; shuffling would undo the sorting by length.
         train_sampling_strategy="sequential",
         learning_rate=training.learning_rate,
         lr_scheduler_type="linear",
@@ -217,7 +215,7 @@ def _trainer(
 
 
 def _freeze(model: LlamaForCausalLM, training: Training) -> None:
-    """Freeze what is not of the part that trains."""
+    """Freeze the weights outside the part that trains."""
     from layerswap.training.expert.spec import ExpertSpec, Trained
     from layerswap.training.expert.trainable import names_by_part, parameter_places, trained_parts
 
@@ -236,7 +234,7 @@ def _step_callback(on_step: StepCallback) -> Any:
     from transformers import TrainerCallback
 
     class Steps(TrainerCallback):
-        """Passes the step on."""
+        """Calls `on_step` after every step."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             on_step(state.global_step, state.max_steps)

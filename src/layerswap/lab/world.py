@@ -1,12 +1,12 @@
-"""The languages of the lab: the same meanings, said in different words and orders.
+"""The languages of the lab: the same meanings in different words and orders.
 
-A world has one *source* language, rich in data; a few *covered* languages, seen almost as
-well; and *scarce* languages, the targets, of which the base has seen little beyond a common
-part of the words. Every word is two syllables of one alphabet that all languages share, so
-reading a word and spelling one is work, and it is work for the outer layers.
+A world has one *source* language, rich in data; a few *covered* languages, which the base has seen
+almost as well; and *scarce* languages, the targets, of which the base has seen little beyond a
+common part of the words. Every word is two syllables of one alphabet that all languages share. So
+words must be read and spelled, which is work for the outer layers.
 
-Everything follows from `WorldSettings` alone: no hash of a string or set is ever iterated,
-so a world does not depend on `PYTHONHASHSEED`.
+A world follows from its `WorldSettings` alone. No set is iterated, so it does not depend on
+`PYTHONHASHSEED`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FUNCTION_CONCEPTS = (
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """One language to be made.
+    """Settings of one language.
 
     Attributes:
         name: four letters, two syllables; also the word that asks for a translation into it.
-        coverage: how much of it the base sees; exactly one language is the `"source"`.
-        order: the order of the words in a clause.
-        shared: share of the nouns and verbs, in 0..1, whose word is the source language's own.
-            The few function words never are: a question's words say in which language it is.
+        coverage: amount of it in the base's data; exactly one language is the `"source"`.
+        order: order of the words in a clause.
+        shared: share of the nouns and verbs, in 0..1, with the source language's word. Function
+            words are never shared, so the words of a question identify its language.
     """
 
     name: str
@@ -61,17 +61,17 @@ class LanguageSettings:
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """Everything a world is made from.
+    """Settings of a world; equal settings give equal worlds.
 
     Attributes:
-        seed: of the words; two worlds with equal settings are equal.
+        seed: of the words.
         languages: the languages, the source first.
-        nouns: how many things can be had.
-        verbs: how many verbs of gaining, and as many of losing.
-        common: share of the nouns and verbs, in 0..1, that are common in a scarce language.
-        rare: share of the base's examples in a scarce language, in 0..1, that draw on all
-            of its words instead of the common ones.
-        biggest: the largest number anyone ever has.
+        nouns: number of nouns.
+        verbs: number of verbs of gaining, and as many of losing.
+        common: share of common words among a scarce language's nouns and verbs, in 0..1.
+        rare: share of the base's examples in a scarce language, in 0..1, that draw on all of its
+            words instead of the common ones.
+        biggest: the largest number of things that a person can have.
     """
 
     seed: int = 1
@@ -93,17 +93,14 @@ class WorldSettings:
 
 @dataclass(frozen=True)
 class LabLanguage:
-    """A language that has been made.
+    """A language: the first three fields are those of its `LanguageSettings`.
 
     Attributes:
-        name: as in `LanguageSettings`.
-        coverage: as in `LanguageSettings`.
-        order: as in `LanguageSettings`.
-        words: concept to its word; every concept of the world has one.
-        nouns: the concepts of things, the common ones first.
-        gains: the concepts of gaining, the common ones first.
-        losses: the concepts of losing, the common ones first.
-        common: how many of each of these three are common, as a share in 0..1.
+        words: the word of every concept.
+        nouns: concepts of things, the common ones first.
+        gains: concepts of gaining, the common ones first.
+        losses: concepts of losing, the common ones first.
+        common: share of the common ones in each of these three, in 0..1.
     """
 
     name: str
@@ -116,7 +113,7 @@ class LabLanguage:
     common: float
 
     def vocabulary(self, *, common_only: bool) -> Vocabulary:
-        """The concepts that clauses in this language draw on."""
+        """The concepts for clauses in this language."""
         if not common_only:
             return Vocabulary(self.nouns, self.gains, self.losses)
         return Vocabulary(*(_head(c, self.common) for c in (self.nouns, self.gains, self.losses)))
@@ -124,7 +121,7 @@ class LabLanguage:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Concepts to draw clauses from: things, verbs of gaining, verbs of losing."""
+    """Concepts for clauses: things, verbs of gaining, verbs of losing."""
 
     nouns: tuple[str, ...]
     gains: tuple[str, ...]
@@ -154,11 +151,7 @@ class World:
         return tuple(lang for lang in self.languages.values() if lang.coverage == "scarce")
 
     def language(self, name: str) -> LabLanguage:
-        """The language called `name`.
-
-        Raises:
-            RecipeError: the world has no such language.
-        """
+        """The language called `name`; a RecipeError without one."""
         if name not in self.languages:
             known = ", ".join(self.languages)
             raise RecipeError(f"no language {name!r} in the lab; it has {known}")
@@ -172,11 +165,10 @@ def syllables() -> tuple[str, ...]:
 
 @cache
 def make_world(settings: WorldSettings | None = None) -> World:
-    """The world of these settings (the defaults are the shipped lab's).
+    """The world of these settings, by default the shipped lab's.
 
     Raises:
-        RecipeError: the settings contradict each other, or need more words than the
-            alphabet can spell.
+        RecipeError: the settings contradict each other, or need more words than there are.
     """
     settings = settings or WorldSettings()
     _check(settings)

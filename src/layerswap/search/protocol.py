@@ -1,13 +1,13 @@
 """The experiment protocol: choose on development documents, report on test documents.
 
-A sweep, a study, the quickstart and the lab's questions all compare models in this way: every
-candidate is scored on the development documents, the best is chosen there, and it is reported
-beside its contenders on the test documents, with intervals and paired differences.
+Sweeps, studies, the quickstart and the lab's experiments compare models in the same way. Every
+candidate is scored on development documents, and these decide which composition is selected. The
+test documents give the scores of the report, with intervals and paired differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
-from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
+from layerswap.search.conditions import CHOSEN, Condition
 
 Values = npt.NDArray[np.float64]
 """One score per document."""
 
 
 class DocumentSplit(NamedTuple):
-    """Positions of documents: those to choose on, and those to report on."""
+    """Positions of the development documents and of the test documents."""
 
     development: npt.NDArray[np.int64]
     test: npt.NDArray[np.int64]
@@ -32,16 +32,16 @@ class DocumentSplit(NamedTuple):
 def split_documents(
     count: int, development: float, *, seed: int = 0, limit: int | None = None, first: bool = False
 ) -> DocumentSplit:
-    """Draw the documents to choose on and those to report on, at least one of each.
+    """Split documents at random into development and test documents, at least one of each.
 
     Equal arguments give an equal split, so tasks with parallel documents are split in parallel.
 
     Args:
-        count: documents, at least two.
-        development: share to choose on, in 0..1.
+        count: number of documents, at least two.
+        development: share of development documents, in 0..1.
         seed: of the draw.
-        limit: most documents, both together.
-        first: take the first documents where there is a limit, as lm-eval does, not drawn ones.
+        limit: largest number of documents, both splits together.
+        first: apply the limit to the first documents, as lm-eval does, not to drawn ones.
 
     Returns:
         Positions in the order drawn.
@@ -52,9 +52,22 @@ def split_documents(
     return DocumentSplit(order[:cut], order[cut:])
 
 
+def ranked(scores: Mapping[Condition, Values | float]) -> list[Condition]:
+    """Candidates from the best mean score to the worst.
+
+    Of equal candidates the one that departs least from the task expert comes first, with the
+    fewest layers in its zones.
+    """
+
+    def rank(one: Condition) -> tuple[float, int]:
+        size = sum(vars(one.zones).values()) if one.zones else 0
+        return -float(np.mean(scores[one])), size
+
+    return sorted(scores, key=rank)
+
+
 def choose(
     scores: Mapping[Condition, Values | float],
-    among: Iterable[Condition] = (),
     *,
     of_equals: Literal["smallest", "first"] = "smallest",
 ) -> Condition:
@@ -62,70 +75,68 @@ def choose(
 
     Args:
         scores: of every candidate, per document or its mean.
-        among: candidates that may be chosen; all when empty.
-        of_equals: `smallest` takes the one that departs least from the task expert, with the
-            fewest layers in its zones, and of those the first; `first` takes the first.
+        of_equals: `smallest` takes the first of `ranked`, `first` the first of the mapping.
     """
-
-    def rank(one: Condition) -> tuple[float, int]:
-        size = sum(vars(one.zones).values()) if one.zones and of_equals == "smallest" else 0
-        return float(np.mean(scores[one])), -size
-
-    return max(among or scores, key=rank)
+    if of_equals == "smallest":
+        return ranked(scores)[0]
+    return max(scores, key=lambda one: float(np.mean(scores[one])))
 
 
-def suggested(scores: Mapping[Condition, Values], reference: Condition) -> Condition:
-    """The reference, or the default swap where that scores higher on the test documents.
+def select(
+    scores: Mapping[Condition, Values], chosen: Condition, default: Condition | None
+) -> Condition:
+    """Returns the composition to save and to report first: the chosen one, or the default swap.
+
+    The chosen composition is selected if it is clearly better than the default swap on the
+    development documents: the 95% interval of the paired difference lies above zero. Test scores
+    play no part, so the test score of the selected composition is unbiased.
 
     Args:
-        scores: by condition, on the test documents.
-        reference: the condition that was chosen on the development documents.
+        scores: per development document, of at least the two compositions.
+        chosen: the candidate with the highest mean on the development documents.
+        default: the default swap. Where there is none, because the candidates are no swaps, the
+            chosen composition is selected.
     """
-    beaten = {DEFAULT, reference} <= scores.keys() and float(np.mean(scores[DEFAULT])) > float(
-        np.mean(scores[reference])
-    )
-    return DEFAULT if beaten else reference
+    if default is None or default not in scores or chosen == default:
+        return chosen
+    lead = paired_difference(np.asarray(scores[chosen]), np.asarray(scores[default]))
+    return chosen if lead.low > 0 else default
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """Conditions on the test documents, which nothing was chosen on.
+    """Scores of conditions on the test documents, on which nothing was chosen.
 
     Attributes:
-        scores: by condition, one score per test document, the same documents for all.
-        chosen: what `reference` stands for: the candidate chosen on the development documents.
-        reference: the condition that the others are compared with.
+        scores: one score per test document and condition, the same documents for all.
+        chosen: the candidate that is best on the development documents, reported as `CHOSEN`.
+        selected: the condition to save and to report first, `CHOSEN` or `DEFAULT`; see `select`.
     """
 
     scores: Mapping[Condition, Values]
     chosen: Condition | None = None
-    reference: Condition = field(default=CHOSEN, kw_only=True)
+    selected: Condition = field(default=CHOSEN, kw_only=True)
 
-    __test__ = False  # not a test, whatever pytest makes of its name
-
-    @property
-    def suggested(self) -> Condition:
-        """What to use, and what a report leads with; see the function `suggested`."""
-        return suggested(self.scores, self.reference)
+    __test__ = False  # Pytest collects classes whose name begins with Test.
 
     @cached_property
     def intervals(self) -> dict[Condition, Interval]:
         """Mean and 95% bootstrap interval of every condition."""
-        return {one: mean_interval(np.asarray(v)) for one, v in self.scores.items()}
+        return {one: mean_interval(np.asarray(values)) for one, values in self.scores.items()}
 
     @cached_property
     def differences(self) -> dict[Condition, Interval]:
-        """The reference minus every other condition, paired over documents.
+        """The selected composition minus every other condition, paired over documents.
 
-        Empty where the reference is not among the conditions.
+        Empty if the selected composition is not among the conditions.
         """
-        if self.reference not in self.scores:
+        if self.selected not in self.scores:
             return {}
-        first = np.asarray(self.scores[self.reference])
+        first = np.asarray(self.scores[self.selected])
         return {
             one: paired_difference(first, np.asarray(values))
             for one, values in self.scores.items()
-            if one != self.reference
+            if one != self.selected
         }
 
     def against(self, reference: Condition) -> dict[Condition, Interval]:
@@ -145,18 +156,18 @@ class TestResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: every condition with its fields, its interval and its difference."""
+        differences: dict[Condition, Any] = {
+            one: asdict(difference) for one, difference in self.differences.items()
+        }
         return {
             "chosen": None if self.chosen is None else self.chosen.to_dict(),
-            "reference": str(self.reference),
-            "suggested": str(self.suggested),
+            "selected": str(self.selected),
             "test": [
                 {
                     "condition": str(one),
                     **one.to_dict(),
                     **asdict(interval),
-                    "reference_minus": (
-                        asdict(self.differences[one]) if one in self.differences else None
-                    ),
+                    "selected_minus": differences.get(one),
                 }
                 for one, interval in self.intervals.items()
             ],
