@@ -180,7 +180,7 @@ def composability(
     """
     from layerswap.cli.tables import predictor_table
     from layerswap.evaluation.composability import predictors, read_merges
-    from layerswap.report.drawing import draw_intervals
+    from layerswap.report.charts import draw_intervals
 
     signals, quality = read_merges(table, merged)
     found = predictors(signals, quality)

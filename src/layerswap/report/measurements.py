@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.deltas.measure import Sums
+from layerswap.report.charts import draw_linearity
 from layerswap.report.delta_map import delta_page, draw_maps, map_of
-from layerswap.report.drawing import draw_linearity
 from layerswap.versions import missing_of
 
 if TYPE_CHECKING:

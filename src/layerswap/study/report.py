@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
+from layerswap.report.charts import draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
-from layerswap.report.drawing import Drawing, draw_intervals, draw_ranks
-from layerswap.report.page import Report, Section, write_report
-from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
+from layerswap.report.drawing import Drawing
+from layerswap.report.grids import draw_grid
+from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table, contrasts, interval_words, slug, write_tables
 from layerswap.search.conditions import (
@@ -193,7 +195,7 @@ class FinishedSteps:
                 f"What fine-tuning changed, {language}",
                 "The share of rows of each matrix that are among the 15% that each expert changed "
                 "most, by mean absolute change (paper 1, figure 2). The slider sets that share.",
-                panel=map_panel(atlas),
+                maps=map_panel(atlas),
             )
         for one in self.results.benchmarks:
             yield from examples_of(one, self.evaluations[one.language] / RESULTS)
@@ -281,35 +283,26 @@ def _about(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Sect
         ),
         table=tables[heading],
     )
+    yield from _about_grid(found, tables)
+
+
+def _about_grid(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
+    """The scores of the compositions on development documents, as maps and as a table."""
     if not found.grid:
         return
-    for outside in dict.fromkeys(one.outside for one in found.grid):
-        yield _about_grid(found, outside, heading)
-
-
-def _about_grid(found: BenchmarkResult, outside: str, heading: str) -> Section:
-    """The compositions that take the same outside of the layers, as a map."""
-    picked = list(found.chosen.values())
-    marks = {
-        one.zones: f"chosen for {picked.count(one)} of {len(picked)} pairs"
-        for one in picked
-        if one.zones and one.outside == outside
-    }
-    intervals = {
-        one.zones: interval
-        for one, interval in found.grid.items()
-        if one.zones and one.outside == outside
-    }
-    where = f", outside {outside}" if outside else ""
-    return Section(
-        f"The compositions, {heading}{where}",
-        "Mean over pairs on the development documents, by the number of layers from the "
-        "language expert at the bottom and at the top. An asterisk: chosen for some pair.",
-        panel=grid_panel(
-            {zones: interval.mean for zones, interval in intervals.items()},
-            title=f"{heading}{where}, %", intervals=intervals, marks=marks,
-        ),
-    )  # fmt: skip
+    heading = f"The compositions, {found.benchmark}, {found.language}"
+    choices = Counter(found.chosen.values()).most_common(1)
+    best, count = choices[0] if choices else (None, 0)
+    text = (
+        "Mean over pairs on the development documents, by the number of layers from the language "
+        f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(found.pairs)} "
+        "pairs."
+    )
+    means = {one: interval.mean for one, interval in found.grid.items()}
+    for words, figure in draw_grid(means, best=best).items():
+        yield Section(", ".join(filter(None, [heading, words])), text, figure=figure)
+    table = f"{found.benchmark}, {found.language}: the compositions"
+    yield Section(f"{heading}, in numbers", table=tables[table])
 
 
 def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
@@ -340,7 +333,7 @@ def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
         yield Section(
             f"Answers one by one, {found.benchmark}, {found.language}",
             "Of the first pair of experts, on documents that nothing was chosen on.",
-            panel=examples_panel(list(map(str, models)), examples),
+            answers=Answers(list(map(str, models)), examples),
         )
 
 
