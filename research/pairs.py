@@ -20,6 +20,7 @@ from layerswap.lab.tasks import SPLITS
 from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
 from layerswap.search.conditions import DEFAULT as DEFAULT_SWAP
+from layerswap.search.protocol import select
 from layerswap.study.runner import Context
 from research.questions import trainings_of
 
@@ -67,18 +68,24 @@ def judge_pair(context: Context) -> None:
             seed = settings["seed"] + 100 * number
             pair = {kind: bench.expert(kind, language, base, seed) for kind in KINDS}
             scores = bench.judge(language, base, pair, settings["n"])
-            chosen = max(
-                (name for name in scores if name.startswith("swap ")),
-                key=lambda name: scores[name]["development"].mean(),
-            )
+            chosen, selected = choice(scores)
             if number + 1 < settings["rounds"]:
-                base = dict(_composed(base, pair))[chosen]
+                base = dict(_composed(base, pair))[selected]
         found[language] = {
             "chosen": chosen,
+            "selected": selected,
             "scores": {name: {split: right.astype(int).tolist() for split, right in one.items()}
                        for name, one in scores.items()},
         }  # fmt: skip
     (context.folder / RESULT).write_text(json.dumps(found) + "\n", "utf-8")
+
+
+def choice(scores: Mapping[str, Mapping[str, npt.NDArray[np.bool_]]]) -> tuple[str, str]:
+    """The grid's best composition on the development problems, and the one that is selected."""
+    first = {name: right["development"] for name, right in scores.items()}
+    grid = [name for name in first if name.startswith("swap ")]
+    chosen = max(grid, key=lambda name: first[name].mean())
+    return chosen, select(first, chosen, str(DEFAULT_SWAP))
 
 
 class _Bench:

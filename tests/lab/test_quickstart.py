@@ -12,7 +12,7 @@ from layerswap.cli.output import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.scoring import correct, questions
-from layerswap.search.conditions import CHOSEN, JOINT, TASK_EXPERT, Condition
+from layerswap.search.conditions import CHOSEN, DEFAULT, JOINT, TASK_EXPERT, Condition
 from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Graph, Step
 
@@ -67,16 +67,16 @@ def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
     world = quickstart.shipped().world
     asked = questions("task_target", outcome.language, "test", 80, world=world)
     answers = correct(model, tokenizer, asked)
-    assert answers.tolist() == outcome.answers["task_target"][CHOSEN]
+    assert answers.tolist() == outcome.answers["task_target"][outcome.task.selected]
 
 
 def test_report_and_drawing_show_the_composition(finished):
     folder, outcome, said = finished
     page = (folder / "report.html").read_text()
-    best = outcome.task.intervals[CHOSEN].mean
-    assert f"{best:.1%}" in page
+    best = outcome.task.intervals[outcome.task.selected].mean
+    assert f"A swap answers {best:.1%}" in page
     assert page.count("<svg ") == 3
-    zones = outcome.chosen.zones
+    zones = outcome.selected.zones
     assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
     assert "language-furo-1" in page
     lead = page.partition("</header>")[0]
@@ -94,6 +94,40 @@ def test_report_and_drawing_show_the_composition(finished):
         assert entry.versions["torch"] in page
 
 
+@pytest.mark.parametrize(
+    ("development", "test", "zones"),
+    [({(0, 1): 60}, {(1, 1): 80}, (0, 1)), ({(0, 1): 31, (1, 1): 30}, {(0, 1): 80}, (1, 1))],
+)
+def test_development_alone_decides_what_is_merged_and_headed(
+    finished, smaller, tmp_path, development, test, zones
+):
+    """Right answers by zones are planted; the default is bottom 1, top 1."""
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    (grid,) = folder.glob("steps/grid-*/grid.json")
+    rows = json.loads(grid.read_text())
+    for row in rows:
+        right = development.get((row["bottom"], row["top"]), 0)
+        row["right"] = [1] * right + [0] * (60 - right)
+    grid.write_text(json.dumps(rows))
+    (answers,) = folder.glob("steps/test-*/answers.json")
+    data = json.loads(answers.read_text())
+    for row in data["answers"]["task_target"]:
+        swap = {str(CHOSEN): (0, 1), str(DEFAULT): (1, 1)}.get(str(Condition.from_dict(row)))
+        right = test.get(swap, 8)
+        row["right"] = [1] * right + [0] * (80 - right)
+    answers.write_text(json.dumps(data))
+    for step in ("merge", "report"):
+        (record,) = folder.glob(f"steps/{step}-*/step.json")
+        record.unlink()
+    _, outcome = quickstart.run(folder, log=print, progress=step_progress)
+    assert (outcome.selected.zones.bottom, outcome.selected.zones.top) == zones
+    swap = json.loads((folder / "merged" / "layerswap.json").read_text())["recipe"]["swap"]
+    assert (swap["bottom"], swap["top"]) == zones
+    page = (folder / "report.html").read_text()
+    assert f"A swap answers {test.get(zones, 8) / 80:.1%} of furo problems" in page
+    assert f"--bottom {zones[0]} --top {zones[1]} --outside blend" in page
+
+
 def test_done_steps_are_shown_again_and_missing_ones_done(finished, smaller):
     folder, outcome, _ = finished
     (report,) = folder.glob("steps/report-*/report.html")
@@ -101,7 +135,7 @@ def test_done_steps_are_shown_again_and_missing_ones_done(finished, smaller):
     before, tried = report.stat().st_mtime_ns, grid.stat().st_mtime_ns
     (folder / "report.html").unlink()
     _, again = quickstart.run(folder, log=print, progress=step_progress)
-    assert again.grid == outcome.grid
+    assert again.shares == outcome.shares
     assert again.results() == outcome.results()
     assert report.stat().st_mtime_ns == before
     assert (folder / "report.html").read_bytes() == report.read_bytes()

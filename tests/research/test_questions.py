@@ -3,9 +3,10 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from research.answering import ANSWER
-from research.pairs import RESULT
+from research.pairs import RESULT, choice
 from research.questions import Question, Setting, find, plan, questions, works
 
 from layerswap.errors import RecipeError
@@ -13,7 +14,6 @@ from layerswap.lab.train import ModelShape, Training, Trainings
 from layerswap.study.journal import StudyJournal
 from layerswap.study.runner import run_graph
 
-pytestmark = pytest.mark.slow
 SHORT = replace(
     Trainings(),
     shape=ModelShape(layers=4, hidden=16, heads=2, mlp=16),
@@ -37,6 +37,7 @@ def answered(tmp_path_factory):
     return out, graph
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_in_tables_with_intervals(answered):
     out, graph = answered
     text = (StudyJournal(out, graph).folder("answer/own") / ANSWER).with_suffix(".md").read_text()
@@ -48,6 +49,7 @@ def test_a_question_is_answered_in_tables_with_intervals(answered):
     assert "8 test problems, mean over 2 seeds" in text
 
 
+@pytest.mark.slow
 def test_a_setting_alone_is_shown_model_by_model(answered):
     out, graph = answered
     text = (StudyJournal(out, graph).folder("answer/alone") / ANSWER).with_suffix(".md").read_text()
@@ -58,6 +60,7 @@ def test_a_setting_alone_is_shown_model_by_model(answered):
     assert "2 pairs of experts with a seed each, 8 test problems" in text
 
 
+@pytest.mark.slow
 def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
     out, graph = answered
     found = json.loads((StudyJournal(out, graph).folder("pair/twice/5000") / RESULT).read_text())
@@ -68,6 +71,21 @@ def test_every_composition_of_a_pair_is_judged_on_both_splits(answered):
     assert all(len(one["test"]) == len(one["development"]) == 8 for one in scores.values())
 
 
+@pytest.mark.parametrize(
+    ("better", "selected"), [(range(10, 40), "swap 2,0,0,blend"), ((10,), "swap, default")]
+)
+def test_development_alone_decides_from_what_a_second_round_starts(better, selected):
+    """The default answers the first 10 of 40 problems, and all of the test."""
+    other = np.isin(np.arange(40), [*range(10), *better])
+    scores = {
+        "swap, default": {"development": np.arange(40) < 10, "test": np.ones(40, bool)},
+        "swap 2,0,0,blend": {"development": other, "test": np.zeros(40, bool)},
+        "soup": {"development": np.ones(40, bool), "test": np.ones(40, bool)},
+    }
+    assert choice(scores) == ("swap 2,0,0,blend", selected)
+
+
+@pytest.mark.slow
 def test_settings_share_a_base_however_their_experts_are_trained():
     depth = find(["depth"])
     graph = plan(depth, seeds=1, n=10)
@@ -77,6 +95,7 @@ def test_settings_share_a_base_however_their_experts_are_trained():
     assert graph.keys["pair/4 layers, full SFT/5000"] != graph.keys["pair/4 layers/5000"]
 
 
+@pytest.mark.slow
 def test_questions_share_the_steps_that_they_have_in_common():
     every = questions()
     graph = plan(every, seeds=1, n=10)

@@ -52,7 +52,7 @@ def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
         assert len(scores) == 3
         assert mean == pytest.approx(np.mean(scores))
     assert board.development[board.chosen] == max(board.development.values())
-    leads = board.default if board.suggested == DEFAULT else board.chosen.zones
+    leads = board.default if board.selected == DEFAULT else board.chosen.zones
     assert board.best.recipe.swap.zones(4) == leads
     assert set(board.scores) == {CHOSEN, DEFAULT, SOUP, TASK_EXPERT, LANGUAGE_EXPERT}
     assert {len(scores) for scores in board.scores.values()} == {2}
@@ -73,29 +73,53 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
              if Condition.from_dict(r) == CHOSEN and r["metric"] == "acc_norm"]  # fmt: skip
     tested = {Condition.from_dict(row): row for row in summary["test"]}
     assert tested[CHOSEN]["mean"] == pytest.approx(np.mean(again))
-    assert tested[SOUP]["reference_minus"]["n"] == 2
+    assert tested[SOUP]["selected_minus"]["n"] == 2
     plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
-    leads = Zones(1, 1) if summary["suggested"] == "swap, default" else best
+    leads = Zones(1, 1) if summary["selected"] == "swap, default" else best
     assert plan.recipe.swap.zones(4) == leads
     assert "The best is " in done.output
 
 
-def test_a_choice_that_the_default_beats_is_not_suggested(world, tmp_path, monkeypatch):
-    """Nor is it in `best.yaml`, `.best`, or the first sentence of the report."""
-    ask = Evaluator.tested
+def planted(scores):
+    """A stand-in for `Evaluator.rows` with these scores by split and zones, of five documents."""
 
-    def beaten(self, *given, **named):
-        scores, rows, measure = ask(self, *given, **named)
-        return {**scores, CHOSEN: np.zeros(2), DEFAULT: np.ones(2)}, rows, measure
+    def rows(self, split, conditions, *given, **named):
+        found = []
+        for one in conditions:
+            zones = Zones(1, 1) if one == DEFAULT else one.zones
+            right = scores[split].get(zones, 0)
+            found += [
+                DocumentScore(split, one, "t", "acc", "none", i, float(i < right)) for i in range(5)
+            ]
+        return found
 
-    monkeypatch.setattr(Evaluator, "tested", beaten)
-    board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")))
-    assert board.suggested == DEFAULT
-    assert board.best.recipe.swap.zones(4) == Zones(1, 1)
-    assert board.best_recipe["swap"]["bottom"] == 1
-    assert lead(board).startswith("The best is the swap, default. On 2 documents ")
-    assert "What was chosen on the development documents, bottom " in lead(board)
-    monkeypatch.setattr(Evaluator, "tested", ask)
+    return rows
+
+
+CASES = [
+    ({"development": {Zones(2, 0): 5}, "test": {Zones(1, 1): 5}}, Zones(2, 0)),
+    ({"development": {Zones(2, 0): 3, Zones(1, 1): 2}, "test": {Zones(2, 0): 5}}, Zones(1, 1)),
+    ({"development": {Zones(1, 1): 5}, "test": {Zones(2, 0): 5}}, Zones(1, 1)),
+]
+"""Right answers by split and zones, and the zones that are to be saved and headed."""
+
+
+@pytest.mark.parametrize(("scores", "zones"), CASES)
+@pytest.mark.parametrize("grid", [{"bottom": "0-2", "top": [0, 1]}, {"bottom": [0, 2], "top": 0}])
+def test_development_alone_decides_what_is_saved_and_headed(
+    world, tmp_path, monkeypatch, scores, zones, grid
+):
+    """The default, (1, 1), is evaluated even if it is not in the grid."""
+    monkeypatch.setattr(Evaluator, "rows", planted(scores))
+    path = write_sweep(world, tmp_path / "sweep.yaml", grid=grid, choose_by={})
+    board = run_sweep(*read_sweep(path))
+    assert board.selected == (DEFAULT if zones == Zones(1, 1) else CHOSEN)
+    assert board.best.recipe.swap.zones(4) == zones
+    assert board.best_recipe["swap"]["bottom"] == zones.bottom
+    named = "the swap, default" if zones == Zones(1, 1) else "bottom 2, top 0"
+    score = scores["test"].get(zones, 0) / 5
+    assert lead(board).startswith(f"The best is {named}. On 5 documents that it was not chosen on")
+    assert f"acc is {score:.3f} [" in lead(board)
 
 
 def test_sensitivity_is_the_difference_of_means():
@@ -284,7 +308,8 @@ def test_outside_is_an_axis_of_the_grid(world, tmp_path):
         "swap 0,1,0,0, outside task", "swap 1,1,0,0, outside task",
         "swap 0,1,0,0, outside language", "swap 1,1,0,0, outside language",
     ]  # fmt: skip
-    assert board.best.recipe.swap.outside == board.chosen.outside
+    selected = board.chosen.outside if board.selected == CHOSEN else "blend"
+    assert board.best.recipe.swap.outside == selected
 
 
 def test_mistakes_in_a_sweep_from_python(world):

@@ -26,7 +26,7 @@ from layerswap.search.conditions import (
     partition_of,
     ties,
 )
-from layerswap.search.protocol import TestResult, choose, split_documents
+from layerswap.search.protocol import TestResult, choose, select, split_documents
 
 NAMES = {
     DEFAULT: "swap, default",
@@ -122,21 +122,39 @@ def test_of_equals_the_one_nearest_to_the_task_expert_is_chosen():
     assert choose({**shares, grid[0]: 0.6}, among=grid[1:]) == grid[2]
 
 
-def test_a_result_compares_with_its_reference():
+@pytest.mark.parametrize(
+    ("right", "selected"),
+    [(range(40), CHOSEN), (range(20), CHOSEN), (range(10, 23), DEFAULT), ((), DEFAULT)],
+)
+def test_the_chosen_one_is_selected_if_it_is_clearly_better(right, selected):
+    """The default answers the first 10 of 40 development documents."""
+    default, chosen = np.zeros(40), np.zeros(40)
+    default[:10] = 1
+    chosen[list(right)] = 1
+    assert select({DEFAULT: default, CHOSEN: chosen}, CHOSEN, DEFAULT) == selected
+
+
+def test_without_a_default_the_chosen_one_is_selected():
+    assert select({SOUP: np.zeros(3)}, SOUP, DEFAULT) == SOUP
+
+
+def test_a_result_compares_with_the_selected_condition():
     rng = np.random.default_rng(1)
     scores = {one: rng.integers(0, 2, 40).astype(float) for one in (CHOSEN, DEFAULT, SOUP)}
-    result = TestResult(scores, Condition("swap", zones=Zones(2, 1)))
+    for selected in (CHOSEN, DEFAULT):
+        result = TestResult(scores, Condition("swap", zones=Zones(2, 1)), selected=selected)
+        assert result.differences == {
+            one: paired_difference(scores[selected], scores[one]) for one in scores
+            if one != selected
+        }  # fmt: skip
     assert result.intervals[SOUP] == mean_interval(scores[SOUP])
-    assert result.differences == {
-        one: paired_difference(scores[CHOSEN], scores[one]) for one in (DEFAULT, SOUP)
-    }
     assert result.intervals is result.intervals
-    assert result.against(DEFAULT) == {
-        one: paired_difference(scores[one], scores[DEFAULT]) for one in (CHOSEN, SOUP)
+    assert result.against(SOUP) == {
+        one: paired_difference(scores[one], scores[SOUP]) for one in (CHOSEN, DEFAULT)
     }
-    assert result.against(DEFAULT) is result.against(DEFAULT)
+    assert result.against(SOUP) is result.against(SOUP)
     facts = json.loads(json.dumps(result.to_dict()))
-    assert facts["chosen"]["bottom"] == 2
+    assert (facts["chosen"]["bottom"], facts["selected"]) == (2, "swap, default")
     assert [row["condition"] for row in facts["test"]] == [str(one) for one in scores]
-    assert facts["test"][0]["reference_minus"] is None
+    assert facts["test"][1]["selected_minus"] is None
     assert TestResult({SOUP: scores[SOUP]}).differences == {}

@@ -127,7 +127,7 @@ def test_a_search_on_tasks_from_its_file_to_its_folder(world, tmp_path):
     scores = [trial["score"] for trial in facts["trials"]]
     assert facts["best_trial"]["score"] == max(scores)
     assert [row["condition"] for row in facts["test"]] == [
-        "search, chosen on development", "task expert", "language expert", "soup", "swap, default",
+        "swap, chosen on development", "task expert", "language expert", "soup", "swap, default",
     ]  # fmt: skip
     plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
     merged = plan.save(tmp_path / "merged")

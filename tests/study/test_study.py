@@ -22,6 +22,7 @@ from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.evaluation.results import Score, compare_runs, read_samples, read_scores
+from layerswap.evaluation.suites import suites
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.lm_eval_tasks import export_tasks
@@ -144,7 +145,7 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
         assert fact in page
     assert not (tmp_path / "out" / "figures" / "of-before.svg").exists()
     assert "Against it: " in page
-    assert "Drawn: the composition chosen for the pair 0-0 in nela." in page
+    assert "the selected composition in nela." in page
     assert {f'data-panel="{kind}"' in page for kind in ("maps", "grid", "examples")} == {True}
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} >= {
         "ranks.svg", "ranks.pdf", "change-nela.svg", "change-nela.pdf", "stack.svg",
@@ -235,34 +236,50 @@ def test_the_choice_is_made_on_other_documents_than_the_score():
     assert found.intervals[SOUP].n == 200
 
 
-def test_the_suggested_swap_is_chosen_on_development_and_no_worse_than_the_default():
+def disagreeing(development, test):
+    """Scores of two pairs: the default swap has 0.5, another has these on the two splits."""
     split = split_documents(40, 0.5)
-    scores = {replace(DEFAULT, pair=p): np.full(40, 0.5) for p in ("0-0", "0-1")} | {
-        swapped(1, p): np.full(40, 0.4) for p in ("0-0", "0-1")
-    }
-    good = scores[swapped(1, "0-1")] = np.full(40, 0.6)
-    assert benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5).suggested == swapped(
-        1, "0-1"
-    )
-    good[split.test] = 0.3  # it was luck
+    other = np.empty(40)
+    other[split.development], other[split.test] = development, test
+    pairs = ("0-0", "0-1")
+    scores = {replace(DEFAULT, pair=pair): np.full(40, 0.5) for pair in pairs}
+    scores |= {swapped(1, pair): other for pair in pairs}
+    scores[swapped(2, "0-1")] = other + 0.01  # best of all, on both splits
+    return benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
+
+
+def test_development_alone_decides_what_is_saved_and_headed():
+    found = disagreeing(development=0.6, test=0.1)
+    assert found.selected == found.over_pairs.selected == CHOSEN
+    assert found.best == swapped(2, "0-1")
+    assert found.best_score.mean == pytest.approx(0.11)
+    assert _sentence(found).startswith("mgsm in sw: the swap, chosen on development, reaches 10.5")
+    found = disagreeing(development=0.4, test=0.9)
+    assert found.selected == found.over_pairs.selected == DEFAULT
+    assert found.best == replace(DEFAULT, pair="0-0")
+    assert found.best_score.mean == 0.5
+    assert _sentence(found).startswith("mgsm in sw: the swap, default, reaches 50.0")
+
+
+def test_a_lead_that_may_be_luck_selects_the_default():
+    split = split_documents(40, 0.5).development
+    default, lucky = np.zeros(40), np.zeros(40)
+    default[split[:10]] = 1
+    lucky[split[7:19]] = 1  # 12 of 20 against 10
+    scores = {replace(DEFAULT, pair="0-0"): default, swapped(1, "0-0"): lucky}
     found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
-    assert found.suggested == replace(DEFAULT, pair="0-1")
-    assert found.suggested_score.mean == 0.5
+    assert found.chosen["0-0"] == swapped(1)
+    assert found.selected == DEFAULT
 
 
-def test_the_headline_is_no_worse_than_the_default_and_says_what_was_shown():
+def test_the_headline_names_what_it_differs_from():
     half = np.tile([0.0, 1.0], 20)
     scores = {replace(DEFAULT, pair="0-0"): half, swapped(1, "0-0"): half.copy(), BASE: 0 * half,
               SOUP: half}  # fmt: skip
     found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
-    assert found.headline == CHOSEN
     said = _sentence(found)
-    assert f"{BASE}: {100 * found.over_pairs.intervals[CHOSEN].mean:.1f} points lower" in said
+    assert f"{BASE}: {100 * found.over_pairs.intervals[DEFAULT].mean:.1f} points lower" in said
     assert f"{SOUP}: no difference detected (n=20, ±" in said
-    scores[swapped(1, "0-0")][split_documents(40, 0.5).test] = 0  # it was luck
-    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
-    assert found.headline == DEFAULT
-    assert _sentence(found).startswith("mgsm in sw: the swap, default, reaches ")
 
 
 def test_a_difference_over_languages_is_paired_by_document():
@@ -807,6 +824,12 @@ def test_hours_follow_from_documents_and_tokens():
     assert costs(1).training_hours(twice, [rows]) == pytest.approx(one)
     steps = TrainingRun(effective_batch=10, hyperparameters={"max_steps": 300})
     assert costs(1).training_hours(steps, [rows]) == pytest.approx(start + 3 * work)
+
+
+def test_a_benchmark_of_unknown_size_has_hours_too(monkeypatch):
+    monkeypatch.setitem(suites.BENCHMARKS, "new", suites.BENCHMARKS["belebele"])
+    monkeypatch.setitem(suites.SUITES, "new", (suites.TaskPart("new", 0),))
+    assert costs(8).evaluation_hours(EvaluationSpec(suite="new"), 2) > STARTING / 3600
 
 
 def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch):

@@ -145,7 +145,7 @@ def merge(
         typer.Option(help="Language as the study writes it. Repeatable. Default: all."),
     ] = None,
 ) -> None:
-    """Merge the suggested composition of each language of a study.
+    """Merge the selected composition of each language of a study.
 
     Writes a checkpoint with its card into DIR/merged/<language>.
 

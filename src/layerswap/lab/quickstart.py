@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from layerswap._types import Advance, Bars, Log
 from layerswap.checkpoint import fingerprint, refuse_target
 from layerswap.checkpoint.commit import write_json
@@ -27,8 +29,10 @@ from layerswap.lab.build import LAB_RECORD, read_record
 from layerswap.lab.results import (
     Outcome,
     ShownProblem,
+    default_of_grid,
     read_answers,
     read_grid,
+    selected_of_grid,
     write_answers,
     write_grid,
 )
@@ -44,7 +48,7 @@ from layerswap.lab.scoring import (
 from layerswap.lab.tasks import LabSplit
 from layerswap.merge import Plan, make_plan, soup
 from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
-from layerswap.search.protocol import choose
+from layerswap.search.protocol import Values, choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
 from layerswap.study.runner import Context, StepFunction, run_graph
 from layerswap.study.steps import Graph, Step
@@ -70,9 +74,9 @@ def run(
     log: Log,
     progress: Bars,
 ) -> tuple[Path, Outcome]:
-    """Evaluate a grid of compositions of the lab's experts, write the best, test it, and report.
+    """Evaluate a grid of compositions of the lab's experts, merge one of them, test it, and report.
 
-    The composition is chosen on the development split and reported on the test split.
+    The development split decides which composition is merged. The test split is for the report.
 
     Args:
         out: the study's folder; `results.json`, `report.html` and `merged/` are written into it.
@@ -98,8 +102,8 @@ def run(
     journal = StudyJournal(target, graph)
     folders = {step.name: journal.folder(step.name) for step in graph}
     outcome = _outcome(graph["report"], folders)
-    log(f"The composition that answers most development problems in {outcome.language}:")
-    for line in f"\n{_best_plan(graph['report'], folders)}\n".splitlines():
+    log(f"The composition selected on development problems in {outcome.language}:")
+    for line in f"\n{_selected_plan(graph['report'], folders)}\n".splitlines():
         log(line)
     for name in (RESULTS, REPORT):
         shutil.copy2(folders["report"] / name, target / name)
@@ -155,12 +159,11 @@ def works(progress: Bars) -> Mapping[str, StepFunction]:
             write_grid(context.folder / GRID, try_grid(lab, language, progress=advance))
 
     def merge(context: Context) -> None:
-        _best_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
+        _selected_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
 
     def test(context: Context) -> None:
-        best = _best_plan(context.step, context.inputs)
         with progress("scoring on the test split", len(MEASURES) * TEST_QUESTIONS) as advance:
-            _test(best, context, advance)
+            _test(context, advance)
 
     def change(context: Context) -> None:
         lab = shipped()
@@ -178,11 +181,13 @@ def works(progress: Bars) -> Mapping[str, StepFunction]:
     return {"grid": grid, "merge": merge, "test": test, "change": change, "report": report}
 
 
-def _test(best: Plan, context: Context, advance: Advance) -> None:
+def _test(context: Context, advance: Advance) -> None:
     """Test the chosen composition and its contenders, and write what they answer."""
     lab, settings = shipped(), context.step.settings
     joint = soup({"joint": lab.joint_models[settings["language"]]})
-    plans = {**contenders(best, densities=settings["densities"]), CHOSEN: best, JOINT: joint}
+    start = lab_plan(lab, settings["language"])
+    chosen = _swap(start, choose(read_grid(context.inputs["grid"] / GRID)))
+    plans = {**contenders(start, densities=settings["densities"]), CHOSEN: chosen, JOINT: joint}
     sweep, tokenizer = Sweep(list(plans.values()), dtype="float32"), load_tokenizer(lab.base)
     asked = {
         measure: questions(measure, settings["language"], "test", settings["n"], world=lab.world)
@@ -209,16 +214,22 @@ def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
         StepRecord(**json.loads((folders[name] / RECORD).read_text("utf-8"))) for name in step.needs
     ]
     return Outcome(
-        step.settings["language"], shipped().world.source.name, DEVELOPMENT_QUESTIONS,
-        read_grid(folders["grid"] / GRID), _best_plan(step, folders).composition, answers, examples,
-        Atlas.load(folders["change"]), entries,
+        step.settings["language"], shipped().world.source.name,
+        read_grid(folders["grid"] / GRID), _selected_plan(step, folders).composition, answers,
+        examples, Atlas.load(folders["change"]), entries,
     )  # fmt: skip
 
 
-def _best_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
-    zones = choose(read_grid(folders["grid"] / GRID)).zones
-    assert zones is not None, "the grid is of zones"
-    return swapped(lab_plan(shipped(), step.settings["language"]), zones)
+def _selected_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
+    """The plan of the composition that is merged."""
+    start = lab_plan(shipped(), step.settings["language"])
+    grid = read_grid(folders["grid"] / GRID)
+    return _swap(start, selected_of_grid(grid, start.composition.layers))
+
+
+def _swap(start: Plan, composition: Condition) -> Plan:
+    assert composition.zones is not None, "the grid is of zones"
+    return swapped(start, composition.zones)
 
 
 def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
@@ -276,14 +287,20 @@ def pick_language(lab: Lab, language: str | None) -> str:
 
 def try_grid(
     lab: Lab, language: str, pair: int = 0, *, progress: Advance | None = None
-) -> dict[Condition, float]:
-    """The share of development problems that each composition of the grid answers right."""
+) -> dict[Condition, Values]:
+    """Right and wrong answers to the development problems, by composition of the grid.
+
+    The default swap is always one of the compositions.
+    """
     asked = questions(
         "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
     )
     plan = lab_plan(lab, language, pair)
-    zones = zone_grid(plan.composition.layers, bottom=BOTTOMS, top=TOPS)
-    plans = {Condition("swap", zones=one): swapped(plan, one) for one in zones}
-    sweep = Sweep(list(plans.values()), dtype="float32")
+    layers = plan.composition.layers
+    zones = zone_grid(layers, bottom=BOTTOMS, top=TOPS)
+    compositions = dict.fromkeys(
+        [*(Condition("swap", zones=one) for one in zones), default_of_grid(layers)]
+    )
+    sweep = Sweep([_swap(plan, one) for one in compositions], dtype="float32")
     right = sweep_correct(sweep, load_tokenizer(lab.base), asked, progress=progress)
-    return {one: float(row.mean()) for one, row in zip(plans, right, strict=True)}
+    return dict(zip(compositions, right.astype(np.float64), strict=True))

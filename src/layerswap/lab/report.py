@@ -75,14 +75,13 @@ def tell(outcome: Outcome) -> Report:
 
 def _title(outcome: Outcome) -> str:
     scores = outcome.task.intervals
-    best, alone = scores[outcome.task.suggested].mean, scores[TASK_EXPERT].mean
+    best, alone = scores[outcome.task.selected].mean, scores[TASK_EXPERT].mean
     return f"A swap answers {best:.1%} of {outcome.language} problems; the task expert {alone:.1%}"
 
 
 def _lead(outcome: Outcome) -> str:
-    scores, leads = outcome.task.intervals, outcome.task.suggested
-    best = scores[leads]
-    zones = outcome.chosen.zones if leads == CHOSEN else outcome.default.zones
+    scores = outcome.task.intervals
+    best, zones = scores[outcome.task.selected], outcome.selected.zones
     return (
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
         f"generic {outcome.language} only (both languages are invented). Recomposed layer by layer "
@@ -97,7 +96,7 @@ def _lead(outcome: Outcome) -> str:
 def _verdict(outcome: Outcome) -> str:
     """What the differences to the swap that leads show."""
     task = outcome.task
-    apart = {name_of(one): found for one, found in task.against(task.suggested).items()}
+    apart = {name_of(one): found for one, found in task.against(task.selected).items()}
     return f"Against it, with 95% paired intervals: {contrasts(apart)}."
 
 
@@ -120,7 +119,7 @@ def _table(outcome: Outcome) -> Section:
             ("model", *measures.values()),
             rows,
             caption=f"Test split, {outcome.task.intervals[CHOSEN].n:,} questions each.",
-            highlight=models.index(CHOSEN),
+            highlight=models.index(outcome.task.selected),
         ),
     )
 
@@ -130,9 +129,11 @@ def _task(outcome: Outcome) -> Section:
     differences = [(name_of(one), value) for one, value in outcome.task.differences.items()]
     return Section(
         f"The task in {outcome.language}",
-        figure=draw_intervals(rows, measure="right answers", highlight=name_of(CHOSEN)),
+        figure=draw_intervals(
+            rows, measure="right answers", highlight=name_of(outcome.task.selected)
+        ),
         table=Table(
-            ("best swap minus", "difference"),
+            (f"{name_of(outcome.task.selected)}, minus", "difference"),
             differences,
             caption="Paired differences over the same problems: clear of zero means significant.",
         ),
@@ -140,12 +141,13 @@ def _task(outcome: Outcome) -> Section:
 
 
 def _grid(outcome: Outcome) -> Section:
-    values = {cell(one): share for one, share in outcome.grid.items()}
+    values = {cell(one): share for one, share in outcome.shares.items()}
     return Section(
         "Every composition of the grid",
         "How many layers come from the language expert at the bottom and at the top, against the "
-        "share of development problems answered. The best of them was chosen here and then tested "
-        "on other problems.",
+        f"share of development problems answered. The best is {outcome.chosen.zones}. It is merged "
+        "if it is clearly better than the paper's default here, and then tested on other problems. "
+        f"Merged: {outcome.selected.zones}.",
         figure=draw_heat_map(
             values,
             row_label="bottom layers",
@@ -174,7 +176,8 @@ def _change(outcome: Outcome) -> Section:
 
 
 def _examples(outcome: Outcome) -> Section:
-    models = sorted(map(str, outcome.task.scores), key=lambda name: name != str(CHOSEN))
+    selected = str(outcome.task.selected)
+    models = sorted(map(str, outcome.task.scores), key=lambda name: name != selected)
     examples = [
         ShownAnswer(
             f"problem in {outcome.language}", i, shown.prompt, shown.answer,
@@ -193,7 +196,7 @@ def _examples(outcome: Outcome) -> Section:
 
 def _models(outcome: Outcome) -> Section:
     """The checkpoints, and the command that composes them."""
-    zones = outcome.chosen.zones
+    zones = outcome.selected.zones
     assert zones is not None, "the grid is of zones"
     experts = ("--task-expert lab/task-1", f"--language-expert lab/language-{outcome.language}-1")
     return Section(

@@ -15,13 +15,15 @@ from layerswap.compose import Composition, default_zones
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.lab.scoring import LabMeasure
-from layerswap.search.conditions import Condition
-from layerswap.search.protocol import TestResult, choose
+from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
+from layerswap.search.protocol import TestResult, Values, choose, select
 from layerswap.study.journal import StepRecord
 from layerswap.versions import __version__
 
 Answers = Mapping[LabMeasure, Mapping[Condition, Any]]
 """By measure and condition, 1 or 0 (right or wrong) per test question."""
+Grid = Mapping[Condition, Values]
+"""By composition, 1 or 0 (right or wrong) per development question."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,8 @@ class Outcome:
     Attributes:
         language: the target language.
         source: the source language.
-        questions: on the development split, that the composition was chosen by.
-        grid: share of right answers on the development split, by composition.
-        composition: the chosen one.
+        grid: by composition, 1 or 0 (right or wrong) per question of the development split.
+        composition: the selected composition, which is merged.
         answers: of every model on the test split.
         examples: the first test problems in the target language, with what each model wrote.
         change: what fine-tuning changed in both experts.
@@ -57,8 +58,7 @@ class Outcome:
 
     language: str
     source: str
-    questions: int
-    grid: Mapping[Condition, float]
+    grid: Grid
     composition: Composition
     answers: Answers
     examples: Sequence[ShownProblem]
@@ -72,22 +72,36 @@ class Outcome:
 
     @cached_property
     def chosen(self) -> Condition:
-        """The composition of the grid with the largest share."""
+        """The composition of the grid with the largest share of right answers."""
         return choose(self.grid)
 
     @property
     def default(self) -> Condition:
-        """The paper's zones, scaled to the lab's depth."""
-        return Condition("swap", zones=default_zones(self.composition.layers))
+        """The default swap among the compositions of the grid."""
+        return default_of_grid(self.composition.layers)
+
+    @cached_property
+    def selected(self) -> Condition:
+        """The composition of the grid that is merged: the chosen one or the default swap."""
+        return selected_of_grid(self.grid, self.composition.layers)
+
+    @property
+    def shares(self) -> dict[Condition, float]:
+        """The share of right answers on the development split, by composition."""
+        return {one: float(np.mean(right)) for one, right in self.grid.items()}
 
     @cached_property
     def tests(self) -> dict[LabMeasure, TestResult]:
         """Every measure on the test split."""
+        selected = DEFAULT if self.selected == self.default else CHOSEN
         return {
-            measure: TestResult({one: np.array(row, dtype=np.float64) for one, row in rows.items()},
-                                self.chosen)
+            measure: TestResult(
+                {one: np.array(row, dtype=np.float64) for one, row in rows.items()},
+                self.chosen,
+                selected=selected,
+            )
             for measure, rows in self.answers.items()
-        }  # fmt: skip
+        }
 
     @property
     def task(self) -> TestResult:
@@ -100,34 +114,46 @@ class Outcome:
             "target_language": self.language,
             "source_language": self.source,
             "chosen": self.chosen.to_dict(),
-            "chosen_on": {"split": "development", "questions": self.questions},
+            "selected": self.selected.to_dict(),
+            "chosen_on": {"split": "development", "questions": len(self.grid[self.chosen])},
             "composition": self.composition.to_dict(),
-            "grid": [{**one.to_dict(), "task_target": v} for one, v in self.grid.items()],
+            "grid": [{**one.to_dict(), "task_target": v} for one, v in self.shares.items()],
             **{measure: test.to_dict()["test"] for measure, test in self.tests.items()},
             "seconds": round(self.seconds, 1),
             "layerswap_version": __version__,
         }
 
 
-def write_grid(path: Path, grid: Mapping[Condition, float]) -> None:
-    """Write shares by composition."""
-    rows = [{**one.to_dict(), "share": share} for one, share in grid.items()]
+def default_of_grid(layers: int) -> Condition:
+    """The default swap as a composition of a grid."""
+    return Condition("swap", zones=default_zones(layers))
+
+
+def selected_of_grid(grid: Grid, layers: int) -> Condition:
+    """The composition of a grid that is merged; see `search.protocol.select`."""
+    return select(grid, choose(grid), default_of_grid(layers))
+
+
+def write_grid(path: Path, grid: Grid) -> None:
+    """Write the right and wrong answers of every composition."""
+    rows = [{**one.to_dict(), "right": _digits(right)} for one, right in grid.items()]
     path.write_text(json.dumps(rows) + "\n", "utf-8")
 
 
-def read_grid(path: Path) -> dict[Condition, float]:
-    """What `write_grid` wrote.
+def read_grid(path: Path) -> Grid:
+    """Read what `write_grid` wrote.
 
     Raises:
         StudyError: the file cannot be read.
     """
-    return {Condition.from_dict(row): row["share"] for row in _read(path)}
+    rows = _read(path)
+    return {Condition.from_dict(row): np.array(row["right"], dtype=np.float64) for row in rows}
 
 
 def write_answers(path: Path, answers: Answers, shown: Sequence[ShownProblem]) -> None:
     """Write what each model answered right, and what it wrote."""
     right = {
-        measure: [{**one.to_dict(), "right": np.asarray(row).astype(int).tolist()}
+        measure: [{**one.to_dict(), "right": _digits(row)}
                   for one, row in rows.items()]
         for measure, rows in answers.items()
     }  # fmt: skip
@@ -147,6 +173,11 @@ def read_answers(path: Path) -> tuple[Answers, list[ShownProblem]]:
         for measure, rows in data["answers"].items()
     }
     return answers, [ShownProblem(**one) for one in data["shown"]]
+
+
+def _digits(right: Any) -> list[int]:
+    digits: list[int] = np.asarray(right).astype(int).tolist()
+    return digits
 
 
 def _read(path: Path) -> Any:

@@ -18,7 +18,7 @@ from layerswap.merge.planner import Plan, make_plan
 from layerswap.report.grids import draw_grid
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.tables import Table, difference_words, interval_words, score
-from layerswap.search.conditions import Condition, contenders
+from layerswap.search.conditions import CHOSEN, Condition, contenders
 from layerswap.search.evaluator import SweepResult
 from layerswap.search.grid import GridResult, sweep_plans
 from layerswap.search.spec import SweepSettings
@@ -182,7 +182,7 @@ def tell_search(found: SearchResult) -> Report:
 
 
 def results_table(judged: SweepResult) -> Table | None:
-    """Everything that was compared on the test split, and its distance to the chosen composition.
+    """Everything that was compared on the test split, and its distance to the selected composition.
 
     None without a task.
     """
@@ -194,10 +194,10 @@ def results_table(judged: SweepResult) -> Table | None:
         for one, value in judged.intervals.items()
     ]
     caption = (
-        f"{task}, {name}: {judged.intervals[judged.reference].n} test documents; 95% bootstrap "
+        f"{task}, {name}: {judged.intervals[CHOSEN].n} test documents; 95% bootstrap "
         "intervals, paired differences; *: significant"
     )
-    return Table(["model", metric, "chosen minus it"], rows, caption, unit="")
+    return Table(["model", metric, "selected minus it"], rows, caption, unit="")
 
 
 def lead(judged: GridResult | SearchResult) -> str:
@@ -207,14 +207,14 @@ def lead(judged: GridResult | SearchResult) -> str:
         best = f"number {judged.best_trial.number}"
     if judged.measure is None:
         return f"The best is {best}. No task was given to compare it on."
-    one = judged.intervals[judged.suggested]
+    one = judged.intervals[judged.selected]
     of = f"On {one.n} documents that it was not chosen on, {' '.join(judged.measure[:2])} is "
-    if judged.suggested == judged.reference:
+    if judged.selected == CHOSEN:
         return f"The best is {best}. {of}{interval_words(one, '')}."
-    chosen = interval_words(judged.intervals[judged.reference], "")
+    chosen = interval_words(judged.intervals[CHOSEN], "")
     return (
-        f"The best is the {judged.suggested}. {of}{interval_words(one, '')}. What was chosen "
-        f"on the development documents, {best}, reaches {chosen} on them."
+        f"The best is the {judged.selected}. {of}{interval_words(one, '')}. On the development "
+        f"documents {best} is not clearly better; on the test documents it reaches {chosen}."
     )
 
 
@@ -302,7 +302,7 @@ class ReportedSweep(GridResult):
         return (
             f"<p>{len(self.development)} compositions, chosen by {escape(self.chosen_by)}. "
             f"{escape(lead(self))}</p><table><thead><tr><th>model</th>"
-            f"<th>{escape(measure)}, test documents</th><th>chosen minus it</th></tr></thead>"
+            f"<th>{escape(measure)}, test documents</th><th>selected minus it</th></tr></thead>"
             f"<tbody>{cells}</tbody></table>"
         )
 

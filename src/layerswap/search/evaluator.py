@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,9 +22,9 @@ from layerswap.evaluation.languages import (
 )
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.planner import Plan, plan_tokenizer
-from layerswap.search.conditions import Condition
+from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
 from layerswap.search.item_response import Screening
-from layerswap.search.protocol import TestResult, Values, split_documents
+from layerswap.search.protocol import TestResult, Values, select, split_documents
 from layerswap.search.spec import SweepSettings
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class SweepResult(TestResult):
     """What a sweep or a search found.
 
     Attributes:
-        best: the chosen composition, ready to be saved or loaded; the default swap where that
-            scores higher on the test documents.
+        best: the selected composition, ready to be saved or loaded.
         development: of every candidate, what it was chosen by: its mean score on the development
             documents (in a race, on those that it was scored on), or the value of a signal.
         chosen_by: what that is, in words.
@@ -286,12 +285,23 @@ class Evaluator:
         shown = "; ".join(" ".join(one) for one in known) or "nothing with a number per document"
         raise EvaluationError(f"choose_by fits none of what the tasks give: {shown}")
 
+    def select(self, chosen: Condition, measure: Measure | None) -> Condition:
+        """Returns `CHOSEN` or `DEFAULT`, whichever the development documents select.
+
+        Without labels there are no scores on them, and the chosen composition is selected.
+        """
+        if DEFAULT not in self.members or measure is None or self.spec.without_labels:
+            return CHOSEN
+        same = self.members[chosen] == self.members[DEFAULT]
+        rows = self.rows(DEVELOPMENT, [DEFAULT] if same else [chosen, DEFAULT])
+        scores = by_condition(rows, measure)
+        return CHOSEN if select(scores, chosen, DEFAULT) == chosen and not same else DEFAULT
+
     def tested(
         self,
         chosen: Condition,
         others: Iterable[Condition],
         *,
-        reference: Condition,
         measure: Measure | None,
     ) -> tuple[dict[Condition, Values], list[DocumentScore], Measure | None]:
         """The chosen composition and its contenders on the test split.
@@ -299,7 +309,6 @@ class Evaluator:
         Args:
             chosen: the composition.
             others: its contenders.
-            reference: the condition that the chosen one is reported as.
             measure: what they are compared by; chosen by the settings when None.
 
         Returns:
@@ -307,8 +316,10 @@ class Evaluator:
         """
         if not self.spec.tasks:
             return {}, [], None
-        self.members[reference] = self.members[chosen]
-        rows = self.rows(TEST, [reference, *others])
+        rows = [
+            replace(row, condition=CHOSEN) if row.condition == chosen else row
+            for row in self.rows(TEST, [chosen, *others])
+        ]
         measure = measure or self.measure(rows)
         return by_condition(rows, measure), rows, measure
 

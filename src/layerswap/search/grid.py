@@ -25,7 +25,6 @@ from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.search.conditions import (
-    CHOSEN,
     DEFAULT,
     TASK_EXPERT,
     Condition,
@@ -41,7 +40,7 @@ from layerswap.search.evaluator import (
     by_condition,
 )
 from layerswap.search.item_response import Screening, screen
-from layerswap.search.protocol import choose, suggested
+from layerswap.search.protocol import choose
 from layerswap.search.spec import ItemResponse, SweepSettings, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
@@ -288,12 +287,11 @@ def sweep_plans(
         )
     if early:
         log(str(early))
-    scores, rows, measure = evaluator.tested(
-        chosen, others, reference=CHOSEN, measure=tried.measure
-    )
-    best = plans[DEFAULT if suggested(scores, CHOSEN) == DEFAULT else chosen]
+    selected = evaluator.select(chosen, tried.measure)
+    scores, rows, measure = evaluator.tested(chosen, others, measure=tried.measure)
+    best = plans[DEFAULT if selected == DEFAULT else chosen]
     return GridResult(
-        scores=scores, chosen=chosen, best=best, development=tried.values,
+        scores=scores, chosen=chosen, selected=selected, best=best, development=tried.values,
         chosen_by=tried.chosen_by, measure=measure, rows=[*tried.rows, *rows], counts=counts,
         race=tried.race, screening=tried.screening,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
-from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
+from layerswap.search.conditions import CHOSEN, Condition
 
 Values = npt.NDArray[np.float64]
 """One score per document."""
@@ -74,39 +74,40 @@ def choose(
     return max(among or scores, key=rank)
 
 
-def suggested(scores: Mapping[Condition, Values], reference: Condition) -> Condition:
-    """The reference, or the default swap where that scores higher on the test documents.
+def select(scores: Mapping[Condition, Values], chosen: Condition, default: Condition) -> Condition:
+    """Returns the composition to save and to report first: the chosen one, or the default swap.
+
+    The chosen composition is selected if it is clearly better than the default swap on the
+    development documents: the 95% interval of the paired difference lies above zero. Test scores
+    play no part, so the test score of the selected composition is unbiased.
 
     Args:
-        scores: by condition, on the test documents.
-        reference: the condition that was chosen on the development documents.
+        scores: per development document, of at least the two compositions.
+        chosen: the candidate with the highest mean on the development documents.
+        default: the default swap. Where it was not evaluated, because the candidates are no
+            swaps, the chosen composition is selected.
     """
-    beaten = {DEFAULT, reference} <= scores.keys() and float(np.mean(scores[DEFAULT])) > float(
-        np.mean(scores[reference])
-    )
-    return DEFAULT if beaten else reference
+    if default not in scores or chosen == default:
+        return chosen
+    lead = paired_difference(np.asarray(scores[chosen]), np.asarray(scores[default]))
+    return chosen if lead.low > 0 else default
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """Conditions on the test documents, which nothing was chosen on.
+    """Scores of conditions on the test documents, on which nothing was chosen.
 
     Attributes:
-        scores: by condition, one score per test document, the same documents for all.
-        chosen: what `reference` stands for: the candidate chosen on the development documents.
-        reference: the condition that the others are compared with.
+        scores: one score per test document and condition, the same documents for all.
+        chosen: the candidate that is best on the development documents, reported as `CHOSEN`.
+        selected: the condition to save and to report first, `CHOSEN` or `DEFAULT`; see `select`.
     """
 
     scores: Mapping[Condition, Values]
     chosen: Condition | None = None
-    reference: Condition = field(default=CHOSEN, kw_only=True)
+    selected: Condition = field(default=CHOSEN, kw_only=True)
 
-    __test__ = False  # not a test, whatever pytest makes of its name
-
-    @property
-    def suggested(self) -> Condition:
-        """What to use, and what a report leads with; see the function `suggested`."""
-        return suggested(self.scores, self.reference)
+    __test__ = False  # Pytest collects classes whose name begins with Test.
 
     @cached_property
     def intervals(self) -> dict[Condition, Interval]:
@@ -115,17 +116,17 @@ class TestResult:
 
     @cached_property
     def differences(self) -> dict[Condition, Interval]:
-        """The reference minus every other condition, paired over documents.
+        """The selected composition minus every other condition, paired over documents.
 
-        Empty where the reference is not among the conditions.
+        Empty if the selected composition is not among the conditions.
         """
-        if self.reference not in self.scores:
+        if self.selected not in self.scores:
             return {}
-        first = np.asarray(self.scores[self.reference])
+        first = np.asarray(self.scores[self.selected])
         return {
             one: paired_difference(first, np.asarray(values))
             for one, values in self.scores.items()
-            if one != self.reference
+            if one != self.selected
         }
 
     def against(self, reference: Condition) -> dict[Condition, Interval]:
@@ -147,14 +148,13 @@ class TestResult:
         """Plain data: every condition with its fields, its interval and its difference."""
         return {
             "chosen": None if self.chosen is None else self.chosen.to_dict(),
-            "reference": str(self.reference),
-            "suggested": str(self.suggested),
+            "selected": str(self.selected),
             "test": [
                 {
                     "condition": str(one),
                     **one.to_dict(),
                     **asdict(interval),
-                    "reference_minus": (
+                    "selected_minus": (
                         asdict(self.differences[one]) if one in self.differences else None
                     ),
                 }

@@ -27,7 +27,7 @@ from layerswap.search.evaluator import (
     by_condition,
 )
 from layerswap.search.item_response import Estimator, Screening
-from layerswap.search.protocol import Values, choose, suggested
+from layerswap.search.protocol import Values, choose
 from layerswap.search.spec import SearchSpec, SweepSpec
 from layerswap.search.unlabelled import choose_without_labels
 
@@ -240,10 +240,6 @@ def _suggested(start: Plan) -> Iterable[Zones]:
     return [Zones(z.bottom + z.bottom_transition, z.top + z.top_transition) for z, _ in ranked]
 
 
-FOUND = Condition("search", "chosen on development")
-"""The composition that a search chose."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(SweepResult):
     """What a search found.
@@ -316,17 +312,16 @@ def run_search(
     chosen = choose(development, among=whole)
     best = next(trial for trial in trials if trial.condition == chosen)
     evaluator.members[chosen] = scorer.member(best.choices)
-    scores, rows, measure = evaluator.tested(
-        chosen, others, reference=FOUND, measure=scorer.measure
-    )
+    selected = evaluator.select(chosen, scorer.measure)
+    scores, rows, measure = evaluator.tested(chosen, others, measure=scorer.measure)
     log(
         f"{len(trials)} compositions tried: {scorer.evaluated} layers run per batch of documents "
         f"instead of {scorer.naive}"
     )
-    beaten = suggested(scores, FOUND) == DEFAULT
-    plan = others[DEFAULT] if beaten else with_choices_plan(start, best.choices)
+    default = selected == DEFAULT
+    plan = others[DEFAULT] if default else with_choices_plan(start, best.choices)
     return SearchResult(
-        scores=scores, chosen=chosen, reference=FOUND, best=plan,
+        scores=scores, chosen=chosen, selected=selected, best=plan,
         development=development, chosen_by=scorer.chosen_by, measure=measure,
         rows=[*scorer.rows, *rows], trials=trials, evaluated=scorer.evaluated, naive=scorer.naive,
         screening=screening,

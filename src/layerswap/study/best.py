@@ -1,4 +1,4 @@
-"""The suggested composition of each language of a study: as a recipe, and as a merged model."""
+"""The selected composition of each language of a study: as a recipe, and as a merged model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BEST, MERGED = "best", "merged"
 
 
 def write_best(journal: StudyJournal, results: StudyResults) -> list[Path]:
-    """Write `best/<language>.yaml` for each language: the recipe of its suggested composition.
+    """Write `best/<language>.yaml` for each language: the recipe of its selected composition.
 
-    It is the one that `BenchmarkResult.suggested` names on the language's first benchmark.
+    This is `BenchmarkResult.best` on the language's first benchmark.
 
     Args:
         journal: of the study.
@@ -40,9 +40,9 @@ def write_best(journal: StudyJournal, results: StudyResults) -> list[Path]:
             continue
         step = journal.graph[f"evaluate/{found.language}"]
         inputs = {name: journal.bring(name) for name in step.needs}
-        recipe = dict(recipes_of(step.settings, inputs))[found.suggested]
-        score = interval_words(found.suggested_score)
-        head = f"# {found.benchmark} in {found.language}, {found.suggested}: {score}%\n"
+        recipe = dict(recipes_of(step.settings, inputs))[found.best]
+        score = interval_words(found.best_score)
+        head = f"# {found.benchmark} in {found.language}, {found.best}: {score}%\n"
         text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
         path.write_text(head + text, "utf-8")
         written.append(path)
@@ -50,7 +50,7 @@ def write_best(journal: StudyJournal, results: StudyResults) -> list[Path]:
 
 
 def merge_best(root: Path, languages: Sequence[str] = (), *, log: Log) -> Iterator[Path]:
-    """Write the suggested model of each language into `merged/<language>`, with its card.
+    """Write the selected model of each language into `merged/<language>`, with its card.
 
     Args:
         root: the study's folder.

@@ -167,7 +167,7 @@ BENCHMARKS: Mapping[str, Documents] = {
 """The sizes are those of the published files; the tokens are for a language whose words fall into
 more of them than English ones do."""
 OTHER = Documents(1000, 300, 128)
-"""A task that is not one of those."""
+"""A task or benchmark that is not one of those."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Costs:
         for part in suites.SUITES.get(spec.suite or "", ()):
             if not suites.BENCHMARKS[part.benchmark].runs_code or spec.allow_code:
                 shots = part.shots if spec.num_fewshot is None else spec.num_fewshot
-                yield BENCHMARKS[part.benchmark], shots
+                yield BENCHMARKS.get(part.benchmark, OTHER), shots
 
 
 def _examples(run: TrainingRun, sets: Sequence[DataSize]) -> int:

@@ -140,14 +140,13 @@ class FinishedSteps:
         lead = [self.settings["description"], *map(_sentence, self.results.benchmarks)]
         stack = self._stack(first)
         if stack is not None:
-            pair = next(iter(first.chosen))
-            lead.append(f"Drawn: the composition chosen for the pair {pair} in {first.language}.")
+            lead.append(f"Drawn: {first.best}, the selected composition in {first.language}.")
         lead += self._cautions()
         lead.append(
             "Higher and lower: the 95% interval of the paired difference is clear of zero. "
             "Intervals are over documents, not over trainings."
         )
-        lead.append(f"To write the suggested models: layerswap study merge {self.journal.root}")
+        lead.append(f"To write the selected models: layerswap study merge {self.journal.root}")
         if left:
             lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
         return Report(
@@ -235,14 +234,13 @@ class FinishedSteps:
         return {name.partition("/")[2]: self.journal.bring(name) for name in done}
 
     def _stack(self, first: BenchmarkResult) -> Drawing | None:
-        """The chosen composition of the first pair of the first language."""
+        """The selected composition of the first language."""
         atlas = next(iter(self.atlases.values()), None)
-        chosen = next(iter(first.chosen.values()), None)
-        if atlas is None or chosen is None:
+        if atlas is None or not first.chosen:
             return None
         names = {"task": "task expert", "language": f"{first.language} expert"}
-        outside: Any = chosen.outside or "blend"
-        return draw_stack(swap(atlas.layers, zones=chosen.zones, outside=outside), names)
+        outside: Any = first.best.outside or "blend"
+        return draw_stack(swap(atlas.layers, zones=first.best.zones, outside=outside), names)
 
 
 def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
@@ -262,11 +260,11 @@ def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
 
 def _sentence(found: BenchmarkResult) -> str:
     """The result of one language in plain words, with its uncertainty."""
-    score = interval_words(found.over_pairs.intervals[found.headline])
-    reaches = f"{found.benchmark} in {found.language}: the {found.headline}, reaches {score}%."
+    score = interval_words(found.over_pairs.intervals[found.selected])
+    reaches = f"{found.benchmark} in {found.language}: the {found.selected}, reaches {score}%."
     others = {
         str(other): apart
-        for other, apart in found.over_pairs.against(found.headline).items()
+        for other, apart in found.over_pairs.against(found.selected).items()
         if other != FLATTERED
     }
     return f"{reaches} Against it: {contrasts(others)}." if others else reaches
@@ -279,7 +277,7 @@ def _about(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Sect
         figure=draw_intervals(
             [(str(one), interval) for one, interval in found.over_pairs.intervals.items()],
             measure=found.benchmark,
-            highlight=str(found.headline),
+            highlight=str(found.selected),
         ),
         table=tables[heading],
     )

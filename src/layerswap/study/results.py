@@ -29,8 +29,8 @@ from layerswap.search.protocol import (
     TestResult,
     Values,
     choose,
+    select,
     split_documents,
-    suggested,
 )
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
@@ -69,11 +69,11 @@ class BenchmarkResult:
         pairs: by pair and treatment, one score per test document; of the grid, what was chosen.
         grid: the mean over pairs of each composition, on the development documents.
         chosen: by pair, the composition that is best on the development documents.
-        best: by pair, the composition that is best on the test documents.
+        flattered: by pair, the composition that is best on the test documents.
         test: positions of the test documents, in the order of task and document.
         shared: the treatments that all pairs share.
-        development: by condition, the mean score of each pair's chosen and default swap on the
-            development documents.
+        development: the scores of each pair's chosen and default swap on the development
+            documents, by pair and `CHOSEN` or `DEFAULT`.
     """
 
     language: str
@@ -81,15 +81,28 @@ class BenchmarkResult:
     pairs: Mapping[str, Scores]
     grid: Mapping[Condition, Interval]
     chosen: Mapping[str, Condition]
-    best: Mapping[str, Condition]
+    flattered: Mapping[str, Condition]
     test: tuple[int, ...]
     shared: frozenset[Condition]
-    development: Mapping[Condition, float]
+    development: Mapping[str, Scores]
 
     @cached_property
     def over_pairs(self) -> TestResult:
         """Every treatment, the mean over pairs."""
-        return TestResult({one: np.mean(all_, axis=0) for one, all_ in self._by_treatment.items()})
+        means = {one: np.mean(all_, axis=0) for one, all_ in self._by_treatment.items()}
+        return TestResult(means, selected=self.selected)
+
+    @cached_property
+    def selected(self) -> Condition:
+        """The swap that the result is about and that is saved: `CHOSEN` or `DEFAULT`.
+
+        The mean over pairs on the development documents decides; see `protocol.select`.
+        """
+        if not self.chosen:
+            return DEFAULT
+        scores = list(self.development.values())
+        means = {one: np.mean([by[one] for by in scores], axis=0) for one in scores[0]}
+        return select(means, CHOSEN, DEFAULT)
 
     @cached_property
     def extremes(self) -> dict[Condition, tuple[float, float]]:
@@ -103,30 +116,16 @@ class BenchmarkResult:
         return [one for one in (DEFAULT, CHOSEN) if one in self.over_pairs.scores]
 
     @property
-    def headline(self) -> Condition:
-        """The treatment that the result is about: the chosen swap, or the default one.
-
-        The default one too where it scores higher on the test documents.
-        """
-        return suggested(self.over_pairs.scores, self.references[-1])
-
-    @property
-    def suggested(self) -> Condition:
-        """The swap to use: the chosen one of the pair that is best on the development documents.
-
-        Its default swap, where that is the better one on the test documents.
-        """
-        chosen = {replace(self.chosen.get(pair, DEFAULT), pair=pair): pair for pair in self.pairs}
-        best = choose({one: self.development[one] for one in chosen}, of_equals="first")
-        scores = self.pairs[chosen[best]]
-        beaten = CHOSEN in scores and suggested(scores, CHOSEN) == DEFAULT
-        return replace(DEFAULT, pair=best.pair) if beaten else best
+    def best(self) -> Condition:
+        """The composition to save: `selected` of the pair that is best on development."""
+        means = {pair: scores[self.selected] for pair, scores in self.development.items()}
+        pair = max(means, key=lambda one: float(means[one].mean()))
+        return replace(self.chosen[pair] if self.selected == CHOSEN else DEFAULT, pair=pair)
 
     @property
-    def suggested_score(self) -> Interval:
-        """The score of `suggested` on the test documents."""
-        name = DEFAULT if self.suggested.zones is None else CHOSEN
-        return mean_interval(self.pairs[self.suggested.pair][name])
+    def best_score(self) -> Interval:
+        """The score of `best` on the test documents."""
+        return mean_interval(self.pairs[self.best.pair][self.selected])
 
     @cached_property
     def _by_treatment(self) -> dict[Condition, list[Values]]:
@@ -158,9 +157,9 @@ def benchmark_result(
     shared = by_pair.pop("", {})
     pairs: dict[str, Scores] = {}
     chosen: dict[str, Condition] = {}
-    best: dict[str, Condition] = {}
+    flattered: dict[str, Condition] = {}
     grids: dict[Condition, list[Values]] = defaultdict(list)
-    means: dict[Condition, float] = {}
+    first: dict[str, Scores] = {}
     for pair, own in by_pair.items():
         grid = {one: values for one, values in own.items() if one.zones is not None}
         tuned = _chosen_of_methods(own, split)
@@ -173,18 +172,19 @@ def benchmark_result(
         for one, values in grid.items():
             grids[one].append(values[split.development])
         if grid:
-            first = {one: values[split.development] for one, values in grid.items()}
+            tried = {one: values[split.development] for one, values in grid.items()}
             rest = {one: values[split.test] for one, values in grid.items()}
-            chosen[pair] = choose(first, of_equals="first")
-            best[pair] = choose(rest, of_equals="first")
-            kept |= {CHOSEN: grid[chosen[pair]], FLATTERED: grid[best[pair]]}
-        for one in {DEFAULT, chosen.get(pair, DEFAULT)} & own.keys():
-            means[replace(one, pair=pair)] = float(own[one][split.development].mean())
+            chosen[pair] = choose(tried, of_equals="first")
+            flattered[pair] = choose(rest, of_equals="first")
+            kept |= {CHOSEN: grid[chosen[pair]], FLATTERED: grid[flattered[pair]]}
+        first[pair] = {
+            one: kept[one][split.development] for one in (CHOSEN, DEFAULT) if one in kept
+        }
         pairs[pair] = {one: values[split.test] for one, values in kept.items()}
     grid_means = {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()}
     return BenchmarkResult(
-        language, benchmark, pairs, grid_means, chosen, best, tuple(split.test.tolist()),
-        frozenset(shared), means,
+        language, benchmark, pairs, grid_means, chosen, flattered, tuple(split.test.tolist()),
+        frozenset(shared), first,
     )  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def in_other_languages(
         for one, all_ in found.scores.items():
             test = all_[test_documents]
             names = [one.treatment] if one.zones is None else [
-                name for name, picked in ((CHOSEN, chosen.chosen), (FLATTERED, chosen.best))
+                name for name, picked in ((CHOSEN, chosen.chosen), (FLATTERED, chosen.flattered))
                 if picked.get(one.pair) == one.treatment
             ]  # fmt: skip
             for name in names:

@@ -304,7 +304,7 @@ class StudySpec(Strict):
         scales: factors of both deltas in `task arithmetic` (Ilharco et al., 2023), likewise.
         change: measure and show what the kept experts changed (paper 1, figures 2 and 4 to 9).
         evaluate: benchmarks.
-        merge: write the suggested model of each language at the end.
+        merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that were not selected, and those of
             trainings of which the last alone is evaluated, as soon as that is known.
         device: where models are evaluated.

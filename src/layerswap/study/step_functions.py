@@ -368,7 +368,7 @@ def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[C
     picked: set[tuple[str, Condition]] = set()
     for (benchmark, language), scores in read_condition_scores(context.folder / RESULTS).items():
         found = benchmark_result(language, benchmark, scores, development)
-        picked |= {*found.chosen.items(), *found.best.items()}
+        picked |= {*found.chosen.items(), *found.flattered.items()}
     return {
         one: plan
         for one, plan in plans.items()

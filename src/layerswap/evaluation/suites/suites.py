@@ -244,7 +244,7 @@ def _code(name: str, language: str, allow_code: bool) -> str:
     if benchmark.runs_code and not allow_code:
         raise EvaluationError(
             f"{name} runs programs that a model wrote; allow it by --allow-code, or in a study by "
-            "judge.allow_code"
+            "evaluate.allow_code"
         )
     if benchmark.codes is None:
         return standard_tag(language)
