@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from layerswap.deltas.suggestion import Evidence
     from layerswap.evaluation.composability import Predictor
+    from layerswap.evaluation.results import ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
     from layerswap.study.estimate import Costs
@@ -37,6 +38,37 @@ def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     ]  # fmt: skip
     columns = ["model", "task", "metric", "score", "documents"]
     return _table(columns, rows, "with 95% bootstrap intervals", unit="")
+
+
+def comparison_table(compared: SideBySide) -> Table:
+    """Models across, benchmarks and languages down; the best score of a row is bold."""
+    from layerswap.evaluation.languages import language_name
+    from layerswap.report.tables import Table
+
+    rows = [
+        [
+            benchmark.replace("_", " "),
+            language_name(language) if language else "",
+            *(_marked(cell, metric) for cell in cells),
+        ]
+        for (benchmark, language, metric), cells in zip(compared.rows, compared.cells, strict=True)
+    ]
+    bold = {(i, k + 2) for i, cells in enumerate(compared.cells) for k, cell in enumerate(cells)
+            if cell is not None and cell.best}  # fmt: skip
+    caption = (
+        "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, "
+        "p < .05). Intervals: 95% bootstrap over documents."
+    )
+    return Table(["benchmark", "language", *compared.models], rows, caption, bold=bold)
+
+
+def _marked(cell: ScoreCell | None, metric: str) -> str:
+    from layerswap.report.tables import interval_words
+
+    if cell is None:
+        return ""
+    mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
+    return f"{mean}{cell.mark} {rest}"
 
 
 def evidence_table(evidence: Sequence[Evidence]) -> Table:
