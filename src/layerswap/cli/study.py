@@ -60,8 +60,9 @@ def run(
     Example: layerswap study run study.yaml --out study
     """
     from layerswap.cli.tables import amount, plan_table
+    from layerswap.study.estimate import cost_study, smaller_disks
     from layerswap.study.journal import StudyJournal
-    from layerswap.study.plan import costs_of, disk_gb, plan_study, smaller_plans
+    from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study
     from layerswap.study.storage import place
     from layerswap.versions import missing_of
@@ -78,10 +79,11 @@ def run(
             preflight.refuse_other_study(graph, root, storage)
             preflight.check_plan(graph)
         done = StudyJournal(root, graph, storage).finished()
-        output.say(plan_table(graph, costs_of(spec, folder), done))
-        if sum(disk_gb(graph)) > LARGE:
-            for change, plan in smaller_plans(spec, folder).items():
-                output.say(f"with {change}: about {amount(sum(disk_gb(plan)))} GB of disk")
+        costs = cost_study(spec, graph)
+        output.say(plan_table(graph, costs, done))
+        if costs.disk_gb + costs.passing_gb > LARGE:
+            for change, disk_gb in smaller_disks(spec, folder).items():
+                output.say(f"with {change}: about {amount(disk_gb)} GB of disk")
     else:
         run_file(graph, out, on=on)
 

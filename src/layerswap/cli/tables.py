@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from layerswap.evaluation.results import ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
-    from layerswap.study.estimate import Costs
+    from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepStatus
     from layerswap.study.results import StudyResults
     from layerswap.study.steps import Graph
@@ -102,35 +102,35 @@ def predictor_table(found: Sequence[Predictor], merges: int) -> Table:
     return _table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
 
 
-def plan_table(graph: Graph, about: Costs, done: Collection[str] = ()) -> Table:
+def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
     """The steps of a study, what they need, and their estimated cost.
 
     Args:
         graph: the steps.
-        about: what they cost.
+        costs: their estimated costs.
         done: names of the steps that an earlier run finished.
     """
-    from layerswap.study.plan import disk_gb
-
     rows = [
         [step.name, ", ".join(step.needs),
-         "done" if step.name in done else amount(step.estimate.hours),
-         amount(step.estimate.memory_gb), amount(step.estimate.disk_gb)]
+         "done" if step.name in done else amount(costs.steps[step.name].hours),
+         amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb)]
         for step in graph
     ]  # fmt: skip
-    hours = sum(step.estimate.hours for step in graph if step.name not in done)
-    disk, passing = disk_gb(graph)
+    size, speed = costs.costs.size, costs.costs.speed
+    hours = sum(costs.steps[step.name].hours for step in graph if step.name not in done)
     time = f"{amount(hours)} hours" if hours >= 1 else f"{amount(60 * hours)} minutes"
-    more = f", {amount(passing)} GB more while it trains" if passing >= 0.05 else ""
+    more = ""
+    if costs.passing_gb >= 0.05:
+        more = f", {amount(costs.passing_gb)} GB more while it trains"
     before = f", {len(done)} of them done before; the others take" if done else ","
-    takes = f"{before} about {time} {about.speed.name}"
+    takes = f"{before} about {time} {speed.name}"
     if len(done) == len(graph):
         takes = ", all of them done before"
     space = "disk in all" if done else "disk"
     caption = (
-        f"{len(graph)} steps{takes}, {amount(disk)} GB of "
-        f"{space}{more}. The base has {about.size.billions:.3g} billion parameters, by "
-        f"{about.size.known_by}. Memory is without activations."
+        f"{len(graph)} steps{takes}, {amount(costs.disk_gb)} GB of {space}{more}. The base has "
+        f"{size.billions:.3g} billion parameters, by {size.known_by}. Memory is without "
+        "activations."
     )
     return _table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -16,7 +15,6 @@ from layerswap.checkpoint import fingerprint
 from layerswap.errors import RecipeError
 from layerswap.study.spec import TrainingRun
 from layerswap.training.expert.spec import Data, Files
-from layerswap.training.mix.card import CARD
 
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
@@ -70,7 +68,7 @@ def existing_path(path: Path) -> str:
         RecipeError: there is none.
     """
     path = path.expanduser()
-    found = any(_files(path)) if PATTERN & set(path.name) else exists(path)
+    found = any(files_of(path)) if PATTERN & set(path.name) else exists(path)
     if not found:
         raise RecipeError(f"{path}: no such {'file' if path.suffix else 'folder'}")
     return str(path.absolute())
@@ -88,103 +86,13 @@ def with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
     return run.model_copy(update={"train": places})
 
 
-class DataSize(NamedTuple):
-    """The size of a data set.
-
-    Attributes:
-        rows: number of training rows.
-        tokens: mean tokens of a row.
-    """
-
-    rows: int
-    tokens: int
-
-
-def data_size(given: Any, usual: DataSize) -> DataSize:
-    """The size of data that `resolve_data` found: by a mix's card, or by lines of JSON.
-
-    Args:
-        given: a folder of a built mix, or files by their part.
-        usual: where neither says it.
-    """
-    if isinstance(given, str):
-        card = Path(given) / CARD
-        try:
-            facts = json.loads(card.read_text("utf-8"))
-            rows = int(facts["rows"]["train"])
-            kept = [one for one in facts["sources"].values() if one["kept"]]
-            characters = sum(
-                one["kept"] * (one["mean_prompt_characters"] + one["mean_completion_characters"])
-                for one in kept
-            ) / sum(one["kept"] for one in kept)
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError):
-            return usual
-        return DataSize(rows, _tokens(characters))
-    files = [file for file in _files(Path(given["train"])) if file.suffix == ".jsonl"]
-    rows = sum(map(lines_of, files))
-    if not rows:
-        return usual
-    return DataSize(rows, _tokens(sum(file.stat().st_size for file in files) / rows))
-
-
-def mix_size(text: str, folder: Path, usual: DataSize) -> DataSize:
-    """The size of a mix that is not built yet: its `total`, and its `row_tokens`.
-
-    Args:
-        text: the mix.
-        folder: that its paths are relative to.
-        usual: where neither the mix nor local JSON Lines of all its sources say it.
-    """
-    mix = yaml.safe_load(text)
-    rows = mix.get("total") or usual.rows
-    tokens = mix.get("row_tokens") or _row_tokens(mix.get("sources"), folder) or usual.tokens
-    return DataSize(rows, tokens) if isinstance(rows, int) and isinstance(tokens, int) else usual
-
-
-def _row_tokens(sources: Any, folder: Path) -> int | None:
-    """Mean tokens of the rows of local sources, with all their columns; None where one is not."""
-    found = []
-    for source in sources.values() if isinstance(sources, dict) else ():
-        path = source.get("path") if isinstance(source, dict) else None
-        size = data_size({"train": str(folder / str(path))}, DataSize(0, 0)) if path else None
-        if size is None or not size.rows:
-            return None
-        found.append(size.tokens)
-    return round(sum(found) / len(found)) if found else None
-
-
-def lines_of(file: Path) -> int:
-    """Lines of a file that are not empty."""
-    with file.open("rb") as rows:
-        return sum(bool(row.strip()) for row in rows)
-
-
-def _tokens(characters: float) -> int:
-    """Tokens of a text; of most tokenizers and languages one has about three characters."""
-    return max(1, round(characters / 3))
-
-
-def task_files(folder: str, task: str) -> dict[str, Any] | None:
-    """The configuration of a task in a folder of YAMLs, if one says so in plain YAML."""
-    for path in _files(Path(folder)):
-        if path.suffix not in (".yaml", ".yml"):
-            continue
-        try:
-            found = yaml.safe_load(path.read_text("utf-8"))
-        except (yaml.YAMLError, ValueError):
-            continue  # lm-eval's own tags
-        if isinstance(found, dict) and found.get("task") == task:
-            return found
-    return None
-
-
 def fingerprints(*paths: str | None) -> dict[str, str]:
     """Fingerprints of every file of these paths, folders or patterns; a Hub id has none."""
     return {
         str(file): _fingerprint(file, file.stat().st_size, file.stat().st_mtime_ns)
         for path in paths
         if path is not None
-        for file in _files(Path(path))
+        for file in files_of(Path(path))
     }
 
 
@@ -200,7 +108,7 @@ def task_fingerprints(folder: str) -> dict[str, str]:
     """Fingerprints of a folder of lm-eval tasks, and of the files elsewhere that its YAMLs name."""
     named = {
         token
-        for path in _files(Path(folder))
+        for path in files_of(Path(folder))
         if path.suffix in (".yaml", ".yml")
         for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
         if "/" in token and Path(token).is_file()
@@ -229,7 +137,8 @@ def _fingerprint(file: Path, size: int, changed: int) -> str:
     return fingerprint(file)
 
 
-def _files(path: Path) -> Iterator[Path]:
+def files_of(path: Path) -> Iterator[Path]:
+    """The files of a path, a folder or a pattern, in order."""
     if PATTERN & set(path.name):
         found = list(path.parent.glob(path.name))
     elif path.is_dir():

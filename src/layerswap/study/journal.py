@@ -143,7 +143,7 @@ class StudyJournal:
             (self.root / STEPS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StudyError(f"{self.root}: cannot be written ({error.strerror})") from None
-        steps = [asdict(step) | {"folder": self.graph.folder(step.name)} for step in self.graph]
+        steps = [step.to_dict() | {"folder": self.graph.folder(step.name)} for step in self.graph]
         write_json(index, {"steps": steps})
         if self.storage is not None:
             self.storage.write(INDEX, index.read_bytes())

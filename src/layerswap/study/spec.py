@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -223,21 +222,7 @@ class EvaluationSpec(PromptOptions):
         return self
 
 
-class StepResources(Strict):
-    """Resources of the steps of one kind; the usual ones where a key is not given.
-
-    Attributes:
-        cpus: processors.
-        gpus: devices; a fraction shares one.
-        memory_gb: main memory, GB.
-    """
-
-    cpus: Annotated[float, Field(gt=0, strict=False)] | None = None
-    gpus: Annotated[float, Field(ge=0, strict=False)] | None = None
-    memory_gb: Annotated[float, Field(gt=0, strict=False)] | None = None
-
-
-class TrainingResources(StepResources):
+class TrainingResources(Resources):
     """Resources of a training, which accelerate may launch in several processes.
 
     Attributes:
@@ -250,26 +235,26 @@ class TrainingResources(StepResources):
 
 
 class StudyResources(Strict):
-    """Resources of the steps of each kind, by which a cluster places them."""
+    """Resources of the steps of each kind, by which a cluster places them.
 
-    data: StepResources = StepResources()
+    A key that is not given has its usual value.
+    """
+
+    data: Resources = Resources()
     train: TrainingResources = TrainingResources()
-    select: StepResources = StepResources()
-    change: StepResources = StepResources()
-    evaluate: StepResources = StepResources()
+    select: Resources = Resources()
+    change: Resources = Resources()
+    evaluate: Resources = Resources()
 
     def of(self, kind: StepKind, *, device: str) -> Resources:
-        """The resources of the steps of a kind: those given here, else the usual ones.
-
-        Args:
-            kind: of step.
-            device: where models run.
-        """
+        """The resources of the steps of a kind, whose models run on a device."""
         usual = Resources() if device == "cpu" else USUAL.get(kind, Resources())
         if kind == "train" and device != "cpu" and self.train.processes > 1:
-            usual = replace(usual, gpus=self.train.processes)
-        own = set(StepResources.model_fields)
-        return replace(usual, **getattr(self, kind).model_dump(include=own, exclude_none=True))
+            usual = usual.model_copy(update={"gpus": self.train.processes})
+        given = getattr(self, kind).model_dump(
+            include=set(Resources.model_fields), exclude_unset=True
+        )
+        return usual.model_copy(update=given)
 
 
 class StudySpec(Strict):
