@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -115,7 +114,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
         graph, root, step_functions(), executor=executor, storage=storage,
         log=output.log,
     )  # fmt: skip
-    output.say(status_table(StudyJournal(root, graph, storage).status()))
+    output.say(status_table(list(summary.records.values())))
     if summary.failed:
         raise StudyError(
             f"{len(summary.failed)} steps failed and {len(summary.blocked)} depend on them; the "
@@ -172,16 +171,20 @@ def status(
     from layerswap.study.storage import place
 
     journal = read_journal(*place(folder))
-    rows = journal.status()
+    records = journal.status()
     shown: dict[str, str] = {}
-    while watch and any(row.state == "running" for row in rows):
-        for row in rows:
-            if row.state == "running" and shown.get(row.step) != row.progress:
-                shown[row.step] = row.progress
-                output.log(f"{row.step}, {row.seconds:.0f} s: {row.progress}")
+    while watch and any(record.state == "running" for record in records):
+        for record in records:
+            if record.state == "running" and shown.get(record.name) != record.progress:
+                shown[record.name] = record.progress
+                output.log(f"{record.name}, {record.seconds:.0f} s: {record.progress}")
         time.sleep(WATCH)
-        rows = journal.status()
-    output.finish("study status", {"steps": list(map(asdict, rows))}, [status_table(rows)])
+        records = journal.status()
+    keys = ("state", "seconds", "why", "blocked_by", "since", "progress")
+    steps = [
+        {"step": record.name, **{key: getattr(record, key) for key in keys}} for record in records
+    ]
+    output.finish("study status", {"steps": steps}, [status_table(records)])
 
 
 def report(

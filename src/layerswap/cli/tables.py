@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
     from layerswap.study.estimate import StudyCosts
-    from layerswap.study.journal import StepStatus
+    from layerswap.study.journal import StepRecord
     from layerswap.study.results import StudyResults
     from layerswap.study.steps import Graph
     from layerswap.training.expert.freezing import FreezeOrRevert
@@ -148,11 +148,11 @@ def results_table(results: StudyResults) -> Table:
     return _table(table.columns, table.rows, table.caption)
 
 
-def status_table(rows: Sequence[StepStatus]) -> Table:
+def status_table(rows: Sequence[StepRecord]) -> Table:
     """The steps of a study and their states."""
     done = sum(row.state == "done" for row in rows)
     cells = [
-        [row.step, row.state, "" if row.seconds is None else f"{row.seconds:.1f}",
+        [row.name, row.state, "" if row.seconds is None else f"{row.seconds:.1f}",
          f"since {row.since}: {row.progress}" if row.since else row.why]
         for row in rows
     ]  # fmt: skip

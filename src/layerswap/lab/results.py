@@ -68,7 +68,7 @@ class Outcome:
     @property
     def seconds(self) -> float:
         """How long the steps took, wall clock."""
-        return sum(entry.seconds for entry in self.entries)
+        return sum(entry.seconds or 0 for entry in self.entries)
 
     @cached_property
     def chosen(self) -> Condition:

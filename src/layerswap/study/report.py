@@ -13,10 +13,9 @@ from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
-from layerswap.report.charts import draw_intervals, draw_ranks
+from layerswap.report.charts import draw_grid, draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
-from layerswap.report.grids import draw_grid
 from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table, contrasts, interval_words, slug, write_tables
