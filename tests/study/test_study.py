@@ -402,7 +402,7 @@ LAB = {
          "no task 'lab_problen_nela'.*lab_problem_nela"),
         ({"evaluate": {**LAB, "other_languages": {"languages": ["klingon"]}}},
          "no task 'lab_problem_kl"),
-        ({"grid": {"bottom": 9, "top": 9}}, "nothing of it fits into the 8 layers"),
+        ({"grid": {"bottom": 9, "top": 9}}, "no composition fits into the 8 layers"),
         ({"both": {"hyperparameters": {"lerning_rate": 1}}}, "lerning_rate.*learning_rate"),
         ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
@@ -568,11 +568,11 @@ def test_a_study_is_like_another_but_for_what_it_says(tmp_path):
     assert (found.languages["sw"], found.evaluate) == (ready.languages["sw"], ready.evaluate)
     for text, said in (
         ("like: first.yaml\nseed: 3\n", "own.yaml, line 2: seed: unknown key"),
-        ("name: x\nlike: own.yaml\n", "own.yaml, line 2: like: the study is like itself"),
+        ("name: x\nlike: own.yaml\n", "own.yaml, line 2: like: the study refers to itself"),
         ("like: [a]\n", "own.yaml, line 1: like: write the name or the file of a study"),
         ("like: topic-tranfer\n", "own.yaml, line 1: topic-tranfer: no such .* did you mean 'top"),
         ("name: x\nlike: none.yaml\n", "own.yaml, line 2: like: .*none.yaml: no such file"),
-        ("like: third.yaml\n", "third.yaml, line 1: like: the study is like itself"),
+        ("like: third.yaml\n", "third.yaml, line 1: like: the study refers to itself"),
     ):
         (tmp_path / "own.yaml").write_text(text)
         (tmp_path / "third.yaml").write_text("like: own.yaml\n")
@@ -730,12 +730,12 @@ def test_a_study_can_report_calibrated_accuracy(folder, tmp_path):
             "task.experts: .*none: no such folder",
         ),
         ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
-        ({"task": {"experts": ["a/b"], "keep": 2}}, "taken as they are; remove `keep`"),
+        ({"task": {"experts": ["a/b"], "keep": 2}}, "are not trained; remove `keep`"),
         ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
         ({"task": {"experts": []}}, "task.experts"),
         ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
-        ({"task": {"experts": ["a/b"]}}, "baseline `joint` trains, but task has no data"),
-        ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` trains, but task has no data"),
+        ({"task": {"experts": ["a/b"]}}, "baseline `joint` needs training, but task has no data"),
+        ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` needs training, but task has"),
     ],
 )
 def test_experts_that_exist_have_nothing_to_train(folder, changes, said):
@@ -937,7 +937,7 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
     assert {path.parent for path in joint.rglob("*.safetensors")} == {joint}
     shutil.rmtree(journal.folder("select/task"))
     again = run_graph(graph, tmp_path / "out", step_functions())
-    assert "train/task/0: checkpoints that an earlier selection left were" in again.failed[0].why
+    assert "train/task/0: an earlier selection deleted the other checkpoints" in again.failed[0].why
 
 
 @pytest.mark.parametrize(
@@ -1026,7 +1026,7 @@ def test_one_run_gives_its_best_checkpoint_and_no_more(folder, tmp_path):
     best = min(candidates(run), key=lambda one: one.loss)
     assert journal.root / "steps" / chosen == Path(best.folder) != run  # it diverged
     summary, _ = selected(50)
-    assert "50 are to be kept, but there are" in summary.failed[0].why
+    assert "`keep` is 50, but training saved only" in summary.failed[0].why
 
 
 @pytest.mark.slow
@@ -1052,7 +1052,7 @@ def test_pairs_of_the_same_need_as_many_of_each(folder):
 
 @pytest.mark.parametrize("name", ["partial", "reverted"])
 def test_what_a_partition_decides_needs_one(folder, name):
-    with pytest.raises(RecipeError, match=f"`{name}` needs partitions"):
+    with pytest.raises(RecipeError, match=f"`{name}` needs `partitions`"):
         spec(folder, baselines=[name], partitions=[])
 
 
@@ -1063,10 +1063,10 @@ def test_what_a_partition_decides_needs_one(folder, name):
         ({"base": "./" + 3000 * "x"}, "base: .*: no such folder"),
         ({"base": "./a\0b"}, "line 3: .* holds NUL or half of a surrogate pair"),
         ({"base": "./a\ud800b"}, "line 3: .* holds NUL or half of a surrogate pair"),
-        ({"task": {"data": 3000 * "x"}}, "no such folder, and no ready mix"),
+        ({"task": {"data": 3000 * "x"}}, "no such folder or ready mix"),
         ({"task": {"data": {"train": "a\0b.jsonl"}}}, "holds NUL or half of a surrogate pair"),
         ({"task": {"data": {"train": "no.jsonl"}}}, "no.jsonl: no such file"),
-        ({"task": {"data": "nowhere"}}, "nowhere: no such folder, and no ready mix"),
+        ({"task": {"data": "nowhere"}}, "nowhere: no such folder or ready mix"),
         ({"evaluate": {"tasks": ["x"], "include": ["nowhere"]}}, "nowhere: no such folder"),
     ],
 )

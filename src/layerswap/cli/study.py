@@ -94,7 +94,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.study import preflight
     from layerswap.study.best import BEST
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
-    from layerswap.study.report import FinishedSteps, write_study_report
+    from layerswap.study.report import FinishedSteps
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
     from layerswap.study.storage import place
@@ -121,8 +121,8 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
             "others are done. Run the command again to retry; to restart a step and those after "
             f"it, delete its folder in {root / STEPS}"
         )
-    page = write_study_report(root, storage)
     study = FinishedSteps(read_journal(root, storage))
+    page = study.write()
     output.say(results_table(study.results))
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if study.settings["merge"]:

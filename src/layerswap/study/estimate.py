@@ -28,7 +28,7 @@ from layerswap.training.expert.hyperparameters import autocast_pays
 from layerswap.training.expert.spec import PRESETS, Lora
 
 BATCH = 32
-"""Texts that are written at a time."""
+"""Texts that are generated at a time."""
 USUAL = DataSize(80_000, 512)
 """Assumed rows of a data set and tokens of a row (paper 2, section 3.4)."""
 STARTING = 15.0
@@ -42,8 +42,8 @@ class Speed(NamedTuple):
 
     Attributes:
         read: floating-point operations a second in training and in reading.
-        loaded: bytes of weights a second that writing a token has to load.
-        name: in the caption of a plan.
+        loaded: bytes of weights that it loads a second when it generates.
+        name: words for the caption of a plan.
     """
 
     read: float
@@ -52,9 +52,9 @@ class Speed(NamedTuple):
 
 
 AUTOCAST = 3
-"""How many times as fast a processor that multiplies in bfloat16 trains."""
+"""Speed-up of training on a processor that multiplies in bfloat16."""
 GPU = Speed(1.2e14, 1e12, "on an A100")
-"""About 40% of its peak in bfloat16, and half of its peak of loading."""
+"""About 40% of its peak in bfloat16, and half of its memory bandwidth."""
 
 
 def speed_of(device: str) -> Speed:
@@ -72,7 +72,7 @@ class Documents:
     Attributes:
         number: of documents.
         read: tokens of one document, and of one exemplar.
-        written: tokens that are written for it; none where answers are only scored.
+        written: tokens generated for it; 0 if answers are only scored.
     """
 
     number: int
@@ -90,8 +90,7 @@ BENCHMARKS: Mapping[str, Documents] = {
     "masakhanews": Documents(700, 40),
     "afrisenti": Documents(5000, 60),
 }
-"""The sizes are those of the published files; the tokens are for a language whose words fall into
-more of them than English ones do."""
+"""Sizes of the published files, with tokens of a language that needs more of them than English."""
 OTHER = Documents(1000, 300, 128)
 """A task or benchmark that is not one of those."""
 
@@ -120,7 +119,7 @@ class Costs:
 
         Args:
             run: the training.
-            sets: the data that it trains on, one after the other or mixed.
+            sets: its data, one after the other or mixed.
         """
         longest = _setting(run, "max_length")
         rows = [min(one.rows, run.limit or one.rows) for one in sets]
@@ -137,15 +136,15 @@ class Costs:
         return (STARTING + seconds) / 3600
 
     def checkpoints(self, run: TrainingRun, sets: Sequence[DataSize]) -> int:
-        """The number of checkpoints that a training leaves to choose from."""
+        """The number of checkpoints that a training saves."""
         return max(1, _examples(run, sets) // run.save_every)
 
     def checkpoint_gb(self, run: TrainingRun) -> float:
-        """Disk of one checkpoint of a training: whole weights in float32, or an adapter."""
+        """Disk of one checkpoint: whole weights in float32, or an adapter."""
         return 4 * self.size.billions * (ADAPTER if run.lora else 1)
 
     def training_disk_gb(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
-        """Disk of a training: its output and checkpoints, and one optimiser's two moments."""
+        """Disk of a training: its output, checkpoints, and the two moments of one optimiser."""
         many = 1 + self.checkpoints(run, sets)
         moments = 8 * self.size.billions * self.size.trained(run)
         return many * self.checkpoint_gb(run) + moments
@@ -153,7 +152,7 @@ class Costs:
     def training_memory_gb(self, run: TrainingRun) -> float:
         """Memory of a training without activations: weights, gradients and two moments.
 
-        The frozen weights of LoRA are held as they are stored, in two bytes on a GPU.
+        With LoRA on a GPU, the frozen weights take two bytes each.
         """
         held = 2 if run.lora and self.speed == GPU else 4
         return self.size.billions * (held + 12 * self.size.trained(run))
@@ -161,12 +160,12 @@ class Costs:
     def evaluation_hours(self, spec: EvaluationSpec, models: float) -> float:
         """Hours of evaluating models in one language.
 
-        2 operations a parameter and token that is read; the weights loaded once for each token
-        that a batch writes.
+        2 operations a parameter and token that is read; the weights are loaded once for each
+        token that a batch generates.
 
         Args:
             spec: the benchmarks.
-            models: how many; compositions that share layers count as less.
+            models: their number; compositions that share layers count as less.
         """
         seconds = 0.0
         for documents, shots in self._benchmarks(spec):
@@ -178,11 +177,11 @@ class Costs:
         return (STARTING + models * seconds) / 3600 if seconds else 0.0
 
     def evaluation_memory_gb(self) -> float:
-        """Memory of two experts and what is composed of them, whose layers are theirs."""
+        """Memory of two experts and their compositions, which share their layers."""
         return 2.5 * self.bytes_each * self.size.billions
 
     def _benchmarks(self, spec: EvaluationSpec) -> Iterator[tuple[Documents, int]]:
-        """The documents of each benchmark, and the exemplars that come with one."""
+        """The documents of each benchmark, and its examples in a prompt."""
         if spec.suite is None:
             yield from (
                 (self.documents.get(one, OTHER), spec.num_fewshot or 0) for one in spec.tasks
@@ -383,7 +382,7 @@ def _task_file(folder: str, task: str) -> dict[str, Any] | None:
 
 
 def _examples(run: TrainingRun, sets: Sequence[DataSize]) -> int:
-    """Examples that a training sees."""
+    """The number of examples that a training sees."""
     steps, epochs = _setting(run, "max_steps"), run.hyperparameters.get("num_train_epochs", 1)
     if steps is not None:
         batch = run.effective_batch or _setting(run, "per_device_train_batch_size") or 8
@@ -393,6 +392,6 @@ def _examples(run: TrainingRun, sets: Sequence[DataSize]) -> int:
 
 
 def _setting(run: TrainingRun, name: str) -> int | None:
-    """A positive hyperparameter; other values are refused where hyperparameters are checked."""
+    """A positive hyperparameter, or None; other values are refused elsewhere."""
     value = {**PRESETS.get(run.preset or "", {}), **run.hyperparameters}.get(name)
     return value if isinstance(value, int) and value > 0 else None

@@ -1,4 +1,4 @@
-"""Inputs of a study from outside: their absolute paths, and a fingerprint of each file."""
+"""Inputs of a study: their absolute paths, and fingerprints of their files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from layerswap.training.expert.spec import Data, Files
 
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
-"""A possible path in a YAML that only lm-eval can read."""
+"""A possible path in a YAML, which may have tags of lm-eval."""
 
 
 def model_of(source: str, folder: Path, key: str) -> str:
@@ -26,11 +26,8 @@ def model_of(source: str, folder: Path, key: str) -> str:
 
     Args:
         source: as the study has it.
-        folder: what its paths are relative to.
-        key: where it stands, for the message.
-
-    Raises:
-        RecipeError: it is written as a path, and there is no such folder.
+        folder: paths are relative to this folder.
+        key: the key of the study, for the message.
     """
     local = folder / Path(source).expanduser()
     there = exists(local) and local.is_dir()
@@ -40,21 +37,17 @@ def model_of(source: str, folder: Path, key: str) -> str:
 
 
 def resolve_data(data: Data, folder: Path) -> Any:
-    """Data that exist already: a folder, or files by their part, by absolute paths.
-
-    Raises:
-        RecipeError: they do not exist.
-    """
+    """Absolute paths of data that exist: a folder, or files by their part."""
     if isinstance(data, Files):
         names = data.model_dump(exclude_none=True)
         return {part: existing_path(folder / name) for part, name in names.items()}
     if not (exists(folder / data) and (folder / data).is_dir()):
-        raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
+        raise RecipeError(f"data: {folder / data}: no such folder or ready mix")
     return existing_path(folder / data)
 
 
 def exists(path: Path) -> bool:
-    """True if a path exists; False for one that no file system can hold."""
+    """True if a path exists; False for a path that the file system cannot hold."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -62,11 +55,7 @@ def exists(path: Path) -> bool:
 
 
 def existing_path(path: Path) -> str:
-    """The absolute path of a file, a folder, or a pattern of files.
-
-    Raises:
-        RecipeError: there is none.
-    """
+    """The absolute path of a file, a folder, or a pattern of files; refuses a missing one."""
     path = path.expanduser()
     found = any(files_of(path)) if PATTERN & set(path.name) else exists(path)
     if not found:
@@ -75,11 +64,7 @@ def existing_path(path: Path) -> str:
 
 
 def with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
-    """The run with the absolute path of its recipe of places, if it has one.
-
-    Raises:
-        RecipeError: there is no such recipe.
-    """
+    """The run with the absolute path of its recipe of places, if it has one."""
     if run.train is None or run.train.recipe is None:
         return run
     places = run.train.model_copy(update={"recipe": existing_path(folder / run.train.recipe)})
@@ -97,7 +82,7 @@ def fingerprints(*paths: str | None) -> dict[str, str]:
 
 
 def folder_fingerprint(path: str | None) -> dict[str, str]:
-    """One fingerprint of all files of a folder, by their names in it; none of a missing folder."""
+    """One fingerprint of all files of a folder, by their names in it; a missing folder has none."""
     if path is None or not Path(path).is_dir():
         return {}
     lines = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
@@ -105,7 +90,7 @@ def folder_fingerprint(path: str | None) -> dict[str, str]:
 
 
 def task_fingerprints(folder: str) -> dict[str, str]:
-    """Fingerprints of a folder of lm-eval tasks, and of the files elsewhere that its YAMLs name."""
+    """Fingerprints of a folder of lm-eval tasks, and of other files that its YAMLs name."""
     named = {
         token
         for path in files_of(Path(folder))
@@ -133,7 +118,7 @@ def _paths(data: Any) -> Iterator[str]:
 
 @cache
 def _fingerprint(file: Path, size: int, changed: int) -> str:
-    """Computed once for a plan, most of whose steps have files in common."""
+    """Cached, since most steps of a plan read the same files."""
     return fingerprint(file)
 
 

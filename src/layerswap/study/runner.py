@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from layerswap._types import Log
 from layerswap.errors import LayerswapError, StudyError
@@ -46,19 +46,6 @@ class Context:
     log: Log
 
 
-class Executor(Protocol):
-    """The place where steps run: this process, or a cluster."""
-
-    def run(
-        self,
-        journal: StudyJournal,
-        steps: list[Step],
-        functions: Mapping[str, StepFunction],
-        log: Log,
-    ) -> None:
-        """Run these steps, each after those it needs, and record the end of each in the journal."""
-
-
 @dataclass(frozen=True)
 class Summary:
     """The end of a run of a study.
@@ -89,31 +76,12 @@ class Summary:
             raise StudyError("; ".join(f"{record.name}: {record.why}" for record in self.failed))
 
 
-class InProcess:
-    """Runs steps one after the other in this process."""
-
-    def run(
-        self,
-        journal: StudyJournal,
-        steps: list[Step],
-        functions: Mapping[str, StepFunction],
-        log: Log,
-    ) -> None:
-        """Run these steps in order; see `Executor`."""
-        done = set(journal.finished())
-        for step in steps:
-            if not done.issuperset(step.needs):
-                continue
-            if run_step(journal, step, functions, log).state == "done":
-                done.add(step.name)
-
-
 def run_graph(
     graph: Graph,
     root: Path,
     functions: Mapping[str, StepFunction],
     *,
-    executor: Executor | None = None,
+    executor: ClusterExecutor | None = None,
     storage: Storage | None = None,
     log: Log = lambda line: None,
 ) -> Summary:
@@ -135,10 +103,23 @@ def run_graph(
         journal.open()
         waiting = journal.left()
         log(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
-        (executor or InProcess()).run(journal, waiting, functions, log)
+        if executor is None:
+            run_here(journal, waiting, functions, log)
+        else:
+            executor.run(journal, waiting, functions, log)
     except OSError as error:  # of the journal; the error of a step is in its record
         raise StudyError(f"{journal.root}: cannot be written ({error})") from None
     return Summary({record.name: record for record in journal.status()})
+
+
+def run_here(
+    journal: StudyJournal, steps: list[Step], functions: Mapping[str, StepFunction], log: Log
+) -> None:
+    """Run these steps one after the other in this process; skip those that need a failed one."""
+    done = set(journal.finished())
+    for step in steps:
+        if done.issuperset(step.needs) and run_step(journal, step, functions, log).state == "done":
+            done.add(step.name)
 
 
 def run_step(
@@ -209,7 +190,7 @@ class ClusterExecutor(ABC):
         functions: Mapping[str, StepFunction],
         log: Log,
     ) -> None:
-        """Run these steps; see `Executor`."""
+        """Run these steps, each after those it needs, and record the end of each."""
         waiting = {step.name: step for step in steps}
         done = set(journal.finished())
         running: dict[Any, tuple[Step, float]] = {}

@@ -38,7 +38,7 @@ class Size:
     Attributes:
         billions: parameters.
         shares: share of the parameters by layer (None outside) and role.
-        known_by: what it is known by, in words.
+        known_by: the source of this knowledge, in words.
     """
 
     billions: float
@@ -97,7 +97,7 @@ def size_of(spec: StudySpec, base: str) -> Size:
     if spec.billions is not None:
         return Size(spec.billions, shares, "the study")
     if named is None:
-        return Size(UNKNOWN, shares, "no more than a guess; give `billions`")
+        return Size(UNKNOWN, shares, "a guess; give `billions`")
     return Size(float(named[1]) / (1000 if named[2] in "mM" else 1), shares, "its name")
 
 
@@ -155,7 +155,7 @@ def mix_size(text: str, folder: Path, usual: DataSize) -> DataSize:
 
 
 def _row_tokens(sources: Any, folder: Path) -> int | None:
-    """Mean tokens of the rows of local sources, with all their columns; None where one is not."""
+    """Mean tokens of the rows of local sources, with all their columns; None if one is remote."""
     found = []
     for source in sources.values() if isinstance(sources, dict) else ():
         path = source.get("path") if isinstance(source, dict) else None
@@ -167,7 +167,7 @@ def _row_tokens(sources: Any, folder: Path) -> int | None:
 
 
 def lines_of(file: Path) -> int:
-    """Lines of a file that are not empty."""
+    """The number of lines of a file that are not empty."""
     with file.open("rb") as rows:
         return sum(bool(row.strip()) for row in rows)
 
