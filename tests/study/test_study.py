@@ -50,6 +50,14 @@ from layerswap.training.expert.select import candidates
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainable import trained_parts
 
+LAB = {
+    "tasks": ["lab_problem_{language}"],
+    "include": ["tasks"],
+    "metric": ["exact_match", "whole"],
+}
+ALONE = {"baselines": [], "grid": None, "partitions": [], "lora": None}
+"""Changes that leave the default swap alone."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -85,9 +93,7 @@ def spec(folder, **changes):
                       "simultaneous", "partial", "reverted", "soups", "multilingual soup"],
         "partitions": ["C"],
         "lora": {"r": 4, "lora_alpha": 4},
-        "evaluate": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-                  "metric": ["exact_match", "whole"], "limit": 12,
-                  "other_languages": {"languages": ["basu", "nela"]}},
+        "evaluate": {**LAB, "limit": 12, "other_languages": {"languages": ["basu", "nela"]}},
         "dtype": "float32",
         **changes,
     }  # fmt: skip
@@ -96,13 +102,22 @@ def spec(folder, **changes):
     return plan_study(read_study(path), folder)
 
 
+@pytest.fixture(scope="module")
+def finished(folder, tmp_path_factory):
+    """The graph of a study that ran, and its folder."""
+    graph, out = spec(folder), tmp_path_factory.mktemp("finished") / "out"
+    summary = run_graph(graph, out, step_functions())
+    assert not summary.failed, [record.why for record in summary.failed]
+    (out / "figures").mkdir()
+    (out / "figures" / "of-before.svg").touch()
+    write_study_report(out)
+    return graph, out
+
+
 @pytest.mark.slow
-def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
-    graph = spec(folder)
-    lines = []
-    summary = run_graph(graph, tmp_path / "out", step_functions(), log=lines.append)
-    assert not summary.failed, [entry.why for entry in summary.failed]
-    tables = StudyJournal(tmp_path / "out", graph).folder("tables")
+def test_a_study_evaluates_every_condition(finished):
+    graph, out = finished
+    tables = StudyJournal(out, graph).folder("tables")
     numbers = json.loads((tables / "tables.json").read_text())
     for language in ("nela", "furo"):
         (rows,) = numbers["languages"][language].values()
@@ -132,50 +147,60 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     assert "chosen by the documents that it is evaluated on" in text
     assert "## lab\\_problem, the models of furo in other languages" in text
     assert "\\toprule" in (tables / "tables.tex").read_text()
-    (tmp_path / "out" / "figures").mkdir()
-    (tmp_path / "out" / "figures" / "of-before.svg").touch()
-    written = write_study_report(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_the_page_of_a_study(finished):
+    path = finished[1] / "report.html"
     if AXE is not None:
         with open_browser() as browser:
-            assert violations(browser, written) == []
-    page = written.read_text()
+            assert violations(browser, path) == []
+    page = path.read_text()
     assert '<th scope="col"></th>' not in page
     for fact in ("Models and evaluation", str(shipped().base), "at most 12 of a task, the first",
-                 "lab_problem_{language}", "layerswap study merge"):  # fmt: skip
+                 "lab_problem_{language}", "layerswap study merge", "Against it: ",
+                 "the selected composition in nela.", 'data-panel="maps"', "<details>",
+                 "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
         assert fact in page
-    assert not (tmp_path / "out" / "figures" / "of-before.svg").exists()
-    assert "Against it: " in page
-    assert "the selected composition in nela." in page
-    assert 'data-panel="maps"' in page
-    assert "The compositions, lab_problem, nela, in numbers" in page
-    assert "<details>" in page
-    assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} >= {
+    figures = {figure.name for figure in (finished[1] / "figures").iterdir()}
+    assert "of-before.svg" not in figures
+    assert figures >= {
         "ranks.svg", "ranks.pdf", "change-nela.svg", "change-nela.pdf", "stack.svg",
     }  # fmt: skip
-    assert "layerswap study merge" in page
-    assert (tmp_path / "out" / "best" / "furo.yaml").read_text().startswith("# lab_problem in furo")
-    (merged,) = merge_best(tmp_path / "out", ["nela"], log=lines.append)
+
+
+@pytest.mark.slow
+def test_the_selected_composition_of_a_study_is_merged(finished):
+    out = finished[1]
+    assert (out / "best" / "furo.yaml").read_text().startswith("# lab_problem in furo")
+    (merged,) = merge_best(out, ["nela"], log=print)
     assert open_checkpoint(str(merged)).layers == 8
     assert (merged / "README.md").is_file()
     with pytest.raises(StudyError, match="has no 'sw'; its languages are furo, nela"):
-        list(merge_best(tmp_path / "out", ["sw"], log=lines.append))
-    bucket = Storage(f"file://{tmp_path / 'bucket'}")
-    shutil.copytree(tmp_path / "out", tmp_path / "bucket")
-    (tmp_path / "bucket" / "report.html").unlink()
-    write_study_report(tmp_path / "out", bucket)
-    assert (tmp_path / "bucket" / "report.html").read_text() == page
-    shutil.rmtree(tmp_path / "out" / "tables")
-    (tmp_path / "out" / "tables").touch()
-    with pytest.raises(StudyError, match="the report cannot be written"):
-        write_study_report(tmp_path / "out")
-    assert read_journal(tmp_path / "out").graph.keys == graph.keys
+        list(merge_best(out, ["sw"], log=print))
 
-    lines.clear()
-    run_graph(spec(folder), tmp_path / "out", step_functions(), log=lines.append)
+
+@pytest.mark.slow
+def test_a_report_is_copied_to_the_storage_or_fails_in_one_line(finished, tmp_path):
+    out = shutil.copytree(finished[1], tmp_path / "out")
+    bucket = Storage(f"file://{shutil.copytree(out, tmp_path / 'bucket')}")
+    (tmp_path / "bucket" / "report.html").unlink()
+    page = write_study_report(out, bucket).read_text()
+    assert (tmp_path / "bucket" / "report.html").read_text() == page
+    shutil.rmtree(out / "tables")
+    (out / "tables").touch()
+    with pytest.raises(StudyError, match="the report cannot be written"):
+        write_study_report(out)
+
+
+@pytest.mark.slow
+def test_a_finished_study_runs_no_step_again(folder, finished):
+    graph, out = finished
+    assert read_journal(out).graph.keys == graph.keys
+    lines = []
+    run_graph(spec(folder), out, step_functions(), log=lines.append)
     assert lines == [f"{len(graph)} steps, {len(graph)} of them done before"]
-    evaluate = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-             "metric": ["exact_match", "whole"], "limit": 14}  # fmt: skip
-    changed = spec(folder, evaluate=evaluate)
+    changed = spec(folder, evaluate={**LAB, "limit": 14})
     same = {name for name in graph.keys if graph.keys[name] == changed.keys[name]}
     assert {name.partition("/")[0] for name in set(graph.keys) - same} == {"evaluate", "tables"}
 
@@ -385,13 +410,6 @@ def test_in_other_languages_nothing_is_chosen_anew():
     assert found.rows[BASE]["de"].n == 40
 
 
-LAB = {
-    "tasks": ["lab_problem_{language}"],
-    "include": ["tasks"],
-    "metric": ["exact_match", "whole"],
-}
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -580,6 +598,16 @@ def test_a_study_is_like_another_but_for_what_it_says(tmp_path):
             read_study(tmp_path / "own.yaml")
 
 
+def selections(root, **experts):
+    """The folders of finished selections, each of one expert."""
+    folders = {}
+    for kind, expert in experts.items():
+        folders[f"select/{kind}"] = root / f"select-{kind}"
+        folders[f"select/{kind}"].mkdir()
+        write_json(folders[f"select/{kind}"] / "selection.json", [str(expert)])
+    return folders
+
+
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
 
 
@@ -594,17 +622,11 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
     yaml.write_text(yaml.read_text().replace("num_fewshot: 0", "fewshot_split: test"))
     options = {"apply_chat_template": True, "system_instruction": "Be brief.", "num_fewshot": 1,
                "gen_kwargs": "max_gen_toks=2"}  # fmt: skip
-    asked = {"tasks": ["lab_problem_{language}"], "include": [str(tasks)],
-             "metric": ["exact_match", "whole"], "limit": 2}  # fmt: skip
-    changes = {"base": str(chats["base"]), "baselines": [], "grid": None, "partitions": [],
-               "lora": None, "evaluate": {**asked, **options}}  # fmt: skip
+    asked = {**LAB, "include": [str(tasks)], "limit": 2}
+    changes = {**ALONE, "base": str(chats["base"]), "evaluate": {**asked, **options}}
     graph = spec(folder, **changes)
     check_plan(graph)
-    inputs = {}
-    for kind, name in (("task", "task-1"), ("nela", "language-nela-1")):
-        inputs[f"select/{kind}"] = tmp_path / f"select-{kind}"
-        inputs[f"select/{kind}"].mkdir()
-        write_json(inputs[f"select/{kind}"] / "selection.json", [str(chats[name])])
+    inputs = selections(tmp_path, task=chats["task-1"], nela=chats["language-nela-1"])
     context = Context(graph["evaluate/nela"], tmp_path / "evaluate", inputs, lambda line: None)
     context.folder.mkdir()
     evaluate_language(context)
@@ -622,15 +644,9 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
 
 
 def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_path):
-    asked = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-             "metric": ["exact_match", "whole"], "limit": 3}  # fmt: skip
-    few = {"baselines": [], "grid": None, "partitions": [], "lora": None, "evaluate": asked}
-    inputs = {}
-    for kind, name in (("task", "task-1"), ("nela", "language-nela-1")):
-        inputs[f"select/{kind}"] = tmp_path / f"select-{kind}"
-        inputs[f"select/{kind}"].mkdir()
-        path = str(shipped().base.parent / name)
-        write_json(inputs[f"select/{kind}"] / "selection.json", [path])
+    asked = {**LAB, "limit": 3}
+    few, models = {**ALONE, "evaluate": asked}, shipped().base.parent
+    inputs = selections(tmp_path, task=models / "task-1", nela=models / "language-nela-1")
 
     def evaluated(name, **changes):
         step, lines = spec(folder, **few | changes)["evaluate/nela"], []
@@ -665,8 +681,7 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
 
 def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     models = shipped().base.parent
-    asked = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-             "metric": ["exact_match", "whole"], "limit": 4}  # fmt: skip
+    asked = {**LAB, "limit": 4}
     graph = spec(
         folder, task={"experts": [str(models / f"task-{i}") for i in (1, 2)]}, pairs="same",
         languages={"nela": {"experts": [str(models / f"language-nela-{i}") for i in (1, 2)]}},
@@ -747,16 +762,14 @@ def test_an_expert_of_another_base_is_refused_before_anything_runs(folder, tmp_p
     other = shutil.copytree(shipped().base, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
-    less = {"baselines": [], "partitions": [], "lora": None, "grid": None}
     with pytest.raises(LayerswapError, match="hidden_size"):
-        check_plan(spec(folder, task={"experts": [str(other)]}, **less))
+        check_plan(spec(folder, task={"experts": [str(other)]}, **ALONE))
 
 
 def test_an_expert_that_is_nowhere_is_refused_before_anything_runs(folder, monkeypatch):
     """What is no folder is asked of the Hub, as a mistyped path is."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    less = {"baselines": [], "partitions": [], "lora": None, "grid": None}
-    graph = spec(folder, task={"experts": ["experts/math"]}, **less)
+    graph = spec(folder, task={"experts": ["experts/math"]}, **ALONE)
     check_plan(graph)
     with pytest.raises(LayerswapError, match="experts/math"):
         check_here(graph, device=True)

@@ -1,4 +1,4 @@
-"""`layerswap study` and `layerswap report`: a whole experiment from one file, and its page."""
+"""`layerswap study` and `layerswap report`: run an experiment from one file, and report it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 WATCH = 2.0
-"""Seconds between two looks at a study."""
+"""Seconds between two reads of a study's state."""
 LARGE = 100.0
-"""Disk of a study, GB, from which its plan says how to need less."""
+"""Disk of a study, GB, above which its plan lists ways to save disk."""
 app = typer.Typer(
     cls=options.PlainGroup,
     rich_markup_mode=None,
@@ -88,7 +88,7 @@ def run(
 
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
-    """Run a planned study and show how it ended."""
+    """Run a planned study, and print its states and results."""
     from layerswap.cli.tables import results_table, status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
@@ -162,7 +162,7 @@ def status(
         bool, typer.Option("--watch", help="Print the running steps until none runs.")
     ] = False,
 ) -> None:
-    """Show the state of every step of a study: since when it runs and how far, or why it failed.
+    """Show the state of every step of a study, its progress, or the reason of its failure.
 
     Example: layerswap study status study
     """

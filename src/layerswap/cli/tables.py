@@ -1,4 +1,4 @@
-"""Lays out results as tables for the terminal: one function per kind of result."""
+"""Tables of results for the terminal, one function per kind of result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> Table:
 
 
 def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
-    """The scores of models on tasks, with intervals where documents have scores of their own."""
+    """The scores of models on tasks, with intervals if each document has a score."""
     from layerswap.evaluation.statistics import Interval
 
     rows = [
@@ -38,37 +38,6 @@ def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     ]  # fmt: skip
     columns = ["model", "task", "metric", "score", "documents"]
     return _table(columns, rows, "with 95% bootstrap intervals", unit="")
-
-
-def comparison_table(compared: SideBySide) -> Table:
-    """Models across, benchmarks and languages down; the best score of a row is bold."""
-    from layerswap.evaluation.languages import language_name
-    from layerswap.report.tables import Table
-
-    rows = [
-        [
-            benchmark.replace("_", " "),
-            language_name(language) if language else "",
-            *(_marked(cell, metric) for cell in cells),
-        ]
-        for (benchmark, language, metric), cells in zip(compared.rows, compared.cells, strict=True)
-    ]
-    bold = {(i, k + 2) for i, cells in enumerate(compared.cells) for k, cell in enumerate(cells)
-            if cell is not None and cell.best}  # fmt: skip
-    caption = (
-        "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, "
-        "p < .05). Intervals: 95% bootstrap over documents."
-    )
-    return Table(["benchmark", "language", *compared.models], rows, caption, bold=bold)
-
-
-def _marked(cell: ScoreCell | None, metric: str) -> str:
-    from layerswap.report.tables import interval_words
-
-    if cell is None:
-        return ""
-    mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
-    return f"{mean}{cell.mark} {rest}"
 
 
 def evidence_table(evidence: Sequence[Evidence]) -> Table:
@@ -84,7 +53,7 @@ def evidence_table(evidence: Sequence[Evidence]) -> Table:
 
 
 def selection_table(found: Selection) -> Table:
-    """Candidates, the best first; those that are kept are marked."""
+    """Checkpoints, the best first, with a mark on those to keep."""
     tasks = list(found.ranked[0].scores)
     rows = [
         [one.folder, "keep" if one in found.chosen else "",
@@ -96,7 +65,7 @@ def selection_table(found: Selection) -> Table:
 
 
 def predictor_table(found: Sequence[Predictor], merges: int) -> Table:
-    """Signals by how well they order the merges."""
+    """Rank correlations of signals with the scores of merges."""
     rows = [[one.signal, one.spearman, one.p_spearman, one.kendall] for one in found]
     caption = f"over {merges} merges, with 95% bootstrap intervals"
     return _table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
@@ -162,7 +131,7 @@ def status_table(rows: Sequence[StepRecord]) -> Table:
 
 
 def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
-    """The second paper's table 2: each partition frozen in training, and reverted after it."""
+    """Each partition frozen in training, and reset to the base after it (paper 2, table 2)."""
     tasks = list(rows[0].scores)
     cells = [[row.partition or "", row.treatment, *(f"{row.scores[task]:.3f}" for task in tasks)]
              for row in rows]  # fmt: skip
@@ -170,7 +139,7 @@ def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
 
 
 def mix_table(card: Mapping[str, Any]) -> Table:
-    """The sources of a data card down the side: rows read, dropped by each filter, and kept."""
+    """The sources of a data card: rows read, dropped by each filter, and kept."""
     filters = [name for name, facts in card["filters"].items() if facts["dropped"]]
     tokens = ["tokens"] if card["tokenizer"] else []
     rows = [
@@ -182,6 +151,37 @@ def mix_table(card: Mapping[str, Any]) -> Table:
     columns = ["source", "read", "left out", *filters, "kept", *tokens]
     words = [column.replace("_", " ") for column in columns]
     return _table(words, rows, "rows dropped by each filter, and rows kept")
+
+
+def comparison_table(compared: SideBySide) -> Table:
+    """Models across, benchmarks and languages down; the best score of a row is bold."""
+    from layerswap.evaluation.languages import language_name
+    from layerswap.report.tables import Table
+
+    rows = [
+        [
+            benchmark.replace("_", " "),
+            language_name(language) if language else "",
+            *(_marked(cell, metric) for cell in cells),
+        ]
+        for (benchmark, language, metric), cells in zip(compared.rows, compared.cells, strict=True)
+    ]
+    bold = {(i, k + 2) for i, cells in enumerate(compared.cells) for k, cell in enumerate(cells)
+            if cell is not None and cell.best}  # fmt: skip
+    caption = (
+        "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, "
+        "p < .05). Intervals: 95% bootstrap over documents."
+    )
+    return Table(["benchmark", "language", *compared.models], rows, caption, bold=bold)
+
+
+def _marked(cell: ScoreCell | None, metric: str) -> str:
+    from layerswap.report.tables import interval_words
+
+    if cell is None:
+        return ""
+    mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
+    return f"{mean}{cell.mark} {rest}"
 
 
 def _table(

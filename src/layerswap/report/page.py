@@ -60,7 +60,7 @@ class Answers:
 
     @property
     def groups(self) -> dict[str, list[ShownAnswer]]:
-        """The documents by a heading; no group is empty."""
+        """The documents by heading, without empty groups."""
         first, second = self.models[0], self.models[min(1, len(self.models) - 1)]
         groups: dict[str, list[ShownAnswer]] = {
             f"{first} is right, {second} is wrong": [], f"{second} is right, {first} is wrong": [],
@@ -187,7 +187,7 @@ def _shortened(text: str) -> str:
 
 
 def _kind(cell: Any) -> str:
-    """Which way the template shows a cell."""
+    """The kind of a cell in the template."""
     if cell is None:
         return "missing"
     if isinstance(cell, str | int):

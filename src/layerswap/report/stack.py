@@ -128,7 +128,7 @@ def _source(row: DrawnRow, names: Mapping[str, str]) -> str:
 
 
 def _name_all(zones: Sequence[Zone], names: Mapping[str, str]) -> bool:
-    """True if every expert is named by a zone that it fills alone."""
+    """True if every expert fills a zone alone, whose label names it."""
     blends = [zone.rows[0].blends for zone in zones]
     alone = {parts[0][1].experts[0] for parts in blends if len(parts) == 1 and parts[0][1].verbatim}
     return alone >= set(names)
