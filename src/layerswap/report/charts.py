@@ -54,9 +54,6 @@ def draw_heat_map(
         unit: `%` shows fractions of 1 as percentages; another unit follows the numbers.
         limits: the scores at the two ends of the colour scale, so that grids can share one; the
             lowest and the highest of `values` by default.
-
-    Raises:
-        ValueError: no values, one that is not finite, or a best that is not among them.
     """
     import numpy as np
     from matplotlib.figure import Figure
@@ -186,9 +183,6 @@ def draw_intervals(
         measure: what was measured, for the axis.
         highlight: the name of the row to emphasise, such as the swap.
         unit: `%` shows fractions of 1 as percentages; another unit is written on the axis.
-
-    Raises:
-        ValueError: no rows, a number that is not finite, or a highlight that names no row.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter

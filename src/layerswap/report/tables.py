@@ -35,9 +35,6 @@ def score(value: float, unit: str = "%") -> str:
     below 10 and one above.
 
     Example: `score(0.4567)` is `"45.7"`; `score(1.2345, "nats")` is `"1.234"`.
-
-    Raises:
-        ValueError: the value is not finite.
     """
     if not math.isfinite(value):
         raise ValueError(f"a report cannot show {value}")

@@ -119,11 +119,7 @@ class StudyJournal:
         self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
 
     def open(self) -> StudyJournal:
-        """Create the folder if it is missing, and write the steps into its index.
-
-        Raises:
-            StudyError: the folder holds something else, or cannot be written.
-        """
+        """Create the folder if it is missing, and write the steps into its index."""
         index = self.root / INDEX
         try:
             if self.root.is_dir() and any(self.root.iterdir()) and not index.is_file():
@@ -310,9 +306,6 @@ def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
     Args:
         root: the local folder.
         storage: the storage of the study, if it has one.
-
-    Raises:
-        StudyError: the folder holds no study, or its index is damaged.
     """
     index = root.expanduser().absolute() / INDEX
     where = root if storage is None else storage.url

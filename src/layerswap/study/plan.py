@@ -50,10 +50,6 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
     Args:
         spec: the study.
         folder: its paths are relative to this folder.
-
-    Raises:
-        StudyError: two steps are the same.
-        RecipeError: a mix cannot be read, or a base, data or tasks are missing.
     """
     graph = Graph(list(_Planner(spec, folder).steps()))
     first: dict[str, str] = {}

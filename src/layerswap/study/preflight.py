@@ -31,12 +31,7 @@ from layerswap.training.mix.schema import parse_mix
 
 
 def check_plan(graph: Graph) -> None:
-    """Check the plan without fetching anything.
-
-    Raises:
-        LayerswapError: a mix is wrong or lacks a file, a suite lacks the language, a task or
-            hyperparameters do not exist, or no composition of the grid fits.
-    """
+    """Check mixes, trainings, experts, tasks, suites and the grid, without fetching anything."""
     for step in graph:
         settings = step.settings
         if step.kind == "data":
@@ -65,10 +60,6 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
     Args:
         left: the steps of the study that are not done.
         device: check the device too, since steps run on this machine.
-
-    Raises:
-        EvaluationError: the data of a benchmark or the device are not available.
-        LayerswapError: an expert is not available, or does not fit the base.
     """
     steps = list(left)
     evaluations = [step.settings for step in steps if step.kind == "evaluate"]
@@ -94,11 +85,7 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
 
 
 def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> None:
-    """Refuse the folder of another study; a changed version of the same study resumes.
-
-    Raises:
-        StudyError: the folder holds another study, or the output of another command.
-    """
+    """Refuse the folder of another study; a changed version of the same study resumes."""
     try:
         there = read_journal(root, storage).graph
     except StudyError:

@@ -72,9 +72,6 @@ class FinishedSteps:
 
     Args:
         journal: of the study.
-
-    Raises:
-        StudyError: nothing was evaluated yet, or the steps are not a study's.
     """
 
     def __init__(self, journal: StudyJournal) -> None:
@@ -95,11 +92,7 @@ class FinishedSteps:
         }
 
     def write(self) -> Path:
-        """Write the report, and copy it to the storage; returns the page.
-
-        Raises:
-            StudyError: the folder cannot be written.
-        """
+        """Write the report, and copy it to the storage; returns the page."""
         folder, storage = self.journal.root, self.journal.storage
         try:
             page = self._write_all(folder)

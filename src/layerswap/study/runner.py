@@ -67,11 +67,7 @@ class Summary:
         return {name: one.blocked_by for name, one in self.records.items() if one.blocked_by}
 
     def check(self) -> None:
-        """Raise an error if a step failed.
-
-        Raises:
-            StudyError: names the failed steps.
-        """
+        """Raise an error if a step failed."""
         if self.failed:
             raise StudyError("; ".join(f"{record.name}: {record.why}" for record in self.failed))
 
@@ -235,9 +231,6 @@ class OnRay(ClusterExecutor):
     Args:
         address: of the cluster; by default a running one, or one that is started here.
         settings: further settings of `ray.init`.
-
-    Raises:
-        StudyError: Ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(self, address: str | None = None, **settings: Any) -> None:
@@ -287,9 +280,6 @@ class OnSlurm(ClusterExecutor):
         logs: the folder of the jobs' logs.
         cluster: submitit's executor; `local` runs jobs as processes of this machine.
         parameters: further parameters of every job, such as `slurm_partition`.
-
-    Raises:
-        StudyError: submitit is not installed, or Slurm cannot be reached.
     """
 
     def __init__(self, logs: Path, *, cluster: str = "slurm", **parameters: Any) -> None:

@@ -374,11 +374,7 @@ class StudySpec(Strict):
 
 
 def read_study(path: Path) -> StudySpec:
-    """The study in a YAML file, whose paths are relative to the file.
-
-    Raises:
-        RecipeError: the file cannot be read; or its mistakes, by line and key path.
-    """
+    """The study in a YAML file, whose paths are relative to the file."""
     data, lines = _filled(path, ())
     expected = "a study is a mapping with `base`, `task` and `languages`"
     return validate(StudySpec, data, where=str(path), expected=expected, lines=lines)

@@ -60,11 +60,7 @@ class Step:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Step:
-        """The step of plain data; keys that it does not know are ignored.
-
-        Raises:
-            KeyError, TypeError, ValueError: a field is missing, or has another type.
-        """
+        """The step of plain data; keys that it does not know are ignored."""
         return cls(
             data["name"], data["kind"], data["settings"], tuple(data["needs"]), data["inputs"],
             Resources(**data["resources"]), data["version"],
@@ -77,9 +73,6 @@ class Graph:
 
     Args:
         steps: in any order.
-
-    Raises:
-        StudyError: two steps have one name, a needed step is missing, or steps need each other.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
