@@ -183,7 +183,9 @@ def _paragraphs(words: str) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"\u2026{text[-LONGEST:]}"
+    """The end of a long text, with its line breaks and without other control characters."""
+    end = text if len(text) <= LONGEST else f"\u2026{text[-LONGEST:]}"
+    return "\n".join(map(visible, end.split("\n")))
 
 
 def _kind(cell: Any) -> str:
