@@ -1,4 +1,4 @@
-"""`layerswap study` and `layerswap report`: run an experiment from one file, and report it."""
+"""`layerswap study`: run a whole experiment from one file, and report it."""
 
 from __future__ import annotations
 
@@ -187,6 +187,7 @@ def status(
     output.finish("study status", {"steps": steps}, [status_table(records)])
 
 
+@options.command(app)
 def report(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
 ) -> None:
@@ -194,7 +195,7 @@ def report(
 
     Covers the finished steps of an unfinished study. Writes into the study's folder.
 
-    Example: layerswap report study
+    Example: layerswap study report study
     """
     from layerswap.study.report import write_study_report
     from layerswap.study.storage import place

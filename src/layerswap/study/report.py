@@ -258,59 +258,59 @@ def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
                 )
 
 
-def _sentence(found: BenchmarkResult) -> str:
+def _sentence(result: BenchmarkResult) -> str:
     """The result of one language in words, with its uncertainty."""
-    score = interval_words(found.over_pairs.intervals[found.selected])
-    reaches = f"{found.benchmark} in {found.language}: the {found.selected}, reaches {score}%."
+    score = interval_words(result.over_pairs.intervals[result.selected])
+    reaches = f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."
     others = {
         str(other): apart
-        for other, apart in found.over_pairs.against(found.selected).items()
+        for other, apart in result.over_pairs.against(result.selected).items()
         if other != FLATTERED
     }
     return f"{reaches} Against it: {contrasts(others)}." if others else reaches
 
 
-def _about(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
-    heading = f"{found.benchmark}, {found.language}"
+def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
+    heading = f"{result.benchmark}, {result.language}"
     yield Section(
         heading,
         figure=draw_intervals(
-            [(str(one), interval) for one, interval in found.over_pairs.intervals.items()],
-            measure=found.benchmark,
-            highlight=str(found.selected),
+            [(str(one), interval) for one, interval in result.over_pairs.intervals.items()],
+            measure=result.benchmark,
+            highlight=str(result.selected),
         ),
         table=tables[heading],
     )
-    yield from _about_grid(found, tables)
+    yield from _about_grid(result, tables)
 
 
-def _about_grid(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
+def _about_grid(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
     """The scores of the compositions on development documents, as maps and as a table."""
-    if not found.grid:
+    if not result.grid:
         return
-    heading = f"The compositions, {found.benchmark}, {found.language}"
-    choices = Counter(found.chosen.values()).most_common(1)
+    heading = f"The compositions, {result.benchmark}, {result.language}"
+    choices = Counter(result.chosen.values()).most_common(1)
     best, count = choices[0] if choices else (None, 0)
     text = (
         "Mean over pairs on the development documents, by the number of layers from the language "
-        f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(found.pairs)} "
+        f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
         "pairs."
     )
-    means = {one: interval.mean for one, interval in found.grid.items()}
+    means = {one: interval.mean for one, interval in result.grid.items()}
     for words, figure in draw_grid(means, best=best).items():
         yield Section(", ".join(filter(None, [heading, words])), text, figure=figure)
-    table = f"{found.benchmark}, {found.language}: the compositions"
+    table = f"{result.benchmark}, {result.language}: the compositions"
     yield Section(f"{heading}, in numbers", table=tables[table])
 
 
-def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
+def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
     """Answers of the first pair on test documents."""
-    models = _browsed(found)
+    models = _browsed(result)
     names = {str(one): one for one in models.values()}
     scores = {
         (one, score.task, score.document): fraction(score)
         for one, score in read_conditions(results)
-        if score.main and str(one) in names and found.benchmark in (score.benchmark, score.task)
+        if score.main and str(one) in names and result.benchmark in (score.benchmark, score.task)
     }
     samples = {
         (names[s.model], s.task, s.document): s for s in read_samples(results)
@@ -318,7 +318,7 @@ def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
     }  # fmt: skip
     places = sorted({(task, document) for _, task, document in samples})
     examples = []
-    for task, document in [places[i] for i in found.test if i < len(places)][:SHOWN]:
+    for task, document in [places[i] for i in result.test if i < len(places)][:SHOWN]:
         keys = [(model, task, document) for model in models.values()]
         if all(key in samples for key in keys):
             first = samples[keys[0]]
@@ -329,20 +329,20 @@ def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
             ))  # fmt: skip
     if examples:
         yield Section(
-            f"Answers one by one, {found.benchmark}, {found.language}",
+            f"Answers one by one, {result.benchmark}, {result.language}",
             "Answers of the first pair of experts on test documents, grouped by the model that is "
             "right.",
             answers=Answers(list(map(str, models)), examples),
         )
 
 
-def _browsed(found: BenchmarkResult) -> dict[Condition, Condition]:
+def _browsed(result: BenchmarkResult) -> dict[Condition, Condition]:
     """The conditions of the first pair whose answers are shown, by treatment."""
-    pair, treatments = next(iter(found.pairs.items()))
-    models = {CHOSEN: replace(found.chosen[pair], pair=pair)} if found.chosen else {}
-    for one in sorted(treatments, key=lambda one: one in found.shared):
+    pair, treatments = next(iter(result.pairs.items()))
+    models = {CHOSEN: replace(result.chosen[pair], pair=pair)} if result.chosen else {}
+    for one in sorted(treatments, key=lambda one: one in result.shared):
         if one in BROWSED or (one.method == "ties" and one.variant != CHOSEN.variant):
-            models[one] = one if one in found.shared else replace(one, pair=pair)
+            models[one] = one if one in result.shared else replace(one, pair=pair)
     return models
 
 
@@ -366,7 +366,9 @@ def provenance(
     for record in records:
         for package, number in record.versions.items():
             versions.setdefault(package, set()).add(number)
-    packages = [f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items())]
+    packages = [
+        f"{name} {' and '.join(sorted(numbers))}" for name, numbers in sorted(versions.items())
+    ]
     return Section(
         "Where the numbers come from",
         f"{which} Packages: {', '.join(packages)}.",
