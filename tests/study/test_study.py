@@ -737,27 +737,6 @@ def test_a_study_can_report_calibrated_accuracy(folder, tmp_path):
         ])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"task": {"experts": ["./none"]}, "baselines": [], "lora": None},
-            "task.experts: .*none: no such folder",
-        ),
-        ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
-        ({"task": {"experts": ["a/b"], "keep": 2}}, "are not trained; remove `keep`"),
-        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
-        ({"task": {"experts": []}}, "task.experts"),
-        ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
-        ({"task": {"experts": ["a/b"]}}, "baseline `joint` needs training, but task has no data"),
-        ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` needs training, but task has"),
-    ],
-)
-def test_experts_that_exist_have_nothing_to_train(folder, changes, said):
-    with pytest.raises(RecipeError, match=said):
-        spec(folder, **changes)
-
-
 def test_an_expert_of_another_base_is_refused_before_anything_runs(folder, tmp_path):
     other = shutil.copytree(shipped().base, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
@@ -988,6 +967,10 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
             "evaluate.metric: write a metric of lm-eval and its filter, such as .exact_",
         ),
         ({"task": {"data": "x", "runs": [{"sede": 1}]}}, "sede: unknown key.*seed"),
+        ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
+        ({"task": {"experts": ["a/b"], "keep": 2}}, "are not trained; remove `keep`"),
+        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
+        ({"task": {"experts": []}}, "task.experts"),
     ],
 )
 def test_mistakes_of_a_study_are_named_by_line_and_key(folder, changes, said):
@@ -1058,21 +1041,20 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
         step_functions()["train"](context)
 
 
-def test_pairs_of_the_same_need_as_many_of_each(folder):
-    with pytest.raises(RecipeError, match="the task keeps 2 and nela 1"):
-        spec(folder, pairs="same", languages={"nela": {"data": {"train": "nela-train.jsonl"}}})
-
-
-@pytest.mark.parametrize("name", ["partial", "reverted"])
-def test_what_a_partition_decides_needs_one(folder, name):
-    with pytest.raises(RecipeError, match=f"`{name}` needs `partitions`"):
-        spec(folder, baselines=[name], partitions=[])
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"base": "./nowhere"}, "base: .*/nowhere: no such folder"),
+        ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
+        (
+            {"pairs": "same", "languages": {"nela": {"data": {"train": "nela-train.jsonl"}}}},
+            "the task keeps 2 and nela 1",
+        ),
+        ({"task": {"experts": ["a/b"]}}, "baseline `joint` needs training, but task has no data"),
+        ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` needs training, but task has"),
+        ({"baselines": ["partial"], "partitions": []}, "`partial` needs `partitions`"),
+        ({"baselines": ["reverted"], "partitions": []}, "`reverted` needs `partitions`"),
+        ({"task": {"experts": ["./none"]}, **ALONE}, "task.experts: .*none: no such folder"),
         ({"base": "./" + 3000 * "x"}, "base: .*: no such folder"),
         ({"base": "./a\0b"}, "line 3: .* holds NUL or half of a surrogate pair"),
         ({"base": "./a\ud800b"}, "line 3: .* holds NUL or half of a surrogate pair"),
@@ -1083,6 +1065,6 @@ def test_what_a_partition_decides_needs_one(folder, name):
         ({"evaluate": {"tasks": ["x"], "include": ["nowhere"]}}, "nowhere: no such folder"),
     ],
 )
-def test_what_is_not_there_is_named_before_anything_is_written(folder, changes, said):
+def test_a_study_that_cannot_be_planned_is_refused(folder, changes, said):
     with pytest.raises(RecipeError, match=said):
         spec(folder, **changes)
