@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The core alone: in a fresh environment, in which importing torch raises, checkpoints and adapters
-# are planned, merged, verified, measured, suggested and reverted.
+# are planned, merged, verified, measured and reverted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -36,9 +36,6 @@ for dtype in F32 BF16; do
   layerswap verify "$world/merged" --full
   layerswap revert --base "$world/base" --expert "$world/task" --keep 0.2 --out "$world/sparse"
   layerswap delta --base "$world/base" --expert "$world/task" --expert "$world/language" --out "$world/map"
-  layerswap suggest --base "$world/base" "${experts[@]}" --recipe "$world/proposal.yaml"
-  layerswap recipe check "$world/proposal.yaml" --layers 3
-  layerswap suggest --atlas "$world/map" --task-expert task --language-expert language
 done
 adapters=(--task-expert "$work/world/adapters/task" --language-expert "$work/world/adapters/language")
 layerswap merge "${adapters[@]}" --out "$work/adapter"

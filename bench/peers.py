@@ -27,7 +27,6 @@ import yaml
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
 from layerswap.lab.lm_eval_tasks import export_tasks
-from layerswap.merge.api import export_mergekit
 from layerswap.merge.planner import make_plan
 
 TASK = "lab_problem_furo"
@@ -57,6 +56,22 @@ def recipe_of(bottom: int, top: int) -> dict[str, Any]:
     }
 
 
+def configuration(bottom: int, top: int) -> dict[str, Any]:
+    """The same swap as a configuration of mergekit."""
+    recipe = recipe_of(bottom, top)
+    layers = make_plan(check_recipe(recipe, where="peers")).composition.layers
+    slices = [("language", 0, bottom), ("task", bottom, layers - top),
+              ("language", layers - top, layers)]  # fmt: skip
+    return {
+        "merge_method": "passthrough",
+        "dtype": "float32",
+        "slices": [
+            {"sources": [{"model": recipe["experts"][name], "layer_range": [first, stop]}]}
+            for name, first, stop in slices
+        ],
+    }
+
+
 def timed(command: list[str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -66,7 +81,7 @@ def timed(command: list[str]) -> float:
 def by_hand(mergekit: str, bottom: int, top: int, tasks: Path, root: Path) -> dict[str, float]:
     """One composition the way its users do it: seconds by step, megabytes written, its score."""
     config, folder, score = root / "config.yml", root / "merged", root / "score.json"
-    config.write_text(str(export_mergekit(check_recipe(recipe_of(bottom, top), where="peers"))))
+    config.write_text(yaml.safe_dump(configuration(bottom, top)))
     merging = timed([mergekit, str(config), str(folder), "--quiet"])
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     judging = timed([sys.executable, "-c", JUDGE, str(folder), str(tasks), str(score)])

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from layerswap.compose import default_zones
-from layerswap.deltas.atlas import measure_delta, rows_threshold
+from layerswap.deltas.atlas import measure_delta
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, task_stream
 from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan, try_grid
@@ -94,7 +94,7 @@ def _maps(lab: Lab) -> Drawing:
             ),
         }
         atlas = measure_delta(lab.base, experts)
-    thresholds = {name: rows_threshold(atlas, [name], SHARE) for name in experts}
+    thresholds = {name: atlas.threshold(name, SHARE) for name in experts}
     told = " and ".join(f"{value:.1e}" for value in thresholds.values())
     caption = f"the lab's experts trained in full, thresholds {told}"
     return draw_maps([map_of(atlas, name, thresholds[name]) for name in experts], caption=caption)

@@ -27,7 +27,7 @@ FILES = {
 STARTED_BY_PATH = {"layerswap.__main__", "layerswap.evaluation._sandbox_child"}
 HEAVY = (
     "torch", "transformers", "accelerate", "numpy", "huggingface_hub", "jinja2", "matplotlib",
-    "pyarrow", "pandas", "scipy", "lm_eval", "trl", "peft", "datasets", "optuna", "langcodes",
+    "pyarrow", "pandas", "scipy", "lm_eval", "trl", "peft", "datasets", "langcodes",
 )  # fmt: skip
 
 WALK = """

@@ -19,7 +19,7 @@ from layerswap.versions import __version__
 if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint  # noqa: F401
     from layerswap.compose import Blend, Composition, Recipe, Zones, parse_recipe, read_recipe  # noqa: F401
-    from layerswap.deltas import Atlas, suggest  # noqa: F401
+    from layerswap.deltas import Atlas  # noqa: F401
     from layerswap.deltas import measure_delta as delta  # noqa: F401
     from layerswap.engine import Sampling, Sweep  # noqa: F401
     from layerswap.errors import LayerswapError  # noqa: F401
@@ -59,7 +59,6 @@ _HOME = {
     "read_recipe": "compose",
     "revert": "merge",
     "soup": "merge",
-    "suggest": "deltas",
     "swap": "merge",
     "sweep": "report.sweeps",
     "train": "training.expert.trainer",

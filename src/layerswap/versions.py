@@ -15,7 +15,7 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "report": ("jinja2", "matplotlib", "pyarrow"),
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
     "eval": (
-        "babel", "langcodes", "lm_eval", "optuna", "py3langid", "sacrebleu", "scikit_posthocs",
+        "babel", "langcodes", "lm_eval", "py3langid", "sacrebleu", "scikit_posthocs",
         "scipy", "statsmodels",
     ),
 }  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from layerswap.cli.options import REMOVED
 from layerswap.versions import __version__
 
 
@@ -30,6 +31,13 @@ def pair(experts):
 def test_version(layerswap):
     result = layerswap("--version")
     assert (result.code, result.out) == (0, f"layerswap {__version__}\n")
+
+
+@pytest.mark.parametrize("command", REMOVED)
+def test_a_removed_command_names_its_replacement(layerswap, command):
+    result = layerswap(*command.split(), "--base", "llama")
+    assert result.code == 2
+    assert result.err == f"error: `layerswap {command}` was removed in 0.2: {REMOVED[command]}\n"
 
 
 def test_module_runs_as_the_command():

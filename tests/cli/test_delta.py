@@ -1,14 +1,12 @@
-"""`layerswap delta` and `layerswap suggest`, from checkpoints to files and back."""
+"""`layerswap delta`, from checkpoints to files and back."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from safetensors.torch import load_file, save_file
 
 import layerswap as ls
@@ -88,77 +86,17 @@ def test_delta_warns_in_one_line_where_bfloat16_has_taken_much(layerswap, expert
     ]
 
 
-def test_suggest_gives_the_same_from_checkpoints_and_atlas(layerswap, experts, measured):
-    folder, _ = measured
-    pair = ("--task-expert", experts.task, "--language-expert", experts.language)
-    first = layerswap("suggest", "--base", experts.base, *pair, "--json")
-    second = layerswap(
-        "suggest",
-        "--atlas",
-        folder,
-        "--task-expert",
-        "task",
-        "--language-expert",
-        "language",
-        "--json",
-    )
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert json.loads(first.out) == json.loads(second.out)
-    evidence = json.loads(first.out)["evidence"]
-    assert [layer["layer"] for layer in evidence] == list(range(8))
-    assert all(layer["cosine"] is not None for layer in evidence)
-
-
-def test_suggest_prints_evidence_and_writes_a_recipe(layerswap, experts, tmp_path):
-    result = layerswap(
-        "suggest", "--base", experts.base, "--task-expert", experts.task,
-        "--language-expert", experts.language,
-        "--recipe", tmp_path / "recipe.yaml", "--first", 3,
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    lines = result.out.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("proposal: bottom "))
-    ranked = [line for line in lines[start + 1 :] if "(score " in line]
-    assert len(ranked) == 3
-    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
-    assert recipe["experts"] == {"task": experts.task, "language": experts.language}
-    assert ranked[0].strip().startswith(f"bottom {recipe['swap']['bottom']}, top ")
-    config = Path(experts.task) / "config.json"
-    before = config.read_bytes()
-    refused = layerswap(
-        "suggest", "--base", experts.base, "--task-expert", experts.task,
-        "--language-expert", experts.language, "--recipe", config,
-    )  # fmt: skip
-    assert refused.err == f"error: {config}: is there already; give --overwrite to replace it\n"
-    assert config.read_bytes() == before
-
-
 def test_other_tokens_are_noted(layerswap, experts, tmp_path):
     for name, vocabulary in (("base", {"a": 0, "b": 1}), ("language", {"b": 0, "a": 1})):
         shutil.copytree(getattr(experts, name), tmp_path / name)
         content = json.dumps({"model": {"type": "BPE", "vocab": vocabulary, "merges": []}})
         (tmp_path / name / "tokenizer.json").write_text(content)
-    given = ("suggest", "--base", tmp_path / "base", "--task-expert", experts.task)
-    noted = layerswap(*given, "--language-expert", tmp_path / "language")
+    given = ("delta", "--base", tmp_path / "base", "--expert")
+    noted = layerswap(*given, tmp_path / "language", "--out", tmp_path / "noted")
     assert noted.code == 0, noted.err
     assert "note: tokenizers of base and language differ" in noted.err
-    alike = layerswap(*given, "--language-expert", experts.language)
+    alike = layerswap(*given, experts.language, "--out", tmp_path / "alike")
     assert "tokenizers" not in alike.err
-
-
-def test_suggest_says_what_is_missing(layerswap, experts, measured):
-    folder, _ = measured
-    pair = ("--task-expert", "task", "--language-expert", "language")
-    assert layerswap("suggest", *pair).err == (
-        "error: give --base, or --atlas with a folder that layerswap delta wrote\n"
-    )
-    assert layerswap("suggest", "--atlas", folder, *pair, "--recipe", "r.yaml").err == (
-        "error: --recipe needs the checkpoints: give --base in place of --atlas\n"
-    )
-    wrong = layerswap(
-        "suggest", "--atlas", folder, "--task-expert", "maths", "--language-expert", "language"
-    )
-    assert wrong.err == "error: no expert 'maths' in the atlas; it has task, language\n"
 
 
 def test_delta_does_not_write_into_a_checkpoint(layerswap, experts):
@@ -166,15 +104,3 @@ def test_delta_does_not_write_into_a_checkpoint(layerswap, experts):
     result = layerswap("delta", *both(experts), "--out", out)
     assert result.code == 2
     assert result.err == f"error: {out}: would write into the checkpoint of the base\n"
-
-
-def test_suggest_lets_a_third_expert_in(layerswap, experts, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    result = layerswap(
-        "suggest", "--base", experts.base, "--task-expert", experts.task, "--language-expert",
-        experts.language, "--third-expert", experts.base, "--threshold", 1, "--recipe", recipe,
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    assert "0.5 third" in result.out
-    written = yaml.safe_load(recipe.read_text())
-    assert written["experts"]["third"] == experts.base

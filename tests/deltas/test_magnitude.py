@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
-from layerswap.deltas import measure as magnitude
+from layerswap.deltas import magnitude
 from layerswap.deltas.measure import Rows
 from layerswap.errors import CheckpointError
 

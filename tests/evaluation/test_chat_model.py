@@ -16,8 +16,8 @@ from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.harness import PromptOptions
 from layerswap.evaluation.suite_run import open_models
-from layerswap.search.grid import run_sweep
 from layerswap.search.spec import read_sweep
+from layerswap.search.sweeps import run_sweep
 
 FOLDER = Path(os.environ.get("LAYERSWAP_SMOLLM2", "missing"))
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="LAYERSWAP_SMOLLM2 is not set")
@@ -109,4 +109,4 @@ def test_a_composition_is_chosen_without_labels(other, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     board = run_sweep(*read_sweep(tmp_path / "sweep.yaml"))
     assert board.chosen_by == "consensus (no labels)"
-    assert max(board.grid.values()) == 1
+    assert max(board.development.values()) == 1

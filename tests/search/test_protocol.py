@@ -26,7 +26,7 @@ from layerswap.search.conditions import (
     partition_of,
     ties,
 )
-from layerswap.search.protocol import TestResult, choose, select, split_documents
+from layerswap.search.protocol import TestResult, choose, ranked, select, split_documents
 
 NAMES = {
     DEFAULT: "swap, default",
@@ -119,7 +119,8 @@ def test_of_equals_the_one_nearest_to_the_task_expert_is_chosen():
     assert choose(shares) == grid[2]
     assert choose({one: np.array([share]) for one, share in shares.items()}) == grid[2]
     assert choose({**shares, grid[0]: 0.6}) == grid[0]
-    assert choose({**shares, grid[0]: 0.6}, among=grid[1:]) == grid[2]
+    assert choose(shares, of_equals="first") == grid[0]
+    assert ranked(shares) == [grid[2], grid[3], grid[1], grid[0]]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Commands that measure experts, and propose or learn a composition from what they find."""
+"""Commands that measure experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from layerswap.cli import options, output
 from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
-    from layerswap.deltas.atlas import Atlas, Subjects
+    from layerswap.deltas.atlas import Subjects
 
 
 def delta(
@@ -195,183 +195,9 @@ def composability(
         output.say(f"wrote {figure}")
 
 
-def suggest(
-    *,
-    base: Annotated[
-        str | None, typer.Option(help="Checkpoint that both experts were fine-tuned from.")
-    ] = None,
-    task_expert: Annotated[
-        str, typer.Option(help="Task expert: a folder or a Hub id, or its name with --atlas.")
-    ],
-    language_expert: Annotated[
-        str, typer.Option(help="Language expert: a folder or a Hub id, or its name with --atlas.")
-    ],
-    atlas: Annotated[
-        Path | None,
-        typer.Option(help="Folder that `layerswap delta` wrote. Replaces --base."),
-    ] = None,
-    first: Annotated[int, typer.Option(min=1, help="Number of compositions to list.")] = 10,
-    third_expert: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Third expert, such as one for safety, taken or blended in where it changed more.",
-        ),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option(min=0, help="Difference of shares from which one expert is taken.")
-    ] = 0.001,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe file to write with the proposal.")
-    ] = None,
-    overwrite: options.Overwrite = False,
-    threads: options.Threads = None,
-) -> None:
-    """Propose bottom, top and transition layers from what fine-tuning changed.
-
-    Evaluates nothing. Prints the evidence of each layer and the best compositions.
-
-    Example: layerswap suggest --base b --task-expert math-expert --language-expert swahili-expert
-    """
-    from layerswap.cli.tables import evidence_table
-    from layerswap.compose import swap
-    from layerswap.compose.yaml_file import refuse_text
-    from layerswap.deltas.atlas import Atlas as Opened
-    from layerswap.deltas.suggestion import suggest as propose
-    from layerswap.deltas.suggestion import with_third, write_proposal
-
-    if base is None and atlas is None:
-        raise RecipeError("give --base, or --atlas with a folder that layerswap delta wrote")
-    if base is not None and atlas is not None:
-        raise RecipeError("give --base or --atlas, not both")
-    if recipe is not None and base is None:
-        raise RecipeError("--recipe needs the checkpoints: give --base in place of --atlas")
-    if recipe is not None:
-        refuse_text(recipe, overwrite=overwrite)
-    names = [task_expert, language_expert, *filter(None, [third_expert])]
-    if base is not None:
-        opened = _measured(base, names, threads)
-        names = ["task", "language", "third"][: len(names)]
-    else:
-        assert atlas is not None
-        opened = Opened.load(atlas)
-    found = propose(opened, *names[:2])
-    composition = None
-    if third_expert is not None:
-        plain = swap(opened.layers, task=names[0], language=names[1], zones=found.zones)
-        composition = with_third(plain, opened, names[2], threshold=threshold)
-    if recipe is not None and base is not None:
-        third = None
-        if third_expert is not None and composition is not None:
-            third = third_expert, composition
-        write_proposal(
-            recipe, found.zones, base=base, task=task_expert, language=language_expert,
-            third=third, overwrite=overwrite,
-        )  # fmt: skip
-    lines: list[object] = [evidence_table(found.evidence), f"proposal: {found.zones}"]
-    if not (found.zones.bottom or found.zones.top):
-        lines.append(
-            "the language expert changed no outer layer by a larger share than the task expert; "
-            "the deltas alone speak for the task expert"
-        )
-    lines += [f"  {zones}  (score {score:+.4f})" for zones, score in found.ranked[:first]]
-    facts = found.to_dict()
-    if composition is not None:
-        lines += ["", composition]
-        facts["composition"] = composition.to_dict()
-    output.finish("suggest", facts, lines)
-
-
-def _measured(base: str, experts: list[str], threads: int | None) -> Atlas:
-    from layerswap.deltas.atlas import measure, open_subjects
-
-    subjects = open_subjects(base, dict(zip(("task", "language", "third"), experts, strict=False)))
-    _note_tokenizers(subjects)
-    with output.byte_progress("reading", subjects.nbytes) as progress:
-        return measure(subjects, threads=threads, progress=progress)
-
-
 def _note_tokenizers(subjects: Subjects) -> None:
     from layerswap.merge.compatibility import differences
 
     found = differences({"base": subjects.base, **subjects.experts})
     if found is not None:
         output.log(f"note: {found}; the changes of embedding and head are between other tokens")
-
-
-def learn(
-    *,
-    base: options.Base,
-    task_expert: options.TaskExpert,
-    language_expert: options.LanguageExpert,
-    task_prompts: Annotated[
-        Path, typer.Option(help="Prompts for the task expert: .jsonl, or a text on each line.")
-    ],
-    language_prompts: Annotated[
-        Path, typer.Option(help="Texts for the language expert: .jsonl, or a text on each line.")
-    ],
-    recipe: Annotated[Path, typer.Option(help="Recipe file to write.")],
-    overwrite: options.Overwrite = False,
-    limit: Annotated[int, typer.Option(min=1, help="Number of texts per file.")] = 16,
-    max_length: Annotated[int, typer.Option(min=2, help="Number of tokens per text.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, help="Number of updates.")] = 60,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 0.1,
-    regularise: Annotated[
-        float, typer.Option(min=0, help="Weight of the distance to the start, 0.5.")
-    ] = 0.1,
-    layer: Annotated[
-        int | None, typer.Option(min=0, help="Layer to match, from 0. Default: the middle one.")
-    ] = None,
-    device: options.Device = None,
-) -> None:
-    """Learn how much of each expert every place takes, from a few unlabelled prompts.
-
-    The merge is made to behave as each expert does on that expert's own prompts. Holds the base,
-    both experts and the merge in memory. Writes the file RECIPE for `layerswap merge`.
-
-    Example: layerswap learn --base b --task-expert math --language-expert swahili
-    --task-prompts gsm8k.jsonl --language-prompts sw.txt --recipe learned.yaml
-    """
-    import yaml
-
-    from layerswap.checkpoint.loading import open_device, pick_device
-    from layerswap.compose.recipe import check_recipe
-    from layerswap.compose.yaml_file import refuse_text, write_text
-    from layerswap.evaluation.examples import read_examples, tokenize
-    from layerswap.merge.planner import make_plan, plan_tokenizer
-    from layerswap.search.coefficients import LearningSettings, learn_coefficients
-    from layerswap.versions import need_extras
-
-    need_extras("learning", "models")
-    place = pick_device(device)
-    open_device(place)
-    refuse_text(recipe, overwrite=overwrite)
-    texts = {"task": read_examples(task_prompts), "language": read_examples(language_prompts)}
-    experts = {"task": task_expert, "language": language_expert}
-    alone = {"experts": {"task": task_expert}, "soup": {"experts": ["task"]}, "bake": True}
-    tokenizer = plan_tokenizer(make_plan(check_recipe(alone, where="--task-expert")))
-    prompts = {
-        name: [list(tokenize(one, tokenizer, max_length).ids) for one in found[:limit]]
-        for name, found in texts.items()
-    }
-    settings = LearningSettings(
-        steps=steps, learning_rate=learning_rate, regularise=regularise, layer=layer, device=place
-    )
-    with output.step_progress("learning", steps) as progress:
-        found = learn_coefficients(base, experts, prompts, settings=settings, progress=progress)
-    data = found.recipe()
-    write_text(recipe, yaml.safe_dump(data, sort_keys=False), overwrite=overwrite)
-    plan = make_plan(check_recipe(data, where=str(recipe)))
-    lines = [
-        plan,
-        f"loss {found.losses[0]:.4f} before, {found.losses[-1]:.4f} after {steps} steps",
-        f"wrote {recipe}; write the model: layerswap merge {recipe} --out merged",
-    ]
-    facts = {
-        "losses": found.losses,
-        "coefficients": [
-            {**place._asdict(), **weights} for place, weights in found.coefficients.items()
-        ],
-        "recipe": str(recipe),
-    }
-    output.finish("learn", facts, lines)

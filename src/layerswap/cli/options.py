@@ -250,8 +250,30 @@ class PlainCommand(TyperCommand):
                 formatter.write_dl(rows)
 
 
+REMOVED = {
+    "learn": "learned coefficients scored below a swap. Choose among swaps and merges by "
+    "`layerswap sweep`",
+    "suggest": "its zones scored below the default's. Merge with the default zones, or choose by "
+    "`layerswap sweep`; `layerswap delta` shows what fine-tuning changed",
+    "recipe export": "layerswap reads mergekit configurations and no longer writes them. Merge the "
+    "recipe by `layerswap merge`",
+}
+"""Commands of 0.1 that are gone: the reason, and the replacement."""
+
+
 class PlainGroup(TyperGroup):
     """A group of commands whose help shows their whole summaries."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is named first.
+
+        Raises:
+            RecipeError: it was removed; the message names the replacement.
+        """
+        name = f"{ctx.command_path} {args[0]}".partition(" ")[2]
+        if name in REMOVED:
+            raise RecipeError(f"`layerswap {name}` was removed in 0.2: {REMOVED[name]}")
+        return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options of the group; where a command comes first, only those that it can share.
@@ -427,7 +449,7 @@ def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str
         if "/" in value or (Path(value) / "config.json").is_file():
             raise RecipeError(
                 f"{option}: {value!r} is a checkpoint, not {takes}. Checkpoints go to "
-                "--task-expert and --language-expert of merge, plan, suggest and linearity"
+                "--task-expert and --language-expert of merge, plan and linearity"
             )
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from layerswap.cli import options, output
-
-if TYPE_CHECKING:
-    from layerswap.search.grid import GridResult
-    from layerswap.search.tpe import SearchResult
 
 
 def sweep(
@@ -20,34 +16,24 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
     allow_code: options.AllowCode = False,
 ) -> None:
-    """Evaluate a grid of compositions, or search beyond one, and choose the best.
+    """Evaluate a grid of compositions, or random ones, and select the best.
 
-    Chooses on the development split and reports on the test split. Writes scores, the best
+    Selects on the development split and reports on the test split. Writes scores, the selected
     recipe and a report into the folder OUT. A second run computes only what is new.
 
     Example: layerswap sweep sweep.yaml --out results
     """
     from layerswap.cli.output import answer_progress
     from layerswap.report import sweeps as files
-    from layerswap.search.grid import run_sweep
     from layerswap.search.spec import read_sweep
-    from layerswap.search.tpe import run_search
+    from layerswap.search.sweeps import run_sweep
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
     need_extras("a sweep", "eval")
     folder = files.prepare_folder(out)
     with answer_progress("evaluating", folder / files.ANSWERS) as store:
-        settings: dict[str, Any] = {
-            "store": store,
-            "allow_code": allow_code,
-            "log": output.log,
-        }
-        found: GridResult | SearchResult
-        if checked.search is None:
-            found = run_sweep(checked, recipe, **settings)
-        else:
-            found = run_search(checked, recipe, study=folder / files.STUDY, **settings)
+        found = run_sweep(checked, recipe, store=store, allow_code=allow_code, log=output.log)
         facts = files.write_result(found, folder)
     table = files.results_table(found)
     lines: list[object] = [

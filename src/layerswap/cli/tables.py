@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from layerswap.deltas.suggestion import Evidence
     from layerswap.evaluation.composability import Predictor
     from layerswap.evaluation.results import ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Interval
@@ -38,18 +37,6 @@ def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     ]  # fmt: skip
     columns = ["model", "task", "metric", "score", "documents"]
     return _table(columns, rows, "with 95% bootstrap intervals", unit="")
-
-
-def evidence_table(evidence: Sequence[Evidence]) -> Table:
-    """What is known of each layer, the last on top, as everywhere."""
-    rows = [
-        [str(one.layer), f"{one.task:.1%}", f"{one.language:.1%}", f"{one.excess:+.1%}",
-         "" if one.overlap is None else f"{one.overlap:.0%}",
-         "" if one.cosine is None else f"{one.cosine:+.3f}"]
-        for one in reversed(evidence)
-    ]  # fmt: skip
-    columns = ["layer", "task", "language", "excess", "rows in common", "cosine"]
-    return _table(columns, rows, "each layer's share of an expert's change")
 
 
 def selection_table(found: Selection) -> Table:

@@ -1,28 +1,16 @@
-"""What fine-tuning changed: maps, conflicts, and what they suggest."""
+"""Measures what fine-tuning changed: maps of changed rows, and conflicts between experts."""
 
 from typing import TYPE_CHECKING
 
 from layerswap._types import lazy_names
 
 if TYPE_CHECKING:
-    from layerswap.deltas.atlas import Atlas, Conflict, measure_delta
-    from layerswap.deltas.suggestion import Evidence, Suggestion, suggest, suggest_from
+    from layerswap.deltas.atlas import Atlas, measure_delta
+    from layerswap.deltas.conflict import Conflict
 
-__all__ = [
-    "Atlas",
-    "Conflict",
-    "Evidence",
-    "Suggestion",
-    "measure_delta",
-    "suggest",
-    "suggest_from",
-]
+__all__ = ["Atlas", "Conflict", "measure_delta"]
 
-if not TYPE_CHECKING:  # a merge needs a few of the measures alone
+if not TYPE_CHECKING:  # A merge needs a few of the measures alone.
     __getattr__ = lazy_names(
-        __name__,
-        {
-            **dict.fromkeys(("Atlas", "Conflict", "measure_delta"), "atlas"),
-            **dict.fromkeys(("Evidence", "Suggestion", "suggest", "suggest_from"), "suggestion"),
-        },
+        __name__, {"Atlas": "atlas", "Conflict": "conflict", "measure_delta": "atlas"}
     )

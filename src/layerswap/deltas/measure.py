@@ -1,13 +1,15 @@
-"""Rows of a tensor: which elements make one, and sums over them.
+"""Measures the change of one tensor, row by row, reading every checkpoint once.
 
 A row of the papers is an input feature (see docs/method.md): for a weight stored `[out, in]` the
 elements of one column. A stack of matrices is taken matrix by matrix, and a vector is one row.
+Example: a mixture's weight `[2, 3, 4]`, of 2 matrices stored `[out, in]`, has 2 * 4 rows of 3
+elements each. A stored line has 4 elements, one of each row of its matrix.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.read import (
-    READ_DTYPES,
     keep_freed_memory,
     narrowed,
     open_file,
@@ -34,18 +35,18 @@ if TYPE_CHECKING:
 
 Axis = Literal["input", "output"]
 LINES = 256
-"""Lines that are added up in float32 before they join sums in float64."""
+"""Lines that are summed in float32 before they are added to sums in float64."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How the rows of a tensor lie in it.
+    """The layout of the rows in a tensor.
 
     Attributes:
         width: elements of a stored line.
         height: lines of a matrix.
         matrices: matrices in the tensor.
-        lines: whether a row is a stored line, and not a column.
+        lines: True if a row is a stored line, False if it is a column.
     """
 
     width: int
@@ -55,7 +56,7 @@ class Rows:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], axis: Axis = "input", *, transposed: bool = False) -> Rows:
-        """The rows of a tensor of this shape; `transposed` where matrices are stored [in, out]."""
+        """The rows of a tensor of this shape; `transposed` if matrices are stored [in, out]."""
         if len(shape) < 2:
             return cls(max(1, math.prod(shape)), 1, 1, lines=True)
         return cls(
@@ -93,7 +94,7 @@ class Rows:
             done = stop
 
     def spread(self, kept: Array, start: int, stop: int) -> Array:
-        """What a vector with one value per row says of elements [start, stop) of the tensor."""
+        """Expand one value per row to elements [start, stop) of the tensor."""
         import numpy as np
 
         first, last = start // self.width, math.ceil(stop / self.width)
@@ -108,7 +109,7 @@ class Rows:
 def read_chunks(
     checkpoints: Sequence[Checkpoint], name: str, width: int, elements: int
 ) -> Iterator[tuple[int, list[Floats]]]:
-    """One tensor of several checkpoints, some whole lines at a time.
+    """Read one tensor of several checkpoints, some whole lines at a time.
 
     Args:
         checkpoints: full checkpoints, or adapters over a base, whose deltas are multiplied out.
@@ -117,11 +118,8 @@ def read_chunks(
         elements: elements to read at a time, rounded down to whole lines, at least one.
 
     Yields:
-        Where the chunk starts, and per checkpoint a vector of its elements in float32, or in
+        The position of the chunk, and per checkpoint a vector of its elements in float32, or in
         float64 where it is stored so.
-
-    Raises:
-        CheckpointError: a file cannot be read.
     """
     keep_freed_memory()
     infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
@@ -145,12 +143,12 @@ def read_chunks(
 CHUNK_ELEMENTS = 1 << 17
 """Elements read at a time, rounded to whole lines: few enough to stay in the cache."""
 SAMPLED = 1 << 16
-"""Elements of a tensor that its median is taken from, evenly spaced."""
+"""Elements of a tensor, evenly spaced, of which the median is taken."""
 
 
 @dataclass(frozen=True)
 class TensorChange:
-    """How one tensor of an expert differs from the base's.
+    """The change of one tensor of an expert from the base's.
 
     Attributes:
         rows: float32 vector, the MAV of every row (paper 1, section 3.2).
@@ -161,16 +159,16 @@ class TensorChange:
         relative_norm: the same over the norm of the base's tensor.
         unchanged: share of elements that are exactly the base's.
         lost: Frobenius norm of the error of rounding the expert to bfloat16, over that of the
-            delta. Measured where the expert is stored in more precision. A stored bfloat16 has
-            been rounded already; then it is what to expect of errors spread evenly over one step
-            of bfloat16: too much where deltas are smaller than a step.
-        lost_is_measured: which of the two.
-        lost_at_most: the largest share of the delta's total magnitude, the sum of |delta|, that
-            rounding to bfloat16 can have removed from it: `H / (D + H)`, where H is the sum over
-            all elements of half a step of bfloat16 at the expert's value, and D the sum of
-            |delta|. No weight moves by more than half a step, so this holds whatever the delta
-            was before. 0 where nothing changed, which may be a frozen tensor or one whose whole
-            delta was lost, and where the expert is stored in more precision.
+            delta. It is measured if the expert is stored in more precision. Otherwise it is the
+            estimate for errors spread evenly over one step of bfloat16, which is too large for
+            deltas smaller than a step.
+        lost_is_measured: True if `lost` is measured.
+        lost_at_most: upper bound of the share of the delta's total magnitude, the sum of |delta|,
+            that rounding to bfloat16 removed: `H / (D + H)`. H is the sum of half a step of
+            bfloat16 at the expert's values, D the sum of |delta|. No weight moves by more than
+            half a step, so the bound holds for every delta. It is 0 if nothing changed, or if the
+            expert is stored in more precision.
+        elements: number of elements.
     """
 
     rows: Any
@@ -188,7 +186,7 @@ class TensorChange:
 
 @dataclass(frozen=True)
 class Sums:
-    """What the conflict of two deltas is computed from; sums over elements, so they add up.
+    """Sums over elements behind the conflict of two deltas; those of several tensors add up.
 
     Attributes:
         dot: sum of products.
@@ -205,7 +203,8 @@ class Sums:
     both: int = 0
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Sums(*(a + b for a, b in pairs))
 
     @property
     def cosine(self) -> float:
@@ -217,10 +216,6 @@ class Sums:
     def disagreement(self) -> float:
         """Share of the elements that both changed in which the signs are opposite."""
         return self.opposed / self.both if self.both else 0.0
-
-
-def _values(sums: Sums) -> tuple[Any, ...]:
-    return sums.dot, sums.first, sums.second, sums.opposed, sums.both
 
 
 def measure_tensor(
@@ -237,8 +232,8 @@ def measure_tensor(
         base: the base.
         experts: one or more experts.
         name: the tensor; of floating-point dtype, and of one shape in all.
-        axis: what a row is: an input feature (the papers') or an output feature.
-        transposed: whether matrices are stored [in, out].
+        axis: features that count as rows: input (the papers') or output.
+        transposed: True if matrices are stored [in, out].
 
     Returns:
         The change in each expert, and the sums for each pair of experts.
@@ -249,7 +244,7 @@ def measure_tensor(
     import numpy as np
 
     info = base.tensors[name]
-    _check_shapes(info, experts, name)
+    check_shapes(info, experts)
     rows = Rows.of(info.shape, axis, transposed=transposed)
     tallies = [_Tally(info, expert, rows) for expert in experts]
     pairs = {pair: Sums() for pair in combinations(range(len(experts)), 2)}
@@ -268,7 +263,7 @@ def measure_tensor(
 
 
 class _Tally:
-    """Adds up, chunk by chunk, what a `TensorChange` says."""
+    """Accumulates a `TensorChange` chunk by chunk."""
 
     def __init__(self, base: TensorInfo, expert: Checkpoint, rows: Rows) -> None:
         import numpy as np
@@ -331,11 +326,11 @@ class _Tally:
 
     @property
     def finite(self) -> bool:
-        """Whether no delta was NaN or infinity."""
+        """True if no delta is NaN or infinite."""
         return math.isfinite(float(self._sums.sum()))
 
     def change(self) -> TensorChange:
-        """What was added up."""
+        """The change over all chunks."""
         import numpy as np
 
         count = max(1, self._elements)
@@ -366,92 +361,12 @@ def _square(values: Array) -> float:
     return _dot(values, values)
 
 
-def _check_shapes(info: TensorInfo, experts: Sequence[Checkpoint], name: str) -> None:
+def check_shapes(info: TensorInfo, experts: Sequence[Checkpoint]) -> None:
+    """Refuse experts in which a tensor of the base has another shape."""
     for expert in experts:
-        shape = expert.tensors[name].shape
+        shape = expert.tensors[info.name].shape
         if shape != info.shape:
             raise CheckpointError(
-                f"{expert.identity}: {name!r} has shape {list(shape)}, "
+                f"{expert.identity}: {info.name!r} has shape {list(shape)}, "
                 f"the base has {list(info.shape)}"
             )
-
-
-MAGNITUDE_CHUNK_ELEMENTS = 1 << 22
-
-
-def magnitude_weight(
-    base: Checkpoint,
-    parts: Sequence[tuple[Checkpoint, float]],
-    skip: frozenset[str] = frozenset(),
-) -> float:
-    """The weight of an expert in a magnitude-adjusted blend: 1 / mean MAV (paper 1, section 5.1).
-
-    The mean is over all rows of all deltas of the expert, each row counting once. A row is an
-    input feature: for a `[out, in]` weight the MAV is the mean of |delta| over `out`, a vector
-    of length `in`; Conv1D layouts are transposed; a stack of matrices is taken matrix by matrix;
-    a vector is one row.
-
-    Args:
-        base: the checkpoint the expert was fine-tuned from.
-        parts: the expert, as one checkpoint of weight 1, or a soup of several.
-        skip: names of tensors to leave out (a stored copy of tied embeddings).
-
-    Raises:
-        CheckpointError: a tensor differs in shape from the base's or holds NaN or infinity, or
-            nothing changed at all.
-    """
-    total, rows = 0.0, 0
-    for name, info in base.tensors.items():
-        stored = name not in skip and all(name in expert.tensors for expert, _ in parts)
-        if info.dtype not in READ_DTYPES or not stored:
-            continue
-        count = Rows.of(info.shape, transposed=base.transposes(name)).count
-        total += mean_absolute_delta(base, parts, name) * count
-        rows += count
-    if total == 0:
-        raise CheckpointError(f"{parts[0][0].identity}: no tensor differs from {base.identity}")
-    return rows / total
-
-
-def mean_absolute_delta(
-    base: Checkpoint, inputs: Sequence[tuple[Checkpoint, float]], name: str
-) -> float:
-    """Mean of |blend - base| over all elements of one tensor, in float32, summed in float64.
-
-    Raises:
-        CheckpointError: a shape differs from the base's, or the delta holds NaN or infinity.
-    """
-    import numpy as np
-
-    info = base.tensors[name]
-    stored = [expert.tensors[name] for expert, _ in inputs]
-    for other in stored:
-        if other.shape != info.shape:
-            raise CheckpointError(
-                f"{other.file}: {name!r} has shape {list(other.shape)}, "
-                f"the base has {list(info.shape)}"
-            )
-    total = 0.0
-    for start in range(0, info.elements, MAGNITUDE_CHUNK_ELEMENTS):
-        stop = min(start + MAGNITUDE_CHUNK_ELEMENTS, info.elements)
-        delta = -base.elements(name, start, stop).astype(np.float32)
-        for expert, weight in inputs:
-            part = expert.elements(name, start, stop).astype(np.float32, copy=False)
-            delta += part if weight == 1 else part * weight
-        with np.errstate(all="ignore"):
-            total += float(np.abs(delta, out=delta).sum(dtype=np.float64))
-    if not math.isfinite(total):
-        files = " or ".join(str(tensor.file) for tensor in (info, *stored))
-        raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
-    return total / max(1, info.elements)
-
-
-def magnitude_weights(
-    base: Checkpoint,
-    experts: Mapping[str, Sequence[tuple[Checkpoint, float]]],
-    skip: frozenset[str] = frozenset(),
-) -> dict[str, float]:
-    """`magnitude_weight` of several experts, normalised to sum to 1."""
-    weights = {name: magnitude_weight(base, parts, skip) for name, parts in experts.items()}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}

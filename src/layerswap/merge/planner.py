@@ -35,7 +35,7 @@ from layerswap.checkpoint.read import as_torch
 from layerswap.compose import Composition, Recipe, read_recipe
 from layerswap.compose.blend import Member, Operation
 from layerswap.compose.schema import Expert, SwapMethod
-from layerswap.deltas.measure import magnitude_weights
+from layerswap.deltas.magnitude import magnitude_weights
 from layerswap.errors import LayerswapError, MergeError, RecipeError
 from layerswap.merge.compatibility import check_together, check_tokenizers
 from layerswap.merge.fisher import open_fishers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,6 @@ def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
              "opposite_signs_share": total.disagreement}
             for (first, second), total in totals.items()
         ],
-        "routing": [asdict(row) for row in atlas.routing],
     }  # fmt: skip
 
 
@@ -133,14 +131,6 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
         lines.append(
             f"{first} against {second}: cosine {total.cosine:.3f}, opposite signs in "
             f"{total.disagreement:.1%} of what both changed"
-        )
-    for (first, second), rows in groupby(atlas.routing, key=lambda row: (row.expert, row.other)):
-        layers = list(rows)
-        common = sum(row.top_in_common_share for row in layers) / len(layers)
-        worst = min(layers, key=lambda row: row.top_in_common_share)
-        lines.append(
-            f"{first} against {second}: routers choose {common:.1%} of experts in common, least in "
-            f"layer {worst.layer} ({worst.top_in_common_share:.1%})"
         )
     return [*lines, f"wrote {folder}; open {folder / 'map.html'}"]
 

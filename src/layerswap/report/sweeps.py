@@ -17,18 +17,16 @@ from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.report.charts import draw_grid
 from layerswap.report.page import Report, Section, write_report
-from layerswap.report.tables import Table, difference_words, interval_words, score
-from layerswap.search.conditions import CHOSEN, Condition, contenders
-from layerswap.search.evaluator import SweepResult
-from layerswap.search.grid import GridResult, sweep_plans
+from layerswap.report.tables import Table, difference_words, interval_words
+from layerswap.search.candidates import Sources
+from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders
 from layerswap.search.spec import SweepSettings
-from layerswap.search.tpe import SearchResult
+from layerswap.search.sweeps import SweepResult, sweep_plans
 from layerswap.versions import __version__
 
 ANSWERS = "answers.sqlite"
-STUDY = "study.sqlite"
 TOP = 20
-"""Trials that the report of a search lists."""
+"""Draws that a report lists."""
 SCORES, SUMMARY, RECIPE, PAGE = "scores.parquet", "board.json", "best.yaml", "report.html"
 
 
@@ -48,83 +46,62 @@ def prepare_folder(out: Path) -> Path:
     return folder
 
 
-def write_result(found: GridResult | SearchResult, folder: Path) -> dict[str, Any]:
+def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
     """Write `scores.parquet`, `board.json`, `best.yaml` and `report.html` into a folder.
 
     Returns:
-        The content of `board.json`; for a search it lists every trial.
+        The content of `board.json`.
     """
-    if isinstance(found, GridResult):
-        facts, page = summary(found), tell(found)
-    else:
-        facts, page = summary_of_search(found), tell_search(found)
-    _write(found, folder, facts, page)
-    return facts
-
-
-def _write(result: SweepResult, folder: Path, facts: dict[str, Any], page: Report) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
     import yaml
 
+    facts = summary(board)
     texts = ("composition", "method", "variant", "outside", "regime", "pair", "split", "task",
              "metric", "filter")  # fmt: skip
     counts = (*vars(Zones(0, 0)), "document")
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(counts, pa.int64())
     schema = pa.schema({**types, "score": pa.float64()})
-    rows = [row.to_dict() for row in result.rows]
+    rows = [row.to_dict() for row in board.rows]
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / SCORES)
     (folder / SUMMARY).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    (folder / RECIPE).write_text(yaml.safe_dump(result.best_recipe, sort_keys=False), "utf-8")
-    write_report(folder / PAGE, page)
+    (folder / RECIPE).write_text(yaml.safe_dump(board.best_recipe, sort_keys=False), "utf-8")
+    write_report(folder / PAGE, tell(board))
+    return facts
 
 
-def summary(board: GridResult) -> dict[str, Any]:
-    """The board as plain data."""
-    race = board.race
-    return {
-        **_compared(board),
+def summary(board: SweepResult) -> dict[str, Any]:
+    """The content of `board.json`."""
+    names = ("task", "metric", "filter")
+    facts: dict[str, Any] = {
+        "layerswap_version": __version__,
+        "chosen_by": board.chosen_by,
+        "compared_by": board.measure and dict(zip(names, board.measure, strict=True)),
+        "compositions_tried": len(board.development),
+        "development": [
+            {**one.to_dict(), "mean": score} for one, score in board.development.items()
+        ],
+        "development_lead": board.lead and asdict(board.lead),
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
-        "race": None if race is None else {**asdict(race), "saved": race.saved},
+        "screening": board.screening and asdict(board.screening),
+        **board.to_dict(),
     }
+    if board.objectives:
+        facts["objectives"] = [
+            {**one.to_dict(), **both._asdict()} for one, both in board.objectives.items()
+        ]
+    if _draws(board):
+        facts["draws"] = [
+            {**one.to_dict(), "sources": sources} for one, sources in _draws(board).items()
+        ]
+        facts["sources_are_worth"] = board.worth
+    return facts
 
 
-def summary_of_search(found: SearchResult) -> dict[str, Any]:
-    """What a search found as plain data."""
-    return {
-        **_compared(found),
-        "trials": [asdict(trial) for trial in found.trials],
-        "best_trial": asdict(found.best_trial),
-        "choices_are_worth": found.worth,
-        "layers_run": found.evaluated,
-        "layers_one_by_one": found.naive,
-    }
-
-
-def _compared(result: SweepResult) -> dict[str, Any]:
-    names, screening = ("task", "metric", "filter"), result.screening
-    return {
-        "layerswap_version": __version__,
-        "chosen_by": result.chosen_by,
-        "compared_by": result.measure and dict(zip(names, result.measure, strict=True)),
-        "compositions_tried": len(result.development),
-        "development": [
-            {**one.to_dict(), "mean": score} for one, score in result.development.items()
-        ],
-        **({} if screening is None else
-           {"item_response": {**asdict(screening), "saved": screening.saved}}),
-        **({"objectives": [
-            {**one.to_dict(), **both._asdict()} for one, both in result.objectives.items()
-        ]} if result.objectives else {}),
-        **result.to_dict(),
-    }  # fmt: skip
-
-
-def tell(board: GridResult) -> Report:
+def tell(board: SweepResult) -> Report:
     """The report of a sweep."""
-    worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
-    notes = [str(one) for one in (board.race, board.screening) if one]
+    notes = [f"layerswap {__version__}", *([str(board.screening)] if board.screening else [])]
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board),
@@ -132,53 +109,51 @@ def tell(board: GridResult) -> Report:
             *_contest(board, len(board.development)),
             *_front(board),
             *_maps(board),
+            *_sources(board),
+            _models(board.best_recipe),
+        ],
+        colophon="; ".join(notes)
+        + f"; {board.counts.distinct} layers run per batch instead of {board.counts.naive}.",
+    )
+
+
+def _draws(board: SweepResult) -> dict[Condition, Sources]:
+    """The sources of every draw."""
+    return {one: sources for one, sources in board.sources.items() if one.zones is None}
+
+
+def _sources(board: SweepResult) -> list[Section]:
+    """The mean scores by the source of a layer, and the best draws."""
+    draws = _draws(board)
+    if not draws:
+        worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
+        return [
             Section(
                 "What each layer's source is worth",
                 "Mean score of the compositions that take the layer from the language expert, "
                 "minus that of those that take it from the task expert (development split).",
                 table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
+            )
+        ]
+    names = list(dict.fromkeys(name for by in board.worth.values() for name in by))
+    rows = [[place, *(by.get(name) for name in names)] for place, by in board.worth.items()]
+    best = sorted(draws, key=lambda one: -board.development[one])[:TOP]
+    return [
+        Section(
+            "What each source is worth",
+            "Mean score of the draws that take it (development split).",
+            table=Table(("place", *names), list(reversed(rows)), unit=""),
+        ),
+        Section(
+            "The best draws",
+            f"Sources in the order of {', '.join(board.worth)} (development split).",
+            table=Table(
+                ("draw", "score", "sources"),
+                [[str(one), board.development[one], " ".join(draws[one].values())] for one in best],
+                unit="",
             ),
-            _models(board.best_recipe),
-        ],
-        colophon="; ".join([f"layerswap {__version__}", *notes])
-        + f"; {board.counts.distinct} layers run per batch instead of {board.counts.naive}.",
-    )
-
-
-def tell_search(found: SearchResult) -> Report:
-    """The report of a search."""
-    worth = found.worth
-    names = list(dict.fromkeys(choice for by in worth.values() for choice in by))
-    rows = [[key, *(by.get(name) for name in names)] for key, by in worth.items()]
-    best = ", ".join(f"{key} {choice}" for key, choice in found.best_trial.choices.items())
-    ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.number))[:TOP]
-    screened = found.screening is not None
-    return Report(
-        title=f"{len(found.trials)} compositions searched, chosen by {found.chosen_by}",
-        lead=lead(found),
-        sections=[
-            *_contest(found, len(found.trials)),
-            *_front(found),
-            Section(f"The best composition: {score(found.best_trial.score, '')}", best),
-            Section(
-                "What each choice is worth",
-                "Mean score of the trials that made it (development split). A search tries good "
-                "choices more often, and together with other good ones.",
-                table=Table(("place", *names), list(reversed(rows)), unit=""),
-            ),
-            Section(
-                "The best trials",
-                table=Table(
-                    ("number", "score", "choices"),
-                    [[str(t.number), t.score, " ".join(t.choices.values())] for t in ranked],
-                    unit="",
-                ),
-            ),
-            _models(found.best_recipe),
-        ],
-        colophon="; ".join([f"layerswap {__version__}", *([str(found.screening)] * screened)])
-        + f"; {found.evaluated} layers run per batch of documents instead of {found.naive}.",
-    )
+        ),
+    ]
 
 
 def results_table(judged: SweepResult) -> Table | None:
@@ -200,22 +175,26 @@ def results_table(judged: SweepResult) -> Table | None:
     return Table(["model", metric, "selected minus it"], rows, caption, unit="")
 
 
-def lead(judged: GridResult | SearchResult) -> str:
-    """The result in two sentences: the best composition, and its score on the test documents."""
-    best = _zones_in_words(judged.chosen)
-    if isinstance(judged, SearchResult):
-        best = f"number {judged.best_trial.number}"
-    if judged.measure is None:
-        return f"The best is {best}. No task was given to compare it on."
-    one = judged.intervals[judged.selected]
-    of = f"On {one.n} documents that it was not chosen on, {' '.join(judged.measure[:2])} is "
-    if judged.selected == CHOSEN:
-        return f"The best is {best}. {of}{interval_words(one, '')}."
-    chosen = interval_words(judged.intervals[CHOSEN], "")
-    return (
-        f"The best is the {judged.selected}. {of}{interval_words(one, '')}. On the development "
-        f"documents {best} is not clearly better; on the test documents it reaches {chosen}."
-    )
+def lead(board: SweepResult) -> str:
+    """The result in words: the selected composition, and its score on the test documents."""
+    chosen = _zones_in_words(board.chosen)
+    default = board.selected == DEFAULT
+    best = f"the {DEFAULT}" if default else chosen
+    parts = [f"The best is {best}."]
+    if board.measure is None:
+        parts.append("No task was given to compare it on.")
+    else:
+        score = board.intervals[board.selected]
+        parts.append(
+            f"On {score.n} documents that it was not chosen on, {' '.join(board.measure[:2])} is "
+            f"{interval_words(score, '')}."
+        )
+    if default and board.lead is not None:
+        parts.append(
+            f"On the development documents {chosen} is ahead of it by "
+            f"{interval_words(board.lead, '')}, which may be chance."
+        )
+    return " ".join(parts)
 
 
 def _contest(judged: SweepResult, tried: int) -> list[Section]:
@@ -257,7 +236,7 @@ def _models(recipe: Mapping[str, Any]) -> Section:
     )
 
 
-def _maps(board: GridResult) -> list[Section]:
+def _maps(board: SweepResult) -> list[Section]:
     """A heat map over bottom and top for each choice of transitions and of the outside."""
     chosen = board.chosen
     default = Condition("swap", zones=board.default, outside=chosen.outside if chosen else "")
@@ -283,7 +262,7 @@ Composed = Plan | Recipe | PathLike
 """A composition of checkpoints: a plan, a recipe, or the path of a recipe file."""
 
 
-class ReportedSweep(GridResult):
+class ReportedSweep(SweepResult):
     """The result of `layerswap.sweep`, which shows itself in a notebook and writes its report."""
 
     def report(self, path: PathLike) -> Path:
@@ -319,9 +298,10 @@ def sweep(
     progress: Advance | None = None,
     **settings: Any,
 ) -> ReportedSweep:
-    """Evaluate compositions of the same experts, choose the best, and compare it with baselines.
+    """Evaluate compositions of the same experts, select one, and compare it with baselines.
 
-    The best is chosen on the development documents of the tasks. It is reported on the test
+    The composition that is best on the development documents of the tasks is selected if it is
+    clearly better there than the default swap, else the default swap. It is reported on the test
     documents, beside the default swap, the soup, both experts and, where the recipe names it,
     the base. This is `layerswap sweep` from Python.
 
@@ -335,11 +315,11 @@ def sweep(
         log: called with what the sweep costs.
         progress: called with the number of compositions just evaluated.
         settings: further keys of a sweep file: `development` (share of documents to choose on),
-            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `halving`,
-            `item_response`, `answer_language`, `without_labels`.
+            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `screen`,
+            `answer_language`, `without_labels`.
 
     Returns:
-        The result: `.best` is the chosen plan, `.intervals` and `.differences` are on the test
+        The result: `.best` is the selected plan, `.intervals` and `.differences` are on the test
         documents, `.to_pandas()` has every score, `.report(path)` writes a page.
 
     Raises:
@@ -356,12 +336,11 @@ def sweep(
             "choose_by": metric, **settings}  # fmt: skip
     spec = validate(SweepSettings, data, where="sweep", expected="settings by name")
     candidates = _named([_plan(one) for one in _listed(plans)])
-    start = next(iter(candidates.values()))
-    swaps = start.recipe.swap is not None
+    start = next((plan for plan in candidates.values() if plan.recipe.swap is not None), None)
     result = sweep_plans(
         spec,
         candidates,
-        contenders(start, densities=spec.ties) if swaps else {},
+        {} if start is None else contenders(start, densities=spec.ties),
         store=None if answers is None else AnswerStore(Path(answers).expanduser()),
         allow_code=allow_code,
         log=log,

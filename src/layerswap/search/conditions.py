@@ -1,4 +1,4 @@
-"""Conditions: the models that an experiment compares, and the contenders of every composition."""
+"""Conditions: the models that an experiment compares, and the baselines of a swap."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
-from layerswap.compose import Blend, Composition, Zones, default_zones
+from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.compose.recipe import check_recipe
 from layerswap.merge.planner import Plan
 
-OWN_KEYS = ("swap", "places", "weights")
-"""Keys of a recipe that say how a swap is composed, and nothing about its contenders."""
+COMPOSITION_KEYS = ("swap", "places", "weights")
+"""Keys of a swap's recipe that its baselines do not share."""
 
 _SIZES = tuple(one.name for one in fields(Zones))
 
@@ -20,17 +20,17 @@ _SIZES = tuple(one.name for one in fields(Zones))
 class Condition:
     """One of the models that are compared.
 
-    Conditions print themselves as tables name them, and sort by pair, method and the rest. On
-    disk they are their fields (`to_dict`): nothing reads a name back.
+    Tables print a condition as text. Files store its fields (`to_dict`), and nothing parses the
+    text. Conditions sort by pair, method and the other fields.
 
     Attributes:
         method: such as `swap`, `task expert`, `soup`, `ties`, `partition`, `joint` or `base`.
-        variant: which one of its method, such as `default`, `density 0.5`, `C`, `reverted C` or
-            `chosen on development`.
+        variant: distinguishes conditions of one method, such as `default`, `density 0.5`, `C`,
+            `reverted C` or `chosen on development`.
         zones: of a composition of a grid.
-        outside: what the places outside the layers take, where conditions differ by it.
-        regime: how its experts were trained, where conditions differ by it, such as `LoRA`.
-        pair: which pair of experts it is made of; empty for what all pairs share.
+        outside: source of the places outside the layers, where conditions differ by it.
+        regime: training of the experts, such as `LoRA`, where conditions differ by it.
+        pair: the pair of experts; empty for models that all pairs share.
 
     Example:
         str(Condition("swap", zones=Zones(5, 2)))  # swap 5,2,0,0
@@ -47,12 +47,11 @@ class Condition:
 
     def __str__(self) -> str:
         zones = "" if self.zones is None else ",".join(map(str, astuple(self.zones)))
-        # What a partition or a composition is of reads as part of its name: "partition C".
-        joined = self.variant if self.method == "partition" else zones
-        name = f"{self.method} {joined}".rstrip()
+        # "partition C" and "draw 3" are written without a comma.
+        name = self.variant if self.method in ("partition", "draw") else zones
+        variant = "" if name == self.variant else self.variant
         outside = f"outside {self.outside}" if self.outside else ""
-        variant = "" if joined == self.variant else self.variant
-        parts = [name, variant, outside, self.regime]
+        parts = [f"{self.method} {name}".rstrip(), variant, outside, self.regime]
         return f"{self.pair}: " * bool(self.pair) + ", ".join(part for part in parts if part)
 
     def __lt__(self, other: Condition) -> bool:
@@ -65,18 +64,18 @@ class Condition:
 
     @property
     def treatment(self) -> Condition:
-        """The same of whichever pair."""
+        """The same condition without its pair."""
         return replace(self, pair="")
 
     def to_dict(self) -> dict[str, str | int | None]:
-        """Its fields as columns of a table; the four counts of its zones are None without zones."""
+        """Its fields as columns of a table; without zones their four counts are None."""
         sizes = vars(self.zones) if self.zones else dict.fromkeys(_SIZES)
         texts = {name: value for name, value in vars(self).items() if name != "zones"}
         return {**texts, **sizes}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Condition:
-        """What `to_dict` gave; further keys are ignored."""
+        """The condition that `to_dict` stored; other keys are ignored."""
         sizes = {name: data.get(name) for name in _SIZES}
         zones = None if sizes["bottom"] is None else Zones(**sizes)  # type: ignore[arg-type]
         texts = {one.name: data[one.name] for one in fields(cls) if one.name in data}
@@ -90,18 +89,18 @@ JOINT = Condition("joint")
 """One model trained on the data of both experts."""
 DEFAULT = Condition("swap", "default")
 CHOSEN = Condition("swap", "chosen on development")
-"""The swap whose zones were chosen on the development documents."""
+"""The composition with the best score on the development documents."""
 FLATTERED = Condition("swap", "best (flattered)")
-"""The swap that is best on the test documents: chosen by what it is reported on."""
+"""The swap with the best score on the test documents, which its own score flatters."""
 
 
 def ties(density: float) -> Condition:
-    """TIES with this share of every delta kept."""
+    """TIES that keeps this share of every delta."""
     return Condition("ties", f"density {density}")
 
 
 def partition_of(name: str) -> Condition:
-    """The composition of one of the second paper's partitions."""
+    """The composition along a partition of the second paper."""
     return Condition("partition", name)
 
 
@@ -120,20 +119,18 @@ def methods(
     partitions: Sequence[str] = (),
     outside: str | None = None,
 ) -> Iterator[tuple[Condition, dict[str, Any]]]:
-    """The contenders of a swap: of each the part of a recipe that says how it is composed.
-
-    The default swap comes first, then every partition, then the baselines in the order given.
+    """Yield the default swap, every partition and the baselines, as parts of a recipe.
 
     Args:
         baselines: of `experts`, `soup`, `weighted soup`, `magnitude soup`, `task arithmetic`,
             `ties` and `reverted` (experts reverted outside a partition); others are ignored.
         task: name of the task expert in the recipe.
         language: name of the language expert in the recipe.
-        densities: of TIES, a contender for each.
-        shares: of the task expert in weighted soups, a contender for each.
-        scales: of both deltas in task arithmetic, a contender for each.
-        partitions: names of partitions, each a contender; experts are reverted outside of them.
-        outside: who gets the places outside the layers of a partition.
+        densities: of TIES; each is a condition.
+        shares: of the task expert in weighted soups; each is a condition.
+        scales: of both deltas in task arithmetic; each is a condition.
+        partitions: names of partitions; experts are reverted outside of them.
+        outside: owner of the places outside the layers of a partition.
     """
     both = {"task": task, "language": language}
 
@@ -187,31 +184,34 @@ def contenders(
         baselines: see `methods`; the base itself is added where the recipe names it.
         densities: of TIES, which needs the base.
     """
-    method, layers = start.recipe.swap, start.composition.layers
+    method = start.recipe.swap
     assert method is not None, "only a swap has contenders"
-    found: dict[Condition, Plan] = {}
+    parts: dict[Condition, dict[str, Any]] = {}
     if start.base is not None:
-        base = Composition.build(layers, lambda place: Blend.of("base"))
-        found[BASE] = start.with_composition(base)
-    wanted = [*baselines, *(["ties"] if start.base is not None else [])]
-    for condition, part in methods(
-        wanted, task=method.task, language=method.language, densities=densities
-    ):
-        if condition == DEFAULT:
-            continue
-        data = start.recipe.model_dump(exclude_defaults=True)
-        shared = {key: value for key, value in data.items() if key not in OWN_KEYS}
-        recipe = check_recipe({**shared, **part}, where=str(condition))
-        composition = recipe.resolve(layers, start.magnitude)
-        found[condition] = replace(start, recipe=recipe, composition=composition)
-    return {**found, DEFAULT: swapped(start, default_zones(layers))}
+        baselines = [*baselines, "ties"]
+        parts[BASE] = {"soup": {"experts": ["base"]}}
+    parts |= methods(baselines, task=method.task, language=method.language, densities=densities)
+    parts.pop(DEFAULT)
+    data = start.recipe.model_dump(exclude_defaults=True)
+    shared = {key: value for key, value in data.items() if key not in COMPOSITION_KEYS}
+    plans = {
+        condition: recomposed(start, check_recipe({**shared, **part}, where=str(condition)))
+        for condition, part in parts.items()
+    }
+    return {**plans, DEFAULT: swapped(start, default_zones(start.composition.layers))}
 
 
 def swapped(start: Plan, zones: Zones, outside: str = "") -> Plan:
-    """The swap with these zones, and with another outside where one is given."""
+    """The swap with other zones, and with another outside where one is given."""
     method = start.recipe.swap
     assert method is not None, "only a swap has zones"
     changes = {**vars(zones), **({"outside": outside} if outside else {})}
-    recipe = start.recipe.model_copy(update={"swap": method.model_copy(update=changes)})
-    composition = recipe.resolve(start.composition.layers, start.magnitude)
+    swap = method.model_copy(update=changes)
+    return recomposed(start, start.recipe.model_copy(update={"swap": swap}))
+
+
+def recomposed(start: Plan, recipe: Recipe) -> Plan:
+    """The plan of another recipe over the same checkpoints."""
+    old = start.composition
+    composition = recipe.resolve(old.layers, start.magnitude, taken=old.taken)
     return replace(start, recipe=recipe, composition=composition)

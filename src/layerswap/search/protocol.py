@@ -1,13 +1,13 @@
 """The experiment protocol: choose on development documents, report on test documents.
 
-A sweep, a study, the quickstart and the lab's questions all compare models in this way: every
-candidate is scored on the development documents, the best is chosen there, and it is reported
-beside its contenders on the test documents, with intervals and paired differences.
+Sweeps, studies, the quickstart and the lab's experiments compare models in the same way. Every
+candidate is scored on development documents, and these decide which composition is selected. The
+test documents give the scores of the report, with intervals and paired differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ Values = npt.NDArray[np.float64]
 
 
 class DocumentSplit(NamedTuple):
-    """Positions of documents: those to choose on, and those to report on."""
+    """Positions of the development documents and of the test documents."""
 
     development: npt.NDArray[np.int64]
     test: npt.NDArray[np.int64]
@@ -32,16 +32,16 @@ class DocumentSplit(NamedTuple):
 def split_documents(
     count: int, development: float, *, seed: int = 0, limit: int | None = None, first: bool = False
 ) -> DocumentSplit:
-    """Draw the documents to choose on and those to report on, at least one of each.
+    """Split documents at random into development and test documents, at least one of each.
 
     Equal arguments give an equal split, so tasks with parallel documents are split in parallel.
 
     Args:
-        count: documents, at least two.
-        development: share to choose on, in 0..1.
+        count: number of documents, at least two.
+        development: share of development documents, in 0..1.
         seed: of the draw.
-        limit: most documents, both together.
-        first: take the first documents where there is a limit, as lm-eval does, not drawn ones.
+        limit: largest number of documents, both splits together.
+        first: apply the limit to the first documents, as lm-eval does, not to drawn ones.
 
     Returns:
         Positions in the order drawn.
@@ -52,9 +52,22 @@ def split_documents(
     return DocumentSplit(order[:cut], order[cut:])
 
 
+def ranked(scores: Mapping[Condition, Values | float]) -> list[Condition]:
+    """Candidates from the best mean score to the worst.
+
+    Of equal candidates the one that departs least from the task expert comes first, with the
+    fewest layers in its zones.
+    """
+
+    def rank(one: Condition) -> tuple[float, int]:
+        size = sum(vars(one.zones).values()) if one.zones else 0
+        return -float(np.mean(scores[one])), size
+
+    return sorted(scores, key=rank)
+
+
 def choose(
     scores: Mapping[Condition, Values | float],
-    among: Iterable[Condition] = (),
     *,
     of_equals: Literal["smallest", "first"] = "smallest",
 ) -> Condition:
@@ -62,19 +75,16 @@ def choose(
 
     Args:
         scores: of every candidate, per document or its mean.
-        among: candidates that may be chosen; all when empty.
-        of_equals: `smallest` takes the one that departs least from the task expert, with the
-            fewest layers in its zones, and of those the first; `first` takes the first.
+        of_equals: `smallest` takes the first of `ranked`, `first` the first of the mapping.
     """
-
-    def rank(one: Condition) -> tuple[float, int]:
-        size = sum(vars(one.zones).values()) if one.zones and of_equals == "smallest" else 0
-        return float(np.mean(scores[one])), -size
-
-    return max(among or scores, key=rank)
+    if of_equals == "smallest":
+        return ranked(scores)[0]
+    return max(scores, key=lambda one: float(np.mean(scores[one])))
 
 
-def select(scores: Mapping[Condition, Values], chosen: Condition, default: Condition) -> Condition:
+def select(
+    scores: Mapping[Condition, Values], chosen: Condition, default: Condition | None
+) -> Condition:
     """Returns the composition to save and to report first: the chosen one, or the default swap.
 
     The chosen composition is selected if it is clearly better than the default swap on the
@@ -84,10 +94,10 @@ def select(scores: Mapping[Condition, Values], chosen: Condition, default: Condi
     Args:
         scores: per development document, of at least the two compositions.
         chosen: the candidate with the highest mean on the development documents.
-        default: the default swap. Where it was not evaluated, because the candidates are no
-            swaps, the chosen composition is selected.
+        default: the default swap. Where there is none, because the candidates are no swaps, the
+            chosen composition is selected.
     """
-    if default not in scores or chosen == default:
+    if default is None or default not in scores or chosen == default:
         return chosen
     lead = paired_difference(np.asarray(scores[chosen]), np.asarray(scores[default]))
     return chosen if lead.low > 0 else default
@@ -112,7 +122,7 @@ class TestResult:
     @cached_property
     def intervals(self) -> dict[Condition, Interval]:
         """Mean and 95% bootstrap interval of every condition."""
-        return {one: mean_interval(np.asarray(v)) for one, v in self.scores.items()}
+        return {one: mean_interval(np.asarray(values)) for one, values in self.scores.items()}
 
     @cached_property
     def differences(self) -> dict[Condition, Interval]:
@@ -146,6 +156,9 @@ class TestResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: every condition with its fields, its interval and its difference."""
+        differences: dict[Condition, Any] = {
+            one: asdict(difference) for one, difference in self.differences.items()
+        }
         return {
             "chosen": None if self.chosen is None else self.chosen.to_dict(),
             "selected": str(self.selected),
@@ -154,9 +167,7 @@ class TestResult:
                     "condition": str(one),
                     **one.to_dict(),
                     **asdict(interval),
-                    "selected_minus": (
-                        asdict(self.differences[one]) if one in self.differences else None
-                    ),
+                    "selected_minus": differences.get(one),
                 }
                 for one, interval in self.intervals.items()
             ],

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from layerswap._types import EngineName
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import DTYPES, Strict
-from layerswap.compose.yaml_file import read_yaml
+from layerswap.compose.yaml_file import Checked, Mistake, read_yaml, validate_whole
 from layerswap.errors import RecipeError
 from layerswap.evaluation.harness import PromptOptions
 
 ZONE_SIZES = tuple(field.name for field in fields(Zones))
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
+SCREEN = "`screen: {documents: 100, finalists: 9}`"
+REMOVED = {
+    "halving": f"was removed in 0.2; write {SCREEN}",
+    "item_response": f"was removed in 0.2; write {SCREEN}",
+    "search": "was removed in 0.2; write `random: 200`, or `random: {draws: 200, take: [...]}`",
+}
+"""Keys of a sweep of 0.1, and the line that names their replacement."""
+REMOVED_SIGNALS = {
+    "text": "was removed in 0.2, with the signal fluency; give `prompts`",
+    "by": "is `agreement` or `consensus` since 0.2; the other signals chose no better zones",
+}
 
 
 def _read_sizes(value: object) -> object:
     """A number, a list of numbers, or a range such as `0-8`, as a list."""
     if type(value) is int:
         return [value]
-    found = RANGE.fullmatch(value) if isinstance(value, str) else None
-    if found:
-        return list(range(int(found[1]), int(found[2]) + 1))
-    return value
+    match = RANGE.fullmatch(value) if isinstance(value, str) else None
+    return list(range(int(match[1]), int(match[2]) + 1)) if match else value
 
 
 def _read_one(value: object) -> object:
@@ -42,9 +46,15 @@ def _read_one(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _read_draws(value: object) -> object:
+    """A number alone is the number of draws."""
+    return {"draws": value} if type(value) is int else value
+
+
 Sizes = Annotated[
     list[Annotated[int, Field(ge=0)]], BeforeValidator(_read_sizes), Field(min_length=1)
 ]
+Outsides = Annotated[list[Outside], BeforeValidator(_read_one), Field(min_length=1)]
 
 
 class Grid(Strict):
@@ -55,14 +65,14 @@ class Grid(Strict):
         top: layers from the language expert at the output.
         bottom_transition: blended layers above the bottom zone.
         top_transition: blended layers below the top zone.
-        outside: what the places outside the layers may take; the recipe's own when not given.
+        outside: sources of the places outside the layers; the recipe's own when not given.
     """
 
     bottom: Sizes
     top: Sizes
     bottom_transition: Sizes = [0]
     top_transition: Sizes = [0]
-    outside: Annotated[list[Outside], BeforeValidator(_read_one), Field(min_length=1)] | None = None
+    outside: Outsides | None = None
 
     @property
     def sizes(self) -> dict[str, list[int]]:
@@ -70,68 +80,89 @@ class Grid(Strict):
         return {name: getattr(self, name) for name in ZONE_SIZES}
 
 
+class RandomDraws(Strict):
+    """Compositions drawn at random from the large space, without repetition.
+
+    Attributes:
+        draws: number of compositions.
+        each: `layer` draws a source for every layer, `layer_and_role` one for attention and one
+            for mlp.
+        take: sources to draw from: names of the recipe's experts, which may be merges, or
+            numbers, the share of the language expert in a blend of the two.
+        outside: sources of the places outside the layers to draw from.
+        seed: of the draws.
+    """
+
+    draws: PositiveInt
+    each: Literal["layer", "layer_and_role"] = "layer"
+    take: Annotated[list[str | float | int], Field(min_length=2)] = ["task", "language"]
+    outside: Outsides = ["blend"]
+    seed: int = 0
+
+    @field_validator("take")
+    @classmethod
+    def _shares(cls, values: list[str | float | int]) -> list[str | float | int]:
+        for value in values:
+            if not isinstance(value, str) and not 0 <= value <= 1:
+                raise ValueError(f"{value} is not a share of the language expert in 0..1")
+        if len(set(map(str, values))) < len(values):
+            raise ValueError("a source is listed twice")
+        return values
+
+
 class Choice(Strict):
-    """What the best composition is chosen by; the first of what the tasks give by default."""
+    """The score that the best composition is chosen by; the tasks' first score by default."""
 
     task: str | None = None
     metric: str | None = None
     filter: str | None = None
 
 
-class Halving(Strict):
-    """Dropping compositions that cannot win any more; see `search.grid`.
+class Screen(Strict):
+    """Two stages: all compositions on some development documents, the best few on all.
 
     Attributes:
-        first: documents of the first round; every further round doubles them.
-        error: the probability, at most, that the truly best composition is dropped.
+        documents: development documents of each task in the first stage, drawn at random.
+        finalists: compositions in the second stage.
     """
 
-    first: Annotated[int, Field(ge=2)] = 50
-    error: Annotated[float, Field(gt=0, lt=1)] = 0.05
-
-
-class ItemResponse(Strict):
-    """Estimating most compositions from a few documents; see `search.item_response`.
-
-    Attributes:
-        calibration: compositions that are scored on all documents first.
-        documents: those that the others are scored on.
-        finalists: compositions with the highest estimates, which are scored on all documents.
-    """
-
-    calibration: Annotated[int, Field(ge=2)] = 6
-    documents: PositiveInt = 40
-    finalists: PositiveInt = 3
-
-
-SIGNALS = ("agreement", "consensus", "confidence", "self_consistency", "fluency", "closeness",
-           "tasks")  # fmt: skip
-Signal = Literal["agreement", "consensus", "confidence", "self_consistency", "fluency",
-                 "closeness", "tasks"]  # fmt: skip
+    documents: PositiveInt = 100
+    finalists: PositiveInt = 9
 
 
 class WithoutLabels(Strict):
     """Choosing where nothing in the target language is labelled; see `search.unlabelled`.
 
     Attributes:
-        by: a signal, or several whose ranks are averaged. By default the one that did best on the
-            lab among those that the files below allow.
-        prompts: a file of target-language prompts, as the task asks them.
+        by: `agreement` with the task expert on the parallel prompts, or `consensus` of the
+            compositions. By default agreement, where `parallel` is given.
+        prompts: a file of target-language prompts, written as the task writes them.
         parallel: a file with the same prompts in the source language, line by line.
-        text: a file of plain target-language text.
-        answer: a regular expression; its last match in what was written is the answer. All that
-            was written, without blanks around it, when not given.
-        max_new_tokens: most tokens of an answer.
+        answer: a regular expression, whose last match in a text is the answer. By default the
+            whole text, without blanks around it.
+        max_new_tokens: largest number of tokens of an answer.
         stop: strings that end an answer.
     """
 
-    by: Annotated[list[Signal], BeforeValidator(_read_one), Field(min_length=1)] | None = None
-    prompts: str | None = None
+    by: Literal["agreement", "consensus"] | None = None
+    prompts: str
     parallel: str | None = None
-    text: str | None = None
     answer: str | None = None
     max_new_tokens: PositiveInt = 64
     stop: list[str] = []
+
+    @property
+    def signal(self) -> Literal["agreement", "consensus"]:
+        """The signal that chooses."""
+        return self.by or ("consensus" if self.parallel is None else "agreement")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _known(cls, data: Any, handler: Callable[[Any], Self]) -> Self:
+        removed = dict(REMOVED_SIGNALS)
+        if isinstance(data, dict) and data.get("by") in ("agreement", "consensus", None):
+            del removed["by"]
+        return _checked(cls.__name__, data, removed, handler)
 
     @field_validator("answer")
     @classmethod
@@ -143,57 +174,24 @@ class WithoutLabels(Strict):
         return pattern
 
     @model_validator(mode="after")
-    def _has_files(self) -> WithoutLabels:
-        if self.by is None and not (self.prompts or self.text):
-            raise ValueError("give prompts (with their parallel) or text to choose by")
-        for signal in self.by or ():
-            lacking = next((file for file in NEEDS[signal] if getattr(self, file) is None), None)
-            if lacking is not None:
-                raise ValueError(f"{signal} needs `{lacking}`")
+    def _has_parallel(self) -> WithoutLabels:
+        if self.by == "agreement" and self.parallel is None:
+            raise ValueError("agreement needs `parallel`")
         return self
 
 
-NEEDS: dict[str, tuple[str, ...]] = {
-    "agreement": ("prompts", "parallel"),
-    "consensus": ("prompts",),
-    "confidence": ("prompts",),
-    "self_consistency": ("prompts",),
-    "fluency": ("text",),
-    "closeness": ("prompts", "parallel"),
-    "tasks": (),
-}
-"""The files that a signal reads."""
+def _checked(
+    title: str, data: Any, removed: Mapping[str, str], handler: Callable[[Any], Checked]
+) -> Checked:
+    """The checked data; keys that were removed are the only error, each with a line of its own."""
+    given = removed.keys() & data.keys() if isinstance(data, dict) else ()
+    if not given:
+        return handler(data)
 
+    def rules(_: object) -> list[Mistake]:
+        return [((key,), text) for key, text in removed.items() if key in given]
 
-class SearchSpec(Strict):
-    """A search beyond the grid of zones; see `search.tpe`.
-
-    Attributes:
-        each: whether every layer chooses, or attention and mlp of every layer apart.
-        take: what there is to choose from: names of the recipe's experts, or numbers, the share of
-            the language expert in a blend of the two.
-        outside: what the places outside the layers may take.
-        trials: compositions to try.
-        batch: compositions that are proposed and evaluated together.
-        seed: of the proposals.
-    """
-
-    each: Literal["layer", "layer_and_role"] = "layer"
-    take: Annotated[list[str | float | int], Field(min_length=2)] = ["task", "language"]
-    outside: Annotated[list[Outside], BeforeValidator(_read_one), Field(min_length=1)] = ["blend"]
-    trials: PositiveInt = 100
-    batch: PositiveInt = 16
-    seed: int = 0
-
-    @field_validator("take")
-    @classmethod
-    def _shares(cls, values: list[str | float | int]) -> list[str | float | int]:
-        for value in values:
-            if not isinstance(value, str) and not 0 <= value <= 1:
-                raise ValueError(f"{value} is no share of the language expert in 0..1")
-        if len(set(map(str, values))) < len(values):
-            raise ValueError("something is there twice")
-        return values
+    return validate_whole(title, data, lambda whole: whole, rules)  # type: ignore[no-any-return]
 
 
 class SweepSettings(PromptOptions):
@@ -202,14 +200,13 @@ class SweepSettings(PromptOptions):
     Attributes:
         tasks: lm-eval tasks by name.
         include: folders with further task YAMLs.
-        choose_by: what the best composition is chosen by.
-        without_labels: choose by signals that need no labels; the tasks are only reported.
-        halving: let compositions of a grid that cannot win any more stop early.
-        item_response: estimate most compositions from a few informative documents.
+        choose_by: the score that the best composition is chosen by.
+        without_labels: choose by a signal that needs no labels; the tasks are only reported.
+        screen: score all compositions on some development documents, the best few on all.
         ties: densities of TIES to compare with, which needs the recipe's base.
         development: share of each task's documents that compositions are chosen on; the others
             are for the report.
-        limit: most documents of a task, both splits together.
+        limit: largest number of documents of a task, both splits together.
         limit_order: documents within the limit: drawn at `random`, or the `first` ones, which
             lm-eval's own limit takes.
         num_fewshot: examples in a prompt; the task's own number when not given.
@@ -217,10 +214,9 @@ class SweepSettings(PromptOptions):
             `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
         batch_size: rows that the model reads together; `auto` takes 16, or as many as fit.
         answer_language: the language that answers should be in; its share of the letters that a
-            composition writes is reported beside the score, with the compositions that no other
-            beats in both.
+            composition writes is reported beside the score, with the Pareto front of both.
         seed: of the split.
-        device: where the models run.
+        device: device of the models.
         dtype: of the models; as stored when not given.
         engine: `sweep`, or `vllm`, which is started once and re-pointed.
         engine_args: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
@@ -230,8 +226,7 @@ class SweepSettings(PromptOptions):
     include: list[str] = []
     choose_by: Choice = Choice()
     without_labels: WithoutLabels | None = None
-    halving: Halving | None = None
-    item_response: ItemResponse | None = None
+    screen: Screen | None = None
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     limit: PositiveInt | None = None
@@ -250,18 +245,19 @@ class SweepSettings(PromptOptions):
         """How prompts are written."""
         return PromptOptions(**{name: getattr(self, name) for name in PromptOptions.model_fields})
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _known(cls, data: Any, handler: Callable[[Any], Self]) -> Self:
+        return _checked(cls.__name__, data, REMOVED, handler)
+
     @model_validator(mode="after")
-    def _has_tasks(self) -> SweepSettings:
-        signals = self.without_labels
-        if not self.tasks and (signals is None or "tasks" in (signals.by or ())):
+    def _consistent(self) -> SweepSettings:
+        if not self.tasks and self.without_labels is None:
             raise ValueError("tasks: name at least one")
-        if self.engine == "vllm" and signals:
-            raise ValueError("without_labels reads logits and states: it needs the engine sweep")
-        if (self.halving or self.item_response) and signals:
-            name = "halving" if self.halving else "item_response"
-            raise ValueError(f"{name} is for what is chosen by tasks")
-        if self.halving and self.item_response:
-            raise ValueError("give halving or item_response, not both")
+        if self.engine == "vllm" and self.without_labels:
+            raise ValueError("without_labels needs the engine sweep")
+        if self.screen and self.without_labels:
+            raise ValueError("screen needs labelled documents; leave out without_labels")
         return self
 
     @field_validator("tasks")
@@ -269,7 +265,7 @@ class SweepSettings(PromptOptions):
     def _once(cls, names: list[str]) -> list[str]:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"task {twice!r} is there twice")
+            raise ValueError(f"task {twice!r} is listed twice")
         return names
 
 
@@ -279,19 +275,17 @@ class SweepSpec(SweepSettings):
     Attributes:
         recipe: a swap, as a recipe file or inline.
         grid: the compositions to try.
-        search: instead of a grid, a search.
+        random: instead of a grid, compositions drawn at random.
     """
 
     recipe: str | dict[str, Any]
     grid: Grid | None = None
-    search: SearchSpec | None = None
+    random: Annotated[RandomDraws, BeforeValidator(_read_draws)] | None = None
 
     @model_validator(mode="after")
-    def _grid_or_search(self) -> SweepSpec:
-        if (self.grid is None) == (self.search is None):
-            raise ValueError("give either a grid or a search")
-        if self.halving and self.search:
-            raise ValueError("halving is for a grid; a search takes item_response")
+    def _grid_or_random(self) -> SweepSpec:
+        if (self.grid is None) == (self.random is None):
+            raise ValueError("give either `grid` or `random`")
         return self
 
 
@@ -299,8 +293,8 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
     """The sweep in a YAML file, and its recipe; paths in it are relative to the file.
 
     Raises:
-        RecipeError: the file cannot be read, or what is wrong in it, each on a line with its key
-            path; or the recipe is no swap, or lacks an expert that a search takes.
+        RecipeError: the file cannot be read, or every mistake in it, by line and key path; or the
+            recipe is no swap, or lacks an expert that a draw takes.
     """
     spec = read_yaml(path, SweepSpec, "a sweep is a mapping with `recipe`, `grid` and `tasks`")
     folder = path.parent
@@ -310,35 +304,31 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
         else check_recipe(spec.recipe, where=f"{path}, recipe")
     )
     if recipe.swap is None:
-        raise RecipeError(f"{path}: recipe: a grid of zones needs a swap")
+        raise RecipeError(f"{path}: recipe: a sweep needs a recipe with `swap`")
     known = [*recipe.experts, *(["base"] if recipe.base else [])]
-    take = spec.search.take if spec.search else []
+    take = spec.random.take if spec.random else []
     unknown = next((one for one in take if isinstance(one, str) and one not in known), None)
     if unknown is not None:
         raise RecipeError(
-            f"{path}: search.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
+            f"{path}: random.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
         )
     include = [str(folder / name) for name in spec.include]
     missing = next((name for name in include if not Path(name).is_dir()), None)
     if missing is not None:
         raise RecipeError(f"{path}: include: {missing}: no such folder")
-    found = {"include": include, "without_labels": _with_paths(spec.without_labels, path)}
-    return spec.model_copy(update=found), recipe
+    signal = spec.without_labels and _with_paths(spec.without_labels, path)
+    return spec.model_copy(update={"include": include, "without_labels": signal}), recipe
 
 
-def _with_paths(signals: WithoutLabels | None, path: Path) -> WithoutLabels | None:
-    """The same with its files relative to the sweep's file.
+def _with_paths(signal: WithoutLabels, path: Path) -> WithoutLabels:
+    """The signal with its files relative to the sweep's file.
 
     Raises:
-        RecipeError: a file is not there.
+        RecipeError: a file is missing.
     """
-    if signals is None:
-        return None
-    files = {}
-    for key in ("prompts", "parallel", "text"):
-        name = getattr(signals, key)
-        if name is not None:
-            files[key] = str(path.parent / name)
-            if not Path(files[key]).is_file():
-                raise RecipeError(f"{path}: without_labels.{key}: {files[key]}: no such file")
-    return signals.model_copy(update=files)
+    given = {key: getattr(signal, key) for key in ("prompts", "parallel")}
+    files = {key: str(path.parent / name) for key, name in given.items() if name is not None}
+    for key, file in files.items():
+        if not Path(file).is_file():
+            raise RecipeError(f"{path}: without_labels.{key}: {file}: no such file")
+    return signal.model_copy(update=files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,9 @@ from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.report.sweeps import lead
+from layerswap.report.sweeps import lead, tell
+from layerswap.search import sweeps
+from layerswap.search.candidates import zone_sources
 from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,
@@ -27,8 +30,8 @@ from layerswap.search.conditions import (
     Condition,
 )
 from layerswap.search.evaluator import DocumentScore, Evaluator, objectives
-from layerswap.search.grid import GridResult, chosen_by_signal, run_sweep
 from layerswap.search.spec import read_sweep
+from layerswap.search.sweeps import SweepResult, run_sweep
 
 
 def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
@@ -83,7 +86,7 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
 def planted(scores):
     """A stand-in for `Evaluator.rows` with these scores by split and zones, of five documents."""
 
-    def rows(self, split, conditions, *given, **named):
+    def rows(self, split, conditions):
         found = []
         for one in conditions:
             zones = Zones(1, 1) if one == DEFAULT else one.zones
@@ -122,45 +125,57 @@ def test_development_alone_decides_what_is_saved_and_headed(
     assert f"acc is {score:.3f} [" in lead(board)
 
 
-def test_sensitivity_is_the_difference_of_means():
+def test_a_layers_worth_is_the_difference_of_means():
     grid = {Zones(b, u): 0.1 * b + 0.01 * u for b in range(3) for u in range(2)}
-    board = GridResult(
+    board = SweepResult(
         {}, best=SimpleNamespace(composition=swap(4)), rows=[], measure=None, chosen_by="t",
         development={Condition("swap", zones=z): score for z, score in grid.items()},
+        sources={Condition("swap", zones=z): zone_sources(z, 4) for z in grid},
         counts=LayerCounts(1, 1, 1),
     )  # fmt: skip
-    found = board.sensitivity
     first = np.mean([v for z, v in grid.items() if z.bottom > 0])
     rest = np.mean([v for z, v in grid.items() if z.bottom == 0])
-    assert found[0] == pytest.approx(first - rest)
-    assert found[2] is None
-    assert found[3] == pytest.approx(0.01)
+    assert board.sensitivity[0] == pytest.approx(first - rest)
+    assert board.sensitivity[2] is None
+    assert board.sensitivity[3] == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"grid": {"bottom": "0-2", "top": -1}}, "grid.top[0]"),
-        ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
-        ({"tasks": []}, "tasks: name at least one"),
-        ({"grid": None}, "give either a grid or a search"),
-        ({"without_labels": {"by": "agreement"}}, "agreement needs `prompts`"),
-        ({"without_labels": {}}, "give prompts (with their parallel) or text to choose by"),
-        ({"without_labels": {"text": "nowhere.txt"}}, "without_labels.text: "),
-        ({"without_labels": {"text": "x", "answer": "("}}, "not a regular expression"),
-        ({"halving": {"first": 1}}, "halving.first"),
-        ({"grid": None, "search": {"take": ["task"]}}, "search.take"),
-        ({"grid": None, "search": {"take": ["task", 1.5]}}, "1.5 is no share"),
-        ({"tasks": ["a", "a"]}, "task 'a' is there twice"),
-        ({"development": 1.0}, "development"),
-        ({"metrics": 1}, "metrics"),
-        ({"include": ["nowhere"]}, "include: "),
-    ],
-)
+MISTAKES = [
+    ({"grid": {"bottom": "0-2", "top": -1}}, "grid.top[0]"),
+    ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
+    ({"tasks": []}, "tasks: name at least one"),
+    ({"grid": None}, "give either `grid` or `random`"),
+    ({"random": 5}, "give either `grid` or `random`"),
+    ({"grid": None, "random": {"draws": 5, "take": ["task"]}}, "random.take"),
+    ({"grid": None, "random": {"draws": 5, "take": ["task", 1.5]}}, "1.5 is not a share"),
+    ({"grid": None, "random": {"draws": 5, "take": ["task", "nobody"]}},
+     "random.take: no expert 'nobody' in the recipe; it has language, task"),
+    ({"screen": {"documents": 0}}, "screen.documents"),
+    ({"screen": {}, "without_labels": {"prompts": "x"}}, "screen needs labelled documents"),
+    ({"without_labels": {"by": "agreement", "prompts": "x"}}, "agreement needs `parallel`"),
+    ({"without_labels": {}}, "without_labels.prompts: is missing"),
+    ({"without_labels": {"prompts": "nowhere.txt"}}, "without_labels.prompts: "),
+    ({"without_labels": {"prompts": "x", "answer": "("}}, "not a regular expression"),
+    ({"tasks": ["a", "a"]}, "task 'a' is listed twice"),
+    ({"development": 1.0}, "development"),
+    ({"metrics": 1}, "metrics"),
+    ({"include": ["nowhere"]}, "include: "),
+    ({"halving": {"first": 50}},
+     "halving: was removed in 0.2; write `screen: {documents: 100, finalists: 9}`"),
+    ({"item_response": {}}, "item_response: was removed in 0.2; write `screen"),
+    ({"grid": None, "search": {"trials": 9}}, "search: was removed in 0.2; write `random: 200`"),
+    ({"without_labels": {"by": "fluency", "prompts": "x"}},
+     "without_labels.by: is `agreement` or `consensus` since 0.2"),
+    ({"without_labels": {"text": "x"}}, "without_labels.text: was removed in 0.2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
 def test_mistakes_in_the_file(world, tmp_path, changes, message):
     with pytest.raises(RecipeError) as caught:
         read_sweep(write_sweep(world, tmp_path / "sweep.yaml", **changes))
     assert message in str(caught.value)
+    assert len(caught.value.args) == 1
     assert "\n" not in str(caught.value)
 
 
@@ -172,86 +187,98 @@ def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
     assert "is no sweep's folder; choose another output" in str(done.exception)
 
 
-# --- choosing in other ways ----------------------------------------------------------------------
+# --- two stages ----------------------------------------------------------------------------------
+
+
+def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypatch):
+    """Scores are planted; the default swap, (1, 1), is the worst and yet scored on all."""
+    right = {Zones(2, 0): 5, Zones(2, 1): 4, Zones(0, 0): 4, Zones(0, 1): 3, Zones(1, 0): 1}
+    ask, calls = planted({"development": right, "test": right}), []
+
+    def rows(self, split, conditions, *, first=None):
+        calls.append((split, [one.zones for one in conditions], first))
+        return [row for row in ask(self, split, conditions) if row.document >= 5 - (first or 5)]
+
+    monkeypatch.setattr(Evaluator, "rows", rows)
+    path = write_sweep(world, tmp_path / "s.yaml", choose_by={},
+                       screen={"documents": 2, "finalists": 2})  # fmt: skip
+    said: list[str] = []
+    board = run_sweep(*read_sweep(path), log=said.append)
+    assert calls[0] == ("development", [Zones(b, u) for b in range(3) for u in range(2)], 2)
+    assert calls[1] == ("development", [Zones(2, 0), Zones(0, 0), Zones(1, 1)], None)
+    assert board.chosen.zones == Zones(2, 0)
+    means = {one.zones: mean for one, mean in board.development.items()}
+    assert (means[Zones(2, 0)], means[Zones(0, 0)], means[Zones(1, 1)]) == (1, 0.8, 0)
+    assert (means[Zones(2, 1)], means[Zones(1, 0)]) == (0.5, 0), "of the first stage"
+    scored = Counter(row.condition.zones for row in board.rows if row.split == "development")
+    assert set(scored.values()) == {2, 5}
+    assert said[-1] == (
+        "3 of 6 compositions were scored on all 5 development documents, the others on 2"
+    )
+    assert said[-1] in tell(board).colophon
+
+
+def test_a_screen_over_all_documents_changes_nothing(world, tmp_path):
+    whole = run_sweep(*read_sweep(write_sweep(world, tmp_path / "a.yaml")))
+    path = write_sweep(world, tmp_path / "b.yaml", screen={"documents": 9, "finalists": 6})
+    board = run_sweep(*read_sweep(path))
+    assert (board.chosen, board.development) == (whole.chosen, whole.development)
+    assert board.intervals == whole.intervals
+
+
+# --- without labels ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def texts(tmp_path):
-    """Prompts in two languages, line by line, and plain text."""
+    """Prompts in two languages, line by line, and a shorter file."""
     target = [f"Asha ana maembe {n} na Juma ana 3. Jumla ni ngapi?" for n in range(1, 7)]
     source = [f"Asha has {n} mangoes and Juma has 3. How many in all?" for n in range(1, 7)]
-    for name, lines in (("sw.txt", target), ("en.txt", source), ("plain.txt", target[:3])):
+    for name, lines in (("sw.txt", target), ("en.txt", source), ("short.txt", target[:3])):
         (tmp_path / name).write_text("\n".join(lines))
     return tmp_path
 
 
-@pytest.mark.slow
-def test_a_race_gives_the_same_best_and_says_what_it_saved(world, tmp_path):
-    whole = run_sweep(*read_sweep(write_sweep(world, tmp_path / "a.yaml")))
-    said: list[str] = []
-    path = write_sweep(world, tmp_path / "b.yaml", halving={"first": 2, "error": 0.1})
-    board = run_sweep(*read_sweep(path), log=said.append)
-    assert board.race is not None
-    assert board.race.rounds == (2, 3)
-    assert board.chosen == whole.chosen
-    assert board.development == whole.development, "so few documents let nothing leave"
-    assert any("compositions were scored on all 3 examples" in line for line in said)
-
-
-@pytest.mark.parametrize(
-    "by", ["agreement", "consensus", "confidence", "self_consistency", "fluency", "closeness"]
-)
-def test_a_choice_without_labels_and_without_tasks(world, texts, by):
-    signals = {"by": by, "prompts": "sw.txt", "parallel": "en.txt", "text": "plain.txt",
-               "answer": "[0-9a-z]", "max_new_tokens": 4}  # fmt: skip
+@pytest.mark.parametrize("signal", ["agreement", "consensus"])
+def test_a_choice_without_labels_and_without_tasks(world, texts, signal):
+    files = {"parallel": "en.txt"} if signal == "agreement" else {}
+    signals = {"prompts": "sw.txt", "answer": "[0-9a-z]", "max_new_tokens": 4, **files}
     path = write_sweep(world, texts / "sweep.yaml", tasks=[], without_labels=signals, choose_by={})
     out = texts / "out"
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
     assert done.exit_code == 0, done.output
     facts = json.loads((out / "board.json").read_text())
-    assert facts["chosen_by"] == f"{by} (no labels)"
+    assert facts["chosen_by"] == f"{signal} (no labels)"
     assert facts["test"] == []
     values = {(d["bottom"], d["top"]): d["mean"] for d in facts["development"]}
-    best = facts["chosen"]
-    assert values[best["bottom"], best["top"]] == max(values.values())
+    chosen = facts["chosen"]["bottom"], facts["chosen"]["top"]
+    assert values[chosen] == max(values.values())
+    best = yaml.safe_load((out / "best.yaml").read_text())["swap"]
+    selected = (1, 1) if facts["selected"] == "swap, default" else chosen
+    assert (best["bottom"], best["top"]) == selected
     assert "No task was given to compare it on." in done.output
-    assert (out / "report.html").is_file()
 
 
-@pytest.mark.slow
-def test_the_default_signal_is_the_first_that_the_files_allow(world, texts):
-    chosen = {}
-    for name, files in {
-        "a": {"prompts": "sw.txt", "parallel": "en.txt"},
-        "b": {"prompts": "sw.txt"},
-        "c": {"text": "plain.txt"},
-    }.items():
-        signals = {**files, "max_new_tokens": 3}
-        path = write_sweep(world, texts / f"{name}.yaml", without_labels=signals)
-        board = run_sweep(*read_sweep(path))
-        chosen[name] = board.chosen_by
-        assert board.measure == ("maembe_choose", "acc_norm", "none")
-        assert CHOSEN in board.scores
-    assert chosen == {
-        "a": "agreement (no labels)",
-        "b": "consensus (no labels)",
-        "c": "fluency (no labels)",
-    }
+@pytest.mark.parametrize(("agrees", "zones"), [(6, Zones(2, 0)), (2, Zones(1, 1))])
+def test_a_signal_selects_only_a_clear_lead(world, texts, monkeypatch, agrees, zones):
+    """The default agrees on one prompt of six, bottom 2, top 0 on these many."""
 
+    def values(evaluator, conditions):
+        right = {Zones(2, 0): agrees, Zones(1, 1): 1}
+        return {one: (np.arange(6) < right.get(one.zones, 0)).astype(float) for one in conditions}
 
-@pytest.mark.slow
-def test_ranks_of_tasks_and_signals_together(world, texts):
-    signals = {"by": ["tasks", "fluency"], "text": "plain.txt"}
-    path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
+    monkeypatch.setattr(sweeps, "signal_values", values)
+    path = write_sweep(world, texts / "sweep.yaml", without_labels={"prompts": "sw.txt"})
     board = run_sweep(*read_sweep(path))
-    assert board.chosen_by == "mean rank of tasks, fluency (no labels)"
-    assert all(0 < value <= 1 for value in board.development.values())
+    assert board.chosen.zones == Zones(2, 0)
+    assert board.best.recipe.swap.zones(4) == zones
+    assert board.measure == ("maembe_choose", "acc_norm", "none"), "tasks are reported"
 
 
 def test_files_that_are_not_parallel(world, texts):
-    signals = {"by": "agreement", "prompts": "sw.txt", "parallel": "plain.txt"}
+    signals = {"by": "agreement", "prompts": "sw.txt", "parallel": "short.txt"}
     path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
-    with pytest.raises(EvaluationError, match=r"plain.txt has 3 prompts and .*sw.txt 6"):
+    with pytest.raises(EvaluationError, match=r"short.txt has 3 prompts and .*sw.txt 6"):
         run_sweep(*read_sweep(path))
 
 
@@ -323,18 +350,6 @@ def test_mistakes_in_a_sweep_from_python(world):
             ls.sweep(plan, **settings)
     with pytest.raises(EvaluationError, match="no composition to evaluate"):
         ls.sweep([], tasks="maembe_choose")
-
-
-def test_a_signal_that_tells_nothing_apart_takes_the_default():
-    grid = [Condition("swap", zones=Zones(b, u)) for b in range(3) for u in range(2)]
-    said: list[str] = []
-    assert chosen_by_signal(dict.fromkeys(grid, 0.5), Zones(1, 1), said.append) == grid[3]
-    assert said[0] == "swap 0,0,0,0: 0.5000"
-    assert "cannot tell the compositions apart; swap 1,1,0,0 is taken as the default" in said[-1]
-    assert chosen_by_signal(dict.fromkeys(grid, 0.5), Zones(5, 2), said.append) == grid[0]
-    values = {one: i / 10 for i, one in enumerate(grid)}
-    assert chosen_by_signal(values, Zones(1, 1), said.append) == grid[5]
-    assert said[-1] == "the best is 0.2500 above the median of 6 compositions"
 
 
 def test_the_front_holds_what_no_other_beats_in_both():

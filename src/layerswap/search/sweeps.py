@@ -1,0 +1,322 @@
+"""Sweeps over candidates: all are scored on development documents, one is selected and tested.
+
+With a screen there are two stages: all candidates are scored on a random part of the development
+documents, and the best few on all of them. On the lab this rule was as good as item-response
+screening and successive halving at the same price, and random draws with it as good as a TPE search
+(docs/questions.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layerswap._types import Advance, Log
+from layerswap.compose import Recipe, Zones, default_zones
+from layerswap.engine.trie import LayerCounts
+from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.statistics import Interval, paired_difference
+from layerswap.merge.planner import Plan, make_plan
+from layerswap.search.candidates import (
+    Sources,
+    draw_condition,
+    draw_plan,
+    draw_sources,
+    grid_plans,
+    zone_sources,
+)
+from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders
+from layerswap.search.evaluator import (
+    DEVELOPMENT,
+    TEST,
+    DocumentScore,
+    Evaluator,
+    Measure,
+    Objectives,
+    by_condition,
+    objectives,
+)
+from layerswap.search.protocol import TestResult, Values, choose, ranked, select
+from layerswap.search.spec import Screen, SweepSettings, SweepSpec
+from layerswap.search.unlabelled import signal_values
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Screening:
+    """The two stages of a screened sweep.
+
+    Attributes:
+        candidates: number of compositions.
+        finalists: number of compositions scored on all development documents.
+        first: documents of the first stage.
+        documents: all development documents.
+    """
+
+    candidates: int
+    finalists: int
+    first: int
+    documents: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.finalists} of {self.candidates} compositions were scored on all "
+            f"{self.documents} development documents, the others on {self.first}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult(TestResult):
+    """The result of a sweep.
+
+    Attributes:
+        best: the selected composition, ready to be saved or loaded.
+        development: by candidate, its mean score on the development documents that it was scored
+            on, or the value of a signal.
+        lead: the chosen composition minus the default swap on the development documents, paired;
+            None where there is no default swap, or the default swap itself was chosen.
+        sources: by candidate, the source of every layer of a swap, or of every place of a draw.
+        chosen_by: name of the score or signal.
+        measure: task, metric and filter of `scores`; None without a task.
+        rows: every score of every document, of both splits.
+        counts: layers run, together and one by one.
+        screening: the two stages, with a screen.
+    """
+
+    best: Plan
+    development: Mapping[Condition, float]
+    lead: Interval | None = None
+    sources: Mapping[Condition, Sources] = field(default_factory=dict)
+    chosen_by: str
+    measure: Measure | None
+    rows: Sequence[DocumentScore]
+    counts: LayerCounts
+    screening: Screening | None = None
+
+    @property
+    def layers(self) -> int:
+        """Number of layers of the model."""
+        return self.best.composition.layers
+
+    @property
+    def default(self) -> Zones:
+        """The paper's zones, scaled by depth."""
+        return default_zones(self.layers)
+
+    @cached_property
+    def objectives(self) -> dict[Condition, Objectives]:
+        """Score and language of the answers; empty without an `answer_language`."""
+        return objectives(self.development, self.rows)
+
+    @cached_property
+    def worth(self) -> dict[str, dict[str, float]]:
+        """By place and source, the mean score of the candidates that take it."""
+        scores: dict[str, dict[str, list[float]]] = {}
+        for one, sources in self.sources.items():
+            for place, source in sources.items():
+                scores.setdefault(place, {}).setdefault(source, []).append(self.development[one])
+        return {
+            place: {source: float(np.mean(found)) for source, found in sorted(by.items())}
+            for place, by in scores.items()
+        }
+
+    @property
+    def sensitivity(self) -> list[float | None]:
+        """Per layer, the mean score with the language expert minus that with the task expert.
+
+        None where the candidates take the layer from one of the two only.
+        """
+        by_layer = [self.worth.get(str(layer), {}) for layer in range(self.layers)]
+        return [
+            by["language"] - by["task"] if {"language", "task"} <= by.keys() else None
+            for by in by_layer
+        ]
+
+    @cached_property
+    def best_recipe(self) -> dict[str, Any]:
+        """The recipe of `best`, ready for `layerswap merge`."""
+        return self.best.recipe.model_dump(mode="json", exclude_defaults=True)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Every score of every document, a row each; see `DocumentScore`."""
+        import pandas as pd
+
+        return pd.DataFrame([row.to_dict() for row in self.rows])
+
+
+def run_sweep(
+    spec: SweepSpec, recipe: Recipe, *, log: Log = lambda line: None, **settings: Any
+) -> SweepResult:
+    """Evaluate the grid or the random draws of a file.
+
+    Args:
+        spec: the sweep.
+        recipe: a swap.
+        log: called with the cost of the sweep.
+        settings: as `sweep_plans`.
+
+    Raises:
+        LayerswapError: the experts or tasks cannot be loaded, or a task has too few documents.
+    """
+    start = make_plan(recipe)
+    layers = start.composition.layers
+    others = contenders(start, densities=spec.ties)
+    if spec.grid is not None:
+        candidates = grid_plans(spec.grid, start, log)
+        return sweep_plans(spec, candidates, others, log=log, **settings)
+    assert spec.random is not None, "a sweep has a grid or random draws"
+    draws = {
+        draw_condition(number): sources
+        for number, sources in enumerate(draw_sources(spec.random, layers), start=1)
+    }
+    candidates = {one: draw_plan(start, sources) for one, sources in draws.items()}
+    return sweep_plans(spec, candidates, others, sources=draws, log=log, **settings)
+
+
+def sweep_plans(
+    spec: SweepSettings,
+    candidates: Mapping[Condition, Plan],
+    others: Mapping[Condition, Plan],
+    *,
+    sources: Mapping[Condition, Sources] | None = None,
+    store: AnswerStore | None = None,
+    allow_code: bool = False,
+    log: Log = lambda line: None,
+    progress: Advance | None = None,
+) -> SweepResult:
+    """Score candidates on the development split, select one, and report it on the test split.
+
+    Args:
+        spec: tasks and settings.
+        candidates: the compositions to choose from.
+        others: the contenders, the default swap among them unless the candidates are no swaps.
+        sources: of every draw; those of swaps follow from their zones.
+        store: keeps answers.
+        allow_code: let tasks run code that a model wrote.
+        log: called with the cost of the sweep.
+        progress: called with the number of compositions just scored.
+
+    Raises:
+        LayerswapError: the experts or tasks cannot be loaded, or a task has too few documents.
+    """
+    plans = {**others, **candidates}
+    evaluator = Evaluator(
+        spec, plans, store=store, allow_code=allow_code, log=log, progress=progress
+    )
+    counts = evaluator.sweep.counts([evaluator.members[one] for one in candidates])
+    log(
+        f"{len(candidates)} compositions: {counts.distinct} layers to run per batch instead of "
+        f"{counts.naive} ({counts.ratio:.1f} times fewer)"
+    )
+    default = _default(candidates, others)
+    scored = _scored(evaluator, list(candidates), default)
+    chosen = choose({one: v for one, v in scored.finals.items() if one in candidates})
+    lead = None
+    if default is not None and default != chosen:
+        lead = paired_difference(scored.finals[chosen], scored.finals[default])
+    selected = select(scored.finals, chosen, default)
+    if spec.screen is not None and scored.screening is not None:
+        log(str(scored.screening))
+    scores, rows, measure = _tested(evaluator, chosen, others, scored.measure)
+    layers = next(iter(candidates.values())).composition.layers
+    zones = {one: one.zones for one in candidates if one.zones is not None}
+    return SweepResult(
+        scores=scores, chosen=chosen, selected=DEFAULT if selected == default else CHOSEN,
+        best=plans[selected], development=scored.means, lead=lead,
+        sources=sources or {one: zone_sources(z, layers) for one, z in zones.items()},
+        chosen_by=scored.chosen_by, measure=measure, rows=[*scored.rows, *rows], counts=counts,
+        screening=scored.screening,
+    )  # fmt: skip
+
+
+def _default(
+    candidates: Mapping[Condition, Plan], others: Mapping[Condition, Plan]
+) -> Condition | None:
+    """The default swap: the candidate with its composition, `DEFAULT`, or None without one."""
+    if DEFAULT not in others:
+        return None
+    wanted = others[DEFAULT].composition
+    return next((one for one, plan in candidates.items() if plan.composition == wanted), DEFAULT)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The candidates on the development split.
+
+    Attributes:
+        means: by candidate.
+        finals: per document or prompt, of the compositions that were scored on all of them: the
+            finalists, or all candidates, and the default swap.
+        chosen_by: name of the score or signal.
+        rows: every score of every document.
+        measure: of the scores; None of a signal.
+        screening: the two stages, with a screen.
+    """
+
+    means: Mapping[Condition, float]
+    finals: Mapping[Condition, Values]
+    chosen_by: str
+    rows: Sequence[DocumentScore] = ()
+    measure: Measure | None = None
+    screening: Screening | None = None
+
+
+def _scored(
+    evaluator: Evaluator, candidates: Sequence[Condition], default: Condition | None
+) -> _Scored:
+    spec = evaluator.spec
+    every = list(dict.fromkeys([*candidates, *([default] if default else [])]))
+    if spec.without_labels is not None:
+        values = signal_values(evaluator, every)
+        means = {one: float(values[one].mean()) for one in candidates}
+        return _Scored(means, values, f"{spec.without_labels.signal} (no labels)")
+    if spec.screen is None:
+        rows = evaluator.rows(DEVELOPMENT, every)
+        measure = evaluator.measure(rows)
+        values = by_condition(rows, measure)
+        means = {one: float(values[one].mean()) for one in candidates}
+        return _Scored(means, values, " ".join(measure), rows, measure)
+    return _screened(evaluator, spec.screen, candidates, default)
+
+
+def _screened(
+    evaluator: Evaluator, screen: Screen, candidates: Sequence[Condition], default: Condition | None
+) -> _Scored:
+    """All candidates on a part of the documents; the best few and the default on all."""
+    first = evaluator.rows(DEVELOPMENT, candidates, first=screen.documents)
+    measure = evaluator.measure(first)
+    early = by_condition(first, measure)
+    finalists = ranked(early)[: screen.finalists]
+    finalists = list(dict.fromkeys([*finalists, *([default] if default else [])]))
+    rows = evaluator.rows(DEVELOPMENT, finalists)
+    finals = by_condition(rows, measure)
+    values = {**early, **finals}
+    rows += [row for row in first if row.condition not in finals]
+    size, whole = (len(next(iter(by.values()))) for by in (early, finals))
+    return _Scored(
+        {one: float(values[one].mean()) for one in candidates}, finals, " ".join(measure), rows,
+        measure, Screening(len(candidates), len(finals), size, whole),
+    )  # fmt: skip
+
+
+def _tested(
+    evaluator: Evaluator,
+    chosen: Condition,
+    others: Mapping[Condition, Plan],
+    measure: Measure | None,
+) -> tuple[dict[Condition, Values], list[DocumentScore], Measure | None]:
+    """The chosen composition, as `CHOSEN`, and its contenders on the test split."""
+    if not evaluator.spec.tasks:
+        return {}, [], None
+    rows = [
+        replace(row, condition=CHOSEN) if row.condition == chosen else row
+        for row in evaluator.rows(TEST, [chosen, *others])
+    ]
+    measure = measure or evaluator.measure(rows)
+    return by_condition(rows, measure), rows, measure
