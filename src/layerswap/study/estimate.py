@@ -90,7 +90,8 @@ BENCHMARKS: Mapping[str, Documents] = {
     "masakhanews": Documents(700, 40),
     "afrisenti": Documents(5000, 60),
 }
-"""Sizes of the published files, with tokens of a language that needs more of them than English."""
+"""The sizes are those of the published files; the tokens are for a language whose words fall into
+more of them than English ones do."""
 OTHER = Documents(1000, 300, 128)
 """A task or benchmark that is not one of those."""
 

@@ -134,7 +134,7 @@ def _check_grid(base: str, grid: Mapping[str, Any] | None) -> None:
 
 
 def _check_prompts(settings: Mapping[str, Any], base: str) -> None:
-    """Refuse wrong generation settings, and a chat template that a local base lacks."""
+    """Refuse generation settings that are none, and a chat template that a local base lacks."""
     options = prompt_options(settings)
     _ = options.generation
     if options.apply_chat_template and Path(base).is_dir():

@@ -88,7 +88,9 @@ class SelectBy(PromptOptions):
         tasks: lm-eval tasks.
         include: folders with task YAMLs.
         limit: most documents of a task.
-        num_fewshot: examples in a prompt; the task's own number by default.
+        num_fewshot: examples in a prompt; the task's own number when not given.
+        apply_chat_template: write prompts with the tokenizer's chat template; as
+            `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
     """
 
     tasks: list[NonEmpty] = []

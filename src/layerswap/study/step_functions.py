@@ -261,7 +261,7 @@ def recipes_of(
 
 
 def prompt_options(settings: Mapping[str, Any]) -> PromptOptions:
-    """The prompt options in the settings of a selection or an evaluation."""
+    """How prompts are written, of the settings of a selection or of an evaluation."""
     return PromptOptions(**{name: settings[name] for name in PromptOptions.model_fields})
 
 
