@@ -61,17 +61,21 @@ class Answers:
     @property
     def groups(self) -> dict[str, list[ShownAnswer]]:
         """The documents by heading, without empty groups."""
-        first, second = self.models[0], self.models[min(1, len(self.models) - 1)]
-        groups: dict[str, list[ShownAnswer]] = {
-            f"{first} is right, {second} is wrong": [], f"{second} is right, {first} is wrong": [],
-            "Both are right": [], "Both are wrong": [],
-        }  # fmt: skip
-        alone, other, both, neither = groups.values()
-        for document in self.documents:
-            right = document.right[0], document.right[min(1, len(self.models) - 1)]
-            {(True, False): alone, (False, True): other, (True, True): both}.get(
-                right, neither
-            ).append(document)
+        first, *others = self.models
+        headings: dict[tuple[bool, ...], str]
+        if others:
+            headings = {
+                (True, False): f"{first} is right, {others[0]} is wrong",
+                (False, True): f"{others[0]} is right, {first} is wrong",
+                (True, True): f"{first} and {others[0]} are right",
+                (False, False): f"{first} and {others[0]} are wrong",
+            }
+        else:
+            headings = {(True,): f"{first} is right", (False,): f"{first} is wrong"}
+        groups = {
+            heading: [document for document in self.documents if document.right[:2] == right]
+            for right, heading in headings.items()
+        }
         return {heading: documents for heading, documents in groups.items() if documents}
 
 
