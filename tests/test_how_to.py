@@ -10,6 +10,7 @@ import yaml
 
 from layerswap.cli.tables import amount
 from layerswap.search.spec import SweepSpec
+from layerswap.study.estimate import cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import read_study
@@ -60,17 +61,14 @@ def test_the_costs_are_those_of_the_plan(study):
         for way, change in WAYS.items():
             languages = {name: changed(one, change) for name, one in spec.languages.items()}
             both = {"task": changed(spec.task, change), "languages": languages, "partitions": []}
-            rows.append(_row(f"{label} expert, {way}",
-                             plan_study(spec.model_copy(update=both), folder)[kind]))  # fmt: skip
-    rows.append(_row("evaluating all of them on MGSM", plan_study(spec, folder)["evaluate/sw"]))
+            rows.append(_row(f"{label} expert, {way}", spec.model_copy(update=both), folder, kind))
+    rows.append(_row("evaluating all of them on MGSM", spec, folder, "evaluate/sw"))
     assert "\n".join(rows) in PAGE.read_text("utf-8")
 
 
-def _row(name, step):
-    found = step.estimate
-    return (
-        f"| {name} | {amount(found.hours)} | {amount(found.memory_gb)} | {amount(found.disk_gb)} |"
-    )
+def _row(name, spec, folder, step):
+    cost = cost_study(spec, plan_study(spec, folder)).steps[step]
+    return f"| {name} | {amount(cost.hours)} | {amount(cost.memory_gb)} | {amount(cost.disk_gb)} |"
 
 
 def test_it_is_the_longest_page():

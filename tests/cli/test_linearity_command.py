@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from layerswap.evaluation.linearity import Additivity, Connectivity, Line
-from layerswap.report.drawing import draw_linearity
+from layerswap.report.charts import draw_linearity
 
 
 @pytest.fixture

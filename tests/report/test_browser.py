@@ -3,14 +3,13 @@
 import pytest
 from accessibility import AXE, open_browser, violations
 
-from layerswap.compose.presets import Zones
 from layerswap.deltas.atlas import measure_delta
 from layerswap.evaluation.statistics import Interval, friedman
 from layerswap.lab.assets import shipped
 from layerswap.report import Report, Section, Table, write_report
+from layerswap.report.charts import draw_heat_map, draw_ranks
 from layerswap.report.delta_map import map_panel
-from layerswap.report.drawing import draw_ranks
-from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
+from layerswap.report.page import Answers, ShownAnswer
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +25,7 @@ def path(tmp_path_factory):
     lab = shipped()
     experts = {"task": lab.task_experts[0], "furo": lab.language_experts["furo"][0]}
     atlas = measure_delta(lab.base, experts)
-    scores = {Zones(b, u, t, 0): 0.1 * b + 0.02 * u + 0.01 * t
-              for b in range(3) for u in range(2) for t in range(2)}  # fmt: skip
+    grid = {(b, u): 0.1 * b + 0.02 * u for b in range(3) for u in range(2)}
     examples = [
         ShownAnswer("task", i, f"question {i} </script><b>", "7", ("7", "8"), (True, i % 3 == 0))
         for i in range(30)
@@ -37,9 +35,9 @@ def path(tmp_path_factory):
             ("base", None, "z")]  # fmt: skip
     sections = [
         Section("Table", table=Table(("model", "score", "note"), rows)),
-        Section("Grid", panel=grid_panel(scores, title="all", marks={Zones(2, 1): "chosen"})),
-        Section("Maps", panel=map_panel(atlas)),
-        Section("Answers", panel=examples_panel(["swap", "soup"], examples)),
+        Section("Grid", figure=draw_heat_map(grid, row_label="bottom", column_label="top")),
+        Section("Maps", maps=map_panel(atlas)),
+        Section("Answers", answers=Answers(["swap", "soup"], examples)),
         Section("Ranks", figure=draw_ranks(ranked)),
     ]
     return write_report(tmp_path_factory.mktemp("page") / "report.html",
@@ -73,21 +71,6 @@ def test_tables_are_sorted_by_mouse_and_by_keyboard(page):
     assert page.locator("th[aria-sort]").count() == 0
 
 
-def test_the_grid_follows_its_slider_and_the_arrow_keys(page):
-    panel = page.locator("[data-panel=grid]")
-    assert panel.locator("td").all_inner_texts()[0] == "20.0"
-    panel.locator("input[type=range]").press("ArrowRight")
-    assert panel.locator("td").all_inner_texts()[0] == "21.0"
-    assert "1 and 0" in panel.locator("[data-role=value]").inner_text()
-    panel.locator("td").first.focus()
-    page.keyboard.press("ArrowDown")
-    assert "bottom 1, top 0" in panel.locator("[role=status]").inner_text()
-    panel.locator("td").nth(1).hover()
-    assert (
-        "bottom 2, top 1, transitions 1 and 0: 23.0%" in panel.locator("[role=status]").inner_text()
-    )
-
-
 def test_the_maps_count_fewer_rows_above_a_higher_threshold(page):
     panel = page.locator("[data-panel=maps]")
     panel.locator("input[type=checkbox]").check()
@@ -102,19 +85,40 @@ def test_the_maps_count_fewer_rows_above_a_higher_threshold(page):
     assert "less furo" in panel.locator("caption").first.inner_text()
 
 
-def test_answers_are_filtered_by_who_is_right_and_by_words(page):
-    panel = page.locator("[data-panel=examples]")
-    status = panel.locator("[role=status]")
-    assert status.inner_text() == "20 of 30 documents"
-    assert panel.locator("article").count() == 10
-    panel.locator("button").click()
-    assert panel.locator("article").count() == 20
-    assert not panel.locator("button").is_visible()
-    panel.locator("[data-role=which]").select_option("both")
-    assert status.inner_text() == "10 of 30 documents"
-    panel.locator("[data-role=words]").fill("question 27")
-    assert status.inner_text() == "1 of 30 documents"
-    assert panel.locator(".question").inner_text() == "question 27 </script><b>"
+def test_arrow_keys_walk_over_the_map(page):
+    panel = page.locator("[data-panel=maps]")
+    panel.locator("td").first.focus()
+    assert "layer 7" in panel.locator("[role=status]").inner_text()
+    page.keyboard.press("ArrowDown")
+    assert "layer 6" in panel.locator("[role=status]").inner_text()
+
+
+def test_answers_are_grouped_by_the_model_that_is_right(page):
+    groups = page.locator("details")
+    assert groups.locator("summary").all_inner_texts() == [
+        "swap is right, soup is wrong: 20 of 30 documents",
+        "swap and soup are right: 10 of 30 documents",
+    ]
+    assert not groups.first.locator("article").first.is_visible()
+    groups.first.locator("summary").click()
+    assert groups.first.locator(".question").first.inner_text() == "question 1 </script><b>"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_follow_the_colours_of_the_page(browser, path, scheme):
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    ink, text = page.evaluate(
+        """[getComputedStyle(document.body).color,
+            getComputedStyle(document.querySelector(".ls-figure text")).fill]"""
+    )
+    muted = page.evaluate("getComputedStyle(document.querySelector('caption, dt')).color")
+    assert (
+        text in (ink, muted)
+        or text == {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[scheme]
+    )
+    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -142,9 +146,3 @@ def test_nothing_runs_over_the_edge_and_every_control_has_a_name(browser, path, 
 def test_axe_finds_nothing(browser, path, scheme, width):
     viewport = {"width": width, "height": 800}
     assert violations(browser, path, viewport=viewport, color_scheme=scheme) == []
-
-
-def test_a_panel_that_is_not_there_leaves_no_script_behind(tmp_path):
-    plain = write_report(tmp_path / "r.html", Report("t", "l", [Section("s", "words")]))
-    assert "data-panel" not in plain.read_text()
-    assert "const panels" not in plain.read_text()

@@ -1,15 +1,19 @@
 """Figures: accessible, deterministic SVG whose text is text and whose colours follow dark mode."""
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from example import GRID, NAMES, scores
+from matplotlib.colors import to_rgb
 
+from layerswap import report
 from layerswap.compose.presets import Zones, swap
 from layerswap.evaluation.statistics import friedman
 from layerswap.report import draw_heat_map, draw_intervals, draw_stack
-from layerswap.report.drawing import CELL_INKS, DARK, contrast, draw_ranks, even_scale, ink_on
+from layerswap.report.charts import draw_ranks
+from layerswap.report.drawing import COLOURS, EXPERTS, HIGH, stylesheet
 
 SVG = "{http://www.w3.org/2000/svg}"
 STRANGE = 'expert [v2] <b> & $x_1$ \x1b "q" مثال 例'
@@ -48,10 +52,10 @@ def test_a_figure_is_well_formed_accessible_and_the_same_every_time(draw):
     assert len(set(ids)) == len(ids)
     used = set(re.findall(r'#(ls-[\w-]+)["\)]', svg))
     assert used <= set(ids)
-    dark = svg.partition("prefers-color-scheme:dark")[2].partition("</style>")[0]
-    for light, other in DARK.items():
-        if f"fill: {light}" in svg:
-            assert f"fill:{other}!important" in dark
+    drawn = svg.partition("</style>")[2]
+    colours = set(re.findall(r"(?:fill|stroke): (#\w+)", drawn))
+    assert colours <= {light for light, _ in COLOURS.values()} | set(EXPERTS)
+    assert svg.replace(f"<style>{stylesheet()}</style>", "") == drawing.svg(style=False)
 
 
 def test_names_are_text_and_nothing_else():
@@ -79,23 +83,30 @@ def test_the_files_are_the_same_every_time(tmp_path):
         assert one == two
 
 
-def test_numbers_stand_out_from_their_cells_in_both_modes():
-    dark = dict(zip(even_scale(), even_scale(dark=True), strict=True))
-    inks = {ink: pair for pair, ink in CELL_INKS.items()}
-    for cell in even_scale():
-        light_ink, dark_ink = inks[ink_on(cell)]
-        assert contrast(light_ink, cell) > 3.9
-        assert contrast(dark_ink, dark[cell]) > 3.9
+def luminance(colour: list[float]) -> float:
+    """Relative luminance of WCAG 2."""
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize(("mode", "paper"), [(0, "#fcfbf9"), (1, "#14171c")])
+def test_text_on_the_scale_is_readable_in_both_modes(mode, paper):
+    shade, low, high = (to_rgb(COLOURS[name][mode]) for name in ("shade", "on-low", "on-high"))
+    for step in range(1001):
+        share = step / 1000
+        cell = [p + share * (s - p) for p, s in zip(to_rgb(paper), shade, strict=True)]
+        pair = sorted((luminance(cell), luminance(high if share > HIGH else low)))
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) > 4.5
+    assert f"{HIGH}" in (Path(report.__file__).parent / "templates" / "maps.js").read_text()
 
 
 def test_a_heat_map_marks_best_and_default_and_shares_a_scale():
     svg = heat_map().svg()
     assert "the paper's default" in svg
     assert "best: bottom 1, top 1, 48.7 %" in svg
-    low = dict.fromkeys(GRID, 0.1)
-    shared = [draw_heat_map(v, row_label="b", column_label="t", limits=(0, 1)).svg()
-              for v in (GRID, low)]  # fmt: skip
-    assert all("100.0 %" in one for one in shared)
+    shared = [draw_heat_map(values, row_label="b", column_label="t", limits=(0, 0.5)).svg()
+              for values in (dict.fromkeys(GRID, 0.1), {(0, 0): 0.1, (1, 1): 0.4})]  # fmt: skip
+    assert all("fill-opacity: 0.2" in svg for svg in shared)
 
 
 def test_what_cannot_be_drawn_is_refused():

@@ -85,7 +85,7 @@ def test_a_failure_stops_only_what_needs_it_until_next_time(tmp_path, works):
     assert done == ["a", "side"]
     assert [entry.name for entry in summary.failed] == ["b"]
     assert summary.blocked == {"c": "b"}
-    rows = {row.step: row for row in StudyJournal(tmp_path, chain()).status()}
+    rows = {row.name: row for row in StudyJournal(tmp_path, chain()).status()}
     assert rows["b"].why == "ZeroDivisionError: division by zero"
     assert rows["c"].state == "blocked"
     assert rows["c"].why == "needs b"
@@ -165,7 +165,7 @@ def test_what_runs_is_shown_with_its_progress(tmp_path, works, monkeypatch):
 
     def slow(context):
         context.log("step 3 of 10")
-        while not (now := {row.step: row for row in journal.status()}["b"]).progress.startswith(
+        while not (now := {row.name: row for row in journal.status()}["b"]).progress.startswith(
             "s"
         ):
             time.sleep(0.01)
@@ -189,7 +189,7 @@ def test_what_runs_is_shown_with_its_progress(tmp_path, works, monkeypatch):
     ):  # fmt: skip
         sign = journals.RunningStep(where, process, 0.0, time.time() - ago)
         place.write_text(json.dumps(asdict(sign)))
-        assert {row.step: row.state for row in journal.status()}["c"] == state
+        assert {row.name: row.state for row in journal.status()}["c"] == state
 
 
 def test_what_is_no_graph_is_refused():

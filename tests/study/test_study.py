@@ -33,14 +33,14 @@ from layerswap.study import estimate
 from layerswap.study import results as study_results
 from layerswap.study.best import merge_best
 from layerswap.study.conditions import models_to_run
-from layerswap.study.estimate import STARTING, Costs, size_of, speed_of
-from layerswap.study.inputs import DataSize, mix_size
+from layerswap.study.estimate import STARTING, Costs, cost_study, speed_of
 from layerswap.study.journal import StudyJournal, read_journal
-from layerswap.study.plan import costs_of, disk_gb, plan_study
+from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
 from layerswap.study.report import _sentence, contaminations, write_study_report
 from layerswap.study.results import BenchmarkScores, benchmark_result, in_other_languages
 from layerswap.study.runner import Context, run_graph
+from layerswap.study.sizes import DataSize, mix_size, size_of
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
 from layerswap.study.step_functions import evaluate_language, expert_of, step_functions
 from layerswap.study.steps import Graph, Resources
@@ -49,6 +49,14 @@ from layerswap.training.expert.save import read_training
 from layerswap.training.expert.select import candidates
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainable import trained_parts
+
+LAB = {
+    "tasks": ["lab_problem_{language}"],
+    "include": ["tasks"],
+    "metric": ["exact_match", "whole"],
+}
+ALONE = {"baselines": [], "grid": None, "partitions": [], "lora": None}
+"""Changes that leave the default swap alone."""
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +93,7 @@ def spec(folder, **changes):
                       "simultaneous", "partial", "reverted", "soups", "multilingual soup"],
         "partitions": ["C"],
         "lora": {"r": 4, "lora_alpha": 4},
-        "evaluate": {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-                  "metric": ["exact_match", "whole"], "limit": 12,
-                  "other_languages": {"languages": ["basu", "nela"]}},
+        "evaluate": {**LAB, "limit": 12, "other_languages": {"languages": ["basu", "nela"]}},
         "dtype": "float32",
         **changes,
     }  # fmt: skip
@@ -96,13 +102,22 @@ def spec(folder, **changes):
     return plan_study(read_study(path), folder)
 
 
+@pytest.fixture(scope="module")
+def finished(folder, tmp_path_factory):
+    """The graph of a study that ran, and its folder."""
+    graph, out = spec(folder), tmp_path_factory.mktemp("finished") / "out"
+    summary = run_graph(graph, out, step_functions())
+    assert not summary.failed, [record.why for record in summary.failed]
+    (out / "figures").mkdir()
+    (out / "figures" / "of-before.svg").touch()
+    write_study_report(out)
+    return graph, out
+
+
 @pytest.mark.slow
-def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
-    graph = spec(folder)
-    lines = []
-    summary = run_graph(graph, tmp_path / "out", step_functions(), log=lines.append)
-    assert not summary.failed, [entry.why for entry in summary.failed]
-    tables = StudyJournal(tmp_path / "out", graph).folder("tables")
+def test_a_study_evaluates_every_condition(finished):
+    graph, out = finished
+    tables = StudyJournal(out, graph).folder("tables")
     numbers = json.loads((tables / "tables.json").read_text())
     for language in ("nela", "furo"):
         (rows,) = numbers["languages"][language].values()
@@ -132,48 +147,60 @@ def test_a_study_goes_from_data_to_tables_once(folder, tmp_path):
     assert "chosen by the documents that it is evaluated on" in text
     assert "## lab\\_problem, the models of furo in other languages" in text
     assert "\\toprule" in (tables / "tables.tex").read_text()
-    (tmp_path / "out" / "figures").mkdir()
-    (tmp_path / "out" / "figures" / "of-before.svg").touch()
-    written = write_study_report(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_the_page_of_a_study(finished):
+    path = finished[1] / "report.html"
     if AXE is not None:
         with open_browser() as browser:
-            assert violations(browser, written) == []
-    page = written.read_text()
+            assert violations(browser, path) == []
+    page = path.read_text()
     assert '<th scope="col"></th>' not in page
     for fact in ("Models and evaluation", str(shipped().base), "at most 12 of a task, the first",
-                 "lab_problem_{language}", "layerswap study merge"):  # fmt: skip
+                 "lab_problem_{language}", "layerswap study merge", "Against it: ",
+                 "the selected composition in nela.", 'data-panel="maps"', "<details>",
+                 "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
         assert fact in page
-    assert not (tmp_path / "out" / "figures" / "of-before.svg").exists()
-    assert "Against it: " in page
-    assert "the selected composition in nela." in page
-    assert {f'data-panel="{kind}"' in page for kind in ("maps", "grid", "examples")} == {True}
-    assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} >= {
+    figures = {figure.name for figure in (finished[1] / "figures").iterdir()}
+    assert "of-before.svg" not in figures
+    assert figures >= {
         "ranks.svg", "ranks.pdf", "change-nela.svg", "change-nela.pdf", "stack.svg",
     }  # fmt: skip
-    assert "layerswap study merge" in page
-    assert (tmp_path / "out" / "best" / "furo.yaml").read_text().startswith("# lab_problem in furo")
-    (merged,) = merge_best(tmp_path / "out", ["nela"], log=lines.append)
+
+
+@pytest.mark.slow
+def test_the_selected_composition_of_a_study_is_merged(finished):
+    out = finished[1]
+    assert (out / "best" / "furo.yaml").read_text().startswith("# lab_problem in furo")
+    (merged,) = merge_best(out, ["nela"], log=print)
     assert open_checkpoint(str(merged)).layers == 8
     assert (merged / "README.md").is_file()
     with pytest.raises(StudyError, match="has no 'sw'; its languages are furo, nela"):
-        list(merge_best(tmp_path / "out", ["sw"], log=lines.append))
-    bucket = Storage(f"file://{tmp_path / 'bucket'}")
-    shutil.copytree(tmp_path / "out", tmp_path / "bucket")
-    (tmp_path / "bucket" / "report.html").unlink()
-    write_study_report(tmp_path / "out", bucket)
-    assert (tmp_path / "bucket" / "report.html").read_text() == page
-    shutil.rmtree(tmp_path / "out" / "tables")
-    (tmp_path / "out" / "tables").touch()
-    with pytest.raises(StudyError, match="the report cannot be written"):
-        write_study_report(tmp_path / "out")
-    assert read_journal(tmp_path / "out").graph.keys == graph.keys
+        list(merge_best(out, ["sw"], log=print))
 
-    lines.clear()
-    run_graph(spec(folder), tmp_path / "out", step_functions(), log=lines.append)
+
+@pytest.mark.slow
+def test_a_report_is_copied_to_the_storage_or_fails_in_one_line(finished, tmp_path):
+    out = shutil.copytree(finished[1], tmp_path / "out")
+    bucket = Storage(f"file://{shutil.copytree(out, tmp_path / 'bucket')}")
+    (tmp_path / "bucket" / "report.html").unlink()
+    page = write_study_report(out, bucket).read_text()
+    assert (tmp_path / "bucket" / "report.html").read_text() == page
+    shutil.rmtree(out / "tables")
+    (out / "tables").touch()
+    with pytest.raises(StudyError, match="the report cannot be written"):
+        write_study_report(out)
+
+
+@pytest.mark.slow
+def test_a_finished_study_runs_no_step_again(folder, finished):
+    graph, out = finished
+    assert read_journal(out).graph.keys == graph.keys
+    lines = []
+    run_graph(spec(folder), out, step_functions(), log=lines.append)
     assert lines == [f"{len(graph)} steps, {len(graph)} of them done before"]
-    evaluate = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-             "metric": ["exact_match", "whole"], "limit": 14}  # fmt: skip
-    changed = spec(folder, evaluate=evaluate)
+    changed = spec(folder, evaluate={**LAB, "limit": 14})
     same = {name for name in graph.keys if graph.keys[name] == changed.keys[name]}
     assert {name.partition("/")[0] for name in set(graph.keys) - same} == {"evaluate", "tables"}
 
@@ -383,13 +410,6 @@ def test_in_other_languages_nothing_is_chosen_anew():
     assert found.rows[BASE]["de"].n == 40
 
 
-LAB = {
-    "tasks": ["lab_problem_{language}"],
-    "include": ["tasks"],
-    "metric": ["exact_match", "whole"],
-}
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -400,7 +420,7 @@ LAB = {
          "no task 'lab_problen_nela'.*lab_problem_nela"),
         ({"evaluate": {**LAB, "other_languages": {"languages": ["klingon"]}}},
          "no task 'lab_problem_kl"),
-        ({"grid": {"bottom": 9, "top": 9}}, "nothing of it fits into the 8 layers"),
+        ({"grid": {"bottom": 9, "top": 9}}, "no composition fits into the 8 layers"),
         ({"both": {"hyperparameters": {"lerning_rate": 1}}}, "lerning_rate.*learning_rate"),
         ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
@@ -543,8 +563,10 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    graph = plan_study(*find_study(name))
-    assert sum(step.estimate.hours for step in graph) > (0.01 if name.endswith("-transfer") else 10)
+    study, folder = find_study(name)
+    graph = plan_study(study, folder)
+    hours = sum(one.hours for one in cost_study(study, graph).steps.values())
+    assert hours > (0.01 if name.endswith("-transfer") else 10)
     assert [step.name for step in graph][-1] == "tables"
 
 
@@ -564,16 +586,26 @@ def test_a_study_is_like_another_but_for_what_it_says(tmp_path):
     assert (found.languages["sw"], found.evaluate) == (ready.languages["sw"], ready.evaluate)
     for text, said in (
         ("like: first.yaml\nseed: 3\n", "own.yaml, line 2: seed: unknown key"),
-        ("name: x\nlike: own.yaml\n", "own.yaml, line 2: like: the study is like itself"),
+        ("name: x\nlike: own.yaml\n", "own.yaml, line 2: like: the study refers to itself"),
         ("like: [a]\n", "own.yaml, line 1: like: write the name or the file of a study"),
         ("like: topic-tranfer\n", "own.yaml, line 1: topic-tranfer: no such .* did you mean 'top"),
         ("name: x\nlike: none.yaml\n", "own.yaml, line 2: like: .*none.yaml: no such file"),
-        ("like: third.yaml\n", "third.yaml, line 1: like: the study is like itself"),
+        ("like: third.yaml\n", "third.yaml, line 1: like: the study refers to itself"),
     ):
         (tmp_path / "own.yaml").write_text(text)
         (tmp_path / "third.yaml").write_text("like: own.yaml\n")
         with pytest.raises(RecipeError, match=said):
             read_study(tmp_path / "own.yaml")
+
+
+def selections(root, **experts):
+    """The folders of finished selections, each of one expert."""
+    folders = {}
+    for kind, expert in experts.items():
+        folders[f"select/{kind}"] = root / f"select-{kind}"
+        folders[f"select/{kind}"].mkdir()
+        write_json(folders[f"select/{kind}"] / "selection.json", [str(expert)])
+    return folders
 
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
@@ -590,17 +622,11 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
     yaml.write_text(yaml.read_text().replace("num_fewshot: 0", "fewshot_split: test"))
     options = {"apply_chat_template": True, "system_instruction": "Be brief.", "num_fewshot": 1,
                "gen_kwargs": "max_gen_toks=2"}  # fmt: skip
-    asked = {"tasks": ["lab_problem_{language}"], "include": [str(tasks)],
-             "metric": ["exact_match", "whole"], "limit": 2}  # fmt: skip
-    changes = {"base": str(chats["base"]), "baselines": [], "grid": None, "partitions": [],
-               "lora": None, "evaluate": {**asked, **options}}  # fmt: skip
+    asked = {**LAB, "include": [str(tasks)], "limit": 2}
+    changes = {**ALONE, "base": str(chats["base"]), "evaluate": {**asked, **options}}
     graph = spec(folder, **changes)
     check_plan(graph)
-    inputs = {}
-    for kind, name in (("task", "task-1"), ("nela", "language-nela-1")):
-        inputs[f"select/{kind}"] = tmp_path / f"select-{kind}"
-        inputs[f"select/{kind}"].mkdir()
-        write_json(inputs[f"select/{kind}"] / "selection.json", [str(chats[name])])
+    inputs = selections(tmp_path, task=chats["task-1"], nela=chats["language-nela-1"])
     context = Context(graph["evaluate/nela"], tmp_path / "evaluate", inputs, lambda line: None)
     context.folder.mkdir()
     evaluate_language(context)
@@ -618,15 +644,9 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
 
 
 def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_path):
-    asked = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-             "metric": ["exact_match", "whole"], "limit": 3}  # fmt: skip
-    few = {"baselines": [], "grid": None, "partitions": [], "lora": None, "evaluate": asked}
-    inputs = {}
-    for kind, name in (("task", "task-1"), ("nela", "language-nela-1")):
-        inputs[f"select/{kind}"] = tmp_path / f"select-{kind}"
-        inputs[f"select/{kind}"].mkdir()
-        path = str(shipped().base.parent / name)
-        write_json(inputs[f"select/{kind}"] / "selection.json", [path])
+    asked = {**LAB, "limit": 3}
+    few, models = {**ALONE, "evaluate": asked}, shipped().base.parent
+    inputs = selections(tmp_path, task=models / "task-1", nela=models / "language-nela-1")
 
     def evaluated(name, **changes):
         step, lines = spec(folder, **few | changes)["evaluate/nela"], []
@@ -661,8 +681,7 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
 
 def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     models = shipped().base.parent
-    asked = {"tasks": ["lab_problem_{language}"], "include": ["tasks"],
-             "metric": ["exact_match", "whole"], "limit": 4}  # fmt: skip
+    asked = {**LAB, "limit": 4}
     graph = spec(
         folder, task={"experts": [str(models / f"task-{i}") for i in (1, 2)]}, pairs="same",
         languages={"nela": {"experts": [str(models / f"language-nela-{i}") for i in (1, 2)]}},
@@ -718,41 +737,18 @@ def test_a_study_can_report_calibrated_accuracy(folder, tmp_path):
         ])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"task": {"experts": ["./none"]}, "baselines": [], "lora": None},
-            "task.experts: .*none: no such folder",
-        ),
-        ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
-        ({"task": {"experts": ["a/b"], "keep": 2}}, "taken as they are; remove `keep`"),
-        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
-        ({"task": {"experts": []}}, "task.experts"),
-        ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
-        ({"task": {"experts": ["a/b"]}}, "baseline `joint` trains, but task has no data"),
-        ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` trains, but task has no data"),
-    ],
-)
-def test_experts_that_exist_have_nothing_to_train(folder, changes, said):
-    with pytest.raises(RecipeError, match=said):
-        spec(folder, **changes)
-
-
 def test_an_expert_of_another_base_is_refused_before_anything_runs(folder, tmp_path):
     other = shutil.copytree(shipped().base, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
-    less = {"baselines": [], "partitions": [], "lora": None, "grid": None}
     with pytest.raises(LayerswapError, match="hidden_size"):
-        check_plan(spec(folder, task={"experts": [str(other)]}, **less))
+        check_plan(spec(folder, task={"experts": [str(other)]}, **ALONE))
 
 
 def test_an_expert_that_is_nowhere_is_refused_before_anything_runs(folder, monkeypatch):
     """What is no folder is asked of the Hub, as a mistyped path is."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    less = {"baselines": [], "partitions": [], "lora": None, "grid": None}
-    graph = spec(folder, task={"experts": ["experts/math"]}, **less)
+    graph = spec(folder, task={"experts": ["experts/math"]}, **ALONE)
     check_plan(graph)
     with pytest.raises(LayerswapError, match="experts/math"):
         check_here(graph, device=True)
@@ -797,12 +793,9 @@ def test_a_mix_says_how_long_its_rows_are_before_it_is_built(tmp_path):
     assert mix_size(local, tmp_path, usual) == DataSize(700, 20)
     hub = "total: 700\nsources: {a: {path: a.jsonl}, b: {id: owner/data}}\n"
     assert mix_size(hub, tmp_path, usual) == DataSize(700, 512)
-    (seconds,) = (
-        3600 * step.estimate.hours
-        for step in plan_study(*find_study("topic-transfer"))
-        if step.name == "train/task/0"
-    )
-    assert seconds < 60  # on a GPU, 701 sentences three times
+    study, folder = find_study("topic-transfer")
+    costs = cost_study(study, plan_study(study, folder))
+    assert 3600 * costs.steps["train/task/0"].hours < 60  # on a GPU, 701 sentences three times
 
 
 def test_hours_follow_from_documents_and_tokens():
@@ -864,15 +857,15 @@ def test_the_size_of_a_base_is_read_or_in_its_name():
 def test_a_small_study_on_a_processor_costs_little(folder):
     """Not the hours and the memory of 8 billion parameters."""
     graph = spec(folder, billions=None)
-    assert 0 < sum(step.estimate.hours for step in graph) < 0.2
-    assert 0 < max(step.estimate.memory_gb for step in graph) < 0.1
-    assert 0 < sum(disk_gb(graph)) < 1
-    found = costs_of(read_study(folder / "study.yaml"), folder)
-    assert (found.size.known_by, found.bytes_each) == ("its header", 4)
-    assert found.documents["lab_problem_{language}"].number == 20
-    told = " ".join(str(plan_table(graph, found)).split())
-    assert "processors" in told
-    assert "parameters, by its header" in told
+    found = cost_study(read_study(folder / "study.yaml"), graph)
+    assert 0 < sum(one.hours for one in found.steps.values()) < 0.2
+    assert 0 < max(one.memory_gb for one in found.steps.values()) < 0.1
+    assert 0 < found.disk_gb + found.passing_gb < 1
+    assert (found.costs.size.known_by, found.costs.bytes_each) == ("its header", 4)
+    assert found.costs.documents["lab_problem_{language}"].number == 20
+    printed = " ".join(str(plan_table(graph, found)).split())
+    assert "processors" in printed
+    assert "parameters, by its header" in printed
 
 
 def test_a_plan_leaves_out_what_is_done(folder, tmp_path):
@@ -936,7 +929,7 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
     assert {path.parent for path in joint.rglob("*.safetensors")} == {joint}
     shutil.rmtree(journal.folder("select/task"))
     again = run_graph(graph, tmp_path / "out", step_functions())
-    assert "train/task/0: checkpoints that an earlier selection left were" in again.failed[0].why
+    assert "train/task/0: an earlier selection deleted the other checkpoints" in again.failed[0].why
 
 
 @pytest.mark.parametrize(
@@ -974,6 +967,10 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
             "evaluate.metric: write a metric of lm-eval and its filter, such as .exact_",
         ),
         ({"task": {"data": "x", "runs": [{"sede": 1}]}}, "sede: unknown key.*seed"),
+        ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
+        ({"task": {"experts": ["a/b"], "keep": 2}}, "are not trained; remove `keep`"),
+        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
+        ({"task": {"experts": []}}, "task.experts"),
     ],
 )
 def test_mistakes_of_a_study_are_named_by_line_and_key(folder, changes, said):
@@ -986,8 +983,8 @@ def test_resources_are_the_studys_own(folder):
     graph = spec(folder, device="cuda", resources={
         "train": {"gpus": 2, "memory_gb": 200}, "evaluate": {"cpus": 8}, "data": {"memory_gb": 20},
     })  # fmt: skip
-    assert graph["train/task/0"].resources == Resources(4, 2, 200)
-    assert graph["evaluate/nela"].resources == Resources(8, 1, 96)
+    assert graph["train/task/0"].resources == Resources(cpus=4, gpus=2, memory_gb=200)
+    assert graph["evaluate/nela"].resources == Resources(cpus=8, gpus=1, memory_gb=96)
     assert graph["select/task"].resources == Resources()  # losses are only compared
     assert graph["train/task/0"].settings.get("launch") is None
     same = spec(folder, device="cuda")
@@ -1025,7 +1022,7 @@ def test_one_run_gives_its_best_checkpoint_and_no_more(folder, tmp_path):
     best = min(candidates(run), key=lambda one: one.loss)
     assert journal.root / "steps" / chosen == Path(best.folder) != run  # it diverged
     summary, _ = selected(50)
-    assert "50 are to be kept, but there are" in summary.failed[0].why
+    assert "`keep` is 50, but training saved only" in summary.failed[0].why
 
 
 @pytest.mark.slow
@@ -1044,31 +1041,30 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
         step_functions()["train"](context)
 
 
-def test_pairs_of_the_same_need_as_many_of_each(folder):
-    with pytest.raises(RecipeError, match="the task keeps 2 and nela 1"):
-        spec(folder, pairs="same", languages={"nela": {"data": {"train": "nela-train.jsonl"}}})
-
-
-@pytest.mark.parametrize("name", ["partial", "reverted"])
-def test_what_a_partition_decides_needs_one(folder, name):
-    with pytest.raises(RecipeError, match=f"`{name}` needs partitions"):
-        spec(folder, baselines=[name], partitions=[])
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"base": "./nowhere"}, "base: .*/nowhere: no such folder"),
+        ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
+        (
+            {"pairs": "same", "languages": {"nela": {"data": {"train": "nela-train.jsonl"}}}},
+            "the task keeps 2 and nela 1",
+        ),
+        ({"task": {"experts": ["a/b"]}}, "baseline `joint` needs training, but task has no data"),
+        ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` needs training, but task has"),
+        ({"baselines": ["partial"], "partitions": []}, "`partial` needs `partitions`"),
+        ({"baselines": ["reverted"], "partitions": []}, "`reverted` needs `partitions`"),
+        ({"task": {"experts": ["./none"]}, **ALONE}, "task.experts: .*none: no such folder"),
         ({"base": "./" + 3000 * "x"}, "base: .*: no such folder"),
         ({"base": "./a\0b"}, "line 3: .* holds NUL or half of a surrogate pair"),
         ({"base": "./a\ud800b"}, "line 3: .* holds NUL or half of a surrogate pair"),
-        ({"task": {"data": 3000 * "x"}}, "no such folder, and no ready mix"),
+        ({"task": {"data": 3000 * "x"}}, "no such folder or ready mix"),
         ({"task": {"data": {"train": "a\0b.jsonl"}}}, "holds NUL or half of a surrogate pair"),
         ({"task": {"data": {"train": "no.jsonl"}}}, "no.jsonl: no such file"),
-        ({"task": {"data": "nowhere"}}, "nowhere: no such folder, and no ready mix"),
+        ({"task": {"data": "nowhere"}}, "nowhere: no such folder or ready mix"),
         ({"evaluate": {"tasks": ["x"], "include": ["nowhere"]}}, "nowhere: no such folder"),
     ],
 )
-def test_what_is_not_there_is_named_before_anything_is_written(folder, changes, said):
+def test_a_study_that_cannot_be_planned_is_refused(folder, changes, said):
     with pytest.raises(RecipeError, match=said):
         spec(folder, **changes)

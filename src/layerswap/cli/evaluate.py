@@ -201,11 +201,11 @@ def compare(
 
     Example: layerswap compare results/base results/swap --to latex
     """
+    from layerswap.cli.tables import comparison_table
     from layerswap.evaluation.results import compare_runs
-    from layerswap.report.tables import side_by_side
 
     found = compare_runs(runs, models=model)
-    table = side_by_side(found)
+    table = comparison_table(found)
     lines: list[object] = [table]
     if to == "latex":
         lines = [*table.latex().split("\n")]

@@ -39,13 +39,14 @@ def delta(
 
     Example: layerswap delta --base llama --expert math-expert --expert swahili-expert --out map
     """
-    from layerswap.deltas.atlas import measure, open_subjects
+    from layerswap.checkpoint import refuse_target
+    from layerswap.deltas.atlas import ATLAS, measure, open_subjects
     from layerswap.merge.writer import check_apart
-    from layerswap.report.measurements import atlas_facts, refuse_atlas, write_atlas
+    from layerswap.report.measurements import atlas_facts, write_atlas
 
     if axis not in ("input", "output"):
         raise RecipeError(f"--axis: {axis!r} is neither input nor output")
-    refuse_atlas(out, overwrite=overwrite)
+    refuse_target(out, marker=ATLAS, overwrite=overwrite)
     subjects = open_subjects(base, *expert)
     check_apart(out, {"the base": subjects.base, **subjects.experts})
     _note_tokenizers(subjects)
@@ -147,11 +148,12 @@ def linearity(
 
     Example: layerswap linearity --base b --task-expert t --language-expert l --text sw.txt --out o
     """
+    from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import pick_device
     from layerswap.evaluation.linearity import measure_linearity
-    from layerswap.report.measurements import refuse_linearity, write_linearity
+    from layerswap.report.measurements import TABLE, write_linearity
 
-    refuse_linearity(out, overwrite=overwrite)
+    refuse_target(out, marker=TABLE, overwrite=overwrite)
     found = measure_linearity(
         base, task_expert, language_expert, text, steps=steps, beyond=beyond, elsewhere=elsewhere,
         max_length=max_length, dtype=dtype, device=pick_device(device),
@@ -180,7 +182,7 @@ def composability(
     """
     from layerswap.cli.tables import predictor_table
     from layerswap.evaluation.composability import predictors, read_merges
-    from layerswap.report.drawing import draw_intervals
+    from layerswap.report.charts import draw_intervals
 
     signals, quality = read_merges(table, merged)
     found = predictors(signals, quality)

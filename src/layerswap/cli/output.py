@@ -1,6 +1,6 @@
-"""Prints results on standard output, and all else and progress on standard error.
+"""Prints results on standard output, and notes and progress on standard error.
 
-Progress is bars on a terminal, and a line now and then elsewhere.
+Progress is shown as bars on a terminal, and as a line every 15 seconds elsewhere.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ EVERY = 15.0
 
 @dataclass
 class Job:
-    """Work of which a part is done.
+    """Work with a counter of the units that are done.
 
     Attributes:
         label: its name.
@@ -127,7 +127,7 @@ class Job:
     shown: float = field(default_factory=_now)
 
     def advance(self, count: int) -> str | None:
-        """Count units as done; the line to print, if it is time for one."""
+        """Count units as done; returns the line to print, if one is due."""
         now = _now()
         self.done += count
         finished = bool(self.total) and self.done >= self.total and count > 0
@@ -167,7 +167,7 @@ def step_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
-    """A store of answers that shows how many it still waits for, of all compositions, and the rate.
+    """A store of answers that shows the answers still to come, of all compositions, and the rate.
 
     The total is compositions times requests: a document with one prompt is one request, a choice of
     four is four. Answers that are in the store already are not counted.
@@ -184,7 +184,7 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
         asked: set[int] = set()
 
         class CountingStore(AnswerStore):
-            """A store that counts the answers that are asked for and those that come."""
+            """A store that counts its requests and answers."""
 
             def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
                 wanted = list(requests)

@@ -1,10 +1,9 @@
-"""`layerswap study` and `layerswap report`: a whole experiment from one file, and its page."""
+"""`layerswap study`: run a whole experiment from one file, and report it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 
 
 WATCH = 2.0
-"""Seconds between two looks at a study."""
+"""Seconds between two reads of a study's state."""
 LARGE = 100.0
-"""Disk of a study, GB, from which its plan says how to need less."""
+"""Disk of a study, GB, above which its plan lists ways to save disk."""
 app = typer.Typer(
     cls=options.PlainGroup,
     rich_markup_mode=None,
@@ -60,8 +59,9 @@ def run(
     Example: layerswap study run study.yaml --out study
     """
     from layerswap.cli.tables import amount, plan_table
+    from layerswap.study.estimate import cost_study, smaller_disks
     from layerswap.study.journal import StudyJournal
-    from layerswap.study.plan import costs_of, disk_gb, plan_study, smaller_plans
+    from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study
     from layerswap.study.storage import place
     from layerswap.versions import missing_of
@@ -78,22 +78,23 @@ def run(
             preflight.refuse_other_study(graph, root, storage)
             preflight.check_plan(graph)
         done = StudyJournal(root, graph, storage).finished()
-        output.say(plan_table(graph, costs_of(spec, folder), done))
-        if sum(disk_gb(graph)) > LARGE:
-            for change, plan in smaller_plans(spec, folder).items():
-                output.say(f"with {change}: about {amount(sum(disk_gb(plan)))} GB of disk")
+        costs = cost_study(spec, graph)
+        output.say(plan_table(graph, costs, done))
+        if costs.disk_gb + costs.passing_gb > LARGE:
+            for change, disk_gb in smaller_disks(spec, folder).items():
+                output.say(f"with {change}: about {amount(disk_gb)} GB of disk")
     else:
         run_file(graph, out, on=on)
 
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
-    """Run a planned study and show how it ended."""
+    """Run a planned study, and print its states and results."""
     from layerswap.cli.tables import results_table, status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
     from layerswap.study.best import BEST
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
-    from layerswap.study.report import FinishedSteps, write_study_report
+    from layerswap.study.report import FinishedSteps
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
     from layerswap.study.storage import place
@@ -113,15 +114,15 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
         graph, root, step_functions(), executor=executor, storage=storage,
         log=output.log,
     )  # fmt: skip
-    output.say(status_table(StudyJournal(root, graph, storage).status()))
+    output.say(status_table(list(summary.records.values())))
     if summary.failed:
         raise StudyError(
             f"{len(summary.failed)} steps failed and {len(summary.blocked)} depend on them; the "
             "others are done. Run the command again to retry; to restart a step and those after "
             f"it, delete its folder in {root / STEPS}"
         )
-    page = write_study_report(root, storage)
     study = FinishedSteps(read_journal(root, storage))
+    page = study.write()
     output.say(results_table(study.results))
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if study.settings["merge"]:
@@ -161,7 +162,7 @@ def status(
         bool, typer.Option("--watch", help="Print the running steps until none runs.")
     ] = False,
 ) -> None:
-    """Show the state of every step of a study: since when it runs and how far, or why it failed.
+    """Show the state of every step of a study, its progress, or the reason of its failure.
 
     Example: layerswap study status study
     """
@@ -170,18 +171,23 @@ def status(
     from layerswap.study.storage import place
 
     journal = read_journal(*place(folder))
-    rows = journal.status()
+    records = journal.status()
     shown: dict[str, str] = {}
-    while watch and any(row.state == "running" for row in rows):
-        for row in rows:
-            if row.state == "running" and shown.get(row.step) != row.progress:
-                shown[row.step] = row.progress
-                output.log(f"{row.step}, {row.seconds:.0f} s: {row.progress}")
+    while watch and any(record.state == "running" for record in records):
+        for record in records:
+            if record.state == "running" and shown.get(record.name) != record.progress:
+                shown[record.name] = record.progress
+                output.log(f"{record.name}, {record.seconds:.0f} s: {record.progress}")
         time.sleep(WATCH)
-        rows = journal.status()
-    output.finish("study status", {"steps": list(map(asdict, rows))}, [status_table(rows)])
+        records = journal.status()
+    keys = ("state", "seconds", "why", "blocked_by", "since", "progress")
+    steps = [
+        {"step": record.name, **{key: getattr(record, key) for key in keys}} for record in records
+    ]
+    output.finish("study status", {"steps": steps}, [status_table(records)])
 
 
+@options.command(app)
 def report(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
 ) -> None:
@@ -189,7 +195,7 @@ def report(
 
     Covers the finished steps of an unfinished study. Writes into the study's folder.
 
-    Example: layerswap report study
+    Example: layerswap study report study
     """
     from layerswap.study.report import write_study_report
     from layerswap.study.storage import place

@@ -1,4 +1,4 @@
-"""Lays out results as tables for the terminal: one function per kind of result."""
+"""Tables of results for the terminal, one function per kind of result."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from layerswap.evaluation.composability import Predictor
+    from layerswap.evaluation.results import ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.tables import Table
-    from layerswap.study.estimate import Costs
-    from layerswap.study.journal import StepStatus
+    from layerswap.study.estimate import StudyCosts
+    from layerswap.study.journal import StepRecord
     from layerswap.study.results import StudyResults
     from layerswap.study.steps import Graph
     from layerswap.training.expert.freezing import FreezeOrRevert
@@ -25,7 +26,7 @@ def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> Table:
 
 
 def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
-    """The scores of models on tasks, with intervals where documents have scores of their own."""
+    """The scores of models on tasks, with intervals if each document has a score."""
     from layerswap.evaluation.statistics import Interval
 
     rows = [
@@ -39,7 +40,7 @@ def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def selection_table(found: Selection) -> Table:
-    """Candidates, the best first; those that are kept are marked."""
+    """Checkpoints, the best first, with a mark on those to keep."""
     tasks = list(found.ranked[0].scores)
     rows = [
         [one.folder, "keep" if one in found.chosen else "",
@@ -51,41 +52,41 @@ def selection_table(found: Selection) -> Table:
 
 
 def predictor_table(found: Sequence[Predictor], merges: int) -> Table:
-    """Signals by how well they order the merges."""
+    """Rank correlations of signals with the scores of merges."""
     rows = [[one.signal, one.spearman, one.p_spearman, one.kendall] for one in found]
     caption = f"over {merges} merges, with 95% bootstrap intervals"
     return _table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
 
 
-def plan_table(graph: Graph, about: Costs, done: Collection[str] = ()) -> Table:
+def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
     """The steps of a study, what they need, and their estimated cost.
 
     Args:
         graph: the steps.
-        about: what they cost.
+        costs: their estimated costs.
         done: names of the steps that an earlier run finished.
     """
-    from layerswap.study.plan import disk_gb
-
     rows = [
         [step.name, ", ".join(step.needs),
-         "done" if step.name in done else amount(step.estimate.hours),
-         amount(step.estimate.memory_gb), amount(step.estimate.disk_gb)]
+         "done" if step.name in done else amount(costs.steps[step.name].hours),
+         amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb)]
         for step in graph
     ]  # fmt: skip
-    hours = sum(step.estimate.hours for step in graph if step.name not in done)
-    disk, passing = disk_gb(graph)
+    size, speed = costs.costs.size, costs.costs.speed
+    hours = sum(costs.steps[step.name].hours for step in graph if step.name not in done)
     time = f"{amount(hours)} hours" if hours >= 1 else f"{amount(60 * hours)} minutes"
-    more = f", {amount(passing)} GB more while it trains" if passing >= 0.05 else ""
+    more = ""
+    if costs.passing_gb >= 0.05:
+        more = f", {amount(costs.passing_gb)} GB more while it trains"
     before = f", {len(done)} of them done before; the others take" if done else ","
-    takes = f"{before} about {time} {about.speed.name}"
+    takes = f"{before} about {time} {speed.name}"
     if len(done) == len(graph):
         takes = ", all of them done before"
     space = "disk in all" if done else "disk"
     caption = (
-        f"{len(graph)} steps{takes}, {amount(disk)} GB of "
-        f"{space}{more}. The base has {about.size.billions:.3g} billion parameters, by "
-        f"{about.size.known_by}. Memory is without activations."
+        f"{len(graph)} steps{takes}, {amount(costs.disk_gb)} GB of {space}{more}. The base has "
+        f"{size.billions:.3g} billion parameters, by {size.known_by}. Memory is without "
+        "activations."
     )
     return _table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
 
@@ -103,11 +104,11 @@ def results_table(results: StudyResults) -> Table:
     return _table(table.columns, table.rows, table.caption)
 
 
-def status_table(rows: Sequence[StepStatus]) -> Table:
+def status_table(rows: Sequence[StepRecord]) -> Table:
     """The steps of a study and their states."""
     done = sum(row.state == "done" for row in rows)
     cells = [
-        [row.step, row.state, "" if row.seconds is None else f"{row.seconds:.1f}",
+        [row.name, row.state, "" if row.seconds is None else f"{row.seconds:.1f}",
          f"since {row.since}: {row.progress}" if row.since else row.why]
         for row in rows
     ]  # fmt: skip
@@ -117,7 +118,7 @@ def status_table(rows: Sequence[StepStatus]) -> Table:
 
 
 def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
-    """The second paper's table 2: each partition frozen in training, and reverted after it."""
+    """Each partition frozen in training, and reset to the base after it (paper 2, table 2)."""
     tasks = list(rows[0].scores)
     cells = [[row.partition or "", row.treatment, *(f"{row.scores[task]:.3f}" for task in tasks)]
              for row in rows]  # fmt: skip
@@ -125,7 +126,7 @@ def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
 
 
 def mix_table(card: Mapping[str, Any]) -> Table:
-    """The sources of a data card down the side: rows read, dropped by each filter, and kept."""
+    """The sources of a data card: rows read, dropped by each filter, and kept."""
     filters = [name for name, facts in card["filters"].items() if facts["dropped"]]
     tokens = ["tokens"] if card["tokenizer"] else []
     rows = [
@@ -137,6 +138,37 @@ def mix_table(card: Mapping[str, Any]) -> Table:
     columns = ["source", "read", "left out", *filters, "kept", *tokens]
     words = [column.replace("_", " ") for column in columns]
     return _table(words, rows, "rows dropped by each filter, and rows kept")
+
+
+def comparison_table(compared: SideBySide) -> Table:
+    """Models across, benchmarks and languages down; the best score of a row is bold."""
+    from layerswap.evaluation.languages import language_name
+    from layerswap.report.tables import Table
+
+    rows = [
+        [
+            benchmark.replace("_", " "),
+            language_name(language) if language else "",
+            *(_marked(cell, metric) for cell in cells),
+        ]
+        for (benchmark, language, metric), cells in zip(compared.rows, compared.cells, strict=True)
+    ]
+    bold = {(i, k + 2) for i, cells in enumerate(compared.cells) for k, cell in enumerate(cells)
+            if cell is not None and cell.best}  # fmt: skip
+    caption = (
+        "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, "
+        "p < .05). Intervals: 95% bootstrap over documents."
+    )
+    return Table(["benchmark", "language", *compared.models], rows, caption, bold=bold)
+
+
+def _marked(cell: ScoreCell | None, metric: str) -> str:
+    from layerswap.report.tables import interval_words
+
+    if cell is None:
+        return ""
+    mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
+    return f"{mean}{cell.mark} {rest}"
 
 
 def _table(

@@ -16,7 +16,7 @@ from layerswap.report import (
     write_report,
 )
 from layerswap.report.delta_map import map_panel
-from layerswap.report.panels import ShownAnswer, examples_panel
+from layerswap.report.page import Answers, ShownAnswer
 from layerswap.report.tables import contrasts
 from layerswap.search.conditions import CHOSEN, JOINT, LANGUAGE_EXPERT, SOUP, TASK_EXPERT, Condition
 from layerswap.study.report import provenance
@@ -171,7 +171,7 @@ def _change(outcome: Outcome) -> Section:
         "What fine-tuning changed",
         "The share of rows of each matrix that are among the 15% that each expert changed most, by "
         "mean absolute change (paper 1, figure 2). The slider sets that share.",
-        panel=map_panel(outcome.change),
+        maps=map_panel(outcome.change),
     )
 
 
@@ -190,7 +190,7 @@ def _examples(outcome: Outcome) -> Section:
         "Answers one by one",
         f"The first {len(examples)} test problems in {outcome.language}, with the answers of every "
         "model.",
-        panel=examples_panel([name_of(name) for name in models], examples),
+        answers=Answers([name_of(name) for name in models], examples),
     )
 
 

@@ -68,7 +68,7 @@ class Outcome:
     @property
     def seconds(self) -> float:
         """Wall-clock time of the steps, s."""
-        return sum(entry.seconds for entry in self.entries)
+        return sum(entry.seconds or 0 for entry in self.entries)
 
     @cached_property
     def chosen(self) -> Condition:

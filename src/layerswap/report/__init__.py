@@ -6,7 +6,8 @@ Example::
     write_report("report.html", report)
 """
 
-from layerswap.report.drawing import Drawing, draw_heat_map, draw_intervals
+from layerswap.report.charts import draw_heat_map, draw_intervals
+from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, render, write_report
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table

@@ -1,4 +1,4 @@
-"""Writes an atlas or a measurement of linearity: tables, figures and page, in one folder."""
+"""Writes an atlas, or a measurement of linearity, as a folder of tables, figures and a page."""
 
 from __future__ import annotations
 
@@ -6,35 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import atomic_folder, refuse_target
+from layerswap.checkpoint import atomic_folder
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.deltas.measure import Sums
+from layerswap.report.charts import draw_linearity
 from layerswap.report.delta_map import delta_page, draw_maps, map_of
-from layerswap.report.drawing import draw_linearity
 from layerswap.versions import missing_of
 
 if TYPE_CHECKING:
     from layerswap.evaluation.linearity import Linearity
 
 LOSS = 0.3
-"""Share of a delta lost to bfloat16 above which the user is warned."""
+"""Share of a delta lost to bfloat16 above which a warning is given."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written, and what to tell the user."""
+    """A folder that was written, with lines that describe its content."""
 
     folder: Path
     lines: tuple[str, ...]
-
-
-def refuse_atlas(out: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that cannot be written, before anything is read.
-
-    Raises:
-        MergeError: it exists, or its parent is missing or not writable.
-    """
-    refuse_target(out, marker=ATLAS, overwrite=overwrite)
 
 
 def write_atlas(
@@ -47,17 +38,14 @@ def write_atlas(
 ) -> Written:
     """Write tables (Parquet), the map (SVG, PDF, PNG) and the interactive page (HTML).
 
-    Without the extra `report`, the tables alone, as JSON Lines.
+    Without the extra `report`, write the tables alone, as JSON Lines.
 
     Args:
-        atlas: what to write.
+        atlas: the measured experts.
         out: the folder to create.
         threshold: row MAV above which a row counts; the top 15% of each expert's rows when None.
-        numbers: whether the figure has the fractions in its cells.
+        numbers: write the fractions into the cells of the figure.
         overwrite: replace a folder that this function wrote.
-
-    Raises:
-        MergeError: the folder exists or cannot be written.
     """
     target = out.expanduser().absolute()
     with atomic_folder(target, marker=ATLAS, overwrite=overwrite) as folder:
@@ -79,7 +67,7 @@ def write_atlas(
 
 
 def thresholds_of(atlas: Atlas, threshold: float | None) -> dict[str, float]:
-    """The row MAV above which a row counts, by expert: the given one, or of the top 15% of each."""
+    """The row MAV above which a row counts, by expert: as given, or that of its top 15%."""
     return {
         expert: atlas.threshold(expert) if threshold is None else threshold
         for expert in atlas.experts
@@ -150,30 +138,13 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
 TABLE = "linearity.parquet"
 
 
-def refuse_linearity(out: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that cannot be written, before anything is measured."""
-    refuse_target(out, marker=TABLE, overwrite=overwrite)
-
-
-def write_linearity(found: Linearity, out: Path, *, overwrite: bool = False) -> Path:
-    """Write `linearity.parquet` and the figure as SVG, PDF and PNG.
-
-    Args:
-        found: the measurement.
-        out: the folder to create.
-        overwrite: replace a folder that this wrote.
-
-    Returns:
-        The absolute folder.
-
-    Raises:
-        LayerswapError: the folder cannot be written.
-    """
+def write_linearity(measured: Linearity, out: Path, *, overwrite: bool = False) -> Path:
+    """Write `linearity.parquet` and the figure as SVG, PDF and PNG; returns the absolute folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     target = out.expanduser().absolute()
     with atomic_folder(target, marker=TABLE, overwrite=overwrite) as folder:
-        pq.write_table(pa.Table.from_pylist(found.rows()), folder / TABLE)
-        draw_linearity(found.line, found.sums).save(folder / "linearity")
+        pq.write_table(pa.Table.from_pylist(measured.rows()), folder / TABLE)
+        draw_linearity(measured.line, measured.sums).save(folder / "linearity")
     return target

@@ -1,4 +1,4 @@
-"""Writes HTML reports: one file each, for screen, phone and paper, that fetches nothing."""
+"""Writes HTML reports: one self-contained file for screen, phone and paper."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import LayerswapError, visible
+from layerswap.report.drawing import stylesheet, variables
 from layerswap.report.tables import Table, score, slug
 
 if TYPE_CHECKING:
@@ -20,31 +21,76 @@ if TYPE_CHECKING:
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.drawing import Drawing
 
+LONGEST = 1200
+"""Most characters of a question or an answer on a page."""
+
 
 @dataclass(frozen=True)
-class Panel:
-    """An interactive part of a page; it needs JavaScript.
+class ShownAnswer:
+    """One document with the answers of several models.
 
     Attributes:
-        kind: `maps` (see `delta_map.map_panel`), `grid` or `examples` (see `panels`).
-        data: plain data that it shows.
+        task: the task of the document.
+        document: its position in the task.
+        question: the prompt, without exemplars.
+        target: the right answer.
+        answers: the answer of each model.
+        right: for each model, True if its answer is right.
     """
 
-    kind: Literal["maps", "grid", "examples"]
-    data: Mapping[str, Any]
+    task: str
+    document: int
+    question: str
+    target: str
+    answers: tuple[str, ...]
+    right: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers one by one, grouped by which of the first two models is right.
+
+    Attributes:
+        models: names, in the order of every document's answers.
+        documents: the documents.
+    """
+
+    models: Sequence[str]
+    documents: Sequence[ShownAnswer]
+
+    @property
+    def groups(self) -> dict[str, list[ShownAnswer]]:
+        """The documents by heading, without empty groups."""
+        first, *others = self.models
+        headings: dict[tuple[bool, ...], str]
+        if others:
+            headings = {
+                (True, False): f"{first} is right, {others[0]} is wrong",
+                (False, True): f"{others[0]} is right, {first} is wrong",
+                (True, True): f"{first} and {others[0]} are right",
+                (False, False): f"{first} and {others[0]} are wrong",
+            }
+        else:
+            headings = {(True,): f"{first} is right", (False,): f"{first} is wrong"}
+        groups = {
+            heading: [document for document in self.documents if document.right[:2] == right]
+            for right, heading in headings.items()
+        }
+        return {heading: documents for heading, documents in groups.items() if documents}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report, shown in this order: heading, text, figure, table, panel, note.
+    """A part of the report, shown in this order: heading, text, figure, table, map, answers, note.
 
     Attributes:
         heading: a few words.
         text: paragraphs, divided by empty lines.
         figure: a drawing of this package.
         table: results; readers can sort it.
-        panel: an interactive part.
         note: a caution, set apart. Paragraphs like `text`.
+        maps: data of an interactive map, which needs JavaScript; see `delta_map.map_panel`.
+        answers: answers one by one.
     """
 
     heading: str
@@ -52,7 +98,8 @@ class Section:
     figure: Drawing | None = None
     table: Table | None = None
     note: str | None = None
-    panel: Panel | None = None
+    maps: Mapping[str, Any] | None = None
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True)
@@ -73,35 +120,10 @@ class Report:
     figure: Drawing | None = None
     colophon: str = ""
 
-    @property
-    def panels(self) -> list[str]:
-        """The kinds of panel on the page, each once."""
-        kinds = (section.panel.kind for section in self.sections if section.panel)
-        return list(dict.fromkeys(kinds))
-
 
 def render(report: Report) -> str:
-    """The report as one HTML file: no font, no link, nothing fetched; equal reports, equal bytes.
-
-    All text is escaped; drawings escape their own.
-    """
+    """The report as one HTML file without fonts, links or requests; equal reports, equal bytes."""
     return _environment().get_template("report.html.j2").render(report=report)
-
-
-def render_map_page(panel: Panel, experts: Sequence[str], base: str, axis: str) -> str:
-    """A page with the interactive maps of experts alone.
-
-    Args:
-        panel: the maps; see `delta_map.map_panel`.
-        experts: their names.
-        base: what they were fine-tuned from.
-        axis: `input` or `output`; what a row is.
-    """
-    return (
-        _environment()
-        .get_template("delta.html.j2")
-        .render(panel=panel, experts=list(map(visible, experts)), base=base, axis=axis)
-    )
 
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
@@ -111,7 +133,7 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
         LayerswapError: the file cannot be written.
     """
     target = Path(path)
-    # Named after its target, and never one that another process is writing.
+    # Another process may write the same report.
     partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
     content = render(report).encode()
     try:
@@ -143,14 +165,15 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         paragraphs=_paragraphs, kind=_kind, score=score, amount=_amount, island=_island,
-        visible=visible, slug=slug,
+        visible=visible, slug=slug, shortened=_shortened,
     )  # fmt: skip
+    environment.globals.update(variables=variables, stylesheet=stylesheet)
     return environment
 
 
-def _island(panel: Panel) -> str:
-    """The data of a panel for a script element; only "</" could end that."""
-    text = json.dumps(panel.data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def _island(data: Mapping[str, Any]) -> str:
+    """Data for a script element, which only "</" and "<!--" could end."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("</", "<\\/").replace("<!--", "<\\u0021--")
 
 
@@ -163,8 +186,14 @@ def _paragraphs(words: str) -> list[str]:
     return [p for p in (visible(" ".join(part.split())) for part in words.split("\n\n")) if p]
 
 
+def _shortened(text: str) -> str:
+    """The end of a long text, with its line breaks and without other control characters."""
+    end = text if len(text) <= LONGEST else f"\u2026{text[-LONGEST:]}"
+    return "\n".join(map(visible, end.split("\n")))
+
+
 def _kind(cell: Any) -> str:
-    """Which way the template shows a cell."""
+    """The kind of a cell in the template."""
     if cell is None:
         return "missing"
     if isinstance(cell, str | int):

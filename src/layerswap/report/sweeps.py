@@ -15,7 +15,7 @@ from layerswap.compose.yaml_file import validate
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.merge.planner import Plan, make_plan
-from layerswap.report.drawing import draw_heat_map
+from layerswap.report.charts import draw_grid
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.tables import Table, difference_words, interval_words
 from layerswap.search.candidates import Sources
@@ -238,46 +238,17 @@ def _models(recipe: Mapping[str, Any]) -> Section:
 
 def _maps(board: SweepResult) -> list[Section]:
     """A heat map over bottom and top for each choice of transitions and of the outside."""
-    maps: dict[tuple[int, int, str], dict[tuple[int, int], float]] = {}
-    for one, value in board.development.items():
-        if one.zones is not None:
-            maps.setdefault(_map_of(one), {})[one.zones.bottom, one.zones.top] = value
-    limits = min(board.development.values()), max(board.development.values())
     chosen = board.chosen
     default = Condition("swap", zones=board.default, outside=chosen.outside if chosen else "")
-    found = []
-    for key, values in maps.items():
-        low, high, outside = key
-        kind = [f"transitions {low} and {high}"] if len({k[:2] for k in maps}) > 1 else []
-        kind += [f"outside {outside}"] if outside else []
-        found.append(
-            Section(
-                ", ".join(["The grid", *kind]),
-                "Layers from the language expert at the bottom and at the top, against the mean "
-                "score on the development split.",
-                figure=draw_heat_map(
-                    values,
-                    row_label="bottom layers",
-                    column_label="top layers",
-                    best=_cell(chosen, key),
-                    default=_cell(default, key),
-                    unit="",
-                    limits=limits,
-                ),
-            )
-        )
-    return found
-
-
-def _map_of(one: Condition) -> tuple[int, int, str]:
-    assert one.zones is not None, "only zones have a place on a map"
-    return one.zones.bottom_transition, one.zones.top_transition, one.outside
-
-
-def _cell(one: Condition | None, key: tuple[int, int, str]) -> tuple[int, int] | None:
-    if one is None or one.zones is None or _map_of(one) != key:
-        return None
-    return one.zones.bottom, one.zones.top
+    drawn = draw_grid(board.development, best=chosen, default=default, unit="")
+    text = (
+        "Layers from the language expert at the bottom and at the top, against the mean score on "
+        "the development split."
+    )
+    return [
+        Section(", ".join(filter(None, ["The grid", words])), text, figure=figure)
+        for words, figure in drawn.items()
+    ]
 
 
 def _zones_in_words(one: Condition | None) -> str:

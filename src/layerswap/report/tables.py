@@ -1,7 +1,6 @@
-"""Tables of results, and how every number is written: terminal, Markdown, LaTeX and HTML.
+"""Tables of results and the format of numbers, for the terminal, Markdown, LaTeX, HTML and CSV.
 
-A `Table` is plain data. Each format has one escape, through which all text passes: a name cannot
-start markup, a link or a new row.
+All text passes through the escape of its format, so a name cannot start markup, a link or a row.
 """
 
 from __future__ import annotations
@@ -20,27 +19,22 @@ from typing import TYPE_CHECKING, Any
 from layerswap.errors import visible
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.results import ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Interval
 
     Cell = str | int | float | Interval | None
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 NUMBERS = re.compile(rf"[-+{MINUS}{DASH}\d.,%()\[\] *]*")
-"""Text that is numbers alone, such as a difference with its interval: it needs no escape."""
-MISSING = DASH
+"""Text of numbers alone, such as a difference with its interval, which needs no escape."""
 
 
 def score(value: float, unit: str = "%") -> str:
-    """A number to read, with a true minus sign.
+    """A number in words, with a true minus sign.
 
-    A fraction is shown as a percentage with one decimal; of another unit, a number has three
-    decimals below 10 and one above.
+    A fraction becomes a percentage with one decimal. A number in another unit has three decimals
+    below 10 and one above.
 
     Example: `score(0.4567)` is `"45.7"`; `score(1.2345, "nats")` is `"1.234"`.
-
-    Raises:
-        ValueError: the value is not finite.
     """
     if not math.isfinite(value):
         raise ValueError(f"a report cannot show {value}")
@@ -49,31 +43,28 @@ def score(value: float, unit: str = "%") -> str:
     return (shown.lstrip("-") if float(shown) == 0 else shown).replace("-", MINUS)
 
 
-def interval_words(found: Interval, unit: str = "%") -> str:
+def interval_words(interval: Interval, unit: str = "%") -> str:
     """A mean with its interval, such as `61.2 [58.1, 64.3]`."""
-    low, high = score(found.low, unit), score(found.high, unit)
-    return f"{score(found.mean, unit)} [{low}, {high}]"
+    low, high = score(interval.low, unit), score(interval.high, unit)
+    return f"{score(interval.mean, unit)} [{low}, {high}]"
 
 
-def difference_words(found: Interval | None, unit: str = "%") -> str:
-    """A difference in points with signs, and a star where its interval is clear of zero."""
-    if found is None:
+def difference_words(difference: Interval | None, unit: str = "%") -> str:
+    """A difference with signs, and a star if its interval excludes zero; empty for None."""
+    if difference is None:
         return ""
 
     def signed(value: float) -> str:
         return ("+" if value >= 0 else "") + score(value, unit)
 
-    clear = " *" if found.low > 0 or found.high < 0 else ""
-    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]{clear}"
+    low, high = signed(difference.low), signed(difference.high)
+    star = " *" if difference.low > 0 or difference.high < 0 else ""
+    return f"{signed(difference.mean)} [{low}, {high}]{star}"
 
 
-def contrasts(apart: Mapping[str, Interval]) -> str:
-    """What several paired differences show, such as `soup: 3.0 points lower; base: ...`.
-
-    Args:
-        apart: by name, the difference to the same reference.
-    """
-    return "; ".join(f"{name}: {one.in_words()}" for name, one in apart.items())
+def contrasts(differences: Mapping[str, Interval]) -> str:
+    """Paired differences to one reference in words, such as `soup: 3.0 points lower; base: ...`."""
+    return "; ".join(f"{name}: {interval.in_words()}" for name, interval in differences.items())
 
 
 @dataclass(frozen=True)
@@ -82,12 +73,12 @@ class Table:
 
     Attributes:
         columns: the headings; the first column names the rows.
-        rows: as many cells as columns. An interval shows its mean and its range, a float is a
-            score in `unit`, an int a count, None a dash, and text itself.
-        caption: one sentence about the whole.
-        highlight: index of the row to bring out, if any.
+        rows: as many cells as columns. An interval shows its mean and its range, a float a score
+            in `unit`, an int a count, None a dash.
+        caption: one sentence.
+        highlight: index of the row to emphasise.
         unit: of intervals and floats; `%` shows fractions of 1 as percentages.
-        bold: cells whose first number is brought out, as (row, column).
+        bold: cells whose first number is emphasised, as (row, column).
     """
 
     columns: Sequence[str]
@@ -105,7 +96,7 @@ class Table:
             raise ValueError(f"row {self.highlight} of {len(self.rows)} cannot be highlighted")
 
     def numeric(self, column: int) -> bool:
-        """True for a column of numbers, which are set flush right; never the first."""
+        """True for a column of numbers, which is set flush right; never the first."""
         return column > 0 and all(
             not isinstance(row[column], str) or NUMBERS.fullmatch(str(row[column]))
             for row in self.rows
@@ -136,18 +127,18 @@ class Table:
         return self.text()
 
     def markdown(self) -> str:
-        """The table in Markdown; what is brought out is bold."""
+        """The table in Markdown."""
         right = [self.numeric(i) for i in range(len(self.columns))]
         lines = [*self._lines(_markdown, "**{}**", "| {} |", " | ")]
         lines.insert(1, "|" + "".join("---:|" if one else "---|" for one in right))
         return "\n".join(lines)
 
     def latex(self, label: str = "") -> str:
-        """The table in LaTeX, for the package booktabs; what is brought out is bold.
+        """The table in LaTeX, for the package booktabs.
 
         Args:
-            label: of the floating table that it is put into with its caption; a bare tabular with
-                the caption as a comment when empty.
+            label: of a floating table with the caption. When empty, a bare tabular with the
+                caption as a comment.
         """
         columns = "".join("r" if self.numeric(i) else "l" for i in range(len(self.columns)))
         head, *body = self._lines(_latex, r"\textbf{{{}}}", r"{} \\", " & ")
@@ -162,7 +153,7 @@ class Table:
         return "\n".join(lines)
 
     def csv(self) -> str:
-        """The table as CSV with the numbers unrounded; an interval fills three columns."""
+        """The table as CSV with unrounded numbers; an interval fills three columns."""
         columns: list[Any] = list(self.columns)
         rows: list[list[Any]] = [list(row) for row in self.rows]
         for k in reversed(range(len(columns))):
@@ -173,7 +164,7 @@ class Table:
                     whole = hasattr(cell, "mean")
                     row[k : k + 1] = [cell.mean, cell.low, cell.high] if whole else [cell, "", ""]
         text = io.StringIO()
-        # A cell that begins as a formula would be run by a spreadsheet.
+        # A spreadsheet would run a cell that begins like a formula.
         safe = ([f"'{c}" if isinstance(c, str) and re.match(r"[=@\t]|[-+](?![\d.])", c) else c
                  for c in row] for row in [columns, *rows])  # fmt: skip
         csv.writer(text).writerows(safe)
@@ -182,7 +173,7 @@ class Table:
     def _lines(
         self, escape: Callable[[str], str], bold: str, line: str, between: str
     ) -> Sequence[str]:
-        """The heading and every row, in the words of a format."""
+        """The heading and every row in a format."""
         lines = [line.format(between.join(map(escape, self.columns)))]
         for i, cells in enumerate(self.rows):
             shown = []
@@ -199,7 +190,7 @@ class Table:
 def cell_words(cell: Any, unit: str) -> str:
     """A cell in words, before any escape."""
     if cell is None:
-        return MISSING
+        return DASH
     if isinstance(cell, str):
         return cell
     if isinstance(cell, int):
@@ -208,7 +199,7 @@ def cell_words(cell: Any, unit: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text for a terminal, where a number has the minus sign that can be copied."""
+    """Text for a terminal, with minus signs that other programs read."""
     return visible(text).replace(MINUS, "-")
 
 
@@ -231,12 +222,12 @@ def _latex(text: str) -> str:
 
 
 def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") -> None:
-    """Write tables by their heading into one Markdown and one LaTeX file.
+    """Write tables into one Markdown and one LaTeX file.
 
     Args:
-        stem: of both files: `.md` and `.tex` are put after it.
+        stem: path of both files without `.md` and `.tex`.
         tables: by heading.
-        title: above the tables of the Markdown file; none when empty.
+        title: heading of the Markdown file; none when empty.
     """
     markdown = [f"# {_markdown(title)}"] if title else []
     markdown += [f"## {_markdown(heading)}\n\n{table.markdown()}\n\n{_markdown(table.caption)}"
@@ -247,33 +238,5 @@ def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") ->
 
 
 def slug(heading: str) -> str:
-    """A heading as a part of a file's name, or of a label."""
+    """A heading as a part of a file name or a label."""
     return "".join(c if c.isalnum() else "-" for c in heading)
-
-
-def side_by_side(found: SideBySide) -> Table:
-    """Models across, benchmarks and languages down; the best of a row is bold."""
-    from layerswap.evaluation.languages import language_name
-
-    rows = [
-        [
-            benchmark.replace("_", " "),
-            language_name(language) if language else "",
-            *(_marked(c, metric) for c in cells),
-        ]
-        for (benchmark, language, metric), cells in zip(found.rows, found.cells, strict=True)
-    ]
-    bold = {(i, k + 2) for i, cells in enumerate(found.cells) for k, cell in enumerate(cells)
-            if cell is not None and cell.best}  # fmt: skip
-    caption = (
-        "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, "
-        "p < .05). Intervals: 95% bootstrap over documents."
-    )
-    return Table(["benchmark", "language", *found.models], rows, caption, bold=bold)
-
-
-def _marked(cell: ScoreCell | None, metric: str) -> str:
-    if cell is None:
-        return ""
-    mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
-    return f"{mean}{cell.mark} {rest}"

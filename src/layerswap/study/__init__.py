@@ -1,1 +1,1 @@
-"""Declarative experiments: a graph of steps that are never done twice."""
+"""Whole experiments from one file: a graph of steps, each of which runs once."""

@@ -20,9 +20,9 @@ from layerswap.search.conditions import (
 from layerswap.search.spec import Grid
 
 REGIMES = {"": "", "LoRA": "lora-"}
-"""Regimes of training, and what the names of their steps begin with."""
+"""Regimes of training, and prefixes of the names of their steps."""
 LAYERS = 32
-"""Of a base that is not at hand."""
+"""Assumed layers of a base, to count the layers that compositions share."""
 RecipeData = dict[str, Any]
 
 
@@ -44,7 +44,7 @@ class LanguageModels:
 def recipes(
     settings: Mapping[str, Any], models: LanguageModels
 ) -> Iterator[tuple[Condition, RecipeData]]:
-    """The recipe of every condition; what all pairs share has no pair.
+    """The recipe of every condition; conditions that all pairs share have no pair.
 
     Args:
         settings: of the step that evaluates a language.
@@ -68,7 +68,7 @@ def recipes(
 
 
 def models_to_run(settings: Mapping[str, Any], kept: Mapping[str, int], *, more: int = 0) -> float:
-    """The number of whole models that evaluating a language costs as much as.
+    """The cost of evaluating a language, as a number of whole models.
 
     Compositions of one pair run the layers that they share once, and an expert that is in several
     pairs is evaluated once. All pairs cost the same, so one is counted.
@@ -121,7 +121,7 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[Cond
 def _trained(
     settings: Mapping[str, Any], models: LanguageModels, regime: str
 ) -> Iterator[tuple[Condition, RecipeData]]:
-    """Models trained beside the pairs: on both data, with LoRA, on a part alone (paper 2)."""
+    """Models trained beside the pairs: on both data sets, with LoRA, or in part (paper 2)."""
     base, trained = settings["base"], models.trained
     for one in settings["both"]:
         if one["regime"] == regime:

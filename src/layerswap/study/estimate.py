@@ -1,4 +1,4 @@
-"""Estimated costs of steps, for a plan that is not run: hours, memory and disk.
+"""Estimated costs of the steps of a study: hours, memory and disk.
 
 They follow from the parameters of the base, the device, the rows of the data and the documents of
 the benchmarks.
@@ -7,38 +7,34 @@ the benchmarks.
 from __future__ import annotations
 
 import os
-import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from layerswap.checkpoint import open_checkpoint
-from layerswap.compose.composition import LAYER_ROLES, all_places
-from layerswap.compose.presets import partition
-from layerswap.errors import RecipeError
+import yaml
+
+from layerswap.errors import StudyError
 from layerswap.evaluation.suites import suites
-from layerswap.study.inputs import DataSize
-from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun
+from layerswap.study.conditions import models_to_run
+from layerswap.study.inputs import files_of
+from layerswap.study.plan import plan_study
+from layerswap.study.sizes import ADAPTER, DataSize, Size, data_size, lines_of, mix_size, size_of
+from layerswap.study.spec import EvaluationSpec, Experts, StudySpec, TrainingRun
+from layerswap.study.steps import Graph, Step
 from layerswap.training.expert.hyperparameters import autocast_pays
-from layerswap.training.expert.spec import PRESETS
+from layerswap.training.expert.spec import PRESETS, Lora
 
 BATCH = 32
-"""Texts that are written at a time."""
-ADAPTER = 0.02
-"""Share of the parameters that an adapter of a usual rank trains."""
+"""Texts that are generated at a time."""
 USUAL = DataSize(80_000, 512)
-"""Rows of a data set and tokens of a row, where nothing better is known (paper 2, section 3.4)."""
-LAYERS, OUTSIDE, ATTENTION = 32, 0.1, 0.3
-"""Of a base of which only the size is known: layers, and the shares of the parameters outside the
-layers and in attention."""
-IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
-"""A number of parameters in a model's name, such as `8B` or `135M`."""
+"""Assumed rows of a data set and tokens of a row (paper 2, section 3.4)."""
 STARTING = 15.0
 """Seconds until a training or an evaluation has imported its libraries and loaded its models."""
-UNKNOWN = 8.0
-"""Billions of parameters of a base that says nothing of its size."""
+CHOSEN_OF_GRID = 2
+"""Compositions of a pair's grid evaluated in other languages: the chosen one and the best."""
 
 
 class Speed(NamedTuple):
@@ -46,8 +42,8 @@ class Speed(NamedTuple):
 
     Attributes:
         read: floating-point operations a second in training and in reading.
-        loaded: bytes of weights a second that writing a token has to load.
-        name: in the caption of a plan.
+        loaded: bytes of weights that it loads a second when it generates.
+        name: words for the caption of a plan.
     """
 
     read: float
@@ -56,9 +52,9 @@ class Speed(NamedTuple):
 
 
 AUTOCAST = 3
-"""How many times as fast a processor that multiplies in bfloat16 trains."""
+"""Speed-up of training on a processor that multiplies in bfloat16."""
 GPU = Speed(1.2e14, 1e12, "on an A100")
-"""About 40% of its peak in bfloat16, and half of its peak of loading."""
+"""About 40% of its peak in bfloat16, and half of its memory bandwidth."""
 
 
 def speed_of(device: str) -> Speed:
@@ -70,83 +66,13 @@ def speed_of(device: str) -> Speed:
 
 
 @dataclass(frozen=True)
-class Size:
-    """The size of a base.
-
-    Attributes:
-        billions: parameters.
-        shares: share of the parameters by layer (None outside) and role.
-        known_by: what it is known by, in words.
-    """
-
-    billions: float
-    shares: Mapping[tuple[int | None, str], float]
-    known_by: str
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return 1 + max(layer for layer, _ in self.shares if layer is not None)
-
-    def trained(self, run: TrainingRun) -> float:
-        """The share of the parameters that a training changes."""
-        if run.lora:
-            return ADAPTER
-        chosen = run.train
-        if chosen is None:
-            return 1.0
-        places = set(all_places(self.layers))
-        try:
-            if chosen.places:
-                places = {place for where in chosen.places for place in where.places(self.layers)}
-        except RecipeError:
-            return 1.0  # The depth of a base that was not read is a guess.
-        if chosen.partition is not None and chosen.part is not None:
-            parts = partition(chosen.partition, self.layers, outside=chosen.outside)
-            places = {one for one in places if chosen.part in parts[one].experts}
-        return sum(self.shares.get((place.layer, place.role), 0.0) for place in places)
-
-
-def size_of(spec: StudySpec, base: str) -> Size:
-    """The size of a study's base: as the study says, by its header, or by its name.
-
-    Args:
-        spec: the study.
-        base: a local folder, whose headers are read, or a Hub id, of which nothing is fetched.
-    """
-    if Path(base).is_dir():
-        opened = open_checkpoint(base)
-        counts: dict[tuple[int | None, str], int] = {}
-        for name, tensor in opened.tensors.items():
-            place = opened.places[name]
-            key = (place.layer, place.role)
-            counts[key] = counts.get(key, 0) + prod(tensor.shape)
-        total = sum(counts.values()) or 1
-        shares = {key: count / total for key, count in counts.items()}
-        return Size(spec.billions or total / 1e9, shares, "its header")
-    inside = {"attention": ATTENTION, "mlp": 1 - ATTENTION}
-    shares = {
-        (layer, role): (1 - OUTSIDE) / LAYERS * inside.get(role, 0)
-        for layer in range(LAYERS)
-        for role in LAYER_ROLES
-    }
-    shares[None, "embedding"] = OUTSIDE
-    named = IN_NAME.search(base.rpartition("/")[2])
-    if spec.billions is not None:
-        return Size(spec.billions, shares, "the study")
-    if named is None:
-        return Size(UNKNOWN, shares, "no more than a guess; give `billions`")
-    return Size(float(named[1]) / (1000 if named[2] in "mM" else 1), shares, "its name")
-
-
-@dataclass(frozen=True)
 class Documents:
     """The size of a benchmark.
 
     Attributes:
         number: of documents.
         read: tokens of one document, and of one exemplar.
-        written: tokens that are written for it; none where answers are only scored.
+        written: tokens generated for it; 0 if answers are only scored.
     """
 
     number: int
@@ -172,13 +98,13 @@ OTHER = Documents(1000, 300, 128)
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of the steps of one study.
+    """Costs of trainings and evaluations of one base on one device.
 
     Attributes:
         size: of the base.
         speed: of the device.
         bytes_each: bytes of a weight where models are evaluated.
-        documents: of the study's own tasks, by their file's name for them.
+        documents: of the study's own tasks, by their name in the study.
     """
 
     size: Size
@@ -194,7 +120,7 @@ class Costs:
 
         Args:
             run: the training.
-            sets: the data that it trains on, one after the other or mixed.
+            sets: its data, one after the other or mixed.
         """
         longest = _setting(run, "max_length")
         rows = [min(one.rows, run.limit or one.rows) for one in sets]
@@ -211,15 +137,15 @@ class Costs:
         return (STARTING + seconds) / 3600
 
     def checkpoints(self, run: TrainingRun, sets: Sequence[DataSize]) -> int:
-        """The number of checkpoints that a training leaves to choose from."""
+        """The number of checkpoints that a training saves."""
         return max(1, _examples(run, sets) // run.save_every)
 
     def checkpoint_gb(self, run: TrainingRun) -> float:
-        """Disk of one checkpoint of a training: whole weights in float32, or an adapter."""
+        """Disk of one checkpoint: whole weights in float32, or an adapter."""
         return 4 * self.size.billions * (ADAPTER if run.lora else 1)
 
     def training_disk_gb(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
-        """Disk of a training: its output and checkpoints, and one optimiser's two moments."""
+        """Disk of a training: its output, checkpoints, and the two moments of one optimiser."""
         many = 1 + self.checkpoints(run, sets)
         moments = 8 * self.size.billions * self.size.trained(run)
         return many * self.checkpoint_gb(run) + moments
@@ -227,7 +153,7 @@ class Costs:
     def training_memory_gb(self, run: TrainingRun) -> float:
         """Memory of a training without activations: weights, gradients and two moments.
 
-        The frozen weights of LoRA are held as they are stored, in two bytes on a GPU.
+        With LoRA on a GPU, the frozen weights take two bytes each.
         """
         held = 2 if run.lora and self.speed == GPU else 4
         return self.size.billions * (held + 12 * self.size.trained(run))
@@ -235,12 +161,12 @@ class Costs:
     def evaluation_hours(self, spec: EvaluationSpec, models: float) -> float:
         """Hours of evaluating models in one language.
 
-        2 operations a parameter and token that is read; the weights loaded once for each token
-        that a batch writes.
+        2 operations a parameter and token that is read; the weights are loaded once for each
+        token that a batch generates.
 
         Args:
             spec: the benchmarks.
-            models: how many; compositions that share layers count as less.
+            models: their number; compositions that share layers count as less.
         """
         seconds = 0.0
         for documents, shots in self._benchmarks(spec):
@@ -252,11 +178,11 @@ class Costs:
         return (STARTING + models * seconds) / 3600 if seconds else 0.0
 
     def evaluation_memory_gb(self) -> float:
-        """Memory of two experts and what is composed of them, whose layers are theirs."""
+        """Memory of two experts and their compositions, which share their layers."""
         return 2.5 * self.bytes_each * self.size.billions
 
     def _benchmarks(self, spec: EvaluationSpec) -> Iterator[tuple[Documents, int]]:
-        """The documents of each benchmark, and the exemplars that come with one."""
+        """The documents of each benchmark, and its examples in a prompt."""
         if spec.suite is None:
             yield from (
                 (self.documents.get(one, OTHER), spec.num_fewshot or 0) for one in spec.tasks
@@ -267,8 +193,197 @@ class Costs:
                 yield BENCHMARKS.get(part.benchmark, OTHER), shots
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """The estimated cost of a step.
+
+    Attributes:
+        hours: time on the device that it is planned for, h.
+        disk_gb: size of its output when the study has ended, GB.
+        memory_gb: memory of the device, GB, without activations.
+        passing_gb: further disk that is free again when the study has ended, GB.
+    """
+
+    hours: float = 0
+    disk_gb: float = 0
+    memory_gb: float = 0
+    passing_gb: float = 0
+
+
+@dataclass(frozen=True)
+class StudyCosts:
+    """The estimated costs of a study.
+
+    Attributes:
+        costs: their arithmetic.
+        steps: the cost of each step, by name.
+        disk_gb: disk when the study has ended, GB.
+        passing_gb: further disk while it runs, GB.
+    """
+
+    costs: Costs
+    steps: Mapping[str, Estimate]
+    disk_gb: float
+    passing_gb: float
+
+
+def cost_study(spec: StudySpec, graph: Graph) -> StudyCosts:
+    """Estimate the costs of a study from its plan; nothing is fetched."""
+    base = next(step.settings["base"] for step in graph if step.kind == "evaluate")
+    whole = spec.dtype == "float32" or (spec.dtype is None and spec.device == "cpu")
+    costs = Costs(
+        size_of(spec, base), speed_of(spec.device), 4 if whole else 2, dict(_own_tasks(graph))
+    )
+    estimator = _Estimator(spec, graph, costs)
+    steps = {step.name: estimator.estimate(step) for step in graph}
+    # Checkpoints of the runs of one kind are on the disk together, until some are selected.
+    passing: dict[str, float] = defaultdict(float)
+    for step in graph:
+        selection = estimator.selection_after(step)
+        passing[(selection or step).name] += steps[step.name].passing_gb
+    disk = sum(estimate.disk_gb for estimate in steps.values())
+    return StudyCosts(costs, steps, disk, max(passing.values()))
+
+
+def smaller_disks(spec: StudySpec, folder: Path) -> dict[str, float]:
+    """Disk of the same study with other settings, GB, by the change that saves disk.
+
+    Args:
+        spec: the study.
+        folder: its paths are relative to this folder.
+    """
+    selected = spec.model_copy(update={"keep_checkpoints": "selected"})
+    changed = {} if spec == selected else {"keep_checkpoints: selected": selected}
+
+    def adapted(experts: Experts) -> Experts:
+        runs = [run.model_copy(update={"lora": run.lora or Lora()}) for run in experts.runs]
+        return experts.model_copy(update={"runs": runs})
+
+    languages = {name: adapted(experts) for name, experts in selected.languages.items()}
+    both = selected.both and selected.both.model_copy(update={"lora": Lora()})
+    kinds = {"task": adapted(selected.task), "languages": languages, "both": both, "lora": None}
+    changed["keep_checkpoints: selected, and lora: {} in every run"] = selected.model_copy(
+        update=kinds
+    )
+    disks = {}
+    for change, study in changed.items():
+        with suppress(StudyError):  # two runs that differ by their seed alone become one
+            costs = cost_study(study, plan_study(study, folder))
+            disks[change] = costs.disk_gb + costs.passing_gb
+    return disks
+
+
+class _Estimator:
+    """Estimates the steps of one study."""
+
+    def __init__(self, spec: StudySpec, graph: Graph, costs: Costs) -> None:
+        self.spec, self.graph, self.costs = spec, graph, costs
+
+    def estimate(self, step: Step) -> Estimate:
+        """The cost of a step."""
+        if step.kind == "train":
+            return self._training(step)
+        if step.kind == "select" and step.settings.get("tasks"):
+            return self._selection(step)
+        if step.kind == "evaluate":
+            memory = self.costs.evaluation_memory_gb()
+            return Estimate(self._language_hours(step.settings), 0.1, memory)
+        return Estimate(disk_gb={"data": 0.2, "change": 0.1}.get(step.kind, 0))
+
+    def selection_after(self, training: Step) -> Step | None:
+        """The step that selects from the checkpoints of a training, if any."""
+        steps = (step for step in self.graph if step.kind == "select")
+        return next((step for step in steps if training.name in step.needs), None)
+
+    def _training(self, step: Step) -> Estimate:
+        costs, run, sets = self.costs, _run_of(step), self._data_of(step)
+        disk = kept = costs.training_disk_gb(run, sets)
+        selection = self.selection_after(step)
+        if selection is None and step.delete_checkpoints:
+            kept = costs.checkpoint_gb(run)
+        elif selection is not None and selection.delete_checkpoints:
+            share = selection.settings["keep"] / len(selection.needs)
+            kept = costs.checkpoint_gb(run) * share
+        hours, memory = costs.training_hours(run, sets), costs.training_memory_gb(run)
+        return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
+
+    def _selection(self, step: Step) -> Estimate:
+        runs = [self.graph[name] for name in step.needs]
+        checkpoints = sum(self.costs.checkpoints(_run_of(run), self._data_of(run)) for run in runs)
+        tasks = EvaluationSpec(
+            tasks=step.settings["tasks"], include=["."], limit=step.settings["limit"]
+        )
+        hours = self.costs.evaluation_hours(tasks, checkpoints)
+        return Estimate(hours, memory_gb=self.costs.evaluation_memory_gb() / 2.5)
+
+    def _language_hours(self, settings: Mapping[str, Any]) -> float:
+        """Hours of evaluating a language's models, in it and in the other languages."""
+        spec = self.spec.evaluate
+        kept = {kind: self.spec.kinds[kind].keep for kind in settings["kinds"]}
+        hours = self.costs.evaluation_hours(spec, models_to_run(settings, kept))
+        if (there := spec.other_languages) is not None:
+            models = models_to_run({**settings, "grid": None}, kept, more=CHOSEN_OF_GRID)
+            suites: list[str | None] = [*there.suites]
+            for suite in suites or [spec.suite]:
+                same = spec.model_copy(update={"suite": suite})
+                others = [one for one in there.languages if one != settings["language"]]
+                hours += len(others) * self.costs.evaluation_hours(same, models)
+        return hours
+
+    def _data_of(self, step: Step) -> list[DataSize]:
+        """The sizes of the data sets of a training."""
+        sizes = []
+        for data in step.settings["data"]:
+            if "step" in data:
+                settings = self.graph[data["step"]].settings
+                sizes.append(mix_size(settings["mix"], Path(settings["folder"]), USUAL))
+            else:
+                sizes.append(data_size(data["given"], USUAL))
+        return sizes
+
+
+def _run_of(step: Step) -> TrainingRun:
+    """The run of a training, whose settings have further keys."""
+    keys = TrainingRun.model_fields
+    return TrainingRun(**{key: value for key, value in step.settings.items() if key in keys})
+
+
+def _own_tasks(graph: Graph) -> Iterator[tuple[str, Documents]]:
+    """The documents of the study's own tasks whose YAML names a file of JSON Lines."""
+    for step in graph:
+        asked = step.settings["evaluate"] if step.kind == "evaluate" else step.settings
+        for task in asked.get("tasks", ()):
+            name = task.format(language=step.settings.get("language"))
+            task_file = next(filter(None, (_task_file(one, name) for one in asked["include"])), {})
+            files = (task_file.get("dataset_kwargs") or {}).get("data_files") or {}
+            split = task_file.get("test_split") or task_file.get("validation_split")
+            file = files.get(split) if isinstance(files, dict) else files
+            if not (isinstance(file, str) and Path(file).is_file() and file.endswith("jsonl")):
+                continue
+            settings = task_file.get("generation_kwargs") or {}
+            writes = task_file.get("output_type") == "generate_until"
+            yield task, Documents(
+                lines_of(Path(file)), OTHER.read,
+                settings.get("max_gen_toks", OTHER.written) if writes else 0,
+            )  # fmt: skip
+
+
+def _task_file(folder: str, task: str) -> dict[str, Any] | None:
+    """The configuration of a task in a folder of YAMLs that need no tags of lm-eval."""
+    for path in files_of(Path(folder)):
+        if path.suffix not in (".yaml", ".yml"):
+            continue
+        try:
+            content = yaml.safe_load(path.read_text("utf-8"))
+        except (yaml.YAMLError, ValueError):
+            continue
+        if isinstance(content, dict) and content.get("task") == task:
+            return content
+    return None
+
+
 def _examples(run: TrainingRun, sets: Sequence[DataSize]) -> int:
-    """Examples that a training sees."""
+    """The number of examples that a training sees."""
     steps, epochs = _setting(run, "max_steps"), run.hyperparameters.get("num_train_epochs", 1)
     if steps is not None:
         batch = run.effective_batch or _setting(run, "per_device_train_batch_size") or 8
@@ -278,6 +393,6 @@ def _examples(run: TrainingRun, sets: Sequence[DataSize]) -> int:
 
 
 def _setting(run: TrainingRun, name: str) -> int | None:
-    """A positive hyperparameter; other values are refused where hyperparameters are checked."""
+    """A positive hyperparameter, or None; other values are refused elsewhere."""
     value = {**PRESETS.get(run.preset or "", {}), **run.hyperparameters}.get(name)
     return value if isinstance(value, int) and value > 0 else None

@@ -1,14 +1,13 @@
-"""Inputs of a study from outside: their absolute paths, and a fingerprint of each file."""
+"""Inputs of a study: their absolute paths, and fingerprints of their files."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -16,11 +15,10 @@ from layerswap.checkpoint import fingerprint
 from layerswap.errors import RecipeError
 from layerswap.study.spec import TrainingRun
 from layerswap.training.expert.spec import Data, Files
-from layerswap.training.mix.card import CARD
 
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
-"""A possible path in a YAML that only lm-eval can read."""
+"""A possible path in a YAML, which may have tags of lm-eval."""
 
 
 def model_of(source: str, folder: Path, key: str) -> str:
@@ -28,11 +26,8 @@ def model_of(source: str, folder: Path, key: str) -> str:
 
     Args:
         source: as the study has it.
-        folder: what its paths are relative to.
-        key: where it stands, for the message.
-
-    Raises:
-        RecipeError: it is written as a path, and there is no such folder.
+        folder: paths are relative to this folder.
+        key: the key of the study, for the message.
     """
     local = folder / Path(source).expanduser()
     there = exists(local) and local.is_dir()
@@ -42,21 +37,17 @@ def model_of(source: str, folder: Path, key: str) -> str:
 
 
 def resolve_data(data: Data, folder: Path) -> Any:
-    """Data that exist already: a folder, or files by their part, by absolute paths.
-
-    Raises:
-        RecipeError: they do not exist.
-    """
+    """Absolute paths of data that exist: a folder, or files by their part."""
     if isinstance(data, Files):
         names = data.model_dump(exclude_none=True)
         return {part: existing_path(folder / name) for part, name in names.items()}
     if not (exists(folder / data) and (folder / data).is_dir()):
-        raise RecipeError(f"data: {folder / data}: no such folder, and no ready mix")
+        raise RecipeError(f"data: {folder / data}: no such folder or ready mix")
     return existing_path(folder / data)
 
 
 def exists(path: Path) -> bool:
-    """True if a path exists; False for one that no file system can hold."""
+    """True if a path exists; False for a path that the file system cannot hold."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -64,118 +55,20 @@ def exists(path: Path) -> bool:
 
 
 def existing_path(path: Path) -> str:
-    """The absolute path of a file, a folder, or a pattern of files.
-
-    Raises:
-        RecipeError: there is none.
-    """
+    """The absolute path of a file, a folder, or a pattern of files; refuses a missing one."""
     path = path.expanduser()
-    found = any(_files(path)) if PATTERN & set(path.name) else exists(path)
+    found = any(files_of(path)) if PATTERN & set(path.name) else exists(path)
     if not found:
         raise RecipeError(f"{path}: no such {'file' if path.suffix else 'folder'}")
     return str(path.absolute())
 
 
 def with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
-    """The run with the absolute path of its recipe of places, if it has one.
-
-    Raises:
-        RecipeError: there is no such recipe.
-    """
+    """The run with the absolute path of its recipe of places, if it has one."""
     if run.train is None or run.train.recipe is None:
         return run
     places = run.train.model_copy(update={"recipe": existing_path(folder / run.train.recipe)})
     return run.model_copy(update={"train": places})
-
-
-class DataSize(NamedTuple):
-    """The size of a data set.
-
-    Attributes:
-        rows: number of training rows.
-        tokens: mean tokens of a row.
-    """
-
-    rows: int
-    tokens: int
-
-
-def data_size(given: Any, usual: DataSize) -> DataSize:
-    """The size of data that `resolve_data` found: by a mix's card, or by lines of JSON.
-
-    Args:
-        given: a folder of a built mix, or files by their part.
-        usual: where neither says it.
-    """
-    if isinstance(given, str):
-        card = Path(given) / CARD
-        try:
-            facts = json.loads(card.read_text("utf-8"))
-            rows = int(facts["rows"]["train"])
-            kept = [one for one in facts["sources"].values() if one["kept"]]
-            characters = sum(
-                one["kept"] * (one["mean_prompt_characters"] + one["mean_completion_characters"])
-                for one in kept
-            ) / sum(one["kept"] for one in kept)
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError):
-            return usual
-        return DataSize(rows, _tokens(characters))
-    files = [file for file in _files(Path(given["train"])) if file.suffix == ".jsonl"]
-    rows = sum(map(lines_of, files))
-    if not rows:
-        return usual
-    return DataSize(rows, _tokens(sum(file.stat().st_size for file in files) / rows))
-
-
-def mix_size(text: str, folder: Path, usual: DataSize) -> DataSize:
-    """The size of a mix that is not built yet: its `total`, and its `row_tokens`.
-
-    Args:
-        text: the mix.
-        folder: that its paths are relative to.
-        usual: where neither the mix nor local JSON Lines of all its sources say it.
-    """
-    mix = yaml.safe_load(text)
-    rows = mix.get("total") or usual.rows
-    tokens = mix.get("row_tokens") or _row_tokens(mix.get("sources"), folder) or usual.tokens
-    return DataSize(rows, tokens) if isinstance(rows, int) and isinstance(tokens, int) else usual
-
-
-def _row_tokens(sources: Any, folder: Path) -> int | None:
-    """Mean tokens of the rows of local sources, with all their columns; None where one is not."""
-    found = []
-    for source in sources.values() if isinstance(sources, dict) else ():
-        path = source.get("path") if isinstance(source, dict) else None
-        size = data_size({"train": str(folder / str(path))}, DataSize(0, 0)) if path else None
-        if size is None or not size.rows:
-            return None
-        found.append(size.tokens)
-    return round(sum(found) / len(found)) if found else None
-
-
-def lines_of(file: Path) -> int:
-    """Lines of a file that are not empty."""
-    with file.open("rb") as rows:
-        return sum(bool(row.strip()) for row in rows)
-
-
-def _tokens(characters: float) -> int:
-    """Tokens of a text; of most tokenizers and languages one has about three characters."""
-    return max(1, round(characters / 3))
-
-
-def task_files(folder: str, task: str) -> dict[str, Any] | None:
-    """The configuration of a task in a folder of YAMLs, if one says so in plain YAML."""
-    for path in _files(Path(folder)):
-        if path.suffix not in (".yaml", ".yml"):
-            continue
-        try:
-            found = yaml.safe_load(path.read_text("utf-8"))
-        except (yaml.YAMLError, ValueError):
-            continue  # lm-eval's own tags
-        if isinstance(found, dict) and found.get("task") == task:
-            return found
-    return None
 
 
 def fingerprints(*paths: str | None) -> dict[str, str]:
@@ -184,12 +77,12 @@ def fingerprints(*paths: str | None) -> dict[str, str]:
         str(file): _fingerprint(file, file.stat().st_size, file.stat().st_mtime_ns)
         for path in paths
         if path is not None
-        for file in _files(Path(path))
+        for file in files_of(Path(path))
     }
 
 
 def folder_fingerprint(path: str | None) -> dict[str, str]:
-    """One fingerprint of all files of a folder, by their names in it; none of a missing folder."""
+    """One fingerprint of all files of a folder, by their names in it; a missing folder has none."""
     if path is None or not Path(path).is_dir():
         return {}
     lines = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
@@ -197,10 +90,10 @@ def folder_fingerprint(path: str | None) -> dict[str, str]:
 
 
 def task_fingerprints(folder: str) -> dict[str, str]:
-    """Fingerprints of a folder of lm-eval tasks, and of the files elsewhere that its YAMLs name."""
+    """Fingerprints of a folder of lm-eval tasks, and of other files that its YAMLs name."""
     named = {
         token
-        for path in _files(Path(folder))
+        for path in files_of(Path(folder))
         if path.suffix in (".yaml", ".yml")
         for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
         if "/" in token and Path(token).is_file()
@@ -225,11 +118,12 @@ def _paths(data: Any) -> Iterator[str]:
 
 @cache
 def _fingerprint(file: Path, size: int, changed: int) -> str:
-    """Computed once for a plan, most of whose steps have files in common."""
+    """Cached, since most steps of a plan read the same files."""
     return fingerprint(file)
 
 
-def _files(path: Path) -> Iterator[Path]:
+def files_of(path: Path) -> Iterator[Path]:
+    """The files of a path, a folder or a pattern, in order."""
     if PATTERN & set(path.name):
         found = list(path.parent.glob(path.name))
     elif path.is_dir():

@@ -1,4 +1,4 @@
-"""Journal of a study on disk: one small file in each step's folder says how the step ended."""
+"""Journal of a study on disk: a small file in each step's folder records how the step ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -25,53 +25,64 @@ State = Literal["waiting", "running", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
 RUNNING = "running.json"
 LOOK, HEARTBEAT, SILENCE = 0.5, 30.0, 300.0
-"""Seconds between two looks for new progress of a running step, between its signs of life, and
-without one until it counts as lost on another machine."""
+"""Seconds between two looks for new progress, between two writes of `running.json`, and of silence
+after which a step on another machine counts as lost."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
+DERIVED = ("blocked_by", "since", "progress")
+"""Fields of a record that are not in the step's folder."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """How one step ended, as its folder says.
+    """The state of a step.
+
+    The folder of a step that ended holds its record. `StudyJournal.status` derives those of the
+    others.
 
     Attributes:
         name: of the step.
         kind: of the step.
         key: of the step, whole.
-        state: `done` or `failed`; a step that was cut short has no record.
-        seconds: wall-clock time, s.
+        state: `done` or `failed` if the step ended.
+        seconds: wall-clock time of a step that ended, or until now, s.
         where: the machine.
-        why: the reason of a failure.
-        attempts: how often it was tried.
+        why: the reason of a failure, or of not being tried.
+        attempts: number of tries.
         versions: of the packages that ran it.
         stamp: unique to this run of the step.
         after: the stamps of the steps that it needs, as they were then.
+        blocked_by: the failed step that a blocked one needs.
+        since: start of a running step, in ISO 8601 with the time zone.
+        progress: the last line of a running step's log.
     """
 
     name: str
     kind: str
     key: str
     state: State
-    seconds: float
-    where: str
+    seconds: float | None = None
+    where: str = ""
     why: str = ""
     attempts: int = 1
     versions: dict[str, str] = field(default_factory=dict)
     stamp: str = ""
     after: dict[str, str] = field(default_factory=dict)
+    blocked_by: str = ""
+    since: str = ""
+    progress: str = ""
 
 
 @dataclass
 class RunningStep:
-    """A sign of life of a step that runs.
+    """The content of `running.json`, which shows that a step runs.
 
     Attributes:
         where: the machine.
         process: its process there.
         started: s since the epoch.
-        seen: when this was written, s since the epoch.
+        seen: time of this writing, s since the epoch.
         progress: the last line of its log.
     """
 
@@ -95,47 +106,20 @@ class RunningStep:
         return True
 
 
-@dataclass(frozen=True)
-class StepStatus:
-    """The state of a step, recorded or not.
-
-    Attributes:
-        step: its name.
-        state: `waiting`, `running` and `blocked` have no record.
-        seconds: wall-clock time, s, of a step that ended, or until now.
-        why: the reason of a failure, or of not being tried.
-        blocked_by: the failed step that a blocked one needs.
-        since: when a running one started, in ISO 8601 with the time zone.
-        progress: the last line of its log.
-    """
-
-    step: str
-    state: State
-    seconds: float | None = None
-    why: str = ""
-    blocked_by: str = ""
-    since: str = ""
-    progress: str = ""
-
-
 class StudyJournal:
     """The folder of a study; nothing is written before `open`.
 
     Args:
         root: the folder.
         graph: the steps.
-        storage: finished steps are copied there, and read from there.
+        storage: finished steps are copied to it, and read from it.
     """
 
     def __init__(self, root: Path, graph: Graph, storage: Storage | None = None) -> None:
         self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
 
     def open(self) -> StudyJournal:
-        """Create the folder if it is missing, and write the steps into its index.
-
-        Raises:
-            StudyError: the folder holds something else, or cannot be written.
-        """
+        """Create the folder if it is missing, and write the steps into its index."""
         index = self.root / INDEX
         try:
             if self.root.is_dir() and any(self.root.iterdir()) and not index.is_file():
@@ -143,7 +127,7 @@ class StudyJournal:
             (self.root / STEPS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StudyError(f"{self.root}: cannot be written ({error.strerror})") from None
-        steps = [asdict(step) | {"folder": self.graph.folder(step.name)} for step in self.graph]
+        steps = [step.to_dict() | {"folder": self.graph.folder(step.name)} for step in self.graph]
         write_json(index, {"steps": steps})
         if self.storage is not None:
             self.storage.write(INDEX, index.read_bytes())
@@ -153,13 +137,17 @@ class StudyJournal:
         """The folder of a step's output, which need not exist yet."""
         return self.root / STEPS / self.graph.folder(name)
 
+    def _place(self, name: str, file: str) -> str:
+        """A file of a step, relative to the study's folder or storage."""
+        return f"{STEPS}/{self.graph.folder(name)}/{file}"
+
     def record(self, name: str) -> StepRecord | None:
-        """How a step ended; None if it was not tried, or was cut short."""
+        """The record of a step that ended; None if it was not tried, or was cut short."""
         here = self._here(name)
         if self.storage is None or (here is not None and here.state == "done"):
             return here
         # Another machine may have finished what failed here.
-        there = self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
+        there = self.storage.read(self._place(name, RECORD))
         return here if there is None else self._parse(name, there)
 
     def _here(self, name: str) -> StepRecord | None:
@@ -183,63 +171,66 @@ class StudyJournal:
         return folder
 
     def finished(self) -> dict[str, StepRecord]:
-        """The steps that are done, on the present output of the steps they need, in order.
+        """The steps that are done, with the present output of the steps they need, in order.
 
-        Each record is read once: behind a storage that is a request.
+        Each record is read once, since reading from a storage is a request.
         """
-        found: dict[str, StepRecord] = {}
+        done: dict[str, StepRecord] = {}
         for step in self.graph:
             record = self.record(step.name)
             if record is None or record.state != "done":
                 continue
-            if all(n in found and record.after.get(n, "") == found[n].stamp for n in step.needs):
-                found[step.name] = record
-        return found
+            if all(n in done and record.after.get(n, "") == done[n].stamp for n in step.needs):
+                done[step.name] = record
+        return done
 
     def left(self) -> list[Step]:
         """The steps that are not done, in order."""
         finished = self.finished()
         return [step for step in self.graph if step.name not in finished]
 
-    def status(self) -> list[StepStatus]:
+    def status(self) -> list[StepRecord]:
         """The state of every step, in order."""
-        found: list[StepStatus] = []
-        failed: dict[str, str] = {}
+        records: list[StepRecord] = []
+        blocked: dict[str, str] = {}
         finished = self.finished()
         for step in self.graph:
             record = finished.get(step.name) or self.record(step.name)
-            if step.name in finished or (record is not None and record.state == "failed"):
-                assert record is not None
-                found.append(StepStatus(step.name, record.state, record.seconds, record.why))
-                if record.state == "failed":
-                    failed |= dict.fromkeys(self.graph.followers(step.name), step.name)
-            elif step.name in failed:
-                need = failed[step.name]
-                found.append(StepStatus(step.name, "blocked", None, f"needs {need}", need))
-            elif (now := self._running(step.name)) is not None:
-                since = datetime.fromtimestamp(now.started).astimezone().isoformat("T", "seconds")
-                seconds = round(time.time() - now.started, 1)
-                found.append(StepStatus(
-                    step.name, "running", seconds, since=since, progress=now.progress,
-                ))  # fmt: skip
-            else:  # not tried yet, cut short, or a step that it needs was run again
-                found.append(StepStatus(step.name, "waiting"))
-        return found
+            if record is None or (record.state == "done" and step.name not in finished):
+                record = self._unfinished(step, blocked.get(step.name, ""))
+            elif record.state == "failed":
+                blocked |= dict.fromkeys(self.graph.followers(step.name), step.name)
+            records.append(record)
+        return records
+
+    def _unfinished(self, step: Step, blocked_by: str) -> StepRecord:
+        """The state of a step without a record that counts."""
+        # Not tried yet, cut short, or a step that it needs was run again.
+        waiting = StepRecord(step.name, step.kind, self.graph.keys[step.name], "waiting")
+        if blocked_by:
+            why = f"needs {blocked_by}"
+            return replace(waiting, state="blocked", why=why, blocked_by=blocked_by)
+        if (sign := self._running(step.name)) is None:
+            return waiting
+        since = datetime.fromtimestamp(sign.started).astimezone().isoformat("T", "seconds")
+        seconds = round(time.time() - sign.started, 1)
+        return replace(waiting, state="running", seconds=seconds, where=sign.where, since=since,
+                       progress=sign.progress)  # fmt: skip
 
     def _running(self, name: str) -> RunningStep | None:
         """The sign of life of a step that runs, here or on another machine."""
-        place = f"{STEPS}/{self.graph.folder(name)}/{RUNNING}"
+        place = self._place(name, RUNNING)
         try:
             here = (self.root / place).read_bytes()
         except OSError:
             here = None
         for content in (here, self.storage.read(place) if self.storage and not here else None):
             try:
-                found = RunningStep(**json.loads(content or b"{}"))
+                sign = RunningStep(**json.loads(content or b"{}"))
             except (ValueError, TypeError):
                 continue
-            if found.alive:
-                return found
+            if sign.alive:
+                return sign
         return None
 
     def begin(self, step: Step) -> Path:
@@ -251,8 +242,8 @@ class StudyJournal:
 
     @contextmanager
     def running(self, step: Step) -> Iterator[Callable[[str], None]]:
-        """Show that a step runs, from its start to its end; gives the log of its progress."""
-        place = f"{STEPS}/{self.graph.folder(step.name)}/{RUNNING}"
+        """Show that a step runs, from its start to its end; yields the log of its progress."""
+        place = self._place(step.name, RUNNING)
         sign = RunningStep(socket.gethostname(), os.getpid(), time.time(), 0.0)
         ended = threading.Event()
 
@@ -285,14 +276,14 @@ class StudyJournal:
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int
     ) -> StepRecord:
-        """Record how a step ended.
+        """Write the record of a step that ended.
 
         Args:
             step: the step.
             state: `done` or `failed`.
             started: by `time.monotonic`, s.
             why: the reason of a failure.
-            attempts: how often it was tried.
+            attempts: number of tries.
         """
         needed = {name: self.record(name) for name in step.needs}
         record = StepRecord(
@@ -302,21 +293,19 @@ class StudyJournal:
             {name: one.stamp if one else "" for name, one in needed.items()},
         )  # fmt: skip
         folder = self.folder(step.name)
-        write_json(folder / RECORD, asdict(record))
+        content = {name: value for name, value in asdict(record).items() if name not in DERIVED}
+        write_json(folder / RECORD, content)
         if self.storage is not None:
             self.storage.put(folder, f"{STEPS}/{folder.name}", last=RECORD)
         return record
 
 
 def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
-    """The journal of a study that was started, from its folder; nothing is written.
+    """The journal of a study that was started; nothing is written.
 
     Args:
         root: the local folder.
-        storage: what is behind it, if anything.
-
-    Raises:
-        StudyError: the folder is no study's, or its index is damaged.
+        storage: the storage of the study, if it has one.
     """
     index = root.expanduser().absolute() / INDEX
     where = root if storage is None else storage.url
@@ -325,9 +314,9 @@ def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
     except OSError:
         content = None
     if content is None:
-        own = root / PAGE
-        there = f"; its report is {own}" if own.is_file() else ""
-        raise StudyError(f"{where}: is no study's folder: it has no {INDEX}{there}")
+        page = root / PAGE
+        hint = f"; its report is {page}" if page.is_file() else ""
+        raise StudyError(f"{where}: is no study's folder: it has no {INDEX}{hint}")
     try:
         steps = [Step.from_dict(one) for one in json.loads(content)["steps"]]
         return StudyJournal(root, Graph(steps), storage)

@@ -1,58 +1,47 @@
-"""The plan of a study: from its YAML to the graph of its steps."""
+"""The plan of a study: from its YAML to the graph of its steps.
+
+For each kind of expert (`task`, and each language): build the mix, train the runs, and select
+from their checkpoints. Beside the runs stand further trainings, such as with LoRA or of a part of
+a partition. For each language: train on both data sets, evaluate, and measure the change. At the
+end: the tables.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from layerswap.compose.schema import Where
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.search.conditions import JOINT, Condition
-from layerswap.study.conditions import REGIMES, models_to_run
-from layerswap.study.estimate import (
-    OTHER,
-    USUAL,
-    Costs,
-    Documents,
-    size_of,
-    speed_of,
-)
+from layerswap.study.conditions import REGIMES
 from layerswap.study.inputs import (
-    DataSize,
-    data_size,
     existing_path,
     fingerprints,
     folder_fingerprint,
-    lines_of,
     mix_fingerprints,
-    mix_size,
     model_of,
     resolve_data,
-    task_files,
     task_fingerprints,
     with_recipe,
 )
-from layerswap.study.spec import TASK, EvaluationSpec, Experts, StepKind, StudySpec, TrainingRun
-from layerswap.study.steps import Estimate, Graph, Resources, Step
+from layerswap.study.spec import TASK, Experts, StepKind, StudySpec, TrainingRun
+from layerswap.study.steps import Graph, Resources, Step
 from layerswap.training.expert.distributed import launch_configuration
-from layerswap.training.expert.spec import Data, Files, Lora, Trained
+from layerswap.training.expert.spec import Data, Files, Trained
 from layerswap.training.mix.schema import mix_text, ready_recipes
 
-CHOSEN_OF_GRID = 2
-"""Of a pair's grid, evaluated in other languages: the chosen composition and the best."""
 COPIED = {
     "pairs", "partitions", "outside", "baselines", "ties", "soup_shares", "scales", "device",
     "dtype",
 }  # fmt: skip
-"""Keys of a study that an evaluation's settings have too."""
+"""Keys that an evaluation's settings copy from the study."""
 VERSIONS = {"evaluate": 4, "tables": 5}
-"""Of the kinds of step that have come to write something else for the same settings."""
+"""Versions of the kinds of step whose output changed for the same settings."""
 
 
 def plan_study(spec: StudySpec, folder: Path) -> Graph:
@@ -60,11 +49,7 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
 
     Args:
         spec: the study.
-        folder: what its paths are relative to.
-
-    Raises:
-        StudyError: steps that do not fit together.
-        RecipeError: a mix that cannot be read, or a base, data or tasks that are not there.
+        folder: its paths are relative to this folder.
     """
     graph = Graph(list(_Planner(spec, folder).steps()))
     first: dict[str, str] = {}
@@ -76,40 +61,47 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
     return graph
 
 
-def costs_of(spec: StudySpec, folder: Path) -> Costs:
-    """What the estimates of a study's steps are made of; arguments as of `plan_study`."""
-    return _Planner(spec, folder).costs
+class _Variant(NamedTuple):
+    """A training of one expert beside its runs; its partition may be empty."""
+
+    regime: str
+    partition: str
+    step: Step
 
 
-def disk_gb(graph: Graph) -> tuple[float, float]:
-    """Disk of a study: when it has ended, and more of it while it runs, GB."""
-    passing: dict[str, float] = {}
-    for step in graph:
-        kind = step.name.rpartition("/")[0] if step.name.startswith("train/") else step.name
-        passing[kind] = passing.get(kind, 0.0) + step.estimate.passing_gb
-    return sum(step.estimate.disk_gb for step in graph), max(passing.values(), default=0.0)
+class _Joint(NamedTuple):
+    """A training on the data of the task and of a language, and the condition of its model."""
+
+    condition: Condition
+    step: Step
 
 
-def smaller_plans(spec: StudySpec, folder: Path) -> dict[str, Graph]:
-    """Plans of the same study that need less disk, by what to change for them."""
-    selected = spec.model_copy(update={"keep_checkpoints": "selected"})
-    found = {} if spec == selected else {"keep_checkpoints: selected": selected}
+@dataclass(frozen=True)
+class _ExpertSteps:
+    """The steps that make the experts of one kind.
 
-    def adapted(experts: Experts) -> Experts:
-        runs = [run.model_copy(update={"lora": run.lora or Lora()}) for run in experts.runs]
-        return experts.model_copy(update={"runs": runs})
+    Attributes:
+        data: builds the mix; None for data that exist.
+        runs: trainings from whose checkpoints the experts are selected.
+        variants: trainings beside the runs.
+        select: selects the experts.
+    """
 
-    languages = {name: adapted(experts) for name, experts in selected.languages.items()}
-    both = selected.both and selected.both.model_copy(update={"lora": Lora()})
-    kinds = {"task": adapted(selected.task), "languages": languages, "both": both, "lora": None}
-    found["keep_checkpoints: selected, and lora: {} in every run"] = selected.model_copy(
-        update=kinds
-    )
-    plans = {}
-    for change, one in found.items():
-        with suppress(StudyError):  # two runs that differ by their seed alone become one
-            plans[change] = plan_study(one, folder)
-    return plans
+    data: Step | None
+    runs: tuple[Step, ...]
+    variants: tuple[_Variant, ...]
+    select: Step
+
+    @property
+    def in_order(self) -> list[Step]:
+        """All of them, in the order in which a reader expects them."""
+        data = [self.data] if self.data else []
+        return [*data, *self.runs, *(one.step for one in self.variants), self.select]
+
+    @property
+    def kept(self) -> list[str]:
+        """Names of the selection, and of the trainings to whose folders it points."""
+        return [self.select.name, *(run.name for run in self.runs)]
 
 
 class _Planner:
@@ -117,228 +109,171 @@ class _Planner:
 
     Args:
         spec: the study.
-        folder: what its paths are relative to.
+        folder: its paths are relative to this folder.
     """
 
     def __init__(self, spec: StudySpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
         self.base = model_of(spec.base, folder, "base")
         self.base_fingerprint = folder_fingerprint(self.base)
-        whole = spec.dtype == "float32" or (spec.dtype is None and spec.device == "cpu")
-        self.costs = Costs(
-            size_of(spec, self.base), speed_of(spec.device), 4 if whole else 2,
-            dict(self._documents()),
-        )  # fmt: skip
-        self.selected = spec.keep_checkpoints == "selected"
+        self.selected_alone = spec.keep_checkpoints == "selected"
         self.regimes: dict[str, dict[str, Any]] = {"": {}}
         if spec.lora:
             self.regimes["LoRA"] = {"lora": spec.lora}
 
     def steps(self) -> Iterator[Step]:
         """Every step, in the order in which a reader expects them."""
-        spec, last = self.spec, []
-        for kind, experts in spec.kinds.items():
-            if experts.data is not None and self._is_mix(experts.data):
-                yield self._data(kind, str(experts.data))
-            for i, run in enumerate(experts.trainings):
-                yield self._train(f"train/{kind}/{i}", [kind], run)
-            yield from self._variants[kind].values()
-            yield self._select(kind, experts)
+        spec = self.spec
+        experts = {kind: self._expert_steps(kind, one) for kind, one in spec.kinds.items()}
+        for of_kind in experts.values():
+            yield from of_kind.in_order
+        last: list[str] = []
         for language in spec.languages:
-            yield from self._both[language].values()
-            yield self._evaluate(language)
-            last.append(f"evaluate/{language}")
+            joints = list(self._joints(language))
+            yield from (joint.step for joint in joints)
+            steps = [self._evaluate(language, experts, joints)]
             if spec.change:
-                about = {"language": language, "base": self.base}
-                yield Step(
-                    f"change/{language}", "change", about, self._kept(TASK, language),
-                    self.base_fingerprint, self._resources("change"), Estimate(disk_gb=0.1),
-                )  # fmt: skip
-                last.append(f"change/{language}")
+                steps.append(self._change(language, experts))
+            yield from steps
+            last += [step.name for step in steps]
         settings: dict[str, Any] = {
             "languages": list(spec.languages), "development": spec.evaluate.development,
             **spec.model_dump(include={"name", "description", "merge"}),
         }  # fmt: skip
         yield Step("tables", "tables", settings, tuple(last), version=VERSIONS["tables"])
 
-    @cached_property
-    def _variants(self) -> dict[str, dict[tuple[str, str], Step]]:
-        """By kind, the trainings beside the runs, by regime and partition.
+    def _expert_steps(self, kind: str, experts: Experts) -> _ExpertSteps:
+        data = self._data(kind, experts.data) if self._is_mix(experts.data) else None
+        runs = tuple(
+            self._train(f"train/{kind}/{i}", [kind], run, selected_from=True)
+            for i, run in enumerate(experts.trainings)
+        )
+        select = self._select(kind, experts, runs)
+        return _ExpertSteps(data, runs, tuple(self._variants(kind, experts)), select)
 
-        With LoRA, and of one part of a partition alone.
-        """
-        spec = self.spec
-        found: dict[str, dict[tuple[str, str], Step]] = {}
-        for kind, experts in spec.kinds.items():
-            steps = found.setdefault(kind, {})
-            for regime, changes in self.regimes.items():
-                run, start = experts.runs[0].model_copy(update=changes), REGIMES[regime]
-                if regime:
-                    steps[regime, ""] = self._train(f"{start}train/{kind}", [kind], run)
-                for name in spec.partitions if "partial" in spec.baselines else ():
-                    trained = Trained(
-                        partition=name, part=_part(kind), outside=spec.outside,
-                        places=_places(run),
-                    )  # fmt: skip
-                    only = run.model_copy(update={"train": trained})
-                    where = f"{start}partial/{kind}/{name}"
-                    steps[regime, name] = self._train(where, [kind], only)
-        return found
-
-    @cached_property
-    def _both(self) -> dict[str, dict[Condition, Step]]:
-        """By language, the trainings on the data of the task and of the language."""
-        spec = self.spec
-        found: dict[str, dict[Condition, Step]] = {}
-        several = len(spec.simultaneous.every) > 1
-        for language, experts in spec.languages.items():
-            sets, steps = [TASK, language], found.setdefault(language, {})
-            for regime, changes in self.regimes.items():
-                run = spec.both or experts.runs[0]
-                places = _places(run if run.train else experts.runs[0])
-                train = Trained(places=places) if places else None
-                run = run.model_copy(update={"train": train, **changes})
-                where = f"{REGIMES[regime]}both/{language}"
-                if "joint" in spec.baselines:
-                    joint = replace(JOINT, regime=regime)
-                    steps[joint] = self._train(f"{where}/joint", sets, run)
-                for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
-                    turns = {**spec.simultaneous.model_dump(exclude_none=True), "every": every}
-                    if train is not None:
-                        turns["places"] = train.model_dump(mode="json")["places"]
-                    variant = f"{every} steps" if several else ""
-                    name = f"{where}/simultaneous" + f" ({variant})" * several
-                    condition = Condition("simultaneous", variant, regime=regime)
-                    steps[condition] = self._train(name, sets, run, turns=turns)
-        return found
-
-    def _data(self, kind: str, data: str) -> Step:
+    def _data(self, kind: str, data: Any) -> Step:
         where = data if data in ready_recipes() else str(self.folder / data)
-        settings = {"mix": mix_text(where), "folder": str(Path(where).parent)}
+        mix, folder = mix_text(where), Path(where).parent
+        settings = {"mix": mix, "folder": str(folder)}
         return Step(
-            f"data/{kind}", "data", settings,
-            inputs=mix_fingerprints(settings["mix"], Path(where).parent),
-            resources=self._resources("data"), estimate=Estimate(disk_gb=0.2),
+            f"data/{kind}", "data", settings, inputs=mix_fingerprints(mix, folder),
+            resources=self._resources("data"),
         )  # fmt: skip
 
+    def _variants(self, kind: str, experts: Experts) -> Iterator[_Variant]:
+        """The trainings with LoRA, and those of one part of a partition alone."""
+        spec = self.spec
+        for regime, changes in self.regimes.items():
+            run, prefix = experts.runs[0].model_copy(update=changes), REGIMES[regime]
+            if regime:
+                yield _Variant(regime, "", self._train(f"{prefix}train/{kind}", [kind], run))
+            for name in spec.partitions if "partial" in spec.baselines else ():
+                trained = Trained(
+                    partition=name, part=_part(kind), outside=spec.outside, places=_places(run)
+                )
+                part = run.model_copy(update={"train": trained})
+                yield _Variant(
+                    regime, name, self._train(f"{prefix}partial/{kind}/{name}", [kind], part)
+                )
+
+    def _joints(self, language: str) -> Iterator[_Joint]:
+        """The trainings on the data of the task and of a language."""
+        spec, first = self.spec, self.spec.languages[language].runs[0]
+        several = len(spec.simultaneous.every) > 1
+        given = spec.both or first
+        places = _places(given if given.train else first)
+        train = Trained(places=places) if places else None
+        for regime, changes in self.regimes.items():
+            run = given.model_copy(update={"train": train, **changes})
+            where = f"{REGIMES[regime]}both/{language}"
+            if "joint" in spec.baselines:
+                step = self._train(f"{where}/joint", [TASK, language], run)
+                yield _Joint(replace(JOINT, regime=regime), step)
+            for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
+                turns = {**spec.simultaneous.model_dump(exclude_none=True), "every": every}
+                if train is not None:
+                    turns["places"] = train.model_dump(mode="json")["places"]
+                variant = f"{every} steps" if several else ""
+                name = f"{where}/simultaneous" + f" ({variant})" * several
+                step = self._train(name, [TASK, language], run, turns=turns)
+                yield _Joint(Condition("simultaneous", variant, regime=regime), step)
+
     def _train(
-        self, name: str, kinds: list[str], run: TrainingRun, *, turns: dict[str, Any] | None = None
+        self,
+        name: str,
+        kinds: list[str],
+        run: TrainingRun,
+        *,
+        turns: dict[str, Any] | None = None,
+        selected_from: bool = False,
     ) -> Step:
-        """A training on the data of one kind or of two."""
-        spec, folder, run = self.spec, self.folder, with_recipe(run, self.folder)
+        """A training on the data of one kind or of two.
+
+        Args:
+            name: of the step.
+            kinds: whose data.
+            run: its settings.
+            turns: settings of simultaneous partition SFT, if it is one.
+            selected_from: a later step selects from its checkpoints.
+        """
+        run = with_recipe(run, self.folder)
         if run.train and run.train.partition and run.train.part is None and turns is None:
             own = run.train.model_copy(update={"part": _part(kinds[0])})
             run = run.model_copy(update={"train": own})
         needs: list[str] = []
         data: list[dict[str, Any]] = []
-        recipe = run.train.recipe if run.train else None
-        inputs = self.base_fingerprint | fingerprints(recipe)
+        inputs = self.base_fingerprint | fingerprints(run.train.recipe if run.train else None)
         for kind in kinds:
-            given = self._given(kind)
+            given = self.spec.kinds[kind].data
+            assert given is not None  # nothing is trained for experts that exist
             if self._is_mix(given):
                 needs.append(f"data/{kind}")
                 data.append({"step": f"data/{kind}"})
             else:
-                paths = resolve_data(given, folder)
+                paths = resolve_data(given, self.folder)
                 data.append({"given": paths})
                 inputs |= fingerprints(*(paths.values() if isinstance(paths, dict) else [paths]))
         settings = {"base": self.base, "data": data, **run.model_dump(mode="json")}
         if turns is not None:
             settings["turns"] = turns
-        processes = spec.resources.train.processes
+        processes = self.spec.resources.train.processes
         if processes > 1:
-            known = launch_configuration(spec.resources.train.launch, folder)
-            configuration = known if spec.device != "cpu" else None
+            known = launch_configuration(self.spec.resources.train.launch, self.folder)
+            configuration = known if self.spec.device != "cpu" else None
             settings["launch"] = {"processes": processes, "configuration": configuration}
-        selected_from = name.startswith("train/")
         return Step(
             name, "train", settings, tuple(needs), inputs, self._resources("train"),
-            self._training_cost(kinds, run, selected_from),
-            delete_checkpoints=self.selected and not selected_from,
+            delete_checkpoints=self.selected_alone and not selected_from,
         )  # fmt: skip
 
-    def _training_cost(self, kinds: list[str], run: TrainingRun, selected_from: bool) -> Estimate:
-        costs, sets = self.costs, [self._size(kind) for kind in kinds]
-        disk = kept = costs.training_disk_gb(run, sets)
-        if self.selected:
-            experts = self.spec.kinds[kinds[0]]
-            kept = costs.checkpoint_gb(run)
-            kept *= experts.keep / len(experts.runs) if selected_from else 1
-        hours = costs.training_hours(run, sets)
-        memory = costs.training_memory_gb(run)
-        return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
-
-    def _given(self, kind: str) -> Data:
-        """The data of a kind that is trained on."""
-        data = self.spec.kinds[kind].data
-        assert data is not None  # nothing is trained for experts that exist
-        return data
-
-    def _size(self, kind: str) -> DataSize:
-        """The size of the training data of a kind."""
-        given = self._given(kind)
-        if self._is_mix(given):
-            where = given if given in ready_recipes() else str(self.folder / str(given))
-            return mix_size(mix_text(str(where)), Path(str(where)).parent, USUAL)
-        return data_size(resolve_data(given, self.folder), USUAL)
-
-    def _documents(self) -> Iterator[tuple[str, Documents]]:
-        """The documents of the study's own tasks, where their YAML names a file of JSON Lines."""
-        asked = [(self.spec.evaluate.tasks, self.spec.evaluate.include)]
-        asked += [(experts.by.tasks, experts.by.include) for experts in self.spec.kinds.values()]
-        for tasks, folders in asked:
-            for task in tasks:
-                name = task.format(language=next(iter(self.spec.languages)))
-                paths = (str(self.folder / one) for one in folders)
-                found = next(filter(None, (task_files(path, name) for path in paths)), {})
-                files = (found.get("dataset_kwargs") or {}).get("data_files") or {}
-                split = found.get("test_split") or found.get("validation_split")
-                file = files.get(split) if isinstance(files, dict) else files
-                if not (isinstance(file, str) and Path(file).is_file() and file.endswith("jsonl")):
-                    continue
-                settings = found.get("generation_kwargs") or {}
-                writes = found.get("output_type") == "generate_until"
-                yield task, Documents(
-                    lines_of(Path(file)), OTHER.read,
-                    settings.get("max_gen_toks", OTHER.written) if writes else 0,
-                )  # fmt: skip
-
-    def _select(self, kind: str, experts: Experts) -> Step:
-        by, spec = experts.by, self.spec
+    def _select(self, kind: str, experts: Experts, runs: tuple[Step, ...]) -> Step:
+        name, by, spec = f"select/{kind}", experts.by, self.spec
         if experts.experts is not None:
             models = [model_of(one, self.folder, f"{kind}.experts") for one in experts.experts]
             inputs = {
                 name: one for path in models for name, one in folder_fingerprint(path).items()
             }
-            given = {"experts": models, "base": self.base}
-            return Step(f"select/{kind}", "select", given, inputs=inputs)
+            return Step(name, "select", {"experts": models, "base": self.base}, inputs=inputs)
         settings = {"keep": experts.keep, **by.model_dump(mode="json")}
-        needs = tuple(f"train/{kind}/{i}" for i in range(len(experts.runs)))
+        needs = tuple(run.name for run in runs)
         if not by.tasks:
             blind = isinstance(experts.data, Files) and experts.data.validation is None
             if blind and (experts.keep > 1 or len(experts.runs) > 1):
                 why = "checkpoints are selected by validation loss or tasks; give one"
                 raise RecipeError(f"{kind}: {why}")
-            return Step(
-                f"select/{kind}", "select", settings, needs, delete_checkpoints=self.selected
-            )
+            return Step(name, "select", settings, needs, delete_checkpoints=self.selected_alone)
         include = [existing_path(self.folder / one) for one in by.include]
         settings |= {"include": include, "device": spec.device, "dtype": spec.dtype}
         settings["base"] = self.base
-        tasks = EvaluationSpec(tasks=by.tasks, include=["."], limit=by.limit)
-        checkpoints = sum(self.costs.checkpoints(run, [self._size(kind)]) for run in experts.runs)
+        inputs = {name: one for path in include for name, one in task_fingerprints(path).items()}
         return Step(
-            f"select/{kind}", "select", settings, needs,
-            {name: one for path in include for name, one in task_fingerprints(path).items()},
-            self._resources("select"),
-            Estimate(
-                self.costs.evaluation_hours(tasks, checkpoints),
-                memory_gb=self.costs.evaluation_memory_gb() / 2.5,
-            ),
-            delete_checkpoints=self.selected,
+            name, "select", settings, needs, inputs, self._resources("select"),
+            delete_checkpoints=self.selected_alone,
         )  # fmt: skip
 
-    def _evaluate(self, language: str) -> Step:
+    def _evaluate(
+        self, language: str, experts: dict[str, _ExpertSteps], joints: list[_Joint]
+    ) -> Step:
         spec, asked = self.spec, self.spec.evaluate.model_dump(mode="json")
         asked["include"] = [existing_path(self.folder / one) for one in spec.evaluate.include]
         inputs = dict(self.base_fingerprint)
@@ -349,7 +284,7 @@ class _Planner:
         kinds = [TASK, language]
         if "multilingual soup" in spec.baselines:
             kinds += [one for one in spec.languages if one != language]
-        both, variants = self._both[language], self._variants
+        variants = experts[TASK].variants, experts[language].variants
         settings = {
             "language": language,
             "base": self.base,
@@ -357,56 +292,42 @@ class _Planner:
             "grid": spec.grid.model_dump(exclude_none=True) if spec.grid else None,
             **spec.model_dump(mode="json", include=COPIED),
             "evaluate": asked,
-            "both": [{**one.to_dict(), "step": step.name} for one, step in both.items()],
+            "both": [
+                {**condition.to_dict(), "step": step.name} for condition, step in joints
+            ],
             "variants": [
                 {"regime": regime, "partition": partition, "task": step.name,
-                 "language": variants[language][regime, partition].name}
-                for (regime, partition), step in variants[TASK].items()
+                 "language": of_language.step.name}
+                for (regime, partition, step), of_language in zip(*variants, strict=True)
             ],
         }  # fmt: skip
-        beside = [*variants[TASK].values(), *variants[language].values(), *both.values()]
-        needs = (*self._kept(*kinds), *(step.name for step in beside))
+        beside = [one.step.name for of_kind in variants for one in of_kind]
+        beside += [joint.step.name for joint in joints]
+        kept = [name for kind in kinds for name in experts[kind].kept]
         return Step(
-            f"evaluate/{language}", "evaluate", settings, needs, inputs,
-            self._resources("evaluate"),
-            Estimate(self._language_hours(settings), 0.1, self.costs.evaluation_memory_gb()),
-            VERSIONS["evaluate"],
+            f"evaluate/{language}", "evaluate", settings, (*kept, *beside), inputs,
+            self._resources("evaluate"), VERSIONS["evaluate"],
         )  # fmt: skip
 
-    def _language_hours(self, settings: Mapping[str, Any]) -> float:
-        """Device hours of evaluating a language's models, in it and in the other languages."""
-        spec = self.spec.evaluate
-        kept = {kind: self.spec.kinds[kind].keep for kind in settings["kinds"]}
-        hours = self.costs.evaluation_hours(spec, models_to_run(settings, kept))
-        if (there := spec.other_languages) is not None:
-            models = models_to_run({**settings, "grid": None}, kept, more=CHOSEN_OF_GRID)
-            suites: list[str | None] = [*there.suites]
-            for suite in suites or [spec.suite]:
-                same = spec.model_copy(update={"suite": suite})
-                others = [one for one in there.languages if one != settings["language"]]
-                hours += len(others) * self.costs.evaluation_hours(same, models)
-        return hours
+    def _change(self, language: str, experts: dict[str, _ExpertSteps]) -> Step:
+        return Step(
+            f"change/{language}", "change", {"language": language, "base": self.base},
+            (*experts[TASK].kept, *experts[language].kept), self.base_fingerprint,
+            self._resources("change"),
+        )  # fmt: skip
 
-    def _is_mix(self, data: Data) -> bool:
+    def _is_mix(self, data: Data | None) -> bool:
         """True if the data are a recipe of a mix that a step has to build."""
-        if isinstance(data, Files):
+        if data is None or isinstance(data, Files):
             return False
         return data in ready_recipes() or (self.folder / data).suffix in (".yaml", ".yml")
 
     def _resources(self, kind: StepKind) -> Resources:
         return self.spec.resources.of(kind, device=self.spec.device)
 
-    def _kept(self, *kinds: str) -> tuple[str, ...]:
-        """The selections of some experts, and the trainings whose folders they point to."""
-        found: list[str] = []
-        for kind in kinds:
-            runs = range(len(self.spec.kinds[kind].trainings))
-            found += [f"select/{kind}", *(f"train/{kind}/{i}" for i in runs)]
-        return tuple(found)
-
 
 def _places(run: TrainingRun) -> list[Where] | None:
-    """The places that a run names, in whose bounds the other trainings of a study stay."""
+    """The places that a run names; the other trainings of a study stay within them."""
     return run.train.places if run.train else None
 
 

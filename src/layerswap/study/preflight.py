@@ -1,4 +1,4 @@
-"""Checks of a study before its first step, so that nothing is trained in vain."""
+"""Checks of a study before its first step."""
 
 from __future__ import annotations
 
@@ -31,12 +31,7 @@ from layerswap.training.mix.schema import parse_mix
 
 
 def check_plan(graph: Graph) -> None:
-    """Refuse what the plan itself shows to be impossible; nothing is fetched.
-
-    Raises:
-        LayerswapError: a mix that is wrong or lacks a file, a suite without the language, a task
-            or hyperparameters that do not exist, or a grid of which nothing fits.
-    """
+    """Check mixes, trainings, experts, tasks, suites and the grid, without fetching anything."""
     for step in graph:
         settings = step.settings
         if step.kind == "data":
@@ -60,15 +55,11 @@ def check_plan(graph: Graph) -> None:
 
 
 def check_here(left: Iterable[Step], *, device: bool) -> None:
-    """Refuse what this machine shows to be impossible: data, the device, experts on the Hub.
+    """Check that this machine has the data, the device, and the experts of the Hub.
 
     Args:
         left: the steps of the study that are not done.
-        device: check the device too: steps run on this machine.
-
-    Raises:
-        EvaluationError: data of a benchmark that cannot be had, or no such device.
-        LayerswapError: an expert that cannot be had or does not fit the base.
+        device: check the device too, since steps run on this machine.
     """
     steps = list(left)
     evaluations = [step.settings for step in steps if step.kind == "evaluate"]
@@ -94,18 +85,14 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
 
 
 def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> None:
-    """Refuse a folder that another study is in; the same one, changed, resumes.
-
-    Raises:
-        StudyError: it holds another study, or the output of another command.
-    """
+    """Refuse the folder of another study; a changed version of the same study resumes."""
     try:
         there = read_journal(root, storage).graph
     except StudyError:
         held = (root / INDEX).is_file() if storage is None else storage.read(INDEX) is not None
         if held:
-            raise  # damaged: a study may still be in it
-        return  # empty, or something that `StudyJournal.open` refuses
+            raise  # it is damaged, and may still hold a study
+        return  # it is empty, or `StudyJournal.open` refuses it
     name = there["tables"].settings.get("name") if "tables" in there else None
     if name != graph["tables"].settings["name"]:
         what = f"the study {name!r}" if name else "the steps of another command"
@@ -120,7 +107,7 @@ def _check_mix(step: Step) -> None:
 
 
 def _check_experts(step: Step, *, local: bool) -> None:
-    """Refuse experts, local ones or those on the Hub, that are not there or do not fit the base."""
+    """Refuse experts, local or on the Hub, that are missing or do not fit the base."""
     sources = [one for one in step.settings["experts"] if Path(one).is_dir() == local]
     if sources:
         named = {f"expert-{i}": source for i, source in enumerate(sources, 1)}
@@ -143,7 +130,7 @@ def _check_grid(base: str, grid: Mapping[str, Any] | None) -> None:
     if grid and Path(base).is_dir():
         layers = open_checkpoint(base).layers
         if not any(zone_grid(layers, **Grid(**grid).sizes)):
-            raise StudyError(f"grid: nothing of it fits into the {layers} layers of the base")
+            raise StudyError(f"grid: no composition fits into the {layers} layers of the base")
 
 
 def _check_prompts(settings: Mapping[str, Any], base: str) -> None:
@@ -155,7 +142,7 @@ def _check_prompts(settings: Mapping[str, Any], base: str) -> None:
 
 
 def _check_metric(settings: Mapping[str, Any]) -> None:
-    """Load the tasks that the study names: their data must be there, and the metric."""
+    """Load the tasks that the study names, and check that they have the metric."""
     names, spec = _tasks(settings), settings["evaluate"]
     if not names:
         return
@@ -177,13 +164,13 @@ def _include(settings: Mapping[str, Any]) -> list[Path]:
 
 
 def _other_languages(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The other languages that a step evaluates in, and their suites."""
+    """The other languages of an evaluation, and their suites."""
     there = settings["evaluate"]["other_languages"]
     return (there["languages"], there["suites"]) if there else ([], [])
 
 
 def _tasks(settings: Mapping[str, Any]) -> list[str]:
-    """The tasks that are no suite's, in the language and in the others that have no suite."""
+    """The tasks of the study's own, in the language and in others without a suite."""
     languages, suites = _other_languages(settings)
     every = [settings["language"], *(() if suites else languages)]
     pairs = product(settings["evaluate"]["tasks"], every)

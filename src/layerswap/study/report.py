@@ -1,7 +1,8 @@
-"""The report of a study: one page, its tables and its figures."""
+"""Writes the report of a study: a page, its tables and its figures."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
+from layerswap.report.charts import draw_grid, draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
-from layerswap.report.drawing import Drawing, draw_intervals, draw_ranks
-from layerswap.report.page import Report, Section, write_report
-from layerswap.report.panels import ShownAnswer, examples_panel, grid_panel
+from layerswap.report.drawing import Drawing
+from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table, contrasts, interval_words, slug, write_tables
 from layerswap.search.conditions import (
@@ -46,63 +47,31 @@ from layerswap.versions import __version__
 
 FIGURES, TABLES = "figures", "tables"
 BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
-"""Treatments whose answers are shown one by one, beside the chosen swap and TIES."""
+"""Treatments whose answers are shown, beside the chosen swap and TIES."""
 SHOWN = 300
 """Most documents of a language whose answers are shown."""
 RIGHT = 0.5
-"""A document whose score is above this counts as right."""
+"""Score above which an answer counts as right."""
 
 
 def write_study_report(root: Path, storage: Storage | None = None) -> Path:
     """Write `report.html`, `tables/`, `figures/` and `best/` into the folder of a study.
 
     Args:
-        root: the study's folder; the local one, where there is a storage.
-        storage: what is behind it; the report is copied there.
+        root: the study's local folder.
+        storage: the storage of the study; the report is copied to it.
 
     Raises:
-        StudyError: the folder is no study's, cannot be written, or nothing was evaluated yet.
+        StudyError: the folder holds no study, cannot be written, or nothing was evaluated yet.
     """
-    study = FinishedSteps(read_journal(root, storage))
-    folder = study.journal.root
-    try:
-        page = _write_all(study, folder)
-        write_best(study.journal, study.results)
-        if storage is not None:
-            parts = [path for name in (TABLES, FIGURES, BEST) for path in (folder / name).iterdir()]
-            for path in (page, *sorted(parts)):
-                storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
-    except OSError as error:
-        raise StudyError(f"{folder}: the report cannot be written ({error})") from None
-    return page
-
-
-def _write_all(study: FinishedSteps, folder: Path) -> Path:
-    tables, figures = folder / TABLES, folder / FIGURES
-    tables.mkdir(exist_ok=True)
-    figures.mkdir(exist_ok=True)
-    for old in (path for kind in ("svg", "pdf", "png") for path in figures.glob(f"*.{kind}")):
-        old.unlink()  # of languages and benchmarks that the study may have had before
-    write_tables(tables / tables.name, study.results.tables)
-    for language, atlas in study.atlases.items():
-        drawn = draw_maps([map_of(atlas, one, atlas.threshold(one)) for one in atlas.experts])
-        drawn.save(figures / f"change-{language}")
-    report = study.report()
-    drawings = {slug(one.heading.lower()): one.figure for one in report.sections}
-    for name, drawing in {"stack": report.figure, **drawings}.items():
-        if drawing is not None:
-            drawing.save(figures / name)
-    return write_report(folder / PAGE, report)
+    return FinishedSteps(read_journal(root, storage)).write()
 
 
 class FinishedSteps:
-    """The finished steps of a study, and what their outputs show.
+    """The results of the finished steps of a study.
 
     Args:
         journal: of the study.
-
-    Raises:
-        StudyError: nothing was evaluated yet, or the steps are not a study's.
     """
 
     def __init__(self, journal: StudyJournal) -> None:
@@ -122,6 +91,37 @@ class FinishedSteps:
             for language, folder in self._of_kind("change").items()
         }
 
+    def write(self) -> Path:
+        """Write the report, and copy it to the storage; returns the page."""
+        folder, storage = self.journal.root, self.journal.storage
+        try:
+            page = self._write_all(folder)
+            write_best(self.journal, self.results)
+            if storage is not None:
+                folders = [folder / name for name in (TABLES, FIGURES, BEST)]
+                for path in (page, *sorted(path for one in folders for path in one.iterdir())):
+                    storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
+        except OSError as error:
+            raise StudyError(f"{folder}: the report cannot be written ({error})") from None
+        return page
+
+    def _write_all(self, folder: Path) -> Path:
+        tables, figures = folder / TABLES, folder / FIGURES
+        tables.mkdir(exist_ok=True)
+        figures.mkdir(exist_ok=True)
+        for old in (path for kind in ("svg", "pdf", "png") for path in figures.glob(f"*.{kind}")):
+            old.unlink()  # the study may have had other languages and benchmarks
+        write_tables(tables / tables.name, self.results.tables)
+        for language, atlas in self.atlases.items():
+            maps = [map_of(atlas, one, atlas.threshold(one)) for one in atlas.experts]
+            draw_maps(maps).save(figures / f"change-{language}")
+        report = self.report()
+        drawings = {slug(one.heading.lower()): one.figure for one in report.sections}
+        for name, drawing in {"stack": report.figure, **drawings}.items():
+            if drawing is not None:
+                drawing.save(figures / name)
+        return write_report(folder / PAGE, report)
+
     def _of_kind(self, kind: str) -> dict[str, Path]:
         """The folders of the finished steps of a kind, by language."""
         steps = [step for step in self.journal.graph if step.kind == kind]
@@ -132,7 +132,7 @@ class FinishedSteps:
         }
 
     def report(self) -> Report:
-        """The page."""
+        """The content of the page."""
         first = self.results.benchmarks[0]
         left = [step.name for step in self.journal.graph if step.name not in self.records]
         lead = [self.settings["description"], *map(_sentence, self.results.benchmarks)]
@@ -156,11 +156,11 @@ class FinishedSteps:
         )
 
     def _cautions(self) -> Iterator[str]:
-        """Cautions that the numbers do not show."""
+        """Cautions that the numbers do not show, such as contaminated data."""
         selects = [step.settings for step in self.journal.graph if step.kind == "select"]
         trainings = (step.name for step in self.journal.graph if step.kind == "train")
         folders = {name: self.journal.folder(name) / EXPERT for name in trainings}
-        # Those on this machine: a training behind a storage is too large to fetch for a sentence.
+        # Only those on this machine; a training is too large to fetch for a sentence.
         yield from contaminations(
             {name: one for name, one in folders.items() if (one / TRAINING).is_file()}
         )
@@ -190,9 +190,9 @@ class FinishedSteps:
         for language, atlas in self.atlases.items():
             yield Section(
                 f"What fine-tuning changed, {language}",
-                "The share of rows of each matrix that are among the 15% that each expert changed "
-                "most, by mean absolute change (paper 1, figure 2). The slider sets that share.",
-                panel=map_panel(atlas),
+                "Share of rows of each matrix among the 15% of rows that each expert changed "
+                "most, by mean absolute change (paper 1, figure 2). The slider sets the 15%.",
+                maps=map_panel(atlas),
             )
         for one in self.results.benchmarks:
             yield from examples_of(one, self.evaluations[one.language] / RESULTS)
@@ -200,13 +200,13 @@ class FinishedSteps:
         steps = [step for step in self.journal.graph if step.name in self.records]
         yield provenance(
             list(self.records.values()),
-            "Scores of a language are of the step evaluate/<language>, whose models are the "
-            "experts that the steps select/... kept.",
+            "The step evaluate/<language> computed the scores of a language. Its models are "
+            "composed of the experts that the steps select/... kept.",
             {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
         )
 
     def _asked(self) -> Section:
-        """The models of the study, and how they were evaluated."""
+        """The models of the study, and the settings of their evaluation."""
         every = [step.settings for step in self.journal.graph if step.kind == "evaluate"]
         settings, spec = every[0], every[0]["evaluate"]
         limit, shots = spec["limit"], spec.get("num_fewshot")
@@ -227,9 +227,11 @@ class FinishedSteps:
 
     def _selections(self) -> dict[str, Path]:
         """The folders of the finished selections, by the kind of expert."""
-        names = [step.name for step in self.journal.graph if step.kind == "select"]
-        done = [name for name in names if name in self.records]
-        return {name.partition("/")[2]: self.journal.bring(name) for name in done}
+        return {
+            step.name.removeprefix("select/"): self.journal.bring(step.name)
+            for step in self.journal.graph
+            if step.kind == "select" and step.name in self.records
+        }
 
     def _stack(self, first: BenchmarkResult) -> Drawing | None:
         """The selected composition of the first language."""
@@ -256,68 +258,59 @@ def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
                 )
 
 
-def _sentence(found: BenchmarkResult) -> str:
-    """The result of one language in plain words, with its uncertainty."""
-    score = interval_words(found.over_pairs.intervals[found.selected])
-    reaches = f"{found.benchmark} in {found.language}: the {found.selected}, reaches {score}%."
+def _sentence(result: BenchmarkResult) -> str:
+    """The result of one language in words, with its uncertainty."""
+    score = interval_words(result.over_pairs.intervals[result.selected])
+    reaches = f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."
     others = {
         str(other): apart
-        for other, apart in found.over_pairs.against(found.selected).items()
+        for other, apart in result.over_pairs.against(result.selected).items()
         if other != FLATTERED
     }
     return f"{reaches} Against it: {contrasts(others)}." if others else reaches
 
 
-def _about(found: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
-    heading = f"{found.benchmark}, {found.language}"
+def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
+    heading = f"{result.benchmark}, {result.language}"
     yield Section(
         heading,
         figure=draw_intervals(
-            [(str(one), interval) for one, interval in found.over_pairs.intervals.items()],
-            measure=found.benchmark,
-            highlight=str(found.selected),
+            [(str(one), interval) for one, interval in result.over_pairs.intervals.items()],
+            measure=result.benchmark,
+            highlight=str(result.selected),
         ),
         table=tables[heading],
     )
-    if not found.grid:
+    yield from _about_grid(result, tables)
+
+
+def _about_grid(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
+    """The scores of the compositions on development documents, as maps and as a table."""
+    if not result.grid:
         return
-    for outside in dict.fromkeys(one.outside for one in found.grid):
-        yield _about_grid(found, outside, heading)
+    heading = f"The compositions, {result.benchmark}, {result.language}"
+    choices = Counter(result.chosen.values()).most_common(1)
+    best, count = choices[0] if choices else (None, 0)
+    text = (
+        "Mean over pairs on the development documents, by the number of layers from the language "
+        f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
+        "pairs."
+    )
+    means = {one: interval.mean for one, interval in result.grid.items()}
+    for words, figure in draw_grid(means, best=best).items():
+        yield Section(", ".join(filter(None, [heading, words])), text, figure=figure)
+    table = f"{result.benchmark}, {result.language}: the compositions"
+    yield Section(f"{heading}, in numbers", table=tables[table])
 
 
-def _about_grid(found: BenchmarkResult, outside: str, heading: str) -> Section:
-    """The compositions that take the same outside of the layers, as a map."""
-    picked = list(found.chosen.values())
-    marks = {
-        one.zones: f"chosen for {picked.count(one)} of {len(picked)} pairs"
-        for one in picked
-        if one.zones and one.outside == outside
-    }
-    intervals = {
-        one.zones: interval
-        for one, interval in found.grid.items()
-        if one.zones and one.outside == outside
-    }
-    where = f", outside {outside}" if outside else ""
-    return Section(
-        f"The compositions, {heading}{where}",
-        "Mean over pairs on the development documents, by the number of layers from the "
-        "language expert at the bottom and at the top. An asterisk: chosen for some pair.",
-        panel=grid_panel(
-            {zones: interval.mean for zones, interval in intervals.items()},
-            title=f"{heading}{where}, %", intervals=intervals, marks=marks,
-        ),
-    )  # fmt: skip
-
-
-def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
-    """Answers of the first pair, on documents that nothing was chosen on."""
-    models = _browsed(found)
+def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
+    """Answers of the first pair on test documents."""
+    models = _browsed(result)
     names = {str(one): one for one in models.values()}
     scores = {
         (one, score.task, score.document): fraction(score)
         for one, score in read_conditions(results)
-        if score.main and str(one) in names and found.benchmark in (score.benchmark, score.task)
+        if score.main and str(one) in names and result.benchmark in (score.benchmark, score.task)
     }
     samples = {
         (names[s.model], s.task, s.document): s for s in read_samples(results)
@@ -325,7 +318,7 @@ def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
     }  # fmt: skip
     places = sorted({(task, document) for _, task, document in samples})
     examples = []
-    for task, document in [places[i] for i in found.test if i < len(places)][:SHOWN]:
+    for task, document in [places[i] for i in result.test if i < len(places)][:SHOWN]:
         keys = [(model, task, document) for model in models.values()]
         if all(key in samples for key in keys):
             first = samples[keys[0]]
@@ -336,19 +329,20 @@ def examples_of(found: BenchmarkResult, results: Path) -> Iterator[Section]:
             ))  # fmt: skip
     if examples:
         yield Section(
-            f"Answers one by one, {found.benchmark}, {found.language}",
-            "Of the first pair of experts, on documents that nothing was chosen on.",
-            panel=examples_panel(list(map(str, models)), examples),
+            f"Answers one by one, {result.benchmark}, {result.language}",
+            "Answers of the first pair of experts on test documents, grouped by the model that is "
+            "right.",
+            answers=Answers(list(map(str, models)), examples),
         )
 
 
-def _browsed(found: BenchmarkResult) -> dict[Condition, Condition]:
-    """By treatment, the conditions of the first pair whose answers are shown."""
-    pair, treatments = next(iter(found.pairs.items()))
-    models = {CHOSEN: replace(found.chosen[pair], pair=pair)} if found.chosen else {}
-    for one in sorted(treatments, key=lambda one: one in found.shared):
+def _browsed(result: BenchmarkResult) -> dict[Condition, Condition]:
+    """The conditions of the first pair whose answers are shown, by treatment."""
+    pair, treatments = next(iter(result.pairs.items()))
+    models = {CHOSEN: replace(result.chosen[pair], pair=pair)} if result.chosen else {}
+    for one in sorted(treatments, key=lambda one: one in result.shared):
         if one in BROWSED or (one.method == "ties" and one.variant != CHOSEN.variant):
-            models[one] = one if one in found.shared else replace(one, pair=pair)
+            models[one] = one if one in result.shared else replace(one, pair=pair)
     return models
 
 
@@ -359,7 +353,7 @@ def provenance(
 
     Args:
         records: of the steps, in order.
-        which: the numbers of the page that each step made, in a sentence or two.
+        which: the origin of the numbers of the page, in a sentence or two.
         seeds: of the steps that have one, by name.
     """
     seeds = seeds or {}
@@ -372,10 +366,12 @@ def provenance(
     for record in records:
         for package, number in record.versions.items():
             versions.setdefault(package, set()).add(number)
-    made = ", ".join(f"{name} {' and '.join(sorted(v))}" for name, v in sorted(versions.items()))
+    packages = [
+        f"{name} {' and '.join(sorted(numbers))}" for name, numbers in sorted(versions.items())
+    ]
     return Section(
         "Where the numbers come from",
-        f"{which} Made with {made}.",
+        f"{which} Packages: {', '.join(packages)}.",
         table=Table(["step", "key", "seed", "seconds", "machine"], rows,
                     caption="A step's output is in steps/<kind>-<key>."),
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Runs a graph of steps here or on a cluster: finished steps stay, and a failure stops few."""
+"""Runs a graph of steps in this process, on Ray or on Slurm.
+
+Finished steps are kept, and a failure stops only the steps that need the failed one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from layerswap._types import Log
 from layerswap.errors import LayerswapError, StudyError
@@ -20,19 +23,19 @@ from layerswap.study.storage import Storage
 StepFunction = Callable[["Context"], None]
 """Runs a step: reads the folders of the steps that it needs, and writes into its own."""
 TRANSIENT: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError)
-"""Faults that may pass: of the network, mostly."""
+"""Errors that a retry may avoid, mostly of the network."""
 TRIES = 3
 PAUSE = 2.0
-"""Seconds before the second try; twice as many before each further one."""
+"""Seconds before the second try; they double before each further one."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings of a step that runs.
+    """The inputs and the output folder of a step that runs.
 
     Attributes:
         step: the step.
-        folder: its own; it holds the output of an earlier attempt.
+        folder: its output; it may hold the output of an earlier attempt.
         inputs: the folders of the steps that it needs, by name.
         log: called with each line of progress.
     """
@@ -43,63 +46,30 @@ class Context:
     log: Log
 
 
-class Executor(Protocol):
-    """The place where steps run: this process, or a cluster."""
-
-    def run(
-        self,
-        journal: StudyJournal,
-        steps: list[Step],
-        functions: Mapping[str, StepFunction],
-        log: Log,
-    ) -> None:
-        """Run these steps, each after those it needs; how each ended is in the journal."""
-
-
 @dataclass(frozen=True)
 class Summary:
     """The end of a run of a study.
 
     Attributes:
-        records: of each step that was tried now or before.
-        blocked: steps that were not tried, with the failed step that they need.
+        records: the state of every step, by name.
     """
 
     records: Mapping[str, StepRecord]
-    blocked: Mapping[str, str]
 
     @property
     def failed(self) -> list[StepRecord]:
         """The steps that failed."""
         return [record for record in self.records.values() if record.state == "failed"]
 
-    def check(self) -> None:
-        """Raise what failed.
+    @property
+    def blocked(self) -> dict[str, str]:
+        """The steps that were not tried, with the failed step that each needs."""
+        return {name: one.blocked_by for name, one in self.records.items() if one.blocked_by}
 
-        Raises:
-            StudyError: a step failed.
-        """
+    def check(self) -> None:
+        """Raise an error if a step failed."""
         if self.failed:
             raise StudyError("; ".join(f"{record.name}: {record.why}" for record in self.failed))
-
-
-class InProcess:
-    """Runs steps one after the other in this process."""
-
-    def run(
-        self,
-        journal: StudyJournal,
-        steps: list[Step],
-        functions: Mapping[str, StepFunction],
-        log: Log,
-    ) -> None:
-        """Run these steps in order; see `Executor`."""
-        done = set(journal.finished())
-        for step in steps:
-            if not done.issuperset(step.needs):
-                continue
-            if run_step(journal, step, functions, log).state == "done":
-                done.add(step.name)
 
 
 def run_graph(
@@ -107,7 +77,7 @@ def run_graph(
     root: Path,
     functions: Mapping[str, StepFunction],
     *,
-    executor: Executor | None = None,
+    executor: ClusterExecutor | None = None,
     storage: Storage | None = None,
     log: Log = lambda line: None,
 ) -> Summary:
@@ -117,32 +87,43 @@ def run_graph(
         graph: the steps.
         root: the study's folder; a run that was killed resumes in it.
         functions: by kind of step.
-        executor: runs them; in this process when None.
-        storage: keeps finished steps; the study's folder alone when None.
+        executor: runs the steps; this process by default.
+        storage: keeps finished steps; the study's folder by default.
         log: called with each line of progress.
 
     Raises:
-        StudyError: the folder holds something else.
+        StudyError: the folder holds something else, or cannot be written.
     """
     journal = StudyJournal(root, graph, storage)
     try:
         journal.open()
         waiting = journal.left()
         log(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
-        (executor or InProcess()).run(journal, waiting, functions, log)
-    except OSError as error:  # of the journal; what a step raises is in its record
+        if executor is None:
+            run_here(journal, waiting, functions, log)
+        else:
+            executor.run(journal, waiting, functions, log)
+    except OSError as error:  # of the journal; the error of a step is in its record
         raise StudyError(f"{journal.root}: cannot be written ({error})") from None
-    records = {step.name: record for step in graph if (record := journal.record(step.name))}
-    blocked = {one.step: one.blocked_by for one in journal.status() if one.blocked_by}
-    return Summary(records, blocked)
+    return Summary({record.name: record for record in journal.status()})
+
+
+def run_here(
+    journal: StudyJournal, steps: list[Step], functions: Mapping[str, StepFunction], log: Log
+) -> None:
+    """Run these steps one after the other in this process; skip those that need a failed one."""
+    done = set(journal.finished())
+    for step in steps:
+        if done.issuperset(step.needs) and run_step(journal, step, functions, log).state == "done":
+            done.add(step.name)
 
 
 def run_step(
     journal: StudyJournal, step: Step, functions: Mapping[str, StepFunction], log: Log
 ) -> StepRecord:
-    """Run one step, again after faults that may pass, and record how it ended.
+    """Run one step, retry it after `TRANSIENT` errors, and record its end.
 
-    An interruption from outside (Ctrl-C, a kill) leaves the step as if it had not been tried.
+    An interruption (Ctrl-C, a kill) leaves the step without a record.
     """
     started = time.monotonic()
     folder = journal.begin(step)
@@ -175,7 +156,7 @@ def _try(
                 time.sleep(PAUSE * 2 ** (attempt - 1))
         except LayerswapError as error:
             return "failed", str(error), attempt
-        except Exception as error:  # the study resumes with what does not need this step
+        except Exception as error:  # the steps that do not need this one run on
             (context.folder / LOG).write_text(traceback.format_exc(), "utf-8")
             return "failed", _reason(error), attempt
         else:
@@ -192,11 +173,11 @@ SLURM_MINUTES = 3 * 24 * 60
 POLL = 1.0
 """Seconds between two looks at the jobs."""
 RETRIES = 3
-"""Times that a step is started again after its worker or its node was lost."""
+"""Restarts of a step whose worker or node was lost."""
 
 
 class ClusterExecutor(ABC):
-    """Starts each step as soon as those that it needs are done; see `runner.Executor`."""
+    """Starts each step as soon as those that it needs are done."""
 
     def run(
         self,
@@ -205,7 +186,7 @@ class ClusterExecutor(ABC):
         functions: Mapping[str, StepFunction],
         log: Log,
     ) -> None:
-        """Run these steps; how each ended is in the journal."""
+        """Run these steps, each after those it needs, and record the end of each."""
         waiting = {step.name: step for step in steps}
         done = set(journal.finished())
         running: dict[Any, tuple[Step, float]] = {}
@@ -217,7 +198,7 @@ class ClusterExecutor(ABC):
                 running[self.submit(step, call)] = (step, time.monotonic())
                 del waiting[step.name]
             if not running:
-                return  # what still waits needs a step that failed
+                return  # the waiting steps need one that failed
             for handle in self.wait(list(running)):
                 step, started = running.pop(handle)
                 if lost := self.lost(handle):
@@ -231,28 +212,25 @@ class ClusterExecutor(ABC):
 
     @abstractmethod
     def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
-        """Start `run_remotely(*call)` where the step's resources are; returns a handle."""
+        """Start `run_remotely(*call)` with the step's resources; returns a handle."""
 
     @abstractmethod
     def wait(self, handles: list[Any]) -> list[Any]:
-        """Wait until one of these ended; returns those that did."""
+        """Wait until a call ends; returns the calls that have ended."""
 
     @abstractmethod
     def lost(self, handle: Any) -> str:
-        """The reason why a call that ended left no record; empty if it returned."""
+        """The error of a call that ended without a record; empty if it returned."""
 
 
 class OnRay(ClusterExecutor):
-    """Runs steps on a Ray cluster, whose nodes share the study's folder or its storage.
+    """Runs steps on a Ray cluster whose nodes share the study's folder or its storage.
 
-    A step whose worker or node is lost is started again on another, and resumes from its folder.
+    A step whose worker or node is lost restarts on another, and resumes from its folder.
 
     Args:
-        address: of the cluster. When None, a running one is used, or one is started here.
+        address: of the cluster; by default a running one, or one that is started here.
         settings: further settings of `ray.init`.
-
-    Raises:
-        StudyError: Ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(self, address: str | None = None, **settings: Any) -> None:
@@ -269,22 +247,22 @@ class OnRay(ClusterExecutor):
         self._ray = ray
 
     def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
-        """Start a step as a Ray task; see `ClusterExecutor`."""
+        """Start a step as a Ray task."""
         remote = self._ray.remote(
             num_cpus=step.resources.cpus,
             num_gpus=step.resources.gpus,
             memory=int(step.resources.memory_gb * 2**30),
             max_retries=RETRIES,
-            max_calls=1,  # so that a step gives its memory, and its device, back
+            max_calls=1,  # a step's process ends with it, and frees its memory and device
         )(run_remotely)
         return remote.options(name=step.name).remote(*call)
 
     def wait(self, handles: list[Any]) -> list[Any]:
-        """Wait for a Ray task; see `ClusterExecutor`."""
+        """Wait for a Ray task."""
         return list(self._ray.wait(handles, num_returns=1)[0])
 
     def lost(self, handle: Any) -> str:
-        """The error of a Ray task; see `ClusterExecutor`."""
+        """The error of a Ray task."""
         try:
             self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
@@ -293,18 +271,15 @@ class OnRay(ClusterExecutor):
 
 
 class OnSlurm(ClusterExecutor):
-    """Submits each step as a Slurm job, through submitit.
+    """Submits each step as a Slurm job through submitit.
 
-    Nodes share the study's folder or its storage. A job that was lost is a failed step, which the
-    next run of the study resumes.
+    Nodes share the study's folder or its storage. A lost job is a failed step; the next run of
+    the study resumes it.
 
     Args:
         logs: the folder of the jobs' logs.
         cluster: submitit's executor; `local` runs jobs as processes of this machine.
         parameters: further parameters of every job, such as `slurm_partition`.
-
-    Raises:
-        StudyError: submitit is not installed, or Slurm cannot be reached.
     """
 
     def __init__(self, logs: Path, *, cluster: str = "slurm", **parameters: Any) -> None:
@@ -319,7 +294,7 @@ class OnSlurm(ClusterExecutor):
         self._parameters = parameters
 
     def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
-        """Start a step as a job; see `ClusterExecutor`."""
+        """Start a step as a job."""
         self._executor.update_parameters(
             name=step.name.replace("/", "-"),
             cpus_per_task=math.ceil(step.resources.cpus),
@@ -331,26 +306,23 @@ class OnSlurm(ClusterExecutor):
         return self._executor.submit(run_remotely, *call)
 
     def wait(self, handles: list[Any]) -> list[Any]:
-        """Wait for a job; see `ClusterExecutor`."""
+        """Wait for a job."""
         while not (ended := [job for job in handles if job.done()]):
             time.sleep(POLL)
         return ended
 
     def lost(self, handle: Any) -> str:
-        """The error of a job; see `ClusterExecutor`."""
+        """The error of a job."""
         error = handle.exception()
         return f"job {handle.job_id}: {' '.join(str(error).split())[-200:]}" if error else ""
 
 
 def executor_of(on: str, logs: Path) -> ClusterExecutor:
-    """The executor of a name.
+    """The executor for `slurm`, `ray`, or the address of a Ray cluster.
 
     Args:
-        on: `slurm`, `ray`, or the address of a Ray cluster.
+        on: one of these.
         logs: the folder for logs of jobs.
-
-    Raises:
-        StudyError: what it needs is not installed, or it cannot be reached.
     """
     if on == "slurm":
         return OnSlurm(logs)
@@ -364,5 +336,5 @@ def run_remotely(
     step: Step,
     functions: Mapping[str, StepFunction],
 ) -> None:
-    """Run a step of a study in a worker of a cluster; how it ended is in the journal."""
+    """Run a step in a worker of a cluster, and record its end in the journal."""
     run_step(StudyJournal(Path(root), Graph(steps), storage), step, functions, lambda line: None)

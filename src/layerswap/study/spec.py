@@ -1,8 +1,7 @@
-"""Schema of `STUDY.yaml`: a whole experiment, from data to tables."""
+"""Schema of `STUDY.yaml`, a whole experiment from data to tables."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,16 +27,16 @@ from layerswap.training.expert.spec import Data, Lora, Rate, Side, Trained
 from layerswap.training.mix.schema import NonEmpty
 
 LIKE = "like"
-"""The key that names another study, whose values hold where this one gives none."""
+"""The key that names another study, whose values are the defaults of this one."""
 TASK = "task"
-"""The kind of the task experts; the kinds of the others are the study's languages."""
+"""The kind of the task experts. The language experts have their language as kind."""
 StepKind = Literal["data", "train", "select", "change", "evaluate"]
 USUAL: dict[StepKind, Resources] = {
     "train": Resources(cpus=4, gpus=1, memory_gb=64),
     "select": Resources(cpus=4, gpus=1, memory_gb=64),
     "evaluate": Resources(cpus=4, gpus=1, memory_gb=96),
 }
-"""Resources of the kinds of step that run models, where there are devices."""
+"""Usual resources of the steps that run models on a device other than the processor."""
 Baseline = Literal[
     "base", "experts", "soup", "weighted soup", "magnitude soup", "task arithmetic", "ties",
     "joint", "simultaneous", "partial", "reverted", "soups", "multilingual soup",
@@ -48,9 +47,9 @@ TRAINED_BASELINES = ("joint", "simultaneous", "partial")
 
 
 class TrainingRun(Strict):
-    """One training of an expert; keys as in `EXPERT.yaml` (docs/training.md).
+    """One training of an expert, with keys as in `EXPERT.yaml` (docs/training.md).
 
-    `train` names the places that train; with a partition, the part follows from the expert's kind.
+    `train` names the places that train. With a partition, the expert's kind decides its part.
     """
 
     preset: str | None = None
@@ -69,8 +68,8 @@ class Turns(Strict):
 
     Attributes:
         partition: of the second paper.
-        outside: who gets the places outside the layers; the rest of the partition by default.
-        every: optimiser steps in a turn; several lengths are as many baselines (table A.3).
+        outside: the side that trains the places outside the layers; that of the rest by default.
+        every: optimiser steps in a turn. Each of several lengths is a baseline (table A.3).
     """
 
     partition: Literal["A", "B", "C", "Z"] = "C"
@@ -83,7 +82,7 @@ class Turns(Strict):
 
 
 class SelectBy(PromptOptions):
-    """Scores that rank checkpoints; the validation loss when no tasks are given.
+    """Scores that rank checkpoints; without tasks, the validation loss ranks them.
 
     Attributes:
         tasks: lm-eval tasks.
@@ -101,14 +100,14 @@ class SelectBy(PromptOptions):
 
 
 class Experts(Strict):
-    """The experts of one kind: to be trained, or trained already.
+    """The experts of one kind, which the study trains or which exist.
 
     Attributes:
         data: a mix (ready recipe or file), a folder that `layerswap data` wrote, or files.
-        runs: trainings with other hyperparameters or seeds.
-        keep: number of checkpoints to keep, no more of one run than its share.
-        by: scores that rank them.
-        experts: in place of all these, models that exist: folders, adapters or Hub ids.
+        runs: trainings that differ in hyperparameters or seeds.
+        keep: number of checkpoints to keep; no run gives more than its share.
+        by: scores that rank the checkpoints.
+        experts: models that exist, in place of the other keys: folders, adapters or Hub ids.
     """
 
     data: Data | None = None
@@ -123,7 +122,7 @@ class Experts(Strict):
         if not (isinstance(data, dict) and isinstance(data.get("experts"), list)):
             return data
         if more := ", ".join(f"`{key}`" for key in data if key != "experts"):
-            raise ValueError(f"`experts` exist and are taken as they are; remove {more}")
+            raise ValueError(f"`experts` that exist are not trained; remove {more}")
         return {**data, "keep": max(1, len(data["experts"]))}
 
     @model_validator(mode="after")
@@ -134,16 +133,16 @@ class Experts(Strict):
 
     @property
     def trainings(self) -> list[TrainingRun]:
-        """The runs, of which experts that exist have none."""
+        """The runs; empty for experts that exist."""
         return self.runs if self.experts is None else []
 
 
 class OtherLanguages(Strict):
-    """Other languages in which the models of every language are evaluated (paper 1, tables 2, 5).
+    """Other languages to evaluate the models of every language in (paper 1, tables 2 and 5).
 
     Attributes:
-        languages: such as the language of the task data; a language's own is skipped.
-        suites: suites to run there; those of `evaluate` when not given.
+        languages: such as the language of the task data; the models' own language is skipped.
+        suites: suites to run in them; the suite of `evaluate` by default.
     """
 
     languages: Annotated[list[NonEmpty], Field(min_length=1)]
@@ -223,26 +222,12 @@ class EvaluationSpec(PromptOptions):
         return self
 
 
-class StepResources(Strict):
-    """Resources of the steps of one kind; the usual ones where a key is not given.
-
-    Attributes:
-        cpus: processors.
-        gpus: devices; a fraction shares one.
-        memory_gb: main memory, GB.
-    """
-
-    cpus: Annotated[float, Field(gt=0, strict=False)] | None = None
-    gpus: Annotated[float, Field(ge=0, strict=False)] | None = None
-    memory_gb: Annotated[float, Field(gt=0, strict=False)] | None = None
-
-
-class TrainingResources(StepResources):
+class TrainingResources(Resources):
     """Resources of a training, which accelerate may launch in several processes.
 
     Attributes:
-        processes: of one training; the effective batch grows with them, unless it is given.
-        launch: accelerate's configuration for them: `ddp`, `fsdp2`, `zero3` or a file.
+        processes: of one training. Without `effective_batch`, the batch grows with them.
+        launch: configuration of accelerate: `ddp`, `fsdp2`, `zero3` or a file.
     """
 
     processes: PositiveInt = 1
@@ -250,26 +235,26 @@ class TrainingResources(StepResources):
 
 
 class StudyResources(Strict):
-    """Resources of the steps of each kind, by which a cluster places them."""
+    """Resources of the steps of each kind, which a cluster reserves.
 
-    data: StepResources = StepResources()
+    Keys that are not given have their usual values.
+    """
+
+    data: Resources = Resources()
     train: TrainingResources = TrainingResources()
-    select: StepResources = StepResources()
-    change: StepResources = StepResources()
-    evaluate: StepResources = StepResources()
+    select: Resources = Resources()
+    change: Resources = Resources()
+    evaluate: Resources = Resources()
 
     def of(self, kind: StepKind, *, device: str) -> Resources:
-        """The resources of the steps of a kind: those given here, else the usual ones.
-
-        Args:
-            kind: of step.
-            device: where models run.
-        """
+        """The resources of the steps of a kind, if models run on `device`."""
         usual = Resources() if device == "cpu" else USUAL.get(kind, Resources())
         if kind == "train" and device != "cpu" and self.train.processes > 1:
-            usual = replace(usual, gpus=self.train.processes)
-        own = set(StepResources.model_fields)
-        return replace(usual, **getattr(self, kind).model_dump(include=own, exclude_none=True))
+            usual = usual.model_copy(update={"gpus": self.train.processes})
+        given = getattr(self, kind).model_dump(
+            include=set(Resources.model_fields), exclude_unset=True
+        )
+        return usual.model_copy(update=given)
 
 
 class StudySpec(Strict):
@@ -281,36 +266,36 @@ class StudySpec(Strict):
         base: folder or Hub id that all experts start from.
         task: the task experts.
         languages: the language experts, by any code of their language.
-        pairs: every kept task expert with every kept language expert (paper 1), or the first with
-            the first, the second with the second, and so on.
+        pairs: `all` pairs every kept task expert with every kept language expert (paper 1);
+            `same` pairs the first with the first, the second with the second, and so on.
         grid: compositions to try beside the default; the best is chosen on development documents.
         partitions: partitions of the second paper, as compositions of the two experts.
-        outside: who trains and gives what lies outside the layers in those partitions; the
-            published choice when not given.
+        outside: the side that trains the places outside the layers in those partitions; the
+            published choice by default.
         simultaneous: settings of that baseline.
-        both: the training on the data of both; as the first run of the language when not given.
-            Of `train`, which is that run's where `both` has none, only `places` counts.
-        lora: trains the experts, and the baselines that are trained, with LoRA as well, from the
-            first run of each (paper 2, table 3).
-        baselines: models that the swap is compared with. `partial`: for each partition, experts
-            that train their own part of it alone, each by itself and swapped (paper 2, tables 1
-            and 2). `reverted`: for each partition, the experts with all but their own part of it
-            put back to the base (paper 2, section 6). `soups`: the soup of the kept language
-            experts swapped with that of the kept task experts; `multilingual soup`: the soup of
-            all languages' experts in the former's place (paper 1, table 6).
-        ties: densities of that baseline; each is one (Yadav et al., 2023, keep a fifth).
+        both: the training on both data sets; the first run of the language by default. Only
+            `train.places` is used; it defaults to the language run's.
+        lora: train the experts and the trained baselines with LoRA as well, from the first run
+            of each (paper 2, table 3).
+        baselines: models to compare with the swap. `partial`: experts that train their own part
+            of a partition alone, each by itself and swapped (paper 2, tables 1 and 2).
+            `reverted`: experts whose weights outside their own part are reset to the base
+            (paper 2, section 6). `soups`: the soup of the kept language experts swapped with the
+            soup of the kept task experts. `multilingual soup`: the same with the soup of the
+            experts of all languages (paper 1, table 6).
+        ties: densities of that baseline, each evaluated (Yadav et al., 2023, keep a fifth).
         soup_shares: shares of the task expert in the `weighted soup`; the best on development
             documents is reported.
-        scales: factors of both deltas in `task arithmetic` (Ilharco et al., 2023), likewise.
-        change: measure and show what the kept experts changed (paper 1, figures 2 and 4 to 9).
+        scales: factors of both deltas in `task arithmetic` (Ilharco et al., 2023); the best on
+            development documents is reported.
+        change: map the weights that fine-tuning changed (paper 1, figures 2 and 4 to 9).
         evaluate: benchmarks.
         merge: write the selected model of each language at the end.
-        keep_checkpoints: `selected` deletes the checkpoints that were not selected, and those of
-            trainings of which the last alone is evaluated, as soon as that is known.
-        device: where models are evaluated.
-        dtype: of the models that are evaluated.
-        billions: parameters of the base in billions, for estimates; by its header, or else its
-            name, when not given.
+        keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
+        device: device of the evaluation.
+        dtype: dtype of the evaluated models.
+        billions: parameters of the base in billions, for estimates; by default from its header
+            or its name.
         resources: processors, devices and memory of the steps of each kind.
     """
 
@@ -360,7 +345,7 @@ class StudySpec(Strict):
     @classmethod
     def _once(cls, names: list[Baseline]) -> list[Baseline]:
         if len(set(names)) < len(names):
-            raise ValueError("a baseline is there twice")
+            raise ValueError("a baseline is listed twice")
         return names
 
     @model_validator(mode="after")
@@ -368,7 +353,7 @@ class StudySpec(Strict):
         for name, experts in self.languages.items():
             if self.pairs == "same" and experts.keep != self.task.keep:
                 raise ValueError(
-                    f"pairs: same takes as many experts of each kind, but the task keeps "
+                    f"`pairs: same` needs as many experts of each kind, but the task keeps "
                     f"{self.task.keep} and {name} {experts.keep}"
                 )
         return self
@@ -379,23 +364,19 @@ class StudySpec(Strict):
         training = [f"baseline `{one}`" for one in self.baselines if one in TRAINED_BASELINES]
         training += ["`lora`"] if self.lora else []
         if finished and training:
-            raise ValueError(f"{training[0]} trains, but {finished} has no data; leave it out")
+            raise ValueError(f"{training[0]} needs training, but {finished} has no data; remove it")
         return self
 
     @model_validator(mode="after")
     def _partitioned(self) -> StudySpec:
         for name in ("partial", "reverted"):
             if name in self.baselines and not self.partitions:
-                raise ValueError(f"baseline `{name}` needs partitions, which say what is whose")
+                raise ValueError(f"baseline `{name}` needs `partitions`")
         return self
 
 
 def read_study(path: Path) -> StudySpec:
-    """The study in a YAML file; its paths are relative to the file.
-
-    Raises:
-        RecipeError: the file cannot be read, or every mistake in it, by line and key path.
-    """
+    """The study in a YAML file, whose paths are relative to the file."""
     data, lines = _filled(path, ())
     expected = "a study is a mapping with `base`, `task` and `languages`"
     return validate(StudySpec, data, where=str(path), expected=expected, lines=lines)
@@ -406,39 +387,29 @@ def find_study(study: str) -> tuple[StudySpec, Path]:
 
     Args:
         study: a file, or the name of a study that ships with the package.
-
-    Raises:
-        RecipeError: there is none, or it is wrong.
     """
     path = _study_file(study, Path())
     return read_study(path), Path() if path == ready_studies().get(study) else path.parent
 
 
 def _study_file(study: str, folder: Path) -> Path:
-    """The file of a study that is named by its file, relative to a folder, or ships.
-
-    Raises:
-        RecipeError: there is none.
-    """
+    """The file of a study: a path relative to a folder, or the name of a ready study."""
     path = folder / study
     if path.suffix in (".yaml", ".yml") or path.exists():
         return path
     known = ready_studies()
     if study not in known:
-        hint = nearest(study, list(known)) or f"; there is {', '.join(known)}"
-        raise RecipeError(f"{study}: no such file, and no such ready study{hint}")
+        hint = nearest(study, list(known)) or f"; ready studies: {', '.join(known)}"
+        raise RecipeError(f"{study}: no such file or ready study{hint}")
     return known[study]
 
 
 def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, int]]:
-    """The data of a file, its gaps filled with those of the study that it is `like`, and its lines.
+    """The data of a file with the defaults of the study that it is `like`, and its lines.
 
     Args:
         path: the file.
-        within: the files that are like this one.
-
-    Raises:
-        RecipeError: a file is missing or cannot be read, or is like itself.
+        within: the files that are `like` this one.
     """
     data, lines = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict) or LIKE not in data:
@@ -449,7 +420,7 @@ def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, in
             raise RecipeError(f"{LIKE}: write the name or the file of a study; found {like!r:.80}")
         other = _study_file(like, path.parent)
         if other.resolve() in {one.resolve() for one in (*within, path)}:
-            raise RecipeError(f"{LIKE}: the study is like itself")
+            raise RecipeError(f"{LIKE}: the study refers to itself")
         if not other.is_file():
             raise RecipeError(f"{LIKE}: {other}: no such file")
     except RecipeError as error:
@@ -458,7 +429,7 @@ def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, in
 
 
 def _over(data: Any, other: Any) -> Any:
-    """`data` with what only `other` has; mappings are filled, lists taken whole, nulls left out."""
+    """`data` with the defaults of `other`; mappings are merged, lists replaced, nulls removed."""
     if not isinstance(data, dict) or not isinstance(other, dict):
         return data
     filled = {**other, **{key: _over(value, other.get(key)) for key, value in data.items()}}

@@ -1,4 +1,4 @@
-"""Functions that run the steps of a study, by the work of the other rooms."""
+"""Functions that run the steps of a study with the other rooms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MIX, EXPERT, SELECTION, MAP_FOLDER = "mix", "expert", "selection.json", "map"
 ANSWERS, ANSWERED_BY = "answers.sqlite", "answered_by.json"
 TABLES, NUMBERS = "tables", "tables.json"
 DELETED = "deleted.json"
-"""In the folder of a training: which of its checkpoints are left, where others were deleted."""
+"""File in the folder of a training that lists the checkpoints left after others were deleted."""
 
 
 def step_functions() -> Mapping[str, StepFunction]:
@@ -70,7 +70,7 @@ def build_data(context: Context) -> None:
 
 
 def train(context: Context) -> None:
-    """Train an expert; a training that was cut short resumes."""
+    """Train an expert, or resume an interrupted training."""
     from layerswap.training.expert import trainer
     from layerswap.training.expert.save import CHECKPOINTS
     from layerswap.training.expert.spec import check_expert
@@ -94,11 +94,11 @@ def train(context: Context) -> None:
 
 
 def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any]:
-    """The expert that a step trains, as in its YAML.
+    """The expert that a step trains, in the form of `EXPERT.yaml`.
 
     Args:
         settings: of the step.
-        sets: the data that it trains on.
+        sets: its data sets.
     """
     own = ("data", "turns", "launch")
     spec = {key: one for key, one in settings.items() if one is not None and key not in own}
@@ -110,9 +110,9 @@ def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any
 
 
 def select_experts(context: Context) -> None:
-    """Rank the checkpoints of several trainings, and write which are kept.
+    """Rank the checkpoints of several trainings, and write the names of the best.
 
-    Experts that exist are kept as they are.
+    Experts that exist are written without a ranking.
     """
     settings = context.step.settings
     if "experts" in settings:
@@ -136,15 +136,15 @@ def select_experts(context: Context) -> None:
     _refuse_deleted(context.inputs)
     measured = score is not None or any(one.loss is not None for one in candidates(runs[0]))
     if len(runs) == 1 and keep == 1 and not measured:
-        folders = [runs[0]]  # nothing to choose by: its output
+        folders = [runs[0]]  # no score to choose by, so the output of the training
     else:
         folders = [Path(one.folder) for one in select(runs, keep=keep, score=score).chosen]
     if len(folders) < keep:
         raise StudyError(
-            f"{keep} are to be kept, but there are {len(folders)}; keep fewer, or save more often "
-            "(save_every)"
+            f"`keep` is {keep}, but training saved only {len(folders)} checkpoints; keep fewer, or "
+            "save more often (save_every)"
         )
-    # Paths are relative to the folder of all steps, so that a study can be moved.
+    # Relative to the folder of all steps, so that a study can be moved.
     root = context.folder.parent
     write_json(context.folder / SELECTION, [str(one.relative_to(root)) for one in folders])
     if context.step.delete_checkpoints:
@@ -152,17 +152,17 @@ def select_experts(context: Context) -> None:
 
 
 def _refuse_deleted(trainings: Mapping[str, Path]) -> None:
-    """Refuse to select anew where the losers of an earlier selection were deleted."""
+    """Refuse to select again if an earlier selection deleted checkpoints."""
     for name, folder in trainings.items():
         if (folder / DELETED).is_file():
             raise StudyError(
-                f"{name}: checkpoints that an earlier selection left were deleted "
+                f"{name}: an earlier selection deleted the other checkpoints "
                 f"(keep_checkpoints: selected); delete {folder} to train again"
             )
 
 
 def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
-    """Delete the weights of all checkpoints but the selected ones, and optimiser states."""
+    """Delete optimiser states, and the weights of all checkpoints but the selected ones."""
     from layerswap.training.expert.save import CHECKPOINTS, checkpoints
 
     for run in runs:
@@ -180,7 +180,7 @@ def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
 
 
 def measure_change(context: Context) -> None:
-    """Measure what the kept experts changed, and write the maps (paper 1, figures 2 and 4 to 9)."""
+    """Map the weights that the kept experts changed (paper 1, figures 2 and 4 to 9)."""
     from layerswap.deltas.atlas import measure_delta
     from layerswap.report.measurements import write_atlas
 
@@ -195,9 +195,9 @@ def measure_change(context: Context) -> None:
 
 
 def evaluate_language(context: Context) -> None:
-    """Evaluate every pair of experts of one language: the compositions and the baselines.
+    """Evaluate the compositions and the baselines of every pair of experts of one language.
 
-    In other languages, the baselines and the chosen compositions.
+    In other languages, evaluate the baselines and the chosen compositions.
     """
     settings, spec = context.step.settings, context.step.settings["evaluate"]
     language, there = settings["language"], spec["other_languages"] or {}
@@ -216,11 +216,7 @@ def evaluate_language(context: Context) -> None:
 
 
 def write_study_tables(context: Context) -> None:
-    """Write `tables.json`, `tables.md` and `tables.tex` from the results of all languages.
-
-    Raises:
-        StudyError: nothing was evaluated.
-    """
+    """Write `tables.json`, `tables.md` and `tables.tex` from the results of all languages."""
     settings = context.step.settings
     folders = {one: context.inputs[f"evaluate/{one}"] for one in settings["languages"]}
     results = study_results(folders, settings["development"])
@@ -231,7 +227,7 @@ def write_study_tables(context: Context) -> None:
 
 
 def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
-    """The folders or Hub ids of the experts of a kind that were selected, the best first.
+    """The folders or Hub ids of the selected experts of a kind, the best first.
 
     Args:
         inputs: the folders of steps, by name.
@@ -242,7 +238,7 @@ def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
 
 
 def selection(folder: Path, root: Path) -> list[str]:
-    """What the step in a folder selected: checkpoints, as paths from `root`, or models as given."""
+    """The models that the step in a folder selected: paths from `root`, or models as given."""
     names = json.loads((folder / SELECTION).read_text("utf-8"))
     return [one["model"] if isinstance(one, dict) else str(root / one) for one in names]
 
@@ -270,17 +266,13 @@ def prompt_options(settings: Mapping[str, Any]) -> PromptOptions:
 
 
 def refuse_unscored(folder: Path, asked: Sequence[WrittenTask]) -> None:
-    """Refuse results without the metric that is reported.
-
-    Raises:
-        StudyError: no document has it; the message names those that there are.
-    """
+    """Refuse results in which no document has the metric of the study."""
     scores = read_scores(folder)
     if scores and not any(score.main for score in scores):
         known = sorted({f"{score.metric}, {score.filter}" for score in scores})
         metric = ", ".join(asked[0].metric)
         raise StudyError(
-            f"evaluate.metric: no document has [{metric}]; there are {'; '.join(known)}"
+            f"evaluate.metric: no document has [{metric}]; their metrics are {'; '.join(known)}"
         )
 
 
@@ -291,7 +283,7 @@ def _evaluate(
     tasks: Path,
     name: str,
 ) -> None:
-    """Evaluate conditions on tasks, and write their results into a folder of the step."""
+    """Evaluate conditions on tasks, and write the results into a folder of the step."""
     from layerswap.evaluation.response_cache import AnswerStore
     from layerswap.evaluation.suite_run import EvaluationSettings, common_dtype, evaluate_models
 
@@ -317,7 +309,7 @@ def _evaluate(
 
     with closing(AnswerStore(context.folder / ANSWERS)) as store:
         _adopt_answers(context, store, plans.values())
-        # Pairs share no layers, so each is swept by itself: fewer compositions, larger batches.
+        # Pairs share no layers. Swept one by one, they allow larger batches.
         for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
             models = {str(condition): plan for condition, plan in group}
             results |= evaluate_models(
@@ -329,11 +321,11 @@ def _evaluate(
 
 
 def _adopt_answers(context: Context, store: AnswerStore, plans: Iterable[Plan]) -> None:
-    """Take over the answers of these models that an earlier form of this step has.
+    """Copy the answers of these models from earlier versions of this step.
 
-    So a study to which a baseline or a seed was added evaluates what is new alone. Answers are
-    kept by what decides a model's weights and by the tokens that it is asked; what else decides
-    them, the engine and its versions, has to be the same.
+    So a study with a new baseline or seed evaluates the new models alone. The keys of answers
+    cover a model's weights and the tokens of a request. The engine and the versions of its
+    packages must be the same.
     """
     from layerswap.evaluation.response_cache import composition_key
 
@@ -353,17 +345,17 @@ def _adopt_answers(context: Context, store: AnswerStore, plans: Iterable[Plan]) 
         try:
             if json.loads((folder / ANSWERED_BY).read_text("utf-8")) != how:
                 continue
-            # Keys read parts of every expert, and most evaluations have no earlier form.
+            # Keys read parts of every expert, and most evaluations have no earlier version.
             keys = keys or [composition_key(plan) for plan in plans]
             known = store.adopt(folder / ANSWERS, keys)
         except (OSError, ValueError, EvaluationError):
             continue  # the answers are computed again
         if known:
-            context.log(f"{context.step.name}: {known:,} answers are known of an earlier run")
+            context.log(f"{context.step.name}: {known:,} answers are known from an earlier run")
 
 
 def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[Condition, Plan]:
-    """All but the compositions of the grid that no benchmark of the language's own chose."""
+    """The plans without the compositions of the grid that no benchmark of the language chose."""
     development = context.step.settings["evaluate"]["development"]
     picked: set[tuple[str, Condition]] = set()
     for (benchmark, language), scores in read_condition_scores(context.folder / RESULTS).items():
@@ -379,10 +371,7 @@ def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[C
 def _tasks(
     context: Context, suites: Sequence[str], languages: Sequence[str]
 ) -> tuple[Path, list[WrittenTask]]:
-    """The tasks to evaluate on in some languages, and the folder that holds them.
-
-    Without suites they are the tasks that the study names.
-    """
+    """The tasks in some languages, and their folder; without suites, the study's own tasks."""
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import write_suite
 

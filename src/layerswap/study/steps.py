@@ -1,21 +1,22 @@
-"""Steps of a study and the graph of what each needs."""
+"""Steps of a study, and their graph."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from layerswap.compose.schema import Strict
 from layerswap.errors import StudyError
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(Strict):
     """Resources that a step holds while it runs.
 
     Attributes:
@@ -24,26 +25,9 @@ class Resources:
         memory_gb: main memory, GB.
     """
 
-    cpus: float = 1
-    gpus: float = 0
-    memory_gb: float = 2
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The estimated cost of a step.
-
-    Attributes:
-        hours: time on the device that it is planned for, h.
-        disk_gb: size of its output when the study has ended, GB.
-        memory_gb: memory of the device, GB, without activations.
-        passing_gb: disk beside `disk_gb` that is free again when the study has ended, GB.
-    """
-
-    hours: float = 0
-    disk_gb: float = 0
-    memory_gb: float = 0
-    passing_gb: float = 0
+    cpus: Annotated[float, Field(gt=0, strict=False)] = 1
+    gpus: Annotated[float, Field(ge=0, strict=False)] = 0
+    memory_gb: Annotated[float, Field(gt=0, strict=False)] = 2
 
 
 @dataclass(frozen=True)
@@ -56,10 +40,9 @@ class Step:
         settings: that function's settings; plain data.
         needs: names of the steps whose folders it reads.
         inputs: fingerprints of the files outside the study that it reads, by name.
-        resources: held while it runs; no part of its key.
-        estimate: its estimated cost; no part of its key.
+        resources: held while it runs; not part of its key.
         version: raised when its kind writes something else for the same settings.
-        delete_checkpoints: delete checkpoints that no later step reads; no part of its key.
+        delete_checkpoints: delete checkpoints that no later step reads; not part of its key.
     """
 
     name: str
@@ -67,29 +50,22 @@ class Step:
     settings: Mapping[str, Any]
     needs: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
-    resources: Resources = Resources()
-    estimate: Estimate = Estimate()
+    resources: Resources = field(default_factory=Resources)
     version: int = 1
     delete_checkpoints: bool = False
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, from which `from_dict` makes the step again."""
+        return {**asdict(self), "resources": self.resources.model_dump()}
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Step:
-        """The step whose fields `dataclasses.asdict` gave.
-
-        Raises:
-            KeyError, TypeError: a field is missing, or has another type.
-        """
+        """The step of plain data; keys that it does not know are ignored."""
         return cls(
             data["name"], data["kind"], data["settings"], tuple(data["needs"]), data["inputs"],
-            Resources(**data["resources"]), _estimate(data["estimate"]), data["version"],
+            Resources(**data["resources"]), data["version"],
             data.get("delete_checkpoints", False),
         )  # fmt: skip
-
-
-def _estimate(data: Mapping[str, float]) -> Estimate:
-    """What an estimate holds of those that are known; none of it is part of a step's key."""
-    known = {one.name for one in fields(Estimate)}
-    return Estimate(**{name: value for name, value in data.items() if name in known})
 
 
 class Graph:
@@ -97,21 +73,19 @@ class Graph:
 
     Args:
         steps: in any order.
-
-    Raises:
-        StudyError: two steps have one name, a needed step is missing, or steps need each other.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        for name, count in Counter(step.name for step in steps).items():
-            if count > 1:
-                raise StudyError(f"step {name} is there twice")
-        by_name = {step.name: step for step in steps}
+        by_name: dict[str, Step] = {}
+        for step in steps:
+            if step.name in by_name:
+                raise StudyError(f"step {step.name} is there twice")
+            by_name[step.name] = step
         for step in steps:
             for need in step.needs:
                 if need not in by_name:
                     raise StudyError(f"step {step.name} needs {need}, which is not there")
-        sorter = TopologicalSorter(dict.fromkeys(by_name, ()))  # in the order given
+        sorter = TopologicalSorter(dict.fromkeys(by_name, ()))  # keeps the given order
         for step in steps:
             sorter.add(step.name, *step.needs)
         try:
@@ -135,18 +109,18 @@ class Graph:
     @cached_property
     def keys(self) -> dict[str, str]:
         """The key of every step: the SHA-256 of all that its output depends on."""
-        found: dict[str, str] = {}
+        keys: dict[str, str] = {}
         for step in self:
             content = {
                 "kind": step.kind,
                 "version": step.version,
                 "settings": step.settings,
                 "inputs": dict(step.inputs),
-                "needs": [found[name] for name in step.needs],
+                "needs": [keys[name] for name in step.needs],
             }
             text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-            found[step.name] = hashlib.sha256(text.encode()).hexdigest()
-        return found
+            keys[step.name] = hashlib.sha256(text.encode()).hexdigest()
+        return keys
 
     def folder(self, name: str) -> str:
         """The name of a step's folder: kind and key."""

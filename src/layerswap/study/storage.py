@@ -1,11 +1,10 @@
-"""Where the finished steps of a study are kept beside this machine's disk: any fsspec storage."""
+"""Storage of a study's finished steps on any fsspec file system."""
 
 from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from layerswap.errors import StudyError
 
@@ -15,14 +14,14 @@ CACHE = Path("~/.cache/layerswap/studies")
 class Storage:
     """A folder of an fsspec file system, such as `s3://bucket/study` or `memory://study`.
 
-    Steps work on a local disk; a finished one is copied here, its record last, and whoever needs
-    it copies it back. So machines need no disk in common.
+    Steps work on a local disk. A finished step is copied to the storage, its record last, and a
+    machine that needs it copies it back. So the machines need no common disk.
 
     Args:
         url: of the folder.
 
     Raises:
-        StudyError: no such file system, or what it needs is not installed.
+        StudyError: the file system does not exist, or its package is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,11 +35,11 @@ class Storage:
             raise StudyError(f"{url}: cannot be reached ({why})") from None
 
     def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
-        """Workers open it anew: connections do not travel."""
+        """Pickle the URL alone: each worker opens its own connection."""
         return Storage, (self.url,)
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is none."""
+        """The content of a file; None if it does not exist."""
         try:
             return bytes(self._fs.cat_file(self._at(name)))
         except FileNotFoundError:
@@ -52,14 +51,14 @@ class Storage:
         self._fs.pipe_file(self._at(name), content)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
             self._fs.rm_file(self._at(name))
 
     def put(self, folder: Path, name: str, *, last: str) -> None:
-        """Copy a local folder here; the file `last` of it after all others.
+        """Copy a local folder to the storage, and its file `last` after all others.
 
-        Whoever sees that file sees a whole folder.
+        A reader who finds that file finds the whole folder.
         """
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         files.sort(key=lambda path: path == folder / last)
@@ -69,7 +68,7 @@ class Storage:
             self._fs.put_file(str(path), target)
 
     def get(self, name: str, folder: Path) -> None:
-        """Copy a folder from here to a local one."""
+        """Copy a folder of the storage to a local one."""
         start = self._at(name)
         for path in self._fs.find(start):
             target = folder / path[path.index(start) + len(start) + 1 :]
@@ -81,12 +80,12 @@ class Storage:
 
 
 def place(out: str) -> tuple[Path, Storage | None]:
-    """The local folder of a study, and the storage behind it where `out` is a URL.
+    """The local folder of a study, and its storage if `out` is a URL.
 
     Args:
-        out: a folder, or the URL of one; a URL's local folder is in this user's cache.
+        out: a folder, or a URL, whose local folder is in the user's cache.
     """
     if "://" not in out:
         return Path(out), None
-    key: Any = hashlib.sha256(out.encode()).hexdigest()[:16]
+    key = hashlib.sha256(out.encode()).hexdigest()[:16]
     return CACHE.expanduser() / key, Storage(out)

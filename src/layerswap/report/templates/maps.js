@@ -1,5 +1,12 @@
-panels.maps = root => {
-  const $ = part(root), data = dataOf(root), RAMPS = rampsOf(data.colours);
+"use strict";
+// Fills each element with data-panel="maps". CSS colours a cell by its --share and its class.
+const percent = (x, digits) => (100 * x).toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "\u2212");
+// Arrow keys walk over the cells of the tables; the cell under the pointer is described below them.
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const HIGH = 0.732;  // as drawing.HIGH
+for (const root of document.querySelectorAll("[data-panel=maps]")) {
+  const $ = name => root.querySelector(`[data-role=${name}]`);
+  const data = JSON.parse(root.querySelector("script").textContent);
   const mode = () => data.modes[+$("mode").value];
   // The fraction of a cell, and the words for it.
   function oneExpert(index, step) {
@@ -16,7 +23,7 @@ panels.maps = root => {
       return p && { x: p.x - q.x, words: `${percent(p.x, 1)}% against ${percent(q.x, 1)}%` };
     };
   }
-  function table(title, read, stops, scale) {
+  function table(title, read, span) {
     const map = document.createElement("table");
     map.className = "map" + ($("numbers").checked ? "" : " plain");
     map.setAttribute("role", "grid");
@@ -40,11 +47,11 @@ panels.maps = root => {
         const cell = row.insertCell(), found = read(`${layer} ${column}`);
         cell.tabIndex = -1;
         if (!found) return;
-        const shade = colour(stops, scale(found.x));
+        const share = Math.abs(found.x) / span;
         cell.textContent = percent(found.x, 0);
         cell.dataset.words = `${title}, layer ${layer}, ${data.labels[i]}: ${percent(found.x, 2)}% (${found.words})`;
-        cell.style.background = rgb(shade);
-        cell.style.color = ink(shade);
+        cell.className = (found.x < 0 ? "less " : "more ") + (share > HIGH ? "high" : "");
+        cell.style.setProperty("--share", share);
       });
     }
     body.rows[0].cells[1].tabIndex = 0;
@@ -55,27 +62,45 @@ panels.maps = root => {
     const named = i => `${data.experts[i]}, rows above ${mode().thresholds[i][step].toExponential(2)}`;
     $("value").textContent = mode().positions[step];
     $("threshold").setAttribute("aria-valuetext", $("value").textContent);
-    const ramp = RAMPS[night.matches ? "dark" : "light"];
     const compared = right.startsWith("less ");
-    const stops = compared ? (night.matches ? DARK : LIGHT) : ramp;
     const maps = [];
     let span = 1;
     if (compared) {
       const other = +right.slice(5), read = difference(left, other, step);
       // The scale ends at the largest difference, or small ones could not be seen.
       span = Math.max(0.01, ...Object.keys(data.rows).map(key => Math.abs(read(key).x)));
-      maps.push(table(`${data.experts[left]} less ${data.experts[other]}`, read, stops, x => (x / span + 1) / 2));
+      maps.push(table(`${data.experts[left]} less ${data.experts[other]}`, read, span));
     } else {
       for (const index of right ? [left, +right] : [left])
-        maps.push(table(named(index), oneExpert(index, step), stops, x => x));
+        maps.push(table(named(index), oneExpert(index, step), span));
     }
     $("maps").replaceChildren(...maps);
-    $("legend").style.background = `linear-gradient(to right, ${stops.map(rgb).join(",")})`;
+    $("legend").className = compared ? "legend compared" : "legend";
     $("low").textContent = compared ? `${percent(-span, 0)}%` : "0%";
     $("high").textContent = `${percent(span, 0)}% of rows`;
     $("detail").textContent = "Point at a cell, or walk with the arrow keys, to read its numbers.";
   }
-  walkable($("maps"), $("detail"));
+  function start() {
+    $("threshold").max = mode().positions.length - 1;
+    $("threshold").value = mode().start;
+  }
+  const describe = event => {
+    const cell = event.target.closest("td");
+    if (cell && cell.dataset.words) $("detail").textContent = cell.dataset.words;
+  };
+  $("maps").addEventListener("focusin", describe);
+  $("maps").addEventListener("pointerover", describe);
+  $("maps").addEventListener("keydown", event => {
+    const move = MOVES[event.key], cell = event.target.closest("td");
+    if (!move || !cell) return;
+    event.preventDefault();
+    const row = cell.parentElement.parentElement.rows[cell.parentElement.rowIndex - 1 + move[0]];
+    const next = row && row.cells[cell.cellIndex + move[1]];
+    if (!next || next.tagName !== "TD") return;
+    cell.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  });
   data.experts.forEach((name, i) => $("left").add(new Option(name, i)));
   $("right").add(new Option("nothing", ""));
   data.experts.forEach((name, i) => $("right").add(new Option(name, i)));
@@ -83,18 +108,13 @@ panels.maps = root => {
     data.experts.forEach((name, i) => $("right").add(new Option(`difference from ${name}`, `less ${i}`)));
     $("right").value = "1";
   }
-  function start() {
-    $("threshold").max = mode().positions.length - 1;
-    $("threshold").value = mode().start;
-  }
   data.modes.forEach((one, i) => $("mode").add(new Option(one.name, i)));
   $("mode").value = data.mode;
   $("mode").addEventListener("input", () => { start(); draw(); });
   start();
-  for (const id of ["threshold", "left", "right", "numbers"]) $(id).addEventListener("input", draw);
-  night.addEventListener("change", draw);
-  // #difference and #numbers open the page so.
+  for (const role of ["threshold", "left", "right", "numbers"]) $(role).addEventListener("input", draw);
+  // A link that ends in #difference or #numbers opens the page with that view.
   if (location.hash.includes("numbers")) $("numbers").checked = true;
   if (location.hash.includes("difference") && data.experts.length > 1) $("right").value = "less 1";
   draw();
-};
+}

@@ -1,0 +1,320 @@
+"""Charts of results: a grid of scores, means with intervals, ranks, and linearity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from layerswap.errors import visible
+from layerswap.evaluation.statistics import Friedman, Interval
+from layerswap.report.drawing import (
+    ACCENT,
+    EXPERTS,
+    INK,
+    MUTED,
+    Drawing,
+    draw_cells,
+    ink_on,
+    scale,
+    settings,
+    wrapped,
+)
+from layerswap.report.tables import MINUS, score
+from layerswap.search.conditions import Condition
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.patches import Rectangle
+
+    from layerswap.evaluation.linearity import Additivity, Connectivity
+
+GridCell = tuple[int, int]
+
+
+@settings()
+def draw_heat_map(
+    values: Mapping[GridCell, float],
+    *,
+    row_label: str,
+    column_label: str,
+    best: GridCell | None = None,
+    default: GridCell | None = None,
+    unit: str = "%",
+    limits: tuple[float, float] | None = None,
+) -> Drawing:
+    """Draw a grid of scores with its numbers, such as accuracy by bottom and top layers.
+
+    Args:
+        values: score of each (row, column); a pair that is missing stays empty.
+        row_label: what the rows count, such as `bottom layers`.
+        column_label: what the columns count.
+        best: the cell to outline as the best.
+        default: the cell to outline as the paper's default; not marked where `values` lacks it.
+        unit: `%` shows fractions of 1 as percentages; another unit follows the numbers.
+        limits: the scores at the two ends of the colour scale, so that grids can share one; the
+            lowest and the highest of `values` by default.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    if not values:
+        raise ValueError("a heat map needs at least one value")
+    if best is not None and best not in values:
+        raise ValueError(f"the best cell {best} is not among the values")
+    rows, columns = sorted({r for r, _ in values}), sorted({c for _, c in values})
+    words = {cell: score(value, unit) for cell, value in values.items()}
+    low, high = limits or (min(values.values()), max(values.values()))
+    shades = np.full((len(rows), len(columns)), np.nan)
+    size = (max(4.0, 1 + 0.75 * len(columns)), 1.1 + 0.53 * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    for (row, column), value in values.items():
+        y, x = rows.index(row), columns.index(column)
+        shades[y, x] = (value - low) / (high - low) if high > low else 0.5
+        axes.text(x, y, words[row, column], ha="center", va="center", color=ink_on(shades[y, x]))
+    draw_cells(axes, shades)
+    _label(axes, row_label, rows, column_label, columns)
+    outlines = {"best": best, "the paper's default": default}
+    marked = {name: cell for name, cell in outlines.items() if cell and cell in values}
+    for name, cell in marked.items():
+        y, x = rows.index(cell[0]), columns.index(cell[1])
+        # Where one cell has both outlines, the second lies inside the first.
+        inset = 0.1 if name != "best" and best == cell else 0.04
+        axes.add_patch(_outline(name, (x, y), inset, ink_on(shades[y, x])))
+    if marked:
+        keys = [_outline(name, (0, 0), 0, INK) for name in marked]
+        axes.legend(keys, list(marked), loc="upper left", bbox_to_anchor=(0, 0), ncols=2)
+    facts = [f"{len(values)} combinations, from {score(min(values.values()), unit)} to "
+             f"{score(max(values.values()), unit)} {unit}".rstrip()]  # fmt: skip
+    for name, cell in marked.items():
+        at = f"{name}: {row_label} {cell[0]}, {column_label} {cell[1]}"
+        facts.append(f"{at}, {words[cell]} {unit}".rstrip())
+    return Drawing(figure, f"Score by {row_label} and {column_label}", "; ".join(facts))
+
+
+def draw_grid(
+    scores: Mapping[Condition, float],
+    *,
+    best: Condition | None,
+    default: Condition | None = None,
+    unit: str = "%",
+) -> dict[str, Drawing]:
+    """Heat maps over bottom and top layers, with one colour scale.
+
+    Args:
+        scores: of swaps; conditions without zones are left out.
+        best: the swap to outline as the best.
+        default: the swap to outline as the paper's default.
+        unit: as of `draw_heat_map`.
+
+    Returns:
+        The drawings by what distinguishes them, such as `transitions 1 and 0, outside blend`.
+    """
+    maps: dict[tuple[int, int, str], dict[tuple[int, int], float]] = {}
+    for swap, value in scores.items():
+        if swap.zones is not None:
+            maps.setdefault(_map_of(swap), {})[_cell_of(swap)] = value
+    limits = (min(scores.values()), max(scores.values())) if maps else None
+    several = len({key[:2] for key in maps}) > 1
+    drawn = {}
+    for key, values in maps.items():
+        bottom, top, outside = key
+        words = [f"transitions {bottom} and {top}"] if several else []
+        words += [f"outside {outside}"] if outside else []
+        cells = [
+            _cell_of(swap) if swap and swap.zones and _map_of(swap) == key else None
+            for swap in (best, default)
+        ]
+        drawn[", ".join(words)] = draw_heat_map(
+            values, row_label="bottom layers", column_label="top layers", best=cells[0],
+            default=cells[1], unit=unit, limits=limits,
+        )  # fmt: skip
+    return drawn
+
+
+def _map_of(swap: Condition) -> tuple[int, int, str]:
+    assert swap.zones is not None
+    return swap.zones.bottom_transition, swap.zones.top_transition, swap.outside
+
+
+def _cell_of(swap: Condition) -> tuple[int, int]:
+    assert swap.zones is not None
+    return swap.zones.bottom, swap.zones.top
+
+
+def _label(
+    axes: Axes, row_label: str, rows: Sequence[int], column_label: str, columns: Sequence[int]
+) -> None:
+    """Name the cells of a heat map, whose first row is on top."""
+    axes.set_xticks(range(len(columns)), list(map(str, columns)))
+    axes.set_yticks(range(len(rows)), list(map(str, rows)))
+    axes.set(xlabel=visible(column_label), ylabel=visible(row_label))
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.invert_yaxis()
+
+
+def _outline(name: str, cell: tuple[float, float], inset: float, colour: str) -> Rectangle:
+    """The outline of a cell of a heat map: solid for the best, dashed for the default."""
+    from matplotlib.patches import Rectangle
+
+    corner, side = (cell[0] - 0.5 + inset, cell[1] - 0.5 + inset), 1 - 2 * inset
+    style = (2.5, "-") if name == "best" else (1.5, "--")
+    return Rectangle(corner, side, side, fill=False, edgecolor=colour,
+                     linewidth=style[0], linestyle=style[1])  # fmt: skip
+
+
+@settings()
+def draw_intervals(
+    rows: Sequence[tuple[str, Interval]],
+    *,
+    measure: str,
+    highlight: str | None = None,
+    unit: str = "%",
+) -> Drawing:
+    """Draw a dot and a whisker for each model: the mean of one measure and its interval.
+
+    A dashed line carries the mean of the highlighted model through all rows. Overlapping whiskers
+    do not show that two models are equal: a paired test compares them.
+
+    Args:
+        rows: (name, interval) of each model, from the top.
+        measure: what was measured, for the axis.
+        highlight: the name of the row to emphasise, such as the swap.
+        unit: `%` shows fractions of 1 as percentages; another unit is written on the axis.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    if not rows:
+        raise ValueError("an interval chart needs at least one row")
+    if highlight is not None and highlight not in [name for name, _ in rows]:
+        raise ValueError(f"no row is called {highlight!r}")
+    words = [f"{score(i.low, unit)} to {score(i.high, unit)}" for _, i in rows]
+    names = [wrapped(name, 22) for name, _ in rows]
+    heights = [0.25 + 0.22 * (1 + name.count("\n")) for name in names]
+    figure = Figure(figsize=(6.4, 0.8 + sum(heights)), layout="constrained")
+    axes = figure.subplots()
+    factor, top = 100 if unit == "%" else 1, 0.0
+    middles = []
+    for (name, interval), height in zip(rows, heights, strict=True):
+        emphasised, middle = name == highlight, top + height / 2
+        low, mean, high = (factor * v for v in (interval.low, interval.mean, interval.high))
+        axes.errorbar([mean], [middle], xerr=[[mean - low], [high - mean]], fmt="o", capsize=4,
+                      color=ACCENT if emphasised else MUTED, clip_on=False,
+                      markersize=11 if emphasised else 8)  # fmt: skip
+        if emphasised:
+            axes.axvline(mean, color=ACCENT, linewidth=1.25, linestyle=":", zorder=1)
+        axes.text(1.03, middle, score(interval.mean, unit), va="center",
+                  transform=axes.get_yaxis_transform(), **_emphasis(emphasised))  # fmt: skip
+        middles.append(middle)
+        top += height
+    axes.set(ylim=(top, 0), xlabel=visible(f"{measure}, {unit}"))
+    axes.set_yticks(middles, names)
+    for label, (name, _) in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set(fontsize=13, linespacing=1.1, **_emphasis(name == highlight))
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.grid(visible=True, axis="x")
+    axes.tick_params(length=0)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}".replace("-", MINUS)))
+    facts = [f"{name} {score(interval.mean, unit)} ({span})"
+             for (name, interval), span in zip(rows, words, strict=True)]  # fmt: skip
+    return Drawing(figure, f"{measure}: means with their intervals", "; ".join(facts))
+
+
+def _emphasis(emphasised: bool) -> dict[str, Any]:
+    return {"color": ACCENT, "weight": "bold"} if emphasised else {"color": INK}
+
+
+@settings()
+def draw_ranks(found: Friedman) -> Drawing:
+    """Draw Friedman's mean ranks as a critical-difference diagram (Demsar, 2006).
+
+    A bar joins the treatments whose mean ranks differ by less than Nemenyi's critical difference
+    at 0.05.
+    """
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from scikit_posthocs import critical_difference_diagram
+
+    ranks = pd.Series(found.mean_ranks, index=list(map(visible, found.treatments)))
+    p = pd.DataFrame(1.0, index=ranks.index, columns=ranks.index)
+    for pair in found.pairs:
+        first, second = visible(pair.first), visible(pair.second)
+        differ = abs(ranks[first] - ranks[second]) > found.critical_difference
+        p.loc[first, second] = p.loc[second, first] = 0.0 if differ else 1.0
+    figure = Figure(figsize=(8, 1.2 + 0.22 * len(ranks)), layout="constrained")
+    axes = figure.subplots()
+    critical_difference_diagram(ranks, p, ax=axes, label_fmt_left="{label} ({rank:.1f})  ",
+                                label_fmt_right="  ({rank:.1f}) {label}",
+                                crossbar_props={"color": INK},
+                                color_palette=[INK] * len(ranks))  # fmt: skip
+    axes.set_title(
+        f"Mean ranks over {found.conditions} conditions; critical difference "
+        f"{found.critical_difference:.2f}", fontsize=11,
+    )  # fmt: skip
+    facts = "; ".join(f"{name} {rank:.2f}" for name, rank in ranks.items())
+    return Drawing(figure, "Mean ranks, with bars over those that do not differ", facts)
+
+
+@settings()
+def draw_linearity(line: Connectivity, sums: Additivity) -> Drawing:
+    """Draw the loss along the line, the same for each layer, and additivity by layer.
+
+    Args:
+        line: loss between two experts.
+        sums: additivity of their deltas, over as many layers.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    left.plot(line.whole.positions, line.whole.losses, marker="o", markersize=4, color=ACCENT)
+    loss_at = dict(zip(line.whole.positions, line.whole.losses, strict=True))
+    left.plot((0, 1), (loss_at[0.0], loss_at[1.0]), linestyle=":", color=MUTED)
+    left.set_title("all layers interpolated")
+    _draw_layers(middle, line)
+    for axes in (left, middle):
+        axes.set_xticks((0, 1), ("task expert", "language expert"))
+        axes.set_ylabel("loss, nats per token")
+    _draw_departures(right, sums)
+    return Drawing(
+        figure,
+        "Loss between two experts, and departure from additivity",
+        f"Barrier {line.whole.barrier:.4f} nats per token with all layers interpolated; departure "
+        f"{100 * sums.logits:.1f}% in the logits",
+    )
+
+
+def _draw_layers(axes: Axes, line: Connectivity) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    # The lightest third of the scale would vanish on the page.
+    last, shades = max(1, len(line.layers) - 1), ListedColormap(scale()(range(85, 256)))
+    for layer, losses in enumerate(line.layers):
+        axes.plot(losses.positions, losses.losses, color=shades(layer / last))
+    figure = axes.get_figure()
+    assert figure is not None
+    bar = figure.colorbar(ScalarMappable(Normalize(0, last), shades), ax=axes, label="layer")
+    bar.locator = MaxNLocator(integer=True)
+    bar.update_ticks()
+    axes.set_title(f"one layer interpolated, {line.elsewhere} elsewhere")
+
+
+def _draw_departures(axes: Axes, sums: Additivity) -> None:
+    layers = range(len(sums.layers))
+    axes.barh([layer + 0.2 for layer in layers], sums.layers, height=0.4, color=EXPERTS[0],
+              label="all layers changed")  # fmt: skip
+    if sums.alone:
+        axes.barh([layer - 0.2 for layer in layers], sums.alone, height=0.4, color=EXPERTS[1],
+                  label="this layer alone")  # fmt: skip
+    axes.axvline(sums.logits, linestyle=":", color=INK, label="logits")
+    axes.set_yticks(layers[:: max(1, math.ceil(len(layers) / 16))])
+    axes.set_ylabel("layer")
+    axes.set_xlabel("departure from the sum of effects")
+    axes.set_title("both deltas at once")
+    axes.legend(loc="lower right")
