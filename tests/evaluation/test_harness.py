@@ -12,8 +12,9 @@ from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation import harness
 from layerswap.evaluation.calibration import CALIBRATED
-from layerswap.evaluation.harness import PromptOptions, evaluate
+from layerswap.evaluation.harness import evaluate
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 
 NAMES = ["maembe_generate", "maembe_choose", "maembe_read"]
 
@@ -153,10 +154,10 @@ def test_a_limit_that_leaves_out_answers_is_said(world, tmp_path):
     for limit, said in ((2, 1), (3, 0)):
         lines = []
         evaluate(
-            sweep, tokenizer, ["sorted"], include=[tmp_path], members=[0], limit=limit,
-            log=lines.append,
+            sweep, tokenizer, ["sorted"], include=[tmp_path], members=[0],
+            settings=EvaluationSettings(limit=limit), log=lines.append,
         )  # fmt: skip
-        found = [line for line in lines if "its first documents, which have 1 of its 2" in line]
+        found = [line for line in lines if "the first documents, which have 1 of the 2" in line]
         assert len(found) == said, lines
 
 
@@ -198,7 +199,7 @@ def test_chats_are_those_of_lm_eval(world, settings, tmp_path):
     names = ["maembe_generate", "maembe_choose"]
     [found] = evaluate(
         sweep, chat_tokenizer(world), names, include=[world["tasks"]],
-        options=PromptOptions(**settings),
+        settings=EvaluationSettings(**settings),
     )  # fmt: skip
     sweep.plans[0].save(tmp_path / "merged")
     expected = lm_eval.simple_evaluate(
@@ -225,29 +226,29 @@ def test_chats_are_those_of_lm_eval(world, settings, tmp_path):
 def test_a_template_that_is_not_applied_is_said(world):
     lines = []
     tokenizer = chat_tokenizer(world)
-    assert PromptOptions().tokenizer(tokenizer, lines.append) is tokenizer
+    assert PromptOptions().with_chat_template(tokenizer, lines.append) is tokenizer
     assert len(lines) == 1
     assert "--apply-chat-template" in lines[0]
-    PromptOptions(apply_chat_template=True).tokenizer(tokenizer, lines.append)
+    PromptOptions(apply_chat_template=True).with_chat_template(tokenizer, lines.append)
     assert len(lines) == 1
 
 
 def test_templates_that_cannot_be_applied_are_one_line(world):
     plain = AutoTokenizer.from_pretrained(world["task"])
     with pytest.raises(EvaluationError, match=r"^the tokenizer has no chat template to apply$"):
-        PromptOptions(apply_chat_template=True).tokenizer(plain)
+        PromptOptions(apply_chat_template=True).with_chat_template(plain)
     with pytest.raises(EvaluationError, match=r"^no chat template 'rag'; there are default$"):
-        PromptOptions(apply_chat_template="rag").tokenizer(chat_tokenizer(world))
+        PromptOptions(apply_chat_template="rag").with_chat_template(chat_tokenizer(world))
     raising = chat_tokenizer(world)
     raising.chat_template = "{{ raise_exception('System role not supported') }}"
-    options = PromptOptions(apply_chat_template=True)
+    options = EvaluationSettings(apply_chat_template=True)
     refused = r"^the chat template cannot be applied \(System role not supported\)$"
     with pytest.raises(EvaluationError, match=refused):
         options.prompt_ids(raising, "Habari?")
     with pytest.raises(EvaluationError, match=refused):
         evaluate(
             sweep_of(world, bottoms=(1,), tops=(1,)), raising, ["maembe_generate"],
-            include=[world["tasks"]], options=options,
+            include=[world["tasks"]], settings=options,
         )  # fmt: skip
 
 

@@ -10,10 +10,10 @@ import sacrebleu
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import load_tasks
-from layerswap.evaluation.suites import flores, mbpp, mgsm
+from layerswap.evaluation.suites import flores, mbpp, mgsm, suite_names
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
-from layerswap.evaluation.suites.suites import BENCHMARKS, SUITES, write_suite
+from layerswap.evaluation.suites.suites import parts_of, write_suite
 
 DATA = Path(__file__).parents[1] / "data"
 LANGUAGES = [*json.loads((DATA / "mgsm" / "exemplars.json").read_text())]
@@ -59,7 +59,7 @@ def test_the_worked_answers_of_mgsm_end_in_their_number(code):
 
 def test_answers_with_separators_are_read_as_published():
     for code in ("bn", "de", "ja", "te"):
-        rows = mgsm.read_mgsm(code, DataFolder(DATA))
+        rows = mgsm.rows({"code": code, "shots": 8}, DataFolder(DATA))
         assert [row["answer_number"] for row in rows["test"]] == [
             "18",
             "3",
@@ -90,7 +90,7 @@ def test_exemplars_can_be_the_published_python_file(tmp_path):
     (tmp_path / "mgsm" / "mgsm_sw.tsv").write_text("Swali gani?\t1,000\n")
     source = f"import os\nMGSM_EXEMPLARS = {table!r}\nos._exit(9)\n"
     (tmp_path / "mgsm" / "exemplars.py").write_text(source)
-    rows = mgsm.read_mgsm("sw", DataFolder(tmp_path))
+    rows = mgsm.rows({"code": "sw", "shots": 8}, DataFolder(tmp_path))
     assert [row["answer_number"] for row in rows["train"]] == list(map(str, ANSWERS))
     assert rows["test"] == [{"question": "Swali gani?", "answer": None, "answer_number": "1000"}]
 
@@ -147,9 +147,9 @@ def test_mbpp_runs_the_published_programs_in_the_sandbox():
 
 def test_mbpp_needs_leave_and_a_translation(tasks, tmp_path):
     data = DataFolder(DATA)
-    with pytest.raises(EvaluationError, match=r"allow it by --allow-code"):
+    with pytest.raises(EvaluationError, match=r"allow it with --allow-code"):
         write_suite("mbpp", ["en"], tasks, data=data)
-    with pytest.raises(EvaluationError, match=r"give mbpp_sw\.jsonl"):
+    with pytest.raises(EvaluationError, match=r"put mbpp_sw\.jsonl"):
         write_suite("mbpp", ["sw"], tasks, data=data, allow_code=True)
     (asked,) = write_suite("mbpp", ["en"], tasks, data=data, allow_code=True)
     task = loaded([asked.name], tasks)[asked.name]
@@ -229,9 +229,9 @@ def test_what_a_language_lacks_is_left_out_and_said(tasks, tmp_path):
         write_suite("mgsm", ["la"], tasks, data=DataFolder(tmp_path))
     with pytest.raises(EvaluationError, match="no suite 'mgms'; did you mean 'mgsm'"):
         write_suite("mgms", ["sw"], tasks, data=DataFolder(tmp_path))
-    with pytest.raises(EvaluationError, match="nothing of it can be asked in la"):
+    with pytest.raises(EvaluationError, match="no benchmark of it is available in la"):
         write_suite("unreasonable", ["la"], tasks, data=DataFolder(tmp_path), skip=said.append)
-    with pytest.raises(EvaluationError, match="other side of every pair"):
+    with pytest.raises(EvaluationError, match="flores does not have en"):
         write_suite("flores", ["en"], tasks, data=DataFolder(DATA))
 
 
@@ -245,13 +245,24 @@ def test_data_may_be_named_in_the_environment(monkeypatch, tmp_path):
 
 
 def test_suites_and_languages_are_those_of_the_papers():
-    assert [(p.benchmark, p.shots) for p in SUITES["layer-swapping"]] == [
-        ("mgsm", 8), ("belebele", 5), ("flores", 0), ("mbpp", 0), ("mmlu", 5),
-    ]  # fmt: skip
-    assert SUITES["unreasonable"][0].shots == 2
-    assert len(BENCHMARKS["belebele"].codes()) == 122
-    assert {"sw", "bn", "te", "ja"} <= set(BENCHMARKS["mmlu"].codes())
-    assert len(BENCHMARKS["mgsm"].codes()) == 11
+    shots = {
+        suite: {part.benchmark.name: part.shots for part in parts_of(suite)}
+        for suite in suite_names()
+    }
+    papers = {
+        "layer-swapping": {"mgsm": 8, "belebele": 5, "flores": 0, "mbpp": 0, "mmlu": 5},
+        "unreasonable": {"mgsm": 2, "belebele": 0, "mmlu": 0},
+    }
+    assert {suite: shots[suite] for suite in papers} == papers
+    languages = {
+        suite: parts[0].benchmark.languages
+        for suite in suite_names() if len(parts := parts_of(suite)) == 1
+    }  # fmt: skip
+    assert {name: len(codes) for name, codes in languages.items() if codes != "any"} == {
+        "afrisenti": 14, "belebele": 122, "flores": 121, "masakhanews": 16, "mgsm": 11,
+        "mmlu": 42, "sib200": 122,
+    }  # fmt: skip
+    assert languages["mbpp"] == "any"
 
 
 TOPICS = "index_id\tcategory\ttext\n1\ttravel\tSafari njema.\n2\thealth\t Daktari \n"

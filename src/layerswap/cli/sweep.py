@@ -35,14 +35,12 @@ def sweep(
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
+    if allow_code:
+        checked = checked.model_copy(update={"allow_code": True})
     need_extras("a sweep", "eval")
     folder = files.prepare_folder(out)
     with answer_progress("evaluating", folder / files.ANSWERS) as store:
-        settings: dict[str, Any] = {
-            "store": store,
-            "allow_code": allow_code,
-            "log": output.log,
-        }
+        settings: dict[str, Any] = {"store": store, "log": output.log}
         found: GridResult | SearchResult
         if checked.search is None:
             found = run_sweep(checked, recipe, **settings)

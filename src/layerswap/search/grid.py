@@ -251,7 +251,6 @@ def sweep_plans(
     others: Mapping[Condition, Plan],
     *,
     store: AnswerStore | None = None,
-    allow_code: bool = False,
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> GridResult:
@@ -262,7 +261,6 @@ def sweep_plans(
         candidates: the compositions to choose from.
         others: the contenders.
         store: keeps answers.
-        allow_code: let tasks run code that a model wrote.
         log: called with what the sweep costs.
         progress: called with the number of compositions just scored.
 
@@ -270,9 +268,7 @@ def sweep_plans(
         LayerswapError: the experts or tasks cannot be loaded, or a task has too few documents.
     """
     plans = {**others, **candidates}
-    evaluator = Evaluator(
-        spec, plans, store=store, allow_code=allow_code, log=log, progress=progress
-    )
+    evaluator = Evaluator(spec, plans, store=store, log=log, progress=progress)
     counts = evaluator.sweep.counts([evaluator.members[one] for one in candidates])
     log(
         f"{len(candidates)} compositions: {counts.distinct} layers to run per batch instead of "

@@ -282,7 +282,6 @@ def run_search(
     *,
     study: Path | None = None,
     store: AnswerStore | None = None,
-    allow_code: bool = False,
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> SearchResult:
@@ -293,7 +292,6 @@ def run_search(
         recipe: a swap, from whose experts the search selects.
         study: the file that Optuna keeps; in memory when None.
         store: keeps answers.
-        allow_code: let tasks run code that a model wrote.
         log: called with what the search costs.
         progress: called with the number of compositions just tried.
 
@@ -303,7 +301,7 @@ def run_search(
     assert spec.search is not None, "the file has a search; see search.grid for a grid"
     start = make_plan(recipe)
     others = contenders(start, densities=spec.ties)
-    evaluator = Evaluator(spec, others, store=store, allow_code=allow_code, log=log)
+    evaluator = Evaluator(spec, others, store=store, log=log)
     scorer = _Scorer(evaluator, start)
     search = Search(spec.search, start, study)
     if scorer.estimator is not None and (earlier := search.trials):

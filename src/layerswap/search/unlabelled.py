@@ -444,7 +444,7 @@ class _Signals:
 
     def _ids(self, key: str) -> list[list[int]]:
         path = Path(getattr(self._spec, key))
-        options, tokenizer = self._evaluator.spec.options, self._evaluator.tokenizer
+        options, tokenizer = self._evaluator.spec, self._evaluator.tokenizer
         texts = [one.prompt + one.text for one in read_examples(path)]
         if key == "text":
             return [list(tokenizer(text).input_ids) for text in texts]

@@ -38,20 +38,18 @@ import importlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
 
 from layerswap.compose.schema import Strict
-from layerswap.compose.yaml_file import read_yaml
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.suites.folders import (
     VARIABLE,
     DataFolder,
     Function,
+    Rows,
     TaskFolder,
     hub_rows,
     lm_eval_file,
@@ -65,7 +63,6 @@ WITH_EXEMPLARS = "with_exemplars"
 PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 """A name in single braces; double braces are lm-eval's own."""
 
-Rows = list[dict[str, Any]]
 Metric = Annotated[
     tuple[str, str],
     BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
@@ -211,13 +208,6 @@ class Benchmark(Strict):
         return self
 
 
-@cache
-def read_benchmark(path: Path) -> Benchmark:
-    """The benchmark in a YAML file."""
-    found = read_yaml(path, Benchmark, "a benchmark is a mapping with `task` and `data`")
-    return found if found.name else found.model_copy(update={"name": path.stem})
-
-
 def write_benchmark(
     benchmark: Benchmark, code: str, shots: int, data: DataFolder, tasks: TaskFolder
 ) -> list[str]:
@@ -302,9 +292,7 @@ def _write_task(
         tasks.task(name, {"group": name, "task": list(members), **group.task})
 
 
-def _read(
-    benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder
-) -> Rows:
+def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
     """The rows of a split in one language, with the columns of the task."""
     names = [str(_fill(name, {"code": code, "split": split})) for name in table.files]
     path = data.find(*names)
@@ -329,9 +317,7 @@ def _read(
     return [row for row in read if not benchmark.labels or row["label"] in benchmark.labels]
 
 
-def _cell(
-    row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str
-) -> str:
+def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
     """The value of a column of the task in a row of the table."""
     column = next((one for one in columns if one in row), None)
     if column is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.suites.folders import DataFolder, hub_rows
+from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
 
 HUB = "facebook/flores"
 UNSPACED = {"jpn_Jpan", "tha_Thai", "lao_Laoo", "khm_Khmr", "mya_Mymr", "bod_Tibt", "dzo_Tibt"}
@@ -43,13 +43,13 @@ def corpus_chrf(pairs: list[Pair]) -> float:
     return float(sacrebleu.corpus_chrf(written, [references]).score)
 
 
-def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, list[dict[str, Any]]]:
+def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
     """Sentences of `source` and `target`: `devtest`, and `dev` for exemplars."""
     splits = ["devtest", "dev"] if values["shots"] else ["devtest"]
     return {split: _parallel(values["source"], values["target"], split, data) for split in splits}
 
 
-def _parallel(source: str, target: str, split: str, data: DataFolder) -> list[dict[str, Any]]:
+def _parallel(source: str, target: str, split: str, data: DataFolder) -> Rows:
     sides = [_sentences(code, split, data) for code in (source, target)]
     if len(sides[0]) != len(sides[1]):
         raise EvaluationError(

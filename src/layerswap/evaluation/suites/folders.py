@@ -12,6 +12,8 @@ from typing import Any
 
 from layerswap.errors import EvaluationError
 
+Rows = list[dict[str, Any]]
+"""Rows of a table by the names of its columns."""
 VARIABLE = "LAYERSWAP_DATA"
 """Environment variable for the default of `--data`."""
 DEPTH = 3
@@ -52,7 +54,7 @@ class DataFolder:
         return self.find(name, name.rsplit("/", 1)[-1])
 
 
-def read_published(path: Path) -> list[dict[str, Any]]:
+def read_published(path: Path) -> Rows:
     """The rows of a published file: JSON Lines, or TSV with a header (`.tsv`)."""
     text = path.read_text("utf-8")
     if path.suffix == ".tsv":
@@ -63,9 +65,7 @@ def read_published(path: Path) -> list[dict[str, Any]]:
         raise EvaluationError(f"{path}: not JSON Lines ({error})") from None
 
 
-def hub_rows(
-    name: str, config: str | None, split: str, data: DataFolder, *, wanted: str
-) -> list[dict[str, Any]]:
+def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wanted: str) -> Rows:
     """The rows of a split of a Hub data set, from a downloaded copy or from the Hub.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.suites.folders import DataFolder, hub_rows, read_published
+from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows, read_published
 
 HUB = "google-research-datasets/mbpp"
 WANTED = "mbpp.jsonl of https://github.com/google-research/google-research/tree/master/mbpp"
@@ -33,7 +33,7 @@ def _program(written: str) -> str:
     return fenced[1] if fenced else text
 
 
-def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, list[dict[str, Any]]]:
+def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
     """The tasks (`test`) and the exemplars (`prompt`), their sentences in one language."""
     path = data.find("mbpp.jsonl")
     if path is not None:
@@ -44,7 +44,7 @@ def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, list[dict[str
             for split in ("test", "prompt")
             for row in hub_rows(HUB, "full", split, data, wanted=WANTED)
         ]
-    tasks = [{column: row.get(column) for column in COLUMNS} for row in published]
+    tasks: Rows = [{column: row.get(column) for column in COLUMNS} for row in published]
     if values["code"] != "en":
         tasks = _translated(tasks, values["code"], data)
     return {
@@ -53,7 +53,7 @@ def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, list[dict[str
     }
 
 
-def _translated(tasks: list[dict[str, Any]], code: str, data: DataFolder) -> list[dict[str, Any]]:
+def _translated(tasks: Rows, code: str, data: DataFolder) -> Rows:
     path = data.find(f"mbpp_{code}.jsonl")
     if path is None:
         raise EvaluationError(

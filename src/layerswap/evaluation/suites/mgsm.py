@@ -15,7 +15,7 @@ from typing import Any
 
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import standard_tag
-from layerswap.evaluation.suites.folders import DataFolder, hub_rows
+from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
 
 SPACES = "\u00a0\u202f\u2009"
 """Spaces that occur only inside numbers."""
@@ -113,7 +113,7 @@ WANTED = (
 )
 
 
-def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, list[dict[str, Any]]]:
+def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
     """Exemplars (`train`) and problems (`test`) with the columns that lm-eval's prompts read.
 
     These are `question`, `answer` (the worked answer; None for a problem) and `answer_number`, in
@@ -134,7 +134,7 @@ def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, list[dict[str
     }
 
 
-def _problems(path: Path) -> list[dict[str, Any]]:
+def _problems(path: Path) -> Rows:
     with path.open(encoding="utf-8", newline="") as file:
         lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     if any(len(line) != 2 for line in lines):
@@ -145,7 +145,7 @@ def _problems(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _exemplars(code: str, data: DataFolder, problems: Path) -> list[dict[str, Any]]:
+def _exemplars(code: str, data: DataFolder, problems: Path) -> Rows:
     path = data.find("exemplars.json", "exemplars.py")
     if path is None:
         raise EvaluationError(f"{problems.parent}: has no exemplars.py (or exemplars.json)")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from pydantic import NonNegativeInt
@@ -26,7 +27,6 @@ from layerswap.evaluation.suites.benchmark import (
     DEVELOPMENT,
     Benchmark,
     Metric,
-    read_benchmark,
     write_benchmark,
 )
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -76,30 +76,35 @@ class WrittenTask:
 
 
 def parts_of(suite: str) -> tuple[TaskPart, ...]:
-    """The benchmarks of a suite, given by its name or its file."""
-    path = _file(suite, Path())
+    """The benchmarks of a suite, given by its name or its file (`.yaml`)."""
+    return _parts(Path(suite)) if suite.endswith(".yaml") else _shipped(suite)
+
+
+@cache
+def _shipped(suite: str) -> tuple[TaskPart, ...]:
+    known = suite_names()
+    if suite not in known:
+        raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
+    return _parts(Path(__file__).parent / f"{suite}.yaml")
+
+
+def _parts(path: Path) -> tuple[TaskPart, ...]:
     data, lines = parse_yaml(read_text(path), str(path))
     if not (isinstance(data, dict) and "benchmarks" in data):
-        benchmark = read_benchmark(path)
-        return (TaskPart(benchmark, benchmark.shots),)
+        expected = "a benchmark is a mapping with `task` and `data`"
+        benchmark = validate(Benchmark, data, where=str(path), expected=expected, lines=lines)
+        named = benchmark.model_copy(update={"name": benchmark.name or path.stem})
+        return (TaskPart(named, named.shots),)
     expected = "a suite is a mapping with `benchmarks`"
-    found = validate(Suite, data, where=str(path), expected=expected, lines=lines)
+    suite = validate(Suite, data, where=str(path), expected=expected, lines=lines)
     return tuple(
-        TaskPart(read_benchmark(_file(name, path.parent)), shots)
-        for name, shots in found.benchmarks.items()
+        TaskPart(part.benchmark, shots)
+        for name, shots in suite.benchmarks.items()
+        for part in parts_of(str(path.parent / name) if name.endswith(".yaml") else name)
     )
 
 
-def _file(name: str, folder: Path) -> Path:
-    """The file of a shipped suite or benchmark by its name, or a file relative to a folder."""
-    if Path(name).suffix in (".yaml", ".yml"):
-        return folder / name
-    known = suite_names()
-    if name not in known:
-        raise EvaluationError(f"no suite {name!r}{nearest(name, known)}")
-    return Path(__file__).parent / f"{name}.yaml"
-
-
+@cache
 def has_variants(benchmark: str) -> bool:
     """True if a shipped benchmark has several tasks per language, each with scores of its own."""
     return benchmark in suite_names() and any(
