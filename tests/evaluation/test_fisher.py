@@ -289,7 +289,7 @@ def refusal(*arguments, **settings):
 
 def test_wrong_settings(expert, data, tmp_path):
     out = tmp_path / "out"
-    expected = "labels are 'truth'; they are one of model, data"
+    expected = "labels: 'truth' is not one of model, data"
     assert refusal(expert, data, out, labels="truth") == expected
     expected = "a Fisher needs at least 1 example, of at least 2 tokens"
     assert refusal(expert, data, out, examples=0) == expected

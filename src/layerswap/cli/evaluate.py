@@ -34,7 +34,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="NAME|FILE.yaml",
-            help=f"Suite or benchmark in place of tasks: {', '.join(suite_names())}, or a file.",
+            help=f"Suite or benchmark: {', '.join(suite_names())}.",
         ),
     ] = None,
     language: Annotated[
