@@ -91,8 +91,8 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
             [signal], lambda shuffled: _spearman(shuffled, quality), permutation_type="pairings",
             n_resamples=RESAMPLES, rng=np.random.default_rng(0),
         )  # fmt: skip
-        both = (_interval(statistic, signal, quality) for statistic in (_spearman, _kendall))
-        found.append(Predictor(name, *both, p_spearman=float(test.pvalue)))
+        spearman, kendall = (_interval(one, signal, quality) for one in (_spearman, _kendall))
+        found.append(Predictor(name, spearman, kendall, float(test.pvalue)))
     return sorted(found, key=lambda one: -abs(one.spearman.mean))
 
 
