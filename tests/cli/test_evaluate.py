@@ -113,7 +113,7 @@ def test_programs_run_only_with_permission(layerswap, models, tmp_path):
     common = ["eval", models / "task", "--suite", "mbpp", "--language", "en", "--data", DATA]
     refused = layerswap(*common, "--limit", 2, "--out", tmp_path / "no")
     assert refused.code == 2
-    assert "allow it by --allow-code" in refused.err
+    assert "allow it with --allow-code" in refused.err
     done = layerswap(*common, "--limit", 2, "--out", tmp_path / "yes", "--allow-code")
     assert done.code == 0, done.err
     assert results(tmp_path / "yes", "task")["results"]["mbpp_en_0shot"]["pass_at_1,none"] == 0

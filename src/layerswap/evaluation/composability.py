@@ -20,19 +20,12 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predictor:
-    """One signal.
-
-    Attributes:
-        signal: name of the signal.
-        spearman: rank correlation with the quality of the merges, with its bootstrap interval.
-        kendall: Kendall's tau-b with its bootstrap interval.
-        p_spearman: two-sided p-value of a permutation test; exact for few merges.
-    """
+    """One signal."""
 
     signal: str
-    spearman: Interval
-    kendall: Interval
-    p_spearman: float
+    spearman: Interval  # with its bootstrap interval over merges
+    kendall: Interval  # tau-b, with its bootstrap interval
+    p_spearman: float  # two-sided, by permutation; exact for few merges
 
 
 def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:

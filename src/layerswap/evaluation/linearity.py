@@ -69,17 +69,8 @@ def additivity(
 ) -> Additivity:
     """Measure the additivity of the effects of two experts' deltas.
 
-    Memory holds the four models and the hidden states of one batch.
-
-    Args:
-        base: checkpoint that both experts were fine-tuned from.
-        task: first expert.
-        language: second expert.
-        texts: texts as token ids.
-        batch_size: texts that are read together.
-        dtype: dtype of weights and arithmetic. Below float32, rounding of small deltas adds to the
-            departure.
-        device: device of the models.
+    Memory holds the four models and the hidden states of one batch. Below float32, rounding of
+    small deltas adds to the departure.
     """
     import torch
 
@@ -205,15 +196,10 @@ ORIGIN = "origin"
 
 @dataclass(frozen=True)
 class Line:
-    """Loss along the line from one model to another.
+    """Loss along the line from one model to another."""
 
-    Attributes:
-        positions: ascending; 0 is the first model, 1 the second, and others are extrapolated.
-        losses: mean negative log-probability per predicted token at each position, in nats.
-    """
-
-    positions: tuple[float, ...]
-    losses: tuple[float, ...]
+    positions: tuple[float, ...]  # ascending; 0 is the first model, 1 the second
+    losses: tuple[float, ...]  # nats per predicted token at each position
 
     @property
     def barrier(self) -> float:
@@ -230,17 +216,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Connectivity:
-    """Loss between two experts.
+    """Loss between two experts."""
 
-    Attributes:
-        whole: loss with all weights interpolated.
-        layers: for each layer, loss with only its weights interpolated.
-        elsewhere: source of all other weights meanwhile.
-    """
-
-    whole: Line
-    layers: tuple[Line, ...]
-    elsewhere: OtherLayers = "task"
+    whole: Line  # all weights interpolated
+    layers: tuple[Line, ...]  # for each layer, only its weights interpolated
+    elsewhere: OtherLayers = "task"  # source of all other weights meanwhile
 
 
 def connectivity(
@@ -265,7 +245,7 @@ def connectivity(
         task: expert at position 0.
         language: expert at position 1.
         texts: texts as token ids, or `Tokens` with the positions to predict.
-        base: checkpoint that both were fine-tuned from; needed for `elsewhere="base"`.
+        base: needed for `elsewhere="base"`.
         elsewhere: source of the other weights while one layer is interpolated (Adilova et al.,
             2024, interpolate one layer of a trained model).
         steps: number of steps between the two experts.
@@ -357,21 +337,13 @@ def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[floa
 
 @dataclass(frozen=True)
 class Linearity:
-    """Both measurements of two experts on the same texts.
-
-    Attributes:
-        line: loss along the line between the experts.
-        sums: additivity of the effects of their deltas.
-        texts: number of texts.
-        left_out: number of texts that were too short.
-        predicted: number of predicted tokens.
-    """
+    """Both measurements of two experts on the same texts."""
 
     line: Connectivity
     sums: Additivity
-    texts: int
-    left_out: int
-    predicted: int
+    texts: int  # number of texts
+    left_out: int  # number of texts that were too short
+    predicted: int  # number of predicted tokens
 
     def lines(self) -> list[str]:
         """The result in words."""
@@ -418,17 +390,9 @@ def measure_linearity(
     device: str = "cpu",
     **settings: Any,
 ) -> Linearity:
-    """Measure two experts on the texts of a file.
+    """Measure two experts on the texts of a file, with the tokenizer of the base.
 
-    Args:
-        base: checkpoint that both were fine-tuned from, whose tokenizer reads the texts.
-        task: task expert.
-        language: language expert.
-        text: file of examples; see `read_examples`.
-        max_length: largest number of tokens of a text.
-        dtype: dtype of weights and arithmetic.
-        device: device of the models.
-        settings: `elsewhere`, `steps` and `beyond` of `connectivity`.
+    `settings` are `elsewhere`, `steps` and `beyond` of `connectivity`.
     """
     examples = read_examples(text)
     checkpoint = open_checkpoint(base)

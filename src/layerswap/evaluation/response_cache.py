@@ -60,15 +60,7 @@ class AnswerStore:
             self._database.execute("COMMIT")
 
     def adopt(self, path: Path, compositions: Iterable[str]) -> int:
-        """Copy the answers of some compositions from another store.
-
-        Args:
-            path: the other store, which is not changed.
-            compositions: keys of the compositions.
-
-        Returns:
-            The number of new answers.
-        """
+        """Copy the answers of some compositions from another store; the number of new ones."""
         before = self._database.total_changes
         with self._damage_named():
             self._database.execute("ATTACH DATABASE ? AS other", (str(path),))

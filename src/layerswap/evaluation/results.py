@@ -32,14 +32,7 @@ RowT = TypeVar("RowT")
 def write_rows(
     path: Path, rows: Sequence[Any], kind: type, columns: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Write rows of a dataclass as a Parquet table with a column per field.
-
-    Args:
-        path: file to write.
-        rows: rows.
-        kind: their dataclass.
-        columns: further columns of each row by name; the same names in all rows.
-    """
+    """Write rows of a dataclass as a Parquet table, with further columns of each row by name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -78,29 +71,17 @@ def _table(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Score:
-    """One number about one document.
+    """One number about one document."""
 
-    Attributes:
-        model: name of the model in the run.
-        benchmark: name of the benchmark, such as `mgsm`.
-        language: BCP 47 tag of the language.
-        task: lm-eval's name of the task.
-        metric: lm-eval's name of the metric.
-        filter: lm-eval's name of the filter.
-        document: position in the task.
-        score: the score; 0 or 1 for wrong and right.
-        main: true if the metric is the headline metric of its benchmark.
-    """
-
-    model: str
+    model: str  # name in the run
     benchmark: str
-    language: str
+    language: str  # BCP 47 tag
     task: str
     metric: str
     filter: str
-    document: int
-    score: float
-    main: bool
+    document: int  # position in the task
+    score: float  # 0 or 1 for wrong and right
+    main: bool  # true for the headline metric of the benchmark
 
 
 def open_folder(out: Path) -> Path:
@@ -169,12 +150,7 @@ def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
 
 
 def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
-    """The tasks of results without a suite, each with its first metric as the headline.
-
-    Args:
-        results: results by model.
-        language: language of the answers.
-    """
+    """The tasks of results without a suite, each with its first metric as the headline."""
     found: dict[str, WrittenTask] = {}
     for result in results.values():
         for task in sorted(result["samples"]):
@@ -235,14 +211,7 @@ def write_results(
 ) -> list[Score]:
     """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`.
 
-    Args:
-        out: folder to write to.
-        results: results by model.
-        asked: the tasks.
-        columns: further columns of `scores.parquet`, by model.
-
-    Returns:
-        The rows of `scores.parquet`.
+    Returns the rows of `scores.parquet`, to which `columns` adds further columns by model.
     """
     from lm_eval.utils import handle_non_serializable
 
@@ -311,23 +280,14 @@ def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer of one model.
+    """One answer of one model."""
 
-    Attributes:
-        model: name of the model in the run.
-        task: lm-eval's name of the task.
-        document: position in the task.
-        question: last block of the prompt, without exemplars.
-        target: the right answer, as the task has it.
-        answer: the text after the task's filter, or the choice of the model.
-    """
-
-    model: str
+    model: str  # name in the run
     task: str
-    document: int
-    question: str
-    target: str
-    answer: str
+    document: int  # position in the task
+    question: str  # last block of the prompt, without exemplars
+    target: str  # right answer, as the task has it
+    answer: str  # text after the task's filter, or the choice of the model
 
 
 def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
@@ -372,19 +332,12 @@ SIGNIFICANCE_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class ScoreCell:
-    """One model on one benchmark in one language.
+    """One model on one benchmark in one language."""
 
-    Attributes:
-        score: mean over the documents with its bootstrap interval.
-        against: comparison with the first model; None for the first itself.
-        p: p-value of the comparison, corrected by Holm over the whole table; None for the first.
-        best: true if no other model has a higher mean.
-    """
-
-    score: Interval
-    against: Comparison | None
-    p: float | None
-    best: bool
+    score: Interval  # mean over the documents with its bootstrap interval
+    against: Comparison | None  # comparison with the first model; None for the first itself
+    p: float | None  # of the comparison, corrected by Holm over the whole table
+    best: bool  # true if no other model has a higher mean
 
     @property
     def mark(self) -> str:
@@ -396,17 +349,11 @@ class ScoreCell:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Models across, benchmarks and languages down.
+    """Models across, benchmarks and languages down."""
 
-    Attributes:
-        models: names of the models, the reference first.
-        rows: benchmark, language and metric of each row.
-        cells: for each row, one cell per model; None if the model has no scores there.
-    """
-
-    models: tuple[str, ...]
-    rows: tuple[tuple[str, str, str], ...]
-    cells: tuple[tuple[ScoreCell | None, ...], ...]
+    models: tuple[str, ...]  # the reference first
+    rows: tuple[tuple[str, str, str], ...]  # benchmark, language and metric
+    cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row; None without scores
 
 
 def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:

@@ -34,30 +34,19 @@ START_SECONDS = 30
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a program.
+    """Limits of a program."""
 
-    Attributes:
-        seconds: wall-clock time in all, and processor time of each process.
-        memory_bytes: address space of each process.
-        file_bytes: size of one file.
-    """
-
-    seconds: int = 5
-    memory_bytes: int = 1 << 30
-    file_bytes: int = 1 << 20
+    seconds: int = 5  # wall-clock time in all, and processor time of each process
+    memory_bytes: int = 1 << 30  # address space of each process
+    file_bytes: int = 1 << 20  # size of one file
 
 
 @dataclass(frozen=True)
 class Ran:
-    """Result of a program.
+    """Result of a program."""
 
-    Attributes:
-        outcome: `passed` if the program finished and every test passed.
-        said: reason of a failed test, and the end of the program's standard error.
-    """
-
-    outcome: Outcome
-    said: str
+    outcome: Outcome  # `passed` if the program finished and every test passed
+    said: str  # reason of a failed test, and the end of standard error
 
 
 def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[str] = ()) -> Ran:

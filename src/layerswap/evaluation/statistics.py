@@ -171,25 +171,15 @@ def _resampled_means(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same examples; p-values are two-sided, of no difference.
+    """Two models on the same examples; p-values are two-sided, of no difference."""
 
-    Attributes:
-        difference: mean of the first minus the second, with its paired bootstrap interval.
-        p_bootstrap: from the paired bootstrap.
-        p_mcnemar: exact, for right-or-wrong scores; None for others.
-        p_wilcoxon: from the signed-rank test; None if no score differs.
-        only_first: examples that only the first has right; None if scores are not 0 or 1.
-        only_second: examples that only the second has right.
-        needed: examples needed to see this difference; see `examples_needed`.
-    """
-
-    difference: Interval
+    difference: Interval  # mean of the first minus the second, paired
     p_bootstrap: float
-    p_mcnemar: float | None
-    p_wilcoxon: float | None
-    only_first: int | None
-    only_second: int | None
-    needed: int | None
+    p_mcnemar: float | None  # exact; None if scores are not 0 or 1
+    p_wilcoxon: float | None  # None if no score differs
+    only_first: int | None  # examples that only the first has right; None if not 0 or 1
+    only_second: int | None  # examples that only the second has right
+    needed: int | None  # examples that show this difference; see `examples_needed`
 
 
 def compare(first: Values, second: Values) -> Comparison:
@@ -289,50 +279,29 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class RankedPair:
-    """Two treatments after Friedman's test.
-
-    Attributes:
-        first: name of the first treatment.
-        second: name of the second treatment.
-        difference: mean score of the first minus the second.
-        p_nemenyi: p-value of Nemenyi's test, which accounts for all pairs.
-        p_conover: p-value of Conover's test, corrected by Holm.
-        p_wilcoxon: p-value of Wilcoxon's signed-rank test over conditions, corrected by Holm.
-        effect: matched-pairs rank-biserial correlation, in -1..1 (Kerby, 2014).
-    """
+    """Two treatments after Friedman's test."""
 
     first: str
     second: str
-    difference: float
-    p_nemenyi: float
-    p_conover: float
-    p_wilcoxon: float
-    effect: float
+    difference: float  # mean score of the first minus the second
+    p_nemenyi: float  # accounts for all pairs
+    p_conover: float  # corrected by Holm
+    p_wilcoxon: float  # over conditions, corrected by Holm
+    effect: float  # matched-pairs rank-biserial correlation, -1..1 (Kerby, 2014)
 
 
 @dataclass(frozen=True)
 class Friedman:
-    """Friedman's test over conditions x treatments, with its post-hoc tests.
+    """Friedman's test over conditions x treatments, with its post-hoc tests."""
 
-    Attributes:
-        treatments: names in the order of their mean rank, the best first.
-        mean_ranks: mean rank of each; rank 1 is best, and ties share their ranks.
-        statistic: Friedman's chi-square, corrected for ties.
-        p: p-value of no difference between treatments.
-        kendall_w: effect size in 0..1, the agreement of the conditions on the order.
-        critical_difference: smallest significant difference of mean ranks (Nemenyi, level 0.05).
-        pairs: every pair of treatments.
-        conditions: number of conditions.
-    """
-
-    treatments: tuple[str, ...]
-    mean_ranks: tuple[float, ...]
-    statistic: float
+    treatments: tuple[str, ...]  # in the order of their mean rank, the best first
+    mean_ranks: tuple[float, ...]  # rank 1 is best; ties share their ranks
+    statistic: float  # chi-square, corrected for ties
     p: float
-    kendall_w: float
-    critical_difference: float
+    kendall_w: float  # effect size in 0..1, the agreement of the conditions
+    critical_difference: float  # smallest significant difference of mean ranks (Nemenyi, .05)
     pairs: tuple[RankedPair, ...]
-    conditions: int
+    conditions: int  # number of conditions
 
 
 def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:

@@ -80,9 +80,6 @@ def evaluate_models(
         store: keeps answers for later runs.
         log: called with the memory that a batch needs, and with warnings.
         progress: called with the number of models just evaluated.
-
-    Returns:
-        The result of lm-eval by model.
     """
     settings = settings or EvaluationSettings()
     dtype = settings.dtype or common_dtype(models, log)
@@ -111,10 +108,6 @@ def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> st
     """The widest dtype of models that are stored in several; None if they are stored in one.
 
     Rounding alone can decide between two answers, and would look like a difference of models.
-
-    Args:
-        models: plans by name.
-        log: called with a line about the dtypes, if they differ.
     """
     stored: dict[str, str] = {}
     for name, plan in models.items():

@@ -71,17 +71,11 @@ Metric = Annotated[
 
 
 class Size(Strict):
-    """Typical size of a benchmark in one language, for estimates of cost.
-
-    Attributes:
-        documents: number of documents.
-        read: tokens of one document, and of one exemplar, in a language with many tokens per word.
-        written: tokens generated per document; 0 if answers are only scored.
-    """
+    """Typical size of a benchmark in one language, for estimates of cost."""
 
     documents: PositiveInt
-    read: PositiveInt
-    written: NonNegativeInt = 0
+    read: PositiveInt  # tokens of one document, and of one exemplar
+    written: NonNegativeInt = 0  # tokens generated per document; 0 if answers are only scored
 
 
 class Data(Strict):
@@ -115,29 +109,18 @@ class Data(Strict):
 
 
 class Exemplars(Strict):
-    """Exemplars in another language than the documents: in turns, one of each label.
+    """Exemplars in another language than the documents: in turns, one of each label."""
 
-    Attributes:
-        code: code of their language.
-        split: their split.
-        data: their table; that of the benchmark when not given.
-    """
-
-    code: str
+    code: str  # of their language
     split: str
-    data: Data | None = None
+    data: Data | None = None  # that of the benchmark when not given
 
 
 class Group(Strict):
-    """One task per value of a column, in an lm-eval group.
+    """One task per value of a column, in an lm-eval group."""
 
-    Attributes:
-        by: the column.
-        task: further keys of the group.
-    """
-
-    by: str
-    task: dict[str, Any] = {}
+    by: str  # the column
+    task: dict[str, Any] = {}  # further keys of the group
 
 
 class Benchmark(Strict):

@@ -68,12 +68,7 @@ def read_published(path: Path) -> Rows:
 def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wanted: str) -> Rows:
     """The rows of a split of a Hub data set, from a downloaded copy or from the Hub.
 
-    Args:
-        name: `<owner>/<name>` on the Hub.
-        config: its configuration.
-        split: its split.
-        data: folder that may hold a copy.
-        wanted: files that replace the data set, and their source, for the message.
+    `wanted` names, for the message, the files that replace the data set.
     """
     copy = data.snapshot(name)
     try:

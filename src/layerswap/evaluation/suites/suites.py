@@ -33,17 +33,11 @@ from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 
 
 class Suite(Strict):
-    """A suite.
-
-    Attributes:
-        title: title for people.
-        paper: authors, year, address and section of the paper that has it.
-        benchmarks: number of exemplars by benchmark, a name or a file relative to the suite's.
-    """
+    """A suite."""
 
     title: str
     paper: str = ""
-    benchmarks: dict[str, NonNegativeInt]
+    benchmarks: dict[str, NonNegativeInt]  # exemplars by benchmark: a name or a file
 
 
 @dataclass(frozen=True)
@@ -56,23 +50,14 @@ class TaskPart:
 
 @dataclass(frozen=True)
 class WrittenTask:
-    """A task to evaluate on.
+    """A task to evaluate on."""
 
-    Attributes:
-        name: lm-eval's name of the task or group.
-        benchmark: name of its benchmark.
-        language: its BCP 47 tag; empty if unknown.
-        metric: metric and filter of the headline score.
-        document_metric: metric and filter of one document's score; `metric` when None.
-        in_language: true if answers should be in the language.
-    """
-
-    name: str
+    name: str  # lm-eval's name of the task or group
     benchmark: str
-    language: str
-    metric: Metric
-    document_metric: Metric | None = None
-    in_language: bool = True
+    language: str  # BCP 47 tag; empty if unknown
+    metric: Metric  # metric and filter of the headline score
+    document_metric: Metric | None = None  # of one document's score; `metric` when None
+    in_language: bool = True  # true if answers should be in the language
 
 
 def parts_of(suite: str) -> tuple[TaskPart, ...]:
@@ -120,13 +105,7 @@ def development_tasks(tasks: Iterable[str]) -> set[str]:
 
 
 def check_askable(suite: str, language: str, *, allow_code: bool = False) -> None:
-    """Refuse a suite if none of its benchmarks has a language; nothing is read or fetched.
-
-    Args:
-        suite: name or file.
-        language: any code or name.
-        allow_code: run programs that a model writes.
-    """
+    """Refuse a suite if none of its benchmarks has a language; no data is read or fetched."""
     reasons = []
     for part in parts_of(suite):
         try:
