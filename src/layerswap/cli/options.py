@@ -55,9 +55,8 @@ Include = Annotated[
     list[Path] | None,
     typer.Option(help="Folder with YAML files of more lm-eval tasks. Repeatable."),
 ]
-Device = Annotated[
-    str | None, typer.Option(help="Device of the models: cpu, cuda or mps. Default: a GPU if any.")
-]
+DEVICE_HELP = "Device of the models: cpu, cuda or mps. Default: a GPU if any."
+Device = Annotated[str | None, typer.Option(help=DEVICE_HELP)]
 Axis = Annotated[
     str, typer.Option(metavar="input|output", help="Features that count as rows (papers: input).")
 ]
@@ -71,10 +70,8 @@ Threads = Annotated[
 AllowPickle = Annotated[
     bool, typer.Option("--allow-pickle", help="Read pickled weights (.bin), tensors only.")
 ]
-AllowCode = Annotated[
-    bool,
-    typer.Option("--allow-code", help="Run programs that a model writes, in a sandbox."),
-]
+ALLOW_CODE_HELP = "Run programs that a model writes, in a sandbox."
+AllowCode = Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
@@ -202,11 +199,13 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
         PROMPT_PANEL, str | None, metavar="NAME=VALUE,...",
         help="Generation settings that replace those of the tasks, such as max_gen_toks=64.",
     ),
-    "allow_code": (AllowCode, False),
+    "allow_code": _setting(
+        PROMPT_PANEL, bool, "--allow-code", default=False, help=ALLOW_CODE_HELP
+    ),
     "batch_size": _setting(
         MODEL_PANEL, int | None, min=1, help="Batch size. Default: the largest that fits."
     ),
-    "device": (Device, None),
+    "device": _setting(MODEL_PANEL, str | None, help=DEVICE_HELP),
     "dtype": _setting(
         MODEL_PANEL, str | None, metavar="float32|bfloat16|float16",
         help="Dtype of the models. Default: as stored.",

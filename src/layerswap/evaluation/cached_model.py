@@ -1,4 +1,4 @@
-"""lm-eval's model class over a sweep: each composition answers from what all computed together."""
+"""lm-eval's model class over a sweep: compositions answer from one shared computation."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class CachedModel(HFLM):  # type: ignore[misc]
 
     # A bar would count the requests of one composition of many.
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """As lm-eval's, without a progress bar."""
+        """Answer as lm-eval does, without a progress bar."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """As lm-eval's, without a progress bar."""
+        """Answer as lm-eval does, without a progress bar."""
         return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
     def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """As lm-eval's, without a progress bar."""
+        """Answer as lm-eval does, without a progress bar."""
         return super().generate_until(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(
@@ -74,7 +74,7 @@ class CachedModel(HFLM):  # type: ignore[misc]
 
 
 def _sampling(settings: Mapping[str, Any]) -> Sampling | None:
-    """lm-eval's generation settings as the engine takes them; None for greedy decoding."""
+    """Convert lm-eval's generation settings to the engine's; None means greedy decoding."""
     temperature = settings.get("temperature")
     draws = settings.get("do_sample")
     if draws is None:

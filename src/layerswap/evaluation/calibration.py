@@ -20,7 +20,7 @@ CALIBRATED = "acc_calibrated"
 def calibrate(
     logprobs: npt.NDArray[np.float64], others: npt.NDArray[np.float64] | None = None
 ) -> npt.NDArray[np.float64]:
-    """Log-probabilities of labels, divided by the mean probability of each label.
+    """Divide the probability of each label by its mean over documents.
 
     Args:
         logprobs: natural logarithms `(documents, labels)`, of any scale in a row.
@@ -33,15 +33,17 @@ def calibrate(
     batch = logs if others is None else _normalised(others)
     prior = np.logaddexp.reduce(batch, axis=0) - np.log(len(batch))
     # A label that is impossible everywhere stays impossible.
-    found = np.full_like(logs, -np.inf)
+    calibrated = np.full_like(logs, -np.inf)
     possible = np.isfinite(prior)
-    found[:, possible] = logs[:, possible] - prior[possible]
-    return found
+    calibrated[:, possible] = logs[:, possible] - prior[possible]
+    return calibrated
 
 
 def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(logprobs, axis=1, keepdims=True)
-    return found
+    normalised: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(
+        logprobs, axis=1, keepdims=True
+    )
+    return normalised
 
 
 def add_calibrated(result: Mapping[str, Any]) -> None:
@@ -70,7 +72,7 @@ def add_calibrated(result: Mapping[str, Any]) -> None:
 
 
 def _read(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], int] | None:
-    """Labels of a document, their log-probabilities and the position of the right one.
+    """Read the labels of a document, their log-probabilities and the position of the right one.
 
     None if the document is not a choice among labels after one prompt.
     """

@@ -29,7 +29,7 @@ class Predictor:
 
 
 def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:
-    """Signals and quality of merges from a table with one row per merge.
+    """Read signals and quality of merges from a table with one row per merge.
 
     Args:
         path: CSV or Parquet file.
@@ -62,7 +62,7 @@ def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[f
 
 
 def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) -> list[Predictor]:
-    """The correlation of each signal with the quality of merges, the strongest first.
+    """Correlate each signal with the quality of merges; the strongest comes first.
 
     Args:
         signals: for each signal one number per merge, such as the English score of its task
@@ -72,7 +72,7 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
     from scipy.stats import permutation_test
 
     quality = np.asarray(merged, dtype=np.float64)
-    found = []
+    ranked = []
     for name, values in signals.items():
         signal = np.asarray(values, dtype=np.float64)
         if signal.shape != quality.shape or len(quality) < FEWEST:
@@ -85,14 +85,14 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
             n_resamples=RESAMPLES, rng=np.random.default_rng(0),
         )  # fmt: skip
         spearman, kendall = (_interval(one, signal, quality) for one in (_spearman, _kendall))
-        found.append(Predictor(name, spearman, kendall, float(test.pvalue)))
-    return sorted(found, key=lambda one: -abs(one.spearman.mean))
+        ranked.append(Predictor(name, spearman, kendall, float(test.pvalue)))
+    return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
 
 
 def _interval(
     statistic: Callable[[Values, Values], float], signal: Values, quality: Values
 ) -> Interval:
-    """A correlation with its percentile bootstrap interval over merges."""
+    """Compute a correlation with its percentile bootstrap interval over merges."""
     rng, count = np.random.default_rng(0), len(quality)
     drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
     resampled = [statistic(signal[rows], quality[rows]) for rows in drawn]
@@ -101,14 +101,14 @@ def _interval(
 
 
 def _spearman(a: Values, b: Values) -> float:
-    """Spearman's rank correlation; 0 if one side is constant."""
+    """Compute Spearman's rank correlation; 0 if one side is constant."""
     from scipy.stats import spearmanr
 
     return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
 
 
 def _kendall(a: Values, b: Values) -> float:
-    """Kendall's tau-b; 0 if one side is constant."""
+    """Compute Kendall's tau-b; 0 if one side is constant."""
     from scipy.stats import kendalltau
 
     return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(kendalltau(a, b).statistic)

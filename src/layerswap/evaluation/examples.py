@@ -33,23 +33,23 @@ Tokenized = Tokens | Sequence[int]
 
 
 def as_tokens(texts: Sequence[Tokenized]) -> list[Tokens]:
-    """Texts with the positions of the tokens to predict; each must have at least one."""
-    found = [
+    """Mark the tokens to predict in each text; each must have at least one."""
+    tokens = [
         text if isinstance(text, Tokens) else Tokens(tuple(text), range(1, len(text)))
         for text in texts
     ]
-    if not found:
+    if not tokens:
         raise EvaluationError("there is no text to measure on")
-    for index, text in enumerate(found):
+    for index, text in enumerate(tokens):
         if not text.predicted:
             raise EvaluationError(
                 f"text {index} has {len(text.ids)} tokens and none to predict; leave it out"
             )
-    return found
+    return tokens
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples in a file, one per line; empty lines are skipped.
+    """Read the examples in a file, one per line; empty lines are skipped.
 
     `.jsonl` holds objects with `text`, or with `prompt` and `completion`; any other file holds
     plain text.
@@ -63,7 +63,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def tokenize(example: Example, tokenizer: Any, max_length: int) -> Tokens:
-    """The tokens of an example, as supervised fine-tuning reads them.
+    """Tokenize an example as supervised fine-tuning does.
 
     Special tokens are those of the tokenizer, with its end of text at the end.
     """

@@ -140,7 +140,7 @@ def squared_gradients(
     seed: int,
     step: Callable[[int], None],
 ) -> dict[str, torch.Tensor]:
-    """The mean over examples of the squared gradient of their log-likelihood, per parameter.
+    """Average the squared gradients of the examples' log-likelihoods, per parameter.
 
     Args:
         model: in evaluation mode, float32.
@@ -176,7 +176,7 @@ def squared_gradients(
 
 
 def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str) -> torch.Tensor:
-    """Log-likelihood of the predicted tokens of an example, or of tokens drawn in their place.
+    """Sum the log-probabilities of an example's predicted tokens, or of tokens in their place.
 
     Args:
         model: a causal language model.
@@ -197,7 +197,7 @@ def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str
 
 
 def draw_labels(logits: torch.Tensor, key: str) -> torch.Tensor:
-    """A token from each row of logits; equal keys give equal random numbers on any device."""
+    """Draw a token from each row of logits; equal keys give equal draws on any device."""
     import torch
 
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1

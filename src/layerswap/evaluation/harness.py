@@ -36,7 +36,7 @@ Samples = Mapping[str, Sequence[int]]
 
 
 def open_sweep(plans: Sequence[Plan], settings: EvaluationSettings) -> Sweep | VllmSweep:
-    """Compositions behind the engine of the settings."""
+    """Open compositions with the engine of the settings."""
     return open_engine(
         plans,
         engine="vllm" if settings.engine == "vllm" else "sweep",
@@ -104,7 +104,7 @@ def load_tasks(
     include: Sequence[Path] = (),
     prompts: PromptOptions | None = None,
 ) -> Any:
-    """lm-eval's task objects, prepared as by its command line."""
+    """Load lm-eval's task objects, and prepare them as its command line does."""
     manager = _manager(tuple(map(str, include)), tuple(t for t in tasks if isinstance(t, str)))
     try:
         loaded = manager.load(list(tasks))
@@ -136,7 +136,7 @@ class _BuiltOnce:
         return getattr(self._task, name)
 
     def build_all_requests(self, **settings: Any) -> None:
-        """Build the requests the first time; later, forget the answers of the one before."""
+        """Build the requests the first time; later, remove the previous composition's answers."""
         if not self._built:
             self._task.build_all_requests(**settings)
             self._built = True
@@ -145,7 +145,7 @@ class _BuiltOnce:
 
 
 def _missing_answers(loaded: Any, limit: int) -> Iterator[str]:
-    """A warning per task whose first documents lack some right answers, as in a sorted file."""
+    """Warn about tasks whose first documents lack some right answers, as in a sorted file."""
     for name, task in loaded["tasks"].items():
         if task.get_config("output_type") != "multiple_choice":
             continue
@@ -167,7 +167,7 @@ def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None
 
 
 def task_names() -> list[str]:
-    """Every task, group and tag that lm-eval has; reading its index takes seconds."""
+    """List every task, group and tag of lm-eval; reading its index takes seconds."""
     return list(_manager((), ()).all_tasks)
 
 
@@ -220,7 +220,7 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def _manager(include: tuple[str, ...], names: tuple[str, ...]) -> Any:
-    """The index of tasks; lm-eval's own only if a name is not in the folders."""
+    """Read the index of tasks; lm-eval's own only if a name is not in the folders."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
@@ -235,7 +235,7 @@ def _manager(include: tuple[str, ...], names: tuple[str, ...]) -> Any:
 
 @cache
 def _lm_eval_manager() -> Any:
-    """lm-eval's own tasks; reading their 14,000 files takes some 15 s."""
+    """Read lm-eval's own tasks; their 14,000 files take some 15 s."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()

@@ -1,4 +1,4 @@
-"""Languages by any code or name, and the share of an answer that is in one.
+"""Finds languages by any code or name, and measures the share of an answer in a language.
 
 Benchmarks name languages in different codes; `match` finds theirs for any code or name. A model can
 answer right in the wrong language, so the language of an answer is a metric of its own. py3langid
@@ -25,7 +25,7 @@ def same_language(one: str, other: str) -> bool:
 
 @cache
 def standard_tag(language: str) -> str:
-    """The BCP 47 tag of a language by any of its codes, or by its English name.
+    """Find the BCP 47 tag of a language by any of its codes, or by its English name.
 
     A member that stands for its macrolanguage gets the tag of that (`swh` is `sw`). A script that
     is the usual one is left out.
@@ -52,7 +52,7 @@ def standard_tag(language: str) -> str:
 
 
 def language_name(language: str) -> str:
-    """The English name of a language.
+    """Return the English name of a language.
 
     Example: `language_name("te")` is `"Telugu"`.
     """
@@ -62,7 +62,7 @@ def language_name(language: str) -> str:
 
 
 def match(language: str, supported: Iterable[str]) -> str | None:
-    """The code of a language among those of a benchmark; None if it has none.
+    """Find a language among the codes of a benchmark; None if it is not there.
 
     Of several scripts, the language's usual one matches, unless the language names another.
 
@@ -78,7 +78,7 @@ def match(language: str, supported: Iterable[str]) -> str | None:
 
 
 def _parts_of(code: str) -> tuple[str, str] | None:
-    """Language and script of a benchmark's code; None if it is no code of a language."""
+    """Return language and script of a benchmark's code; None if it is not a language."""
     try:
         return _parts(standard_tag(code))
     except EvaluationError:
@@ -113,14 +113,14 @@ THOUGHT = re.compile(r"\A(.*?)</(?:think|thinking|reasoning)>(.*)\Z", re.DOTALL)
 
 
 def sample_shares(sample: Mapping[str, Any], language: str) -> dict[str, float]:
-    """The metrics of one of lm-eval's samples; none if nothing was generated."""
+    """Measure one of lm-eval's samples; empty if nothing was generated."""
     answers = sample.get("resps") or [[]]
     first = answers[0][0] if answers[0] else None
     return language_shares(first, language) if isinstance(first, str) else {}
 
 
 def language_shares(text: str, language: str) -> dict[str, float]:
-    """The metrics of one generated text, in 0..1; a part with too few letters has none.
+    """Measure one generated text, in 0..1; a part with too few letters has no share.
 
     Args:
         text: generated text. The part before `</think>` is the reasoning; without that mark, the
@@ -136,12 +136,12 @@ def language_shares(text: str, language: str) -> dict[str, float]:
     thought = THOUGHT.match(text)
     if thought:
         parts = {REASONING: thought[1], ANSWER: thought[2]}
-    found = {name: share_in(part, language) for name, part in parts.items()}
-    return {name: share for name, share in found.items() if share is not None}
+    shares = {name: share_in(part, language) for name, part in parts.items()}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 def share_in(text: str, language: str) -> float | None:
-    """The share of a text's letters in pieces of a language; None with too few letters."""
+    """Return the share of letters in pieces of a language; None for too few letters."""
     code = identified_code(language)
     counts = [(_letters(piece), piece) for piece in _pieces(NO_LANGUAGE.sub(" ", text))]
     total = sum(count for count, _ in counts)
@@ -152,7 +152,7 @@ def share_in(text: str, language: str) -> float | None:
 
 @cache
 def identified_code(language: str) -> str:
-    """py3langid's code of a language; refused if it has none."""
+    """Return py3langid's code of a language; refuse a language that it does not know."""
     try:
         from py3langid import rank
     except ImportError:
@@ -168,7 +168,7 @@ def identified_code(language: str) -> str:
 
 
 def known_language(language: str) -> str | None:
-    """py3langid's code of a language; None if it has none."""
+    """Return py3langid's code of a language; None if it does not know the language."""
     try:
         return identified_code(language) if language else None
     except EvaluationError:
@@ -176,7 +176,7 @@ def known_language(language: str) -> str | None:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Sentences, joined while they are short; a short last one joins the one before."""
+    """Split a text into sentences, and join short ones."""
     held = ""
     ready: str | None = None
     for sentence in SENTENCE.split(text):
@@ -194,7 +194,7 @@ def _letters(text: str) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _language(piece: str) -> str:
-    """The language of a piece; cached, because compositions write the same sentences often."""
+    """Identify the language of a piece; cached, because compositions repeat sentences."""
     from py3langid import classify
 
     return str(classify(" ".join(re.sub(r"\d+", " ", piece).split()))[0])

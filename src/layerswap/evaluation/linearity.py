@@ -1,4 +1,4 @@
-"""Linearity of two deltas: the loss between two experts, and the additivity of their effects."""
+"""Measures linearity: the loss between two experts, and the additivity of their effects."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def additivity(
 
 
 def _four_plans(base: PathLike, task: PathLike, language: PathLike, dtype: str) -> list[Plan]:
-    """The base, each expert, and the base plus both deltas."""
+    """Plan the base, each expert, and the base plus both deltas."""
     data: dict[str, Any] = {
         "base": os.fspath(base),
         "experts": {"task": os.fspath(task), "language": os.fspath(language)},
@@ -118,7 +118,7 @@ def _four_plans(base: PathLike, task: PathLike, language: PathLike, dtype: str) 
 def _states(
     virtual: VirtualModel, index: int, inputs: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The hidden state after each layer, then the logits, `(rows, tokens, width)`.
+    """Return the hidden state after each layer, then the logits, `(rows, tokens, width)`.
 
     Hooks read the layers' outputs; transformers' last hidden state is after the final norm.
     """
@@ -299,7 +299,7 @@ class _Line:
         return self._between.composition.layers
 
     def plan(self, at: float, layer: int | None) -> Plan:
-        """Position `at` in one layer, or everywhere when None."""
+        """Plan position `at` in one layer, or everywhere when None."""
         plan, take = self._between, {n: w for n, w in (("task", 1 - at), ("language", at)) if w}
         if not 0 <= at <= 1:
             plan, take = self._beyond(at), {"past": 1.0}
@@ -310,7 +310,7 @@ class _Line:
         return replace(plan, recipe=recipe, composition=recipe.resolve(self.layers))
 
     def _beyond(self, at: float) -> Plan:
-        """A plan with an extra expert past one end.
+        """Plan an extra expert past one end.
 
         Blends have no negative weights, so it is task arithmetic with the far expert as the base
         and a scale above 1.
@@ -327,7 +327,7 @@ class _Line:
 
 
 def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[float]:
-    """The mean loss per predicted token of every composition, in nats."""
+    """Return the mean loss per predicted token of every composition, in nats."""
     requests = [(text.ids[: text.predicted.start], text.ids[text.predicted.start :])
                 for text in texts]  # fmt: skip
     scores = sweep.loglikelihood(requests, batch_size=batch_size)
@@ -346,7 +346,7 @@ class Linearity:
     predicted: int  # number of predicted tokens
 
     def lines(self) -> list[str]:
-        """The result in words."""
+        """Describe the result in words."""
         whole, layers, sums = self.line.whole, self.line.layers, self.sums
         loss_at = dict(zip(whole.positions, whole.losses, strict=True))
         worst = max(range(len(layers)), key=lambda layer: layers[layer].barrier)
@@ -365,7 +365,7 @@ class Linearity:
         return lines
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every number as a row of `measure`, `layer`, `position` and `value`."""
+        """Return every number as a row of `measure`, `layer`, `position` and `value`."""
         loss, sums = "loss_nats_per_token", self.sums
         numbers: list[tuple[str, int | None, float | None, float]] = [
             (loss, layer, at, value)

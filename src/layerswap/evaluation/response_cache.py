@@ -41,7 +41,7 @@ class AnswerStore:
             )
 
     def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
-        """The stored answers of a composition to some requests."""
+        """Return the stored answers of a composition to some requests."""
         wanted = set(requests)
         with self._damage_named():
             rows = self._database.execute(
@@ -60,7 +60,7 @@ class AnswerStore:
             self._database.execute("COMMIT")
 
     def adopt(self, path: Path, compositions: Iterable[str]) -> int:
-        """Copy the answers of some compositions from another store; the number of new ones."""
+        """Copy answers of some compositions from another store; return the number of new ones."""
         before = self._database.total_changes
         with self._damage_named():
             self._database.execute("ATTACH DATABASE ? AS other", (str(path),))
@@ -90,7 +90,7 @@ class AnswerStore:
 
 
 def composition_key(plan: Plan) -> str:
-    """A hash of everything that decides a composition's weights: blends, sources and dtype."""
+    """Hash everything that decides a composition's weights: blends, sources and dtype."""
     known = record(plan)
     parts = [
         {name: known[name] for name in ("composition", "sources")},
@@ -101,7 +101,7 @@ def composition_key(plan: Plan) -> str:
 
 
 def request_key(kind: str, *parts: Any) -> str:
-    """A hash of a request: its kind, its tokens and its settings."""
+    """Hash a request: its kind, its tokens and its settings."""
     return _hash([kind, *parts])
 
 
@@ -139,7 +139,7 @@ class ResponseCache:
         self._keys = [composition_key(sweep.plans[member]) for member in members]
 
     def scores(self, number: int, asked: Sequence[Any], *, bound: int, dtype: str) -> list[Answer]:
-        """Log-probability and greediness of continuations under the `number`-th composition.
+        """Score continuations under the `number`-th composition: log-probability and greediness.
 
         Args:
             number: position among the members.
@@ -175,7 +175,7 @@ class ResponseCache:
         settings: Mapping[str, Any],
         tokenizer: Any,
     ) -> list[Answer]:
-        """Tokens that the `number`-th composition generates after prompts."""
+        """Generate tokens after prompts with the `number`-th composition."""
         keys = [request_key("text", prompt, repr(sorted(settings.items()))) for prompt in prompts]
         for requests, members in self._missing(keys).items():
             batch = None
@@ -196,7 +196,7 @@ class ResponseCache:
         return self._answers(number, keys)
 
     def _batch(self, members: Sequence[int], tokens: int, new_tokens: int = 0) -> int:
-        """Rows or prompts of a batch; logs the memory that it needs."""
+        """Choose the rows or prompts of a batch, and log the memory that it needs."""
         sweep, size = self._sweep, self._batch_size
         if isinstance(sweep, VllmSweep):  # it schedules requests by itself
             return size or USUAL_BATCH
@@ -212,7 +212,7 @@ class ResponseCache:
         return size
 
     def _missing(self, keys: Sequence[str]) -> dict[tuple[int, ...], dict[int, str]]:
-        """Positions of unanswered requests, with the members (and their keys) that lack them.
+        """Group members by their unanswered requests; members are given with their keys.
 
         Members that lack the same requests answer them together.
         """

@@ -1,4 +1,4 @@
-"""Results of an evaluation on disk, and comparisons of models side by side.
+"""Writes and reads the results of an evaluation, and compares models side by side.
 
 Scores and answers are Parquet tables; each model also has lm-eval's results as JSON. A comparison
 has scores with intervals, and marks significant differences.
@@ -47,7 +47,7 @@ def write_rows(
 
 
 def read_rows(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, Any]]]:
-    """The rows of a table of `write_rows`, each with all its columns by name."""
+    """Read a table of `write_rows`; each row comes with all its columns by name."""
     rows = _table(path)
     dataclass_type: Any = kind
     names = [one.name for one in fields(dataclass_type)]
@@ -85,7 +85,7 @@ class Score:
 
 
 def open_folder(out: Path) -> Path:
-    """The folder of a run, created if it does not exist; refused if it holds anything else."""
+    """Open or create the folder of a run; refuse a folder with anything else."""
     folder = out.expanduser().absolute()
     try:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / TASKS).is_dir():
@@ -99,7 +99,7 @@ def open_folder(out: Path) -> Path:
 
 
 def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
-    """The task that an lm-eval task belongs to: itself, or its group."""
+    """Find the task that an lm-eval task belongs to: itself, or its group."""
     for task in asked:
         if name == task.name:
             return task
@@ -112,7 +112,7 @@ def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
 def document_scores(
     samples: Sequence[Mapping[str, Any]], language: str | None, filter_name: str
 ) -> Iterator[tuple[str, str, int, float]]:
-    """Metric, filter, document and score of every number about one document.
+    """Yield metric, filter, document and score of every number about one document.
 
     Metrics over a whole corpus, such as BLEU, have none.
 
@@ -134,47 +134,47 @@ def document_scores(
 
 
 def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
-    """Every score of every document of all models; members of a group are its documents."""
-    found: list[Score] = []
+    """List every score of every document; documents of a group's members are its documents."""
+    scores: list[Score] = []
     for model, result in results.items():
         for name, samples in sorted(result["samples"].items()):
             task = task_of(name, asked)
             main = task.document_metric or task.metric
             language = known_language(task.language) if task.in_language else None
             for metric, filter_, document, score in document_scores(samples, language, main[1]):
-                found.append(Score(
+                scores.append(Score(
                     model, task.benchmark, task.language, name, metric, filter_, document, score,
                     main=(metric, filter_) == main,
                 ))  # fmt: skip
-    return found
+    return scores
 
 
 def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
-    """The tasks of results without a suite, each with its first metric as the headline."""
-    found: dict[str, WrittenTask] = {}
+    """List the tasks of results without a suite, each with its first metric as the headline."""
+    tasks: dict[str, WrittenTask] = {}
     for result in results.values():
         for task in sorted(result["samples"]):
             values = result["results"].get(task, {})
             key = next((k for k in values if "," in k and "_stderr" not in k), None)
             if key is not None:
                 metric, _, name = key.partition(",")
-                found.setdefault(task, WrittenTask(task, task, language, (metric, name)))
-    return list(found.values())
+                tasks.setdefault(task, WrittenTask(task, task, language, (metric, name)))
+    return list(tasks.values())
 
 
 def by_task(
     scores: Sequence[Score], metrics: Sequence[str]
 ) -> dict[tuple[str, str, str], list[float]]:
-    """The scores under some metrics, by model, task and metric."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+    """Group the scores under some metrics by model, task and metric."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
     for score in scores:
         if score.metric in metrics:
-            found.setdefault((score.model, score.task, score.metric), []).append(score.score)
-    return found
+            groups.setdefault((score.model, score.task, score.metric), []).append(score.score)
+    return groups
 
 
 def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
-    """The headline score of one model on one task or group, as lm-eval aggregates it."""
+    """Return the headline score of a model on a task or group, as lm-eval aggregates it."""
     key = ",".join(task.metric)
     for part in ("results", "groups"):
         values = result.get(part, {}).get(task.name, {})
@@ -186,19 +186,19 @@ def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
 def intervals_of(
     scores: Sequence[Score], asked: Sequence[WrittenTask]
 ) -> dict[tuple[str, str], Interval | None]:
-    """The mean over documents with its interval, by model and task or group.
+    """Compute the mean over documents with its interval, by model and task or group.
 
     None if the headline score is of a whole corpus, such as BLEU.
     """
-    found: dict[tuple[str, str], list[float]] = {}
+    groups: dict[tuple[str, str], list[float]] = {}
     for score in scores:
         if score.main:
             task = task_of(score.task, asked)
-            found.setdefault((score.model, task.name), []).append(score.score)
+            groups.setdefault((score.model, task.name), []).append(score.score)
     corpus = {task.name for task in asked if task.document_metric is not None}
     return {
         (model, task): None if task in corpus else mean_interval(np.array(values))
-        for (model, task), values in found.items()
+        for (model, task), values in groups.items()
     }
 
 
@@ -229,12 +229,12 @@ def write_results(
 
 
 def read_scores(out: Path) -> list[Score]:
-    """The scores in a folder of `write_results`."""
+    """Read the scores in a folder of `write_results`."""
     return [score for score, _ in read_all_scores(out)]
 
 
 def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
-    """The scores in a folder of `write_results`, each with all its columns."""
+    """Read the scores in a folder of `write_results`, each with all its columns."""
     path = out / SCORES_TABLE
     if not path.is_file():
         raise EvaluationError(
@@ -244,7 +244,7 @@ def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
 
 
 def read_any_scores(out: Path) -> list[Score]:
-    """The scores in a folder of `layerswap eval`, `sweep` or `study`.
+    """Read the scores in a folder of `layerswap eval`, `sweep` or `study`.
 
     From a sweep these are the scores on the test split, with a task's first metric as the headline.
     """
@@ -256,14 +256,14 @@ def read_any_scores(out: Path) -> list[Score]:
             f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval`, `sweep` or `study` "
             "wrote"
         )
-    found: list[Score] = []
+    scores: list[Score] = []
     for path in tables:
         rows = _table(path)
         if rows and {"split", "composition"} <= set(rows[0]):
-            found += _swept_scores(rows)
+            scores += _swept_scores(rows)
         else:
-            found += [score for score, _ in read_rows(path, Score)]
-    return found
+            scores += [score for score, _ in read_rows(path, Score)]
+    return scores
 
 
 def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
@@ -291,7 +291,7 @@ class Sample:
 
 
 def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
-    """Every answer of every model, under the filter of the headline metric."""
+    """List every answer of every model, under the filter of the headline metric."""
     return [
         Sample(
             model, name, int(sample["doc_id"]), _question(sample), str(sample["target"]),
@@ -305,13 +305,13 @@ def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
 
 
 def read_samples(out: Path) -> list[Sample]:
-    """The answers in a folder of `write_results`; empty if it has none."""
+    """Read the answers in a folder of `write_results`; empty if it has none."""
     path = out / SAMPLES_TABLE
     return [sample for sample, _ in read_rows(path, Sample)] if path.is_file() else []
 
 
 def _question(sample: Mapping[str, Any]) -> str:
-    """The prompt without exemplars; all choices of a document have the same one."""
+    """Cut exemplars from the prompt, which all choices of a document share."""
     first = sample["arguments"][0]
     prompt = str(first[0] if isinstance(first, list | tuple) else first)
     return prompt.rstrip().rpartition("\n\n")[2]
@@ -395,18 +395,18 @@ _Documents = dict[tuple[str, int], float]
 
 
 def _documents(runs: Sequence[Path]) -> dict[str, dict[_Row, _Documents]]:
-    """The scores of every document by model and row of the table."""
+    """Read the scores of every document by model and row of the table."""
     read = {run: [score for score in read_any_scores(run) if score.main] for run in runs}
     seen = [model for scores in read.values() for model in {score.model for score in scores}]
-    found: dict[str, dict[_Row, _Documents]] = {}
+    by_model: dict[str, dict[_Row, _Documents]] = {}
     for run, scores in read.items():
         for score in scores:
             name = score.model
             if seen.count(name) > 1:
                 name = f"{run.resolve().name}/{name}"
-            documents = found.setdefault(name, {}).setdefault(_row(score), {})
+            documents = by_model.setdefault(name, {}).setdefault(_row(score), {})
             documents[score.task, score.document] = score.score
-    return found
+    return by_model
 
 
 def _row(score: Score) -> _Row:
@@ -419,18 +419,18 @@ def _row(score: Score) -> _Row:
 def _compared(
     models: Sequence[_Documents | None], row: _Row
 ) -> list[tuple[Interval, Comparison | None] | None]:
-    """Each model on the documents that all models of a row share, against the first model."""
+    """Compare each model with the first, on the documents that all models of a row share."""
     common = sorted(set.intersection(*(set(documents) for documents in models if documents)))
     if not common:
         raise EvaluationError(f"{' '.join(row)}: the models share no document")
     reference: npt.NDArray[np.float64] | None = None
-    found: list[tuple[Interval, Comparison | None] | None] = []
+    cells: list[tuple[Interval, Comparison | None] | None] = []
     for number, documents in enumerate(models):
         if documents is None:
-            found.append(None)
+            cells.append(None)
             continue
         values = np.array([documents[one] for one in common])
         against = None if reference is None else compare(values, reference)
-        found.append((mean_interval(values), against))
+        cells.append((mean_interval(values), against))
         reference = values if number == 0 else reference
-    return found
+    return cells

@@ -73,31 +73,31 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
         program = _start(
             stack, "program", limits, reader=to_program[0], writer=to_tests[1], ready=ready[1]
         )
-        judge = _start(
+        tester = _start(
             stack, "tests", limits, reader=to_tests[0], writer=to_program[1], ready=ready[1],
             verdict=verdict[1],
         )  # fmt: skip
         for end in (*to_program, *to_tests, ready[1], verdict[1]):
             end.close()
         errors = _Tail(program.stderr)
-        _feed(judge, task)
+        _feed(tester, task)
         deadline = time.monotonic() + limits.seconds + START_SECONDS
         up = _read(ready[0], deadline)
         if up != child.READY * 2:
             reason = up.replace(child.READY, b"").decode("utf-8", errors="replace")
             raise EvaluationError(f"programs cannot be isolated on this system: {reason}")
-        told = _read(verdict[0], time.monotonic() + limits.seconds)
-        late = not told and judge.poll() is None
-        if told:  # both sides exit by themselves, and the exit code shows a time limit
+        received = _read(verdict[0], time.monotonic() + limits.seconds)
+        late = not received and tester.poll() is None
+        if received:  # both sides exit by themselves, and the exit code shows a time limit
             with contextlib.suppress(subprocess.TimeoutExpired):
                 program.wait(1)
         _end(program)
-        _end(judge)
+        _end(tester)
         stderr = errors.text()
     spent = program.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU, 256 - signal.SIGXCPU)
     answer: dict[str, Any] = {"passed": False, "said": ""}
     with contextlib.suppress(ValueError):  # an incomplete verdict is a failure
-        answer = json.loads(told or b"{}") or answer
+        answer = json.loads(received or b"{}") or answer
     outcome: Outcome = "passed" if answer["passed"] else "timeout" if late or spent else "failed"
     return Ran(outcome, "\n".join(filter(None, [answer["said"], stderr])))
 
@@ -134,17 +134,17 @@ def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes], deadline: float) -> bytes:
-    """The contents of a pipe until its writers close it or the deadline passes."""
-    found = b""
-    while len(found) < READ_BYTES:
+    """Read a pipe until its writers close it or the deadline passes."""
+    contents = b""
+    while len(contents) < READ_BYTES:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([pipe], [], [], left)[0]:
             break
         data = pipe.read(READ_BYTES)
         if not data:
             break
-        found += data
-    return found
+        contents += data
+    return contents
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -168,7 +168,7 @@ class _Tail:
             self._last = (self._last + data)[-READ_BYTES:]
 
     def text(self) -> str:
-        """The last bytes, after all writers have closed the pipe."""
+        """Return the last bytes, after all writers have closed the pipe."""
         self._thread.join()
         self._pipe.close()
         return self._last.decode("utf-8", errors="replace").strip()

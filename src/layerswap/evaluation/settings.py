@@ -46,7 +46,7 @@ class PromptOptions(Strict):
 
     @classmethod
     def taken_from(cls, values: Mapping[str, Any], **others: Any) -> Self:
-        """The settings among plain values that hold more, such as those of a study's step."""
+        """Take the settings from a mapping with further keys, such as a study step's."""
         own = {name: values[name] for name in cls.model_fields if name in values}
         return cls(**{**own, **others})
 
@@ -57,7 +57,7 @@ class PromptOptions(Strict):
         return bool(self.apply_chat_template) if given is None else given
 
     def with_chat_template(self, tokenizer: Any, log: Log = lambda line: None) -> Any:
-        """The tokenizer, with only the chat template that the prompts use.
+        """Copy a tokenizer with only the chat template that the prompts use.
 
         Args:
             tokenizer: a transformers tokenizer.
@@ -82,7 +82,7 @@ class PromptOptions(Strict):
         return chosen
 
     def prompt_ids(self, tokenizer: Any, prompt: str) -> list[int]:
-        """Token ids of a prompt outside a task.
+        """Tokenize a prompt outside a task.
 
         Args:
             tokenizer: from `with_chat_template`.
@@ -132,7 +132,7 @@ class EvaluationSettings(PromptOptions):
 
 
 def parse_arguments(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Settings by name, their values read from text as by lm-eval."""
+    """Read settings by name; values in text are read as by lm-eval."""
     if not isinstance(given, str):
         return dict(given or {})
     from lm_eval.utils import simple_parse_args_string
@@ -141,6 +141,6 @@ def parse_arguments(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def template_error(error: Exception) -> EvaluationError:
-    """An error of a chat template, as one line."""
+    """Describe an error of a chat template in one line."""
     why = " ".join(str(error).split())[:160]
     return EvaluationError(f"the chat template cannot be applied ({why})")

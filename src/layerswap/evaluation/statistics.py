@@ -41,7 +41,7 @@ class Interval:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def in_words(self) -> str:
-        """A difference of fractions in words, in points.
+        """Describe a difference of fractions in points.
 
         Example: `Interval(0.02, -0.05, 0.09, 20).in_words()` is `no difference detected (n=20,
         ±7.0 points)`.
@@ -56,7 +56,7 @@ class Interval:
 def mean_interval(
     correct: Values, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
-    """The mean of one value per example, with a percentile bootstrap interval.
+    """Compute the mean of one value per example, with a percentile bootstrap interval.
 
     If every example is right, or every one wrong, each resample repeats that. The interval is then
     the exact one (Clopper & Pearson, 1934).
@@ -95,7 +95,7 @@ def paired_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The mean of `a - b` over the same examples; an interval above 0 means that `a` is better.
+    """Compute the mean of `a - b` over the same examples; above 0, `a` is better.
 
     Pairing cancels the difficulty of each example, so the interval is narrower than two separate
     ones suggest. If right-or-wrong scores agree on every example, the interval is the exact one of
@@ -105,15 +105,17 @@ def paired_difference(
         RecipeError: as `mean_interval`, or `a` and `b` differ in length.
     """
     differences = _differences(a, b)
-    found = mean_interval(differences, level=level, resamples=resamples, seed=seed)
+    interval = mean_interval(differences, level=level, resamples=resamples, seed=seed)
     if not differences.any():
         binary = bool(np.isin(_vector(a), (0, 1)).all())
-        return Interval(0.0, -found.high if binary else 0.0, found.high if binary else 0.0, found.n)
-    return found
+        return Interval(
+            0.0, -interval.high if binary else 0.0, interval.high if binary else 0.0, interval.n
+        )
+    return interval
 
 
 def mean_over_groups(groups: Sequence[Values]) -> Interval:
-    """The mean of the means of several groups, such as one per language.
+    """Compute the mean of the means of several groups, such as one per language.
 
     The bootstrap draws from each group by itself. Exact cases are those of `mean_interval`.
     """
@@ -131,7 +133,7 @@ def mean_over_groups(groups: Sequence[Values]) -> Interval:
 
 
 def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
-    """The mean over groups of `a - b` over the same examples; see `paired_difference`."""
+    """Compute the mean over groups of `a - b`; see `paired_difference`."""
     differences = [_differences(first, second) for first, second in zip(a, b, strict=True)]
     if len(differences) == 1 or not np.concatenate(differences).any():
         return paired_difference(np.concatenate(a), np.concatenate(b))
@@ -202,7 +204,7 @@ def compare(first: Values, second: Values) -> Comparison:
 def paired_bootstrap_p(
     first: Values, second: Values, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> float:
-    """Two-sided p-value of no difference by the paired bootstrap (Efron & Tibshirani, 1993, 16.4).
+    """Test a paired difference by the bootstrap (Efron & Tibshirani, 1993, 16.4), two-sided.
 
     The differences are shifted to a mean of 0 and resampled. The p-value is the share of means at
     least as far from 0 as the observed one, and never below 1 / (resamples + 1).
@@ -217,7 +219,7 @@ def paired_bootstrap_p(
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Two-sided exact p-value of McNemar's test (1947), from the examples that one model alone has.
+    """Test by McNemar (1947), exact and two-sided, the examples that one model alone has right.
 
     Example: `mcnemar_p(10, 2)` is 0.0386.
     """
@@ -229,7 +231,7 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
 
 
 def wilcoxon_p(first: Values, second: Values) -> float | None:
-    """Two-sided p-value of Wilcoxon's signed-rank test; None if no score differs."""
+    """Test by Wilcoxon's signed ranks, two-sided; None if no score differs."""
     from scipy.stats import wilcoxon
 
     delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
@@ -239,7 +241,7 @@ def wilcoxon_p(first: Values, second: Values) -> float | None:
 
 
 def examples_needed(differences: Values, *, power: float = 0.8, level: float = LEVEL) -> int | None:
-    """The number of examples that shows a paired difference like this one.
+    """Estimate the number of examples that shows a paired difference like this one.
 
     For a two-sided z-test on paired differences with mean d and standard deviation s, it is
     n = ((z_level + z_power) s / d)^2. For right-or-wrong scores this is Connor's (1987) formula for
@@ -266,7 +268,7 @@ def examples_needed(differences: Values, *, power: float = 0.8, level: float = L
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for multiple tests (Holm, 1979), in the given order.
+    """Correct p-values for multiple tests (Holm, 1979); the order stays.
 
     Example: `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`.
     """
@@ -305,7 +307,7 @@ class Friedman:
 
 
 def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
-    """Test differences between treatments over the same conditions; a larger score ranks better.
+    """Test differences between treatments over the same conditions; larger scores are better.
 
     Args:
         scores: per treatment one score per condition, in the same order of conditions.
@@ -326,8 +328,8 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
     if (table == table[:, :1]).all():
         statistic, p = 0.0, 1.0
     else:
-        found = friedmanchisquare(*table.T)
-        statistic, p = float(found.statistic), float(found.pvalue)
+        test = friedmanchisquare(*table.T)
+        statistic, p = float(test.statistic), float(test.pvalue)
     with np.errstate(invalid="ignore"):  # if nothing differs; _p makes 1 of that
         nemenyi = scikit_posthocs.posthoc_nemenyi_friedman(table).to_numpy()
         conover = scikit_posthocs.posthoc_conover_friedman(table).to_numpy()
@@ -356,7 +358,7 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
 
 
 def rank_biserial(differences: npt.NDArray[np.float64]) -> float:
-    """Matched-pairs rank-biserial correlation: the effect size of Wilcoxon's signed-rank test.
+    """Compute the matched-pairs rank-biserial correlation, the effect size of Wilcoxon's test.
 
     The share of the rank sum with a positive difference, minus the share with a negative one
     (Kerby, 2014); 0 if nothing differs.
@@ -384,5 +386,5 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
 
 
 def _p(value: float | None) -> float:
-    """A p-value; 1 if a test has none because nothing differs."""
+    """Return a p-value; 1 if a test has none because nothing differs."""
     return 1.0 if value is None or not np.isfinite(value) else float(value)

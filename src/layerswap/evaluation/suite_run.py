@@ -27,7 +27,7 @@ Result = dict[str, Any]
 
 
 def open_models(models: Sequence[str]) -> dict[str, Plan]:
-    """A plan for each model, by a unique name.
+    """Open a plan for each model, by a unique name.
 
     Args:
         models: folders, Hub ids, adapters, recipes (`.yaml`), which need not be written, or
@@ -96,16 +96,16 @@ def evaluate_models(
         plans = [models[name] for name in group]
         tokenizer = plan_tokenizer(plans[0])
         settings.with_chat_template(tokenizer, log)
-        found = evaluate(
+        evaluated = evaluate(
             open_sweep(plans, settings), tokenizer, tasks, include=include, settings=settings,
             store=store, log=log, progress=progress,
         )  # fmt: skip
-        results |= dict(zip(group, found, strict=True))
+        results |= dict(zip(group, evaluated, strict=True))
     return {name: results[name] for name in models}
 
 
 def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> str | None:
-    """The widest dtype of models that are stored in several; None if they are stored in one.
+    """Find the widest dtype of models that are stored in several; None if there is only one.
 
     Rounding alone can decide between two answers, and would look like a difference of models.
     """
@@ -128,7 +128,7 @@ def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> st
 
 
 def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
-    """Groups of models with the same tokenizer and dtype that are linked by common experts."""
+    """Group models of the same tokenizer and dtype that common experts link."""
     groups: list[tuple[set[str], list[str]]] = []
     for name, plan in models.items():
         kind = f"{_tokenizer_hash(plan)}|{plan.recipe.dtype}"
@@ -149,7 +149,7 @@ def _tokenizer_hash(plan: Plan) -> str:
 
 
 def _transformers(plan: Plan, settings: EvaluationSettings) -> Any:
-    """One model as lm-eval's own class."""
+    """Load one model as lm-eval's own class."""
     from lm_eval.models.huggingface import HFLM
 
     size, device = settings.batch_size, pick_device(settings.device)

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def suite_names() -> list[str]:
-    """The names of all benchmarks and suites that the package has."""
+    """List the benchmarks and suites of the package."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.yaml"))

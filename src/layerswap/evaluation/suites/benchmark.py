@@ -1,4 +1,4 @@
-r"""A benchmark as a YAML file, and the lm-eval tasks that it describes in each of its languages.
+r"""Reads a benchmark from a YAML file, and writes its lm-eval tasks in each of its languages.
 
 A new benchmark is one file, anywhere. `layerswap eval MODEL --suite greetings.yaml --language sw
 --data DIR` evaluates on this one, whose texts are in `DIR/greetings/sw.test.tsv`:
@@ -86,7 +86,7 @@ class Data(Strict):
             first.
         hub: names of the data set on the Hub, the current one first; the code is its
             configuration.
-        hub_splits: the Hub's names of splits where they differ from ours.
+        hub_splits: the Hub's names of splits if they differ.
         columns: columns to keep, or for each column of the task the column of the table; of
             several, the first that the table has.
         label_numbers: labels that numbers in the column `label` mean.
@@ -227,7 +227,7 @@ def write_benchmark(
 def _splits(
     benchmark: Benchmark, values: Mapping[str, Any], data: DataFolder
 ) -> dict[str, dict[str, Rows]]:
-    """The rows by split of each task, by the suffix of its name."""
+    """Read the rows of each task by split; keys are suffixes of the task's name."""
     if benchmark.rows is not None:
         module, _, function = benchmark.rows.partition(":")
         return {"": getattr(importlib.import_module(module), function)(values, data)}
@@ -276,7 +276,7 @@ def _write_task(
 
 
 def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
-    """The rows of a split in one language, with the columns of the task."""
+    """Read the rows of a split in one language, with the columns of the task."""
     names = [str(_fill(name, {"code": code, "split": split})) for name in table.files]
     path = data.find(*names)
     if path is not None:
@@ -301,7 +301,7 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
 
 
 def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
-    """The value of a column of the task in a row of the table."""
+    """Read a column of the task from a row of the table."""
     column = next((one for one in columns if one in row), None)
     if column is None:
         raise EvaluationError(f"{where}: has no column {columns[-1]!r}")
@@ -314,7 +314,7 @@ def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, wh
 
 
 def _in_turns(rows: Rows, labels: list[str]) -> Rows:
-    """The same rows: the first of every label, the second of every label, and so on."""
+    """Order rows by turns: the first of every label, the second of every label, and so on."""
     counts = dict.fromkeys(labels, 0)
     turns = []
     for row in rows:
@@ -324,7 +324,7 @@ def _in_turns(rows: Rows, labels: list[str]) -> Rows:
 
 
 def _fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | None = None) -> Any:
-    """Plain data with its placeholders filled in.
+    """Fill the placeholders of plain data.
 
     Text that is one placeholder becomes its value, such as a number or a list. Other unknown names
     in braces stay. `!function` marks a function of a module, as in lm-eval.

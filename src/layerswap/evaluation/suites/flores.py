@@ -19,7 +19,7 @@ Pair = tuple[str, str]
 
 
 def results(doc: dict[str, Any], written: list[str]) -> dict[str, Any]:
-    """The values of one sentence for each metric."""
+    """Return the values of one sentence for each metric."""
     from sacrebleu import sentence_chrf
 
     pair = (doc["target"], written[0].strip())
@@ -27,7 +27,7 @@ def results(doc: dict[str, Any], written: list[str]) -> dict[str, Any]:
 
 
 def corpus_bleu(pairs: list[Pair], *, target: str) -> float:
-    """Sacrebleu's corpus BLEU into a language, 0 to 100."""
+    """Compute sacrebleu's corpus BLEU into a language, 0 to 100."""
     import sacrebleu
 
     tokenizer = "char" if target in UNSPACED else "zh" if target in CHINESE else "13a"
@@ -36,7 +36,7 @@ def corpus_bleu(pairs: list[Pair], *, target: str) -> float:
 
 
 def corpus_chrf(pairs: list[Pair]) -> float:
-    """Sacrebleu's corpus chrF, 0 to 100."""
+    """Compute sacrebleu's corpus chrF, 0 to 100."""
     import sacrebleu
 
     references, written = zip(*pairs, strict=True)
@@ -44,7 +44,7 @@ def corpus_chrf(pairs: list[Pair]) -> float:
 
 
 def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
-    """Sentences of `source` and `target`: `devtest`, and `dev` for exemplars."""
+    """Read the sentences of `source` and `target`: `devtest`, and `dev` for exemplars."""
     splits = ["devtest", "dev"] if values["shots"] else ["devtest"]
     return {split: _parallel(values["source"], values["target"], split, data) for split in splits}
 
@@ -69,7 +69,7 @@ def _sentences(code: str, split: str, data: DataFolder) -> list[str]:
 
 
 def _unquoted(line: str) -> str:
-    """A sentence without the CSV quotes of some published lines."""
+    """Remove the CSV quotes of some published lines."""
     line = line.strip()
     while len(line) > 3 and line.startswith('"""') and line.endswith('"'):
         line = line[1:-1].replace('""', '"')

@@ -34,12 +34,12 @@ class DataFolder:
 
     @classmethod
     def given(cls, root: Path | None) -> DataFolder:
-        """The folder of the command line, else of the environment, else none."""
+        """Open the folder of the command line, else of the environment, else none."""
         default = os.environ.get(VARIABLE)
         return cls(root if root is not None else Path(default) if default else None)
 
     def find(self, *names: str) -> Path | None:
-        """The first file or folder with one of the names, the least deep first."""
+        """Find the first file or folder with one of the names, the least deep first."""
         if self.root is None:
             return None
         for name in names:
@@ -50,12 +50,12 @@ class DataFolder:
         return None
 
     def snapshot(self, name: str) -> Path | None:
-        """A downloaded copy of a Hub data set, under `<owner>/<name>` or `<name>`."""
+        """Find a downloaded copy of a Hub data set, under `<owner>/<name>` or `<name>`."""
         return self.find(name, name.rsplit("/", 1)[-1])
 
 
 def read_published(path: Path) -> Rows:
-    """The rows of a published file: JSON Lines, or TSV with a header (`.tsv`)."""
+    """Read the rows of a published file: JSON Lines, or TSV with a header (`.tsv`)."""
     text = path.read_text("utf-8")
     if path.suffix == ".tsv":
         return list(csv.DictReader(io.StringIO(text), delimiter="\t"))
@@ -66,7 +66,7 @@ def read_published(path: Path) -> Rows:
 
 
 def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wanted: str) -> Rows:
-    """The rows of a split of a Hub data set, from a downloaded copy or from the Hub.
+    """Read a split of a Hub data set, from a downloaded copy or from the Hub.
 
     `wanted` names, for the message, the files that replace the data set.
     """
@@ -99,7 +99,7 @@ def _load(copy: Path | None, name: str, config: str | None, split: str) -> Itera
 
 
 def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
-    """The Parquet files of a split in the Hub's layouts: by folder, or by name."""
+    """Find the Parquet files of a split in the Hub's layouts: by folder, or by name."""
     folders = [copy / (config or ""), copy / "data" / (config or ""), copy / (config or "") / split]
     patterns: Sequence[str] = (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet")
     for folder in folders:
@@ -130,7 +130,7 @@ class TaskFolder:
         self._write(f"{name}.py", source)
 
     def rows(self, name: str, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, str]:
-        """Write the rows of a task as JSON Lines; returns the file of each split."""
+        """Write the rows of a task as JSON Lines; return the file of each split."""
         files = {}
         for split, rows in splits.items():
             lines = (json.dumps(row, ensure_ascii=False) for row in rows)
@@ -138,7 +138,7 @@ class TaskFolder:
         return files
 
     def task(self, name: str, config: Mapping[str, Any]) -> str:
-        """Write the YAML of a task, or of a group if it has the key `group`; returns the name."""
+        """Write the YAML of a task, or of a group if it has the key `group`; return the name."""
         import yaml
 
         class Dumper(yaml.SafeDumper):
@@ -160,7 +160,7 @@ class TaskFolder:
 
 
 def lm_eval_file(relative: str) -> str:
-    """The path of a file in lm-eval's folder of tasks, for `include`."""
+    """Find a file in lm-eval's folder of tasks, for `include`."""
     try:
         import lm_eval
     except ImportError:

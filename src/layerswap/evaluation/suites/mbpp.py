@@ -27,14 +27,14 @@ def results(doc: dict[str, Any], written: list[str]) -> dict[str, float]:
 
 
 def _program(written: str) -> str:
-    """The program in an answer: up to [DONE], and the first fenced block if there is one."""
+    """Cut the program from an answer: up to [DONE], and the first fenced block if there is one."""
     text = written.split("[DONE]", maxsplit=1)[0]
     fenced = FENCE.search(text)
     return fenced[1] if fenced else text
 
 
 def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
-    """The tasks (`test`) and the exemplars (`prompt`), their sentences in one language."""
+    """Read the tasks (`test`) and the exemplars (`prompt`), their sentences in one language."""
     path = data.find("mbpp.jsonl")
     if path is not None:
         published = read_published(path)

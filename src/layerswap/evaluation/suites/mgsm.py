@@ -26,7 +26,7 @@ Filter = Callable[[Iterable[Sequence[str]], object], list[list[str]]]
 
 
 def last_number(text: str, language: str) -> str | None:
-    """The last number in a text, in plain ASCII without separators and trailing zeros.
+    """Find the last number in a text, in plain ASCII without separators and trailing zeros.
 
     Digits of any script count. A comma or a point separates thousands if three digits follow and
     it is repeated, is a comma, or is the language's own separator (CLDR, through Babel). Otherwise
@@ -47,7 +47,7 @@ def last_number(text: str, language: str) -> str | None:
 
 
 def number_filter(language: str) -> Filter:
-    """A custom filter for lm-eval that keeps the last number of each answer, or nothing."""
+    """Make a filter for lm-eval that keeps the last number of each answer, or nothing."""
 
     def apply(responses: Iterable[Sequence[str]], docs: object) -> list[list[str]]:
         return [[last_number(one, language) or "" for one in answers] for answers in responses]
@@ -57,7 +57,7 @@ def number_filter(language: str) -> Filter:
 
 @cache
 def _group(language: str) -> str:
-    """The thousands separator of a language; a comma if CLDR does not have the language."""
+    """Return the thousands separator of a language; a comma if CLDR does not have the language."""
     from babel import Locale, UnknownLocaleError
 
     try:
@@ -76,7 +76,7 @@ def _pattern(spaced: bool) -> re.Pattern[str]:
 
 
 def _ascii(text: str) -> str:
-    """The text with ASCII digits, and one sign for each kind of separator."""
+    """Write a text with ASCII digits, and one sign for each kind of separator."""
     kept = "".join(c if c in SPACES else unicodedata.normalize("NFKC", c) for c in text)
     digits = (str(unicodedata.decimal(c)) if c.isdecimal() else SEPARATORS.get(c, c) for c in kept)
     return "".join(digits)
@@ -114,7 +114,7 @@ WANTED = (
 
 
 def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
-    """Exemplars (`train`) and problems (`test`) with the columns that lm-eval's prompts read.
+    """Read exemplars (`train`) and problems (`test`) with the columns of lm-eval's prompts.
 
     These are `question`, `answer` (the worked answer; None for a problem) and `answer_number`, in
     plain ASCII. Published problems without shots need no exemplars, and have none.

@@ -1,4 +1,4 @@
-"""Suites of benchmarks, and their tasks in any language that the benchmarks have.
+"""Reads suites of benchmarks, and writes their tasks in any language of the benchmarks.
 
 A suite is a YAML file with the number of exemplars of each of its benchmarks, shipped or a file
 beside it:
@@ -61,7 +61,7 @@ class WrittenTask:
 
 
 def parts_of(suite: str) -> tuple[TaskPart, ...]:
-    """The benchmarks of a suite, given by its name or its file (`.yaml`)."""
+    """Read the benchmarks of a suite, given by its name or its file (`.yaml`)."""
     return _parts(Path(suite)) if suite.endswith(".yaml") else _shipped(suite)
 
 
@@ -99,7 +99,7 @@ def has_variants(benchmark: str) -> bool:
 
 
 def development_tasks(tasks: Iterable[str]) -> set[str]:
-    """The tasks of published development splits, among all tasks of a benchmark."""
+    """Find the tasks of published development splits among all tasks of a benchmark."""
     names = set(tasks)
     return {f"{name}{DEVELOPMENT}" for name in names} & names
 
@@ -172,7 +172,7 @@ def write_suite(
 
 
 def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
-    """The benchmark's code of a language."""
+    """Find the benchmark's code of a language."""
     if benchmark.runs_code and not allow_code:
         raise EvaluationError(
             f"{benchmark.name} runs programs that a model writes; allow it with --allow-code, or "
