@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validat
 
 from layerswap._types import Log
 from layerswap.compose.schema import DTYPES, Strict
+from layerswap.compose.yaml_file import validate
 from layerswap.engine.vllm import NOT_VLLM
 from layerswap.errors import EvaluationError
 
@@ -48,7 +49,7 @@ class PromptOptions(Strict):
     def taken_from(cls, values: Mapping[str, Any], **others: Any) -> Self:
         """Take the settings from a mapping with further keys, such as a study step's."""
         own = {name: values[name] for name in cls.model_fields if name in values}
-        return cls(**{**own, **others})
+        return validate(cls, {**own, **others}, where="evaluate", expected="settings")
 
     @property
     def multiturn(self) -> bool:
