@@ -25,7 +25,6 @@ from typing import Any
 
 import yaml
 
-from layerswap.evaluation.suites.classification import SENTIMENTS
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
 from layerswap.training.mix.schema import mix_text
@@ -38,6 +37,7 @@ STUDIES = (
     "headline-partial", "topic-partial",
 )  # fmt: skip
 NEWS = {"swa": "swahili-news", "hau": "hausa-news", "yor": "yoruba-news"}
+SENTIMENTS = ("negative", "neutral", "positive")
 SEED = 20261122
 """Seed of the drawn tweets."""
 TWEETS = {"train": 312, "dev": 33, "test": 150}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ FILES = {
     for path in sorted(SOURCE.rglob("*.py"))
 }
 STARTED_BY_PATH = {"layerswap.__main__", "layerswap.evaluation._sandbox_child"}
+NAMED_IN_YAML = {
+    name
+    for path in SOURCE.rglob("*.yaml")
+    for name in re.findall(r"layerswap\.[\w.]+", path.read_text())
+    if name in FILES
+}
 HEAVY = (
     "torch", "transformers", "accelerate", "numpy", "huggingface_hub", "jinja2", "matplotlib",
     "pyarrow", "pandas", "scipy", "lm_eval", "trl", "peft", "datasets", "langcodes",
@@ -151,7 +158,7 @@ def test_every_module_is_within_reach():
     """Of a command or of the public names."""
     import layerswap
 
-    seen, left = set(STARTED_BY_PATH), ["layerswap", "layerswap.cli"]
+    seen, left = set(STARTED_BY_PATH), ["layerswap", "layerswap.cli", *NAMED_IN_YAML]
     left += [f"layerswap.{home.partition(':')[0]}" for home in layerswap._HOME.values()]
     while left:
         name = left.pop()

@@ -109,11 +109,11 @@ def test_a_larger_limit_computes_only_what_is_new(layerswap, models, tmp_path):
 
 
 @pytest.mark.slow
-def test_programs_are_run_only_with_leave(layerswap, models, tmp_path):
+def test_programs_run_only_with_permission(layerswap, models, tmp_path):
     common = ["eval", models / "task", "--suite", "mbpp", "--language", "en", "--data", DATA]
     refused = layerswap(*common, "--limit", 2, "--out", tmp_path / "no")
     assert refused.code == 2
-    assert "allow it by --allow-code" in refused.err
+    assert "allow it with --allow-code" in refused.err
     done = layerswap(*common, "--limit", 2, "--out", tmp_path / "yes", "--allow-code")
     assert done.code == 0, done.err
     assert results(tmp_path / "yes", "task")["results"]["mbpp_en_0shot"]["pass_at_1,none"] == 0
@@ -138,7 +138,7 @@ def test_mistakes_are_one_line(layerswap, models, tmp_path, changed, said):
     assert changed[0] not in ("--suite", "--language") or not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_no_run_is_left_alone(layerswap, models, tmp_path):
+def test_a_folder_of_something_else_is_left_alone(layerswap, models, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     done = layerswap(
         "eval", models / "task", "--suite", "mgsm", "--language", "sw", "--out", tmp_path
@@ -189,7 +189,7 @@ def test_differences_beyond_chance_are_marked(layerswap, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_signal_that_predicts_a_merge(layerswap, tmp_path):
+def test_composability_ranks_signals(layerswap, tmp_path):
     table = tmp_path / "merges.csv"
     lines = ["pair,mgsm_sw,[red]reading[/red],english[/x]"]  # as they are, not as markup
     lines += [f"p{i},{i / 10},{(i * i) / 50},{[3, 1, 2, 5, 4, 0][i]}" for i in range(6)]

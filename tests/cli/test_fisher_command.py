@@ -47,7 +47,7 @@ def test_refusals_are_one_line(layerswap, expert, texts, tmp_path):
     common = ("fisher", expert, "--out", tmp_path / "out")
     wrong = layerswap(*common, "--data", texts, "--labels", "truth")
     assert (wrong.code, wrong.out) == (2, "")
-    assert wrong.err == "error: labels are 'truth'; they are one of model, data\n"
+    assert wrong.err == "error: labels: 'truth' is not one of model, data\n"
     missing = layerswap(*common, "--data", tmp_path / "none.txt")
     assert missing.code == 2
     assert missing.err == (

@@ -18,7 +18,7 @@ from layerswap.evaluation.calibration import CALIBRATED, add_calibrated, calibra
 from layerswap.evaluation.harness import evaluate
 
 
-def test_a_label_that_is_always_likely_loses_its_start():
+def test_calibration_corrects_a_preferred_label():
     logprobs = np.log([[0.72, 0.18, 0.1], [0.6, 0.3, 0.1], [0.8, 0.1, 0.1]])
     assert logprobs.argmax(axis=1).tolist() == [0, 0, 0]
     assert calibrate(logprobs).argmax(axis=1).tolist() == [0, 1, 0]
@@ -38,7 +38,7 @@ def test_the_mean_can_be_that_of_other_documents():
     assert calibrate(logprobs[:1]) == pytest.approx(np.zeros((1, 3)))
 
 
-def test_a_label_that_is_impossible_stays_so():
+def test_an_impossible_label_stays_impossible():
     logprobs = np.log([[0.9, 0.1, 1e-300], [0.6, 0.4, 1e-300]])
     logprobs[:, 2] = -np.inf
     found = calibrate(logprobs)
@@ -86,7 +86,7 @@ def test_a_task_that_counts_otherwise_is_left_alone(world):
     assert not any(CALIBRATED in sample for sample in result["samples"]["maembe_label"])
 
 
-def test_eval_shows_it_where_it_is_asked_for(world, tmp_path):
+def test_eval_shows_calibrated_accuracy_on_request(world, tmp_path):
     def rows(*more):
         model, include, out = (str(x) for x in (world["task"], world["tasks"], tmp_path / "out"))
         given = ["eval", model, "--tasks", "maembe_label", "--include", include, "--out", out]

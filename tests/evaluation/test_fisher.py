@@ -42,6 +42,11 @@ def loaded(folder):
     return AutoModelForCausalLM.from_pretrained(folder, **kind).double().eval()
 
 
+def tokens_of(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
+
+
 def gradients(model, log_p):
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = torch.autograd.grad(log_p, parameters, allow_unused=True)
@@ -75,17 +80,13 @@ def fisher_of(folder):
 
 def test_the_empirical_fisher_is_the_mean_of_squared_gradients(expert, data, tmp_path):
     out = estimate_fisher(expert, data, tmp_path / "out", labels="data")
-    tokenizer = AutoTokenizer.from_pretrained(expert)
-    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
-    expected = empirical(loaded(expert), rows)
-    close(fisher_of(out), expected)
+    close(fisher_of(out), empirical(loaded(expert), tokens_of(expert)))
 
 
-def test_it_is_not_the_square_of_the_mean(expert, data, tmp_path):
+def test_the_fisher_is_not_the_square_of_the_mean(expert, data, tmp_path):
     out = estimate_fisher(expert, data, tmp_path / "out", labels="data")
     model = loaded(expert)
-    tokenizer = AutoTokenizer.from_pretrained(expert)
-    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
+    rows = tokens_of(expert)
     mean = sum(log_likelihood(model, row, labels="data", key="") for row in rows) / len(rows)
     name = "model.layers.0.mlp.up_proj.weight"
     wrong = gradients(model, mean)[name] ** 2
@@ -126,7 +127,7 @@ def test_labels_are_drawn_as_the_model_predicts():
     assert not torch.equal(drawn, module.draw_labels(logits, "other"))
 
 
-def test_same_seed_same_bytes(expert, data, tmp_path):
+def test_equal_seeds_write_equal_bytes(expert, data, tmp_path):
     made = [
         estimate_fisher(expert, data, tmp_path / str(i), examples=3, seed=seed)
         for i, seed in enumerate((5, 5, 6))
@@ -135,9 +136,8 @@ def test_same_seed_same_bytes(expert, data, tmp_path):
     assert one == two != other
 
 
-def test_an_example_draws_the_same_labels_whoever_is_with_it(expert, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(expert)
-    rows = [(i, tokenize(Example("", text), tokenizer, 99)) for i, text in enumerate(TEXTS)]
+def test_labels_of_an_example_do_not_depend_on_the_others(expert, tmp_path):
+    rows = list(enumerate(tokens_of(expert)))
     model = AutoModelForCausalLM.from_pretrained(expert).eval()
     settings = {"labels": "model", "seed": 0, "step": lambda _: None}
     both = module.squared_gradients(model, rows[1:3], **settings)
@@ -147,7 +147,7 @@ def test_an_example_draws_the_same_labels_whoever_is_with_it(expert, tmp_path):
         torch.testing.assert_close(total, mean, rtol=1e-5, atol=1e-12)
 
 
-def test_the_record(expert, data, tmp_path):
+def test_the_record_names_checkpoint_data_and_settings(expert, data, tmp_path):
     out = estimate_fisher(expert, data, tmp_path / "out", examples=4, seed=2, max_length=5)
     record = json.loads((out / "fisher.json").read_text())
     flat = torch.cat([f.flatten().double() for f in fisher_of(out).values()])
@@ -180,9 +180,7 @@ def test_tensors_are_named_as_the_checkpoint_stores_them(data, tmp_path, config)
     found, stored = fisher_of(out), tensors_of(folder)
     assert {n: f.shape for n, f in found.items()} == {n: t.shape for n, t in stored.items()}
     # The mass of the whole is that of the gradients, whatever way they are cut and named.
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
-    expected = empirical(loaded(folder), rows)
+    expected = empirical(loaded(folder), tokens_of(folder))
     assert sum(float(f.sum()) for f in found.values()) == pytest.approx(
         sum(float(f.sum()) for f in expected.values()), rel=1e-4
     )
@@ -196,9 +194,7 @@ def test_a_stored_copy_of_tied_embeddings_gets_no_fisher(data, tmp_path):
     out = estimate_fisher(folder, data, tmp_path / "out", labels="data")
     found = fisher_of(out)
     assert not found["lm_head.weight"].any()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = [tokenize(Example("", text), tokenizer, 99) for text in TEXTS]
-    expected = empirical(loaded(folder), rows)["model.embed_tokens.weight"]
+    expected = empirical(loaded(folder), tokens_of(folder))["model.embed_tokens.weight"]
     np.testing.assert_allclose(found["model.embed_tokens.weight"], expected, rtol=1e-4, atol=1e-6)
 
 
@@ -223,7 +219,7 @@ def test_an_estimate_goes_into_a_merge(expert, data, tmp_path):
 # --- examples ---
 
 
-def test_kinds_of_files(tmp_path):
+def test_examples_are_read_from_text_and_json_lines(tmp_path):
     lines = tmp_path / "a.txt"
     lines.write_text("one\n\n  two \r\n")
     assert read_examples(lines) == [Example("", "one"), Example("", "two")]
@@ -247,7 +243,7 @@ NEEDS = "needs a `text`, or a `prompt` and a `completion`"
         ("a.jsonl", b"{", "{}, line 1: not valid JSON ("),
     ],
 )  # fmt: skip
-def test_data_that_cannot_be_used(tmp_path, expert, name, content, message):
+def test_unreadable_data_is_one_line(tmp_path, expert, name, content, message):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -267,7 +263,7 @@ class Words:
         return type("Encoding", (), {"input_ids": [8, *ids] if add_special_tokens else ids})
 
 
-def test_tokens():
+def test_tokens_are_those_of_fine_tuning():
     tokenizer = Words()
     assert tokenize(Example("", "1 2"), tokenizer, 99) == Tokens((8, 1, 2, 9), range(1, 4))
     assert tokenize(Example("", "1 9"), tokenizer, 99) == Tokens((8, 1, 9), range(1, 3))
@@ -287,23 +283,23 @@ def refusal(*arguments, **settings):
     return str(caught.value)
 
 
-def test_wrong_settings(expert, data, tmp_path):
+def test_wrong_settings_are_refused(expert, data, tmp_path):
     out = tmp_path / "out"
-    expected = "labels are 'truth'; they are one of model, data"
+    expected = "labels: 'truth' is not one of model, data"
     assert refusal(expert, data, out, labels="truth") == expected
     expected = "a Fisher needs at least 1 example, of at least 2 tokens"
     assert refusal(expert, data, out, examples=0) == expected
     assert refusal(expert, data, out, max_length=1) == expected
 
 
-def test_nothing_to_predict(expert, tmp_path):
+def test_data_without_tokens_to_predict_is_refused(expert, tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("a\nb\n")
     expected = f"{path}: no example has two tokens, so there is nothing to predict"
     assert refusal(expert, path, tmp_path / "out") == expected
 
 
-def test_an_output_is_only_replaced_when_asked(expert, data, tmp_path):
+def test_an_output_is_overwritten_only_with_the_option(expert, data, tmp_path):
     out = estimate_fisher(expert, data, tmp_path / "out")
     assert refusal(expert, data, out).startswith(f"{out}: exists already")
     before = (out / "fisher.safetensors").read_bytes()
@@ -315,14 +311,14 @@ def test_an_output_is_only_replaced_when_asked(expert, data, tmp_path):
     )
 
 
-def test_a_model_with_nan(expert, data, tmp_path):
+def test_a_model_with_nan_is_refused(expert, data, tmp_path):
     spoilt = copied(expert, tmp_path / "spoilt")
     change_tensors(spoilt, {"model.norm.weight": torch.full((24,), float("nan"))})
     found = refusal(spoilt, data, tmp_path / "out")
     assert found == "a gradient is not finite, so there is no Fisher"
 
 
-def test_a_model_without_a_tokenizer(expert, data, tmp_path):
+def test_a_model_without_a_tokenizer_is_refused(expert, data, tmp_path):
     bare = copied(expert, tmp_path / "bare")
     for file in bare.glob("tokenizer*"):
         file.unlink()
@@ -331,7 +327,9 @@ def test_a_model_without_a_tokenizer(expert, data, tmp_path):
     )
 
 
-def test_a_checkpoint_that_changes_meanwhile(expert, data, tmp_path, monkeypatch):
+def test_a_checkpoint_that_changes_during_the_estimate_is_refused(
+    expert, data, tmp_path, monkeypatch
+):
     own = copied(expert, tmp_path / "own")
     real = module.squared_gradients
 

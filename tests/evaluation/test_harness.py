@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation import harness
 from layerswap.evaluation.calibration import CALIBRATED
-from layerswap.evaluation.harness import PromptOptions, evaluate
+from layerswap.evaluation.harness import evaluate
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 
 NAMES = ["maembe_generate", "maembe_choose", "maembe_read"]
 
@@ -23,22 +26,24 @@ def sweep_of(world, bottoms=(0, 1, 2), tops=(0, 1)) -> Sweep:
     return Sweep(plan.grid(bottom=bottoms, top=tops))
 
 
-def judge(world, sweep, **settings):
+def evaluated(world, sweep, **settings):
     tokenizer = AutoTokenizer.from_pretrained(world["task"])
     return evaluate(sweep, tokenizer, NAMES, include=[world["tasks"]], **settings)
 
 
-def alone(world, plan, folder) -> dict:
-    """lm-eval as its users run it, on the checkpoint written to disk."""
+def with_lm_eval(world, model, names=NAMES, tokenizer=None, **settings) -> dict:
+    """lm-eval as its users run it."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    plan.save(folder)
     return lm_eval.simple_evaluate(
-        model=HFLM(pretrained=str(folder), batch_size=16, device="cpu", dtype="float32"),
-        tasks=NAMES, bootstrap_iters=0, log_samples=True,
+        model=HFLM(
+            pretrained=model, tokenizer=tokenizer, batch_size=16, device="cpu", dtype="float32"
+        ),
+        tasks=names, bootstrap_iters=0, log_samples=True,
         task_manager=TaskManager(include_path=str(world["tasks"]), include_defaults=False),
+        **settings,
     )  # fmt: skip
 
 
@@ -49,28 +54,53 @@ def comparable(results: dict) -> dict:
     }
 
 
+def assert_same(found: dict, expected: dict) -> None:
+    """The same scores, prompts and texts."""
+    ours, theirs = comparable(found), comparable(expected)
+    assert ours.keys() == theirs.keys()
+    for task, scores in theirs.items():
+        assert ours[task].keys() == scores.keys()
+        for key, value in scores.items():
+            if isinstance(value, float):
+                assert ours[task][key] == pytest.approx(value, rel=1e-4), (task, key)
+        pairs = zip(found["samples"][task], expected["samples"][task], strict=True)
+        for mine, other in pairs:
+            assert mine["doc_id"] == other["doc_id"]
+            assert mine["prompt_hash"] == other["prompt_hash"]
+            if task == "maembe_generate":
+                assert mine["resps"] == other["resps"]
+
+
 def test_every_composition_scores_as_its_checkpoint_in_lm_eval(world, tmp_path, capfd):
     sweep = sweep_of(world)
-    found = judge(world, sweep)
+    found = evaluated(world, sweep)
     assert "Tokenizing" not in capfd.readouterr().err  # no bar of lm-eval's for each composition
     assert len({json.dumps(comparable(one), default=float) for one in found}) > 1
     for index in (0, 5):
-        expected = alone(world, sweep.plans[index], tmp_path / str(index))
-        ours, theirs = comparable(found[index]), comparable(expected)
-        assert ours.keys() == theirs.keys()
-        for task, scores in theirs.items():
-            assert ours[task].keys() == scores.keys()
-            for key, value in scores.items():
-                if isinstance(value, float):
-                    assert ours[task][key] == pytest.approx(value, rel=1e-4), (task, key)
-        for task in NAMES:
-            for mine, other in zip(
-                found[index]["samples"][task], expected["samples"][task], strict=True
-            ):
-                assert mine["doc_id"] == other["doc_id"]
-                if task == "maembe_generate":
-                    assert mine["resps"] == other["resps"]
-                assert mine["prompt_hash"] == other["prompt_hash"]
+        folder = sweep.plans[index].save(tmp_path / str(index))
+        assert_same(found[index], with_lm_eval(world, str(folder)))
+
+
+@pytest.mark.slow
+def test_compositions_of_adapters_score_as_with_peft(world, tmp_path):
+    base = world["task"]
+    for seed, (name, rank) in enumerate({"math": 4, "swahili": 6}.items()):
+        torch.manual_seed(seed)
+        config = LoraConfig(
+            task_type="CAUSAL_LM", r=rank, lora_alpha=8, use_rslora=bool(seed),
+            target_modules=["q_proj", "v_proj", "up_proj", "down_proj"], init_lora_weights=False,
+        )  # fmt: skip
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        adapted.save_pretrained(tmp_path / name)
+    start = ls.swap(task=tmp_path / "math", language=tmp_path / "swahili", base=base)
+    sweep = Sweep(start.grid(bottom=[0, 1, 2], top=[0, 1]))
+    assert sweep.counts().ratio > 1.5, "the adapters share one base in memory"
+    found = evaluated(world, sweep)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    for index in (0, 3):
+        folder = sweep.plans[index].save(tmp_path / f"out-{index}")
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+        assert_same(found[index], with_lm_eval(world, model, tokenizer=tokenizer))
 
 
 class Counted(Sweep):
@@ -93,15 +123,15 @@ def test_nothing_is_computed_twice(world, tmp_path):
     path = tmp_path / "answers.sqlite"
     sweep = Counted(sweep_of(world).plans)
     store = AnswerStore(path)
-    first = judge(world, sweep, store=store)
+    first = evaluated(world, sweep, store=store)
     assert {members for _, _, members in sweep.asked} == {6}
     store.close()
     again = Counted(sweep_of(world).plans)
-    second = judge(world, again, store=AnswerStore(path))
+    second = evaluated(world, again, store=AnswerStore(path))
     assert again.asked == []
     assert [comparable(one) for one in first] == [comparable(one) for one in second]
     more = Counted(sweep_of(world, bottoms=(0, 1, 2, 3)).plans)
-    judge(world, more, store=AnswerStore(path))
+    evaluated(world, more, store=AnswerStore(path))
     assert {members for _, _, members in more.asked} == {len(more) - 6}
 
 
@@ -119,12 +149,12 @@ def test_a_crash_between_two_batches_keeps_what_was_answered(world, tmp_path):
 
     sweep.iter_loglikelihood = broken
     with pytest.raises(KeyboardInterrupt):
-        judge(world, sweep, store=AnswerStore(path))
+        evaluated(world, sweep, store=AnswerStore(path))
     again = Counted(sweep_of(world).plans)
-    found = judge(world, again, store=AnswerStore(path))
+    found = evaluated(world, again, store=AnswerStore(path))
     scores = next(count for kind, count, _ in again.asked if kind == "score")
     everything = Counted(sweep_of(world).plans)
-    whole = judge(world, everything)
+    whole = evaluated(world, everything)
     assert scores < next(count for kind, count, _ in everything.asked if kind == "score")
     assert [comparable(one) for one in found] == [comparable(one) for one in whole]
 
@@ -140,7 +170,7 @@ def test_chosen_documents_and_members(world):
     assert [row["doc_id"] for row in found[0]["samples"]["maembe_choose"]] == [1, 3]
 
 
-def test_a_limit_that_leaves_out_answers_is_said(world, tmp_path):
+def test_a_limit_that_leaves_out_answers_is_reported(world, tmp_path):
     rows = [{"question": q, "choices": ["1", "2"], "right": right} for q, right in
             (("one", 0), ("uno", 0), ("two", 1))]  # fmt: skip
     (tmp_path / "sorted.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
@@ -153,14 +183,14 @@ def test_a_limit_that_leaves_out_answers_is_said(world, tmp_path):
     for limit, said in ((2, 1), (3, 0)):
         lines = []
         evaluate(
-            sweep, tokenizer, ["sorted"], include=[tmp_path], members=[0], limit=limit,
-            log=lines.append,
+            sweep, tokenizer, ["sorted"], include=[tmp_path], members=[0],
+            settings=EvaluationSettings(limit=limit), log=lines.append,
         )  # fmt: skip
-        found = [line for line in lines if "its first documents, which have 1 of its 2" in line]
+        found = [line for line in lines if "the first documents, which have 1 of the 2" in line]
         assert len(found) == said, lines
 
 
-def test_a_task_that_is_not_known(world):
+def test_an_unknown_task_is_one_line(world):
     with pytest.raises(EvaluationError, match=r"^tasks no_such_task: ") as caught:
         evaluate(sweep_of(world), None, ["no_such_task"])
     assert "\n" not in str(caught.value)
@@ -190,64 +220,43 @@ def chat_tokenizer(world):
     ],
 )
 def test_chats_are_those_of_lm_eval(world, settings, tmp_path):
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
     sweep = sweep_of(world, bottoms=(1,), tops=(1,))
     names = ["maembe_generate", "maembe_choose"]
     [found] = evaluate(
         sweep, chat_tokenizer(world), names, include=[world["tasks"]],
-        options=PromptOptions(**settings),
+        settings=EvaluationSettings(**settings),
     )  # fmt: skip
-    sweep.plans[0].save(tmp_path / "merged")
-    expected = lm_eval.simple_evaluate(
-        model=HFLM(
-            pretrained=str(tmp_path / "merged"), tokenizer=chat_tokenizer(world), batch_size=16,
-            device="cpu", dtype="float32",
-        ),
-        tasks=names, bootstrap_iters=0, log_samples=True,
-        task_manager=TaskManager(include_path=str(world["tasks"]), include_defaults=False),
-        **settings,
-    )  # fmt: skip
-    for name in names:
-        ours, theirs = comparable(found)[name], comparable(expected)[name]
-        assert ours.keys() == theirs.keys()
-        for key, value in theirs.items():
-            if isinstance(value, float):
-                assert ours[key] == pytest.approx(value, rel=1e-4), (name, key)
-        for mine, other in zip(found["samples"][name], expected["samples"][name], strict=True):
-            assert mine["prompt_hash"] == other["prompt_hash"]
-            if name == "maembe_generate":
-                assert mine["resps"] == other["resps"]
+    folder = sweep.plans[0].save(tmp_path / "merged")
+    expected = with_lm_eval(world, str(folder), names, chat_tokenizer(world), **settings)
+    assert_same(found, expected)
 
 
-def test_a_template_that_is_not_applied_is_said(world):
+def test_a_template_that_is_not_applied_is_reported(world):
     lines = []
     tokenizer = chat_tokenizer(world)
-    assert PromptOptions().tokenizer(tokenizer, lines.append) is tokenizer
+    assert PromptOptions().with_chat_template(tokenizer, lines.append) is tokenizer
     assert len(lines) == 1
     assert "--apply-chat-template" in lines[0]
-    PromptOptions(apply_chat_template=True).tokenizer(tokenizer, lines.append)
+    PromptOptions(apply_chat_template=True).with_chat_template(tokenizer, lines.append)
     assert len(lines) == 1
 
 
-def test_templates_that_cannot_be_applied_are_one_line(world):
+def test_chat_templates_that_fail_are_one_line(world):
     plain = AutoTokenizer.from_pretrained(world["task"])
     with pytest.raises(EvaluationError, match=r"^the tokenizer has no chat template to apply$"):
-        PromptOptions(apply_chat_template=True).tokenizer(plain)
+        PromptOptions(apply_chat_template=True).with_chat_template(plain)
     with pytest.raises(EvaluationError, match=r"^no chat template 'rag'; there are default$"):
-        PromptOptions(apply_chat_template="rag").tokenizer(chat_tokenizer(world))
+        PromptOptions(apply_chat_template="rag").with_chat_template(chat_tokenizer(world))
     raising = chat_tokenizer(world)
     raising.chat_template = "{{ raise_exception('System role not supported') }}"
-    options = PromptOptions(apply_chat_template=True)
+    options = EvaluationSettings(apply_chat_template=True)
     refused = r"^the chat template cannot be applied \(System role not supported\)$"
     with pytest.raises(EvaluationError, match=refused):
         options.prompt_ids(raising, "Habari?")
     with pytest.raises(EvaluationError, match=refused):
         evaluate(
             sweep_of(world, bottoms=(1,), tops=(1,)), raising, ["maembe_generate"],
-            include=[world["tasks"]], options=options,
+            include=[world["tasks"]], settings=options,
         )  # fmt: skip
 
 

@@ -28,6 +28,6 @@ def test_macrolanguages_and_scripts(code, found):
 
 
 @pytest.mark.parametrize("code", ["xyzzy", "", "  "])
-def test_what_is_no_language_is_one_line(code):
+def test_unknown_languages_are_one_line(code):
     with pytest.raises(EvaluationError, match="no language"):
         standard_tag(code)

@@ -58,22 +58,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
 
 
-def test_the_loss_along_the_line_is_that_of_the_blended_models(trio):
-    base, task, language = trio
-    found = connectivity(task, language, TEXTS, steps=4)
-    a, b = weights(task), weights(language)
-    for at, value in zip(found.whole.positions, found.whole.losses, strict=True):
-        between = {name: (1 - at) * a[name] + at * b[name] for name in a}
-        assert value == pytest.approx(loss(between, base), abs=1e-5)
-    for layer, line in enumerate(found.layers):
-        for at, value in zip(line.positions, line.losses, strict=True):
-            between = {
-                name: (1 - at) * a[name] + at * b[name] if f"layers.{layer}." in name else a[name]
-                for name in a
-            }
-            assert value == pytest.approx(loss(between, base), abs=1e-5)
-
-
 def test_the_barrier_is_the_rise_above_the_straight_line():
     assert Line((0.0, 0.5, 1.0), (1.0, 2.5, 2.0)).barrier == pytest.approx(1.0)
     assert Line((0.0, 0.5, 1.0), (1.0, 1.0, 2.0)).barrier == 0.0
@@ -92,7 +76,7 @@ def interpolated(a, b, other, at, layer):
 
 
 @pytest.mark.parametrize("elsewhere", ["task", "language", "base"])
-def test_past_the_ends_and_with_others_elsewhere(trio, elsewhere):
+def test_the_loss_along_the_line_is_that_of_the_blended_models(trio, elsewhere):
     base, task, language = trio
     found = connectivity(
         task, language, TEXTS, base=base, elsewhere=elsewhere, steps=2, beyond=1, batch_size=2
@@ -106,7 +90,7 @@ def test_past_the_ends_and_with_others_elsewhere(trio, elsewhere):
             assert value == pytest.approx(loss(between, base), abs=1e-5), (layer, at)
 
 
-def test_only_what_is_to_be_predicted_counts(trio):
+def test_only_predicted_tokens_count(trio):
     base, task, language = trio
     texts = [
         Tokens(tuple(text), range(prompt, len(text)))
@@ -189,7 +173,7 @@ def test_departure_does_not_depend_on_the_batches(trio, size):
     assert one.logits == pytest.approx(other.logits, rel=1e-4)
 
 
-def test_a_change_of_scale_that_a_layer_is_linear_in(trio, tmp_path):
+def test_departure_of_two_factors_of_a_product(trio, tmp_path):
     """Deltas of the value and output projections of one layer: additive alone, not together."""
     base = trio[0]
     names = {"v": "model.layers.1.mlp.down_proj.weight", "w": "model.layers.1.mlp.up_proj.weight"}
@@ -208,7 +192,7 @@ def test_a_change_of_scale_that_a_layer_is_linear_in(trio, tmp_path):
     assert product.alone[0] == product.alone[2] == 0.0
 
 
-def test_deltas_that_do_not_meet_add_up_exactly(trio, tmp_path):
+def test_deltas_of_different_matrices_add_up_exactly(trio, tmp_path):
     """An expert that changed only the head: the logits are linear in it, the layers untouched."""
     base, _, _ = trio
     head = AutoModelForCausalLM.from_pretrained(base)
@@ -243,7 +227,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(trio, case):
+def test_wrong_arguments_are_refused(trio, case):
     texts, settings, message = REFUSED[case]
     with pytest.raises(EvaluationError) as caught:
         connectivity(trio[1], trio[2], texts, **settings)

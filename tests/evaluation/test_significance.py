@@ -81,7 +81,7 @@ def test_the_bootstrap_has_the_error_it_promises():
     assert paired_bootstrap_p(np.ones(50), np.ones(50)) == 1.0
 
 
-def test_a_comparison_says_everything():
+def test_a_comparison_has_every_test():
     first = np.array([1] * 60 + [0] * 40)
     second = np.array([1] * 45 + [0] * 55)
     found = compare(first, second)

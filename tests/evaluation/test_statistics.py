@@ -34,7 +34,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
 
 
 @pytest.mark.parametrize("count", [1, 12, 100])
-def test_the_ends_are_not_certain(count):
+def test_scores_of_only_zero_or_one_have_exact_intervals(count):
     """Where all are right or all wrong, the interval is that of Clopper and Pearson."""
     from scipy.stats import binomtest
 
@@ -79,7 +79,7 @@ def test_a_paired_difference_is_narrower_than_two_intervals():
     assert paired.mean == pytest.approx(a.mean() - b.mean())
 
 
-def test_the_sign_says_which_is_better():
+def test_the_sign_shows_the_better_model():
     better, worse = np.ones(50, dtype=bool), np.arange(50) % 2 == 0
     assert paired_difference(better, worse).low > 0
     assert paired_difference(worse, better).high < 0
@@ -96,7 +96,7 @@ def test_equal_seeds_give_equal_intervals_whatever_the_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("values", [np.array([]), np.ones((2, 2)), np.array([1.0, np.nan])])
-def test_what_is_no_score_is_refused(values):
+def test_invalid_scores_are_refused(values):
     with pytest.raises(RecipeError, match="one finite number per example"):
         mean_interval(values)
 

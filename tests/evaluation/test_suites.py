@@ -1,6 +1,9 @@
-"""The papers' benchmarks from their published files: prompts, answers, and what cannot be asked."""
+"""The papers' benchmarks from their published files: prompts, answers, and missing data."""
 
+import hashlib
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,16 +11,69 @@ import pyarrow.parquet as pq
 import pytest
 import sacrebleu
 
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.harness import load_tasks
-from layerswap.evaluation.suites import flores, mbpp, mgsm
+from layerswap.evaluation.suites import benchmark, flores, mbpp, mgsm, suite_names
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
-from layerswap.evaluation.suites.suites import BENCHMARKS, SUITES, write_suite
+from layerswap.evaluation.suites.suites import parts_of, write_suite
 
 DATA = Path(__file__).parents[1] / "data"
-LANGUAGES = [*json.loads((DATA / "mgsm" / "exemplars.json").read_text())]
-ANSWERS = [11, 29, 39, 9, 33, 8, 8, 5]
+EXEMPLARS = json.loads((DATA / "mgsm" / "exemplars.json").read_text())
+PROGRAMS = [json.loads(row) for row in (DATA / "mbpp" / "mbpp.jsonl").read_text().splitlines()]
+ANSWERS = ["11", "29", "39", "9", "33", "8", "8", "5"]
+
+TOPICS = "index_id\tcategory\ttext\n1\ttravel\tSafari njema.\n2\thealth\t Daktari \n"
+ARTICLES = (
+    "category\theadline\ttext\turl\n"
+    "sports\tSimba yashinda \tIlishinda jana.\tx\nreligion\tA\tB\tx\n"
+)
+TWEETS = 'tweet\tlabel\n"Asema ""sawa"""\tpositive\nSipendi\tnegative\nNani?\tmixed\n'
+ENGLISH_TWEETS = "text\tlabel\nGreat!\tpositive\nBad.\tnegative\nIt rains\tneutral\n"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Every benchmark in Swahili: excerpts of the published files, or rows in their form."""
+    root = tmp_path_factory.mktemp("published")
+    for name in ("mgsm", "mbpp", "flores"):
+        shutil.copytree(DATA / name, root / name)
+    for name, codes, text in (
+        ("sib200", ("swh_Latn", "eng_Latn"), TOPICS),
+        ("masakhanews", ("swa", "eng"), ARTICLES),
+        ("afrisenti", ("swa",), TWEETS),
+        ("tweeteval", ("sentiment",), ENGLISH_TWEETS),
+    ):
+        (root / name).mkdir()
+        for code in codes:
+            for split in ("train", "dev", "test"):
+                (root / name / f"{code}.{split}.tsv").write_text(text)
+    write_belebele(root / "belebele")
+    write_mmlu(root / "CohereLabs" / "Global-MMLU" / "sw")
+    return DataFolder(root)
+
+
+def write_belebele(folder):
+    rows = [
+        {"link": "l", "question_number": i, "flores_passage": f"Kifungu {i}", "question": f"Q{i}?",
+         "mc_answer1": "a", "mc_answer2": "b", "mc_answer3": "c", "mc_answer4": "d",
+         "correct_answer_num": str(1 + i % 4), "dialect": "swh_Latn", "ds": "2023"}
+        for i in range(8)
+    ]  # fmt: skip
+    folder.mkdir()
+    (folder / "swh_Latn.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def write_mmlu(folder):
+    folder.mkdir(parents=True)
+    for split, count in (("dev", 5), ("test", 4)):
+        rows = [
+            {"sample_id": f"{subject}/{i}", "subject": subject, "subject_category": "STEM",
+             "question": f"{split} {subject} {i}", "option_a": "1", "option_b": "2",
+             "option_c": "3", "option_d": "4", "answer": "ABCD"[i % 4]}
+            for subject in ("anatomy", "virology") for i in range(count)
+        ]  # fmt: skip
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
 
 
 @pytest.fixture
@@ -25,8 +81,146 @@ def tasks(tmp_path):
     return TaskFolder(tmp_path / "tasks")
 
 
-def loaded(names, tasks):
-    return load_tasks(names, include=[tasks.root])["tasks"]
+def loaded(asked, tasks):
+    """The lm-eval task of each written task, with its requests built."""
+    found = load_tasks([one.name for one in asked], include=[tasks.root])["tasks"]
+    for task in found.values():
+        task.build_all_requests(rank=0, world_size=1)
+    return found
+
+
+def prompt_of(task, document=0):
+    (first,) = {one.args[0] for one in task.instances if one.doc_id == document}
+    return first
+
+
+# --- prompts -----------------------------------------------------------------------------------
+
+PUBLISHED_PROMPTS = {
+    "afrisenti_swa_0shot": "fccaa27a267e8e9a",
+    "afrisenti_swa_0shot_dev": "fccaa27a267e8e9a",
+    "belebele_swh_Latn_0shot": "6e0d917719f43aea",
+    "belebele_swh_Latn_5shot": "c91c0c4b1a1641ce",
+    "flores_eng_Latn-swh_Latn_0shot": "ee1d7761feac618c",
+    "flores_swh_Latn-eng_Latn_0shot": "9a3dda8323546c7a",
+    "masakhanews_swa_0shot": "5c5253afa5765b79",
+    "masakhanews_swa_0shot_dev": "5c5253afa5765b79",
+    "mbpp_en_0shot": "1bf0eef669345026",
+    "mgsm_sw_2shot": "24860348b6fd6069",
+    "mgsm_sw_8shot": "1d71c16d96d2d855",
+    "mmlu_sw_0shot_anatomy": "a6e4697dc6f8b1cd",
+    "mmlu_sw_0shot_virology": "412f77ee9acaa064",
+    "mmlu_sw_5shot_anatomy": "4f723af73aff9de3",
+    "mmlu_sw_5shot_virology": "502da863286a61d1",
+    "sib200_swh_Latn_0shot": "f096d3a089b5e9b1",
+    "sib200_swh_Latn_0shot_dev": "f096d3a089b5e9b1",
+}
+"""First 16 digits of the SHA-256 of the first document's prompt, as behind published numbers."""
+
+
+@pytest.mark.parametrize("suite", ["layer-swapping", "unreasonable", "sib200", "masakhanews",
+                                   "afrisenti"])  # fmt: skip
+def test_prompts_are_those_of_the_published_numbers(suite, published, tasks):
+    """In Swahili, and English programs: MBPP's translations were not published."""
+    skipped = []
+    asked = write_suite(
+        suite, ["sw"], tasks, data=published, allow_code=True, skip=skipped.append, development=True
+    )
+    if suite == "layer-swapping":
+        (reason,) = skipped
+        assert "MBPP in sw: its translations were not published" in reason
+        asked += write_suite("mbpp", ["en"], tasks, data=published, allow_code=True)
+    found = {
+        name: hashlib.sha256(prompt_of(task).encode()).hexdigest()[:16]
+        for name, task in loaded(asked, tasks).items()
+    }
+    assert found == {name: PUBLISHED_PROMPTS[name] for name in found}
+    assert len(found) == {"layer-swapping": 7, "unreasonable": 4}.get(suite, 2)
+
+
+@pytest.mark.parametrize("language", ["sw", "Bengali", "jpn_Jpan"])
+def test_mgsm_has_the_benchmarks_own_exemplars_in_order(language, published, tasks):
+    asked = write_suite("mgsm", [language], tasks, data=published)
+    ((name, task),) = loaded(asked, tasks).items()
+    prompt = prompt_of(task)
+    table = EXEMPLARS[name.split("_")[1]]
+    questions = [*(table[str(n)]["q"] for n in range(1, 9)), task.eval_docs[0]["question"]]
+    places = [prompt.index(question) for question in questions]
+    assert places == sorted(places)
+
+
+def test_mgsm_without_shots_needs_no_exemplars(tasks, tmp_path):
+    (tmp_path / "mgsm_sw.tsv").write_text("Swali gani?\t1,000\n")
+    asked = write_suite("mgsm", ["sw"], tasks, data=DataFolder(tmp_path), shots=0)
+    (task,) = loaded(asked, tasks).values()
+    assert prompt_of(task).endswith("Swali gani?\nJibu la Hatua kwa Hatua:")
+    with pytest.raises(EvaluationError, match=r"has no exemplars\.py \(or exemplars\.json\)"):
+        write_suite("mgsm", ["sw"], tasks, data=DataFolder(tmp_path), shots=2)
+    with pytest.raises(EvaluationError, match="MGSM has 8 exemplars, not 9"):
+        write_suite("mgsm", ["sw"], tasks, data=DataFolder(DATA), shots=9)
+
+
+def test_belebele_has_other_questions_as_exemplars(published, tasks):
+    asked = write_suite("belebele", ["Swahili"], tasks, data=published)
+    (task,) = loaded(asked, tasks).values()
+    context, choice = task.instances[1].args
+    assert context.endswith("P: Kifungu 0\nQ: Q0?\nA: a\nB: b\nC: c\nD: d\nAnswer:")
+    assert context.count("P: Kifungu") == 6
+    assert choice.strip() == "B"
+
+
+def test_mmlu_is_a_group_of_subjects_with_exemplars_of_their_own(published, tasks):
+    found = loaded(write_suite("mmlu", ["swh_Latn"], tasks, data=published), tasks)
+    assert sorted(found) == ["mmlu_sw_5shot_anatomy", "mmlu_sw_5shot_virology"]
+    prompt = prompt_of(found["mmlu_sw_5shot_virology"])
+    assert prompt.count("dev virology") == 5
+    assert "anatomy" not in prompt
+
+
+def test_flores_goes_both_ways_and_reads_csv_quotes(published, tasks):
+    asked = write_suite("flores", ["bn"], tasks, data=published)
+    names = ["flores_eng_Latn-ben_Beng_0shot", "flores_ben_Beng-eng_Latn_0shot"]
+    assert [one.name for one in asked] == names
+    task = loaded(asked, tasks)[names[0]]
+    doc = task.eval_docs[0]
+    assert doc["target"].startswith('"আমাদের এখন')
+    assert '""' not in doc["target"]
+    prompt = prompt_of(task)
+    assert prompt.startswith('Translate this sentence from English to Bangla.\nEnglish: "We now')
+    assert prompt.endswith("\nBangla:")
+    assert task.process_results(doc, [doc["target"]])["sentence_chrf"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "prompt"),
+    [
+        ("sib200", "sib200_swh_Latn_2shot", "Text: Safari njema.\nTopic: travel\n\n"
+         "Text: Daktari\nTopic: health\n\nText: Daktari\nTopic:"),
+        ("afrisenti", "afrisenti_swa_2shot", "Tweet: Great!\nSentiment: positive\n\n"
+         "Tweet: Bad.\nSentiment: negative\n\nTweet: Sipendi\nSentiment:"),
+    ],
+)  # fmt: skip
+def test_classifications_have_english_exemplars_of_each_label(
+    suite, name, prompt, published, tasks
+):
+    (asked,) = write_suite(suite, ["Swahili"], tasks, data=published, shots=2)
+    assert asked.name == name
+    assert prompt_of(loaded([asked], tasks)[name], document=1) == prompt
+
+
+def test_rows_of_other_labels_are_left_out(published, tasks):
+    asked = write_suite("masakhanews", ["sw"], tasks, data=published, development=True)
+    assert [one.name for one in asked] == ["masakhanews_swa_0shot", "masakhanews_swa_0shot_dev"]
+    for task in loaded(asked, tasks).values():
+        (only,) = task.test_docs()  # English has no articles on religion
+        assert only == {"text": "Simba yashinda", "label": "sports"}
+    (asked,) = write_suite("afrisenti", ["sw"], tasks, data=published)
+    task = loaded([asked], tasks)[asked.name]
+    assert [doc["text"] for doc in task.test_docs()] == ['Asema "sawa"', "Sipendi"]
+    assert task.doc_to_choice(task.eval_docs[0]) == ["negative", "neutral", "positive"]
+
+
+# --- answers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,77 +244,28 @@ def test_numbers_of_every_language(text, language, number):
     assert last_number(text, language) == number
 
 
-@pytest.mark.parametrize("code", LANGUAGES)
+@pytest.mark.parametrize("code", EXEMPLARS)
 def test_the_worked_answers_of_mgsm_end_in_their_number(code):
-    table = json.loads((DATA / "mgsm" / "exemplars.json").read_text())[code]
-    answers = [[table[str(n)]["a"]] for n in range(1, 9)]
-    assert number_filter(code)(answers, None) == [[str(n)] for n in ANSWERS]
+    answers = [[EXEMPLARS[code][str(n)]["a"]] for n in range(1, 9)]
+    assert number_filter(code)(answers, None) == [[answer] for answer in ANSWERS]
 
 
-def test_answers_with_separators_are_read_as_published():
-    for code in ("bn", "de", "ja", "te"):
-        rows = mgsm.read_mgsm(code, DataFolder(DATA))
-        assert [row["answer_number"] for row in rows["test"]] == [
-            "18",
-            "3",
-            "70000",
-            "2125",
-            "114200",
-        ]
-        assert all(row["answer"] is None for row in rows["test"])
-
-
-@pytest.mark.parametrize("language", ["sw", "Bengali", "jpn_Jpan"])
-def test_mgsm_prompts_with_the_benchmarks_own_exemplars_in_order(language, tasks):
-    (asked,) = write_suite("mgsm", [language], tasks, data=DataFolder(DATA))
-    task = loaded([asked.name], tasks)[asked.name]
-    task.set_config(key="num_fewshot", value=8)
-    task.build_all_requests(rank=0, world_size=1)
-    prompt = task.instances[0].args[0]
-    table = json.loads((DATA / "mgsm" / "exemplars.json").read_text())[asked.name.split("_")[1]]
-    places = [prompt.index(table[str(n)]["q"]) for n in range(1, 9)]
-    assert places == sorted(places)
-    assert task.eval_docs[0]["question"] in prompt
-    assert prompt.index(task.eval_docs[0]["question"]) > places[-1]
+@pytest.mark.parametrize("code", ["bn", "de", "ja", "te"])
+def test_answers_with_separators_are_read_as_published(code):
+    rows = mgsm.rows({"code": code, "shots": 8}, DataFolder(DATA))["test"]
+    numbers = ["18", "3", "70000", "2125", "114200"]
+    assert [row["answer_number"] for row in rows] == numbers
+    assert all(row["answer"] is None for row in rows)
 
 
 def test_exemplars_can_be_the_published_python_file(tmp_path):
-    table = json.loads((DATA / "mgsm" / "exemplars.json").read_text())
     (tmp_path / "mgsm").mkdir()
     (tmp_path / "mgsm" / "mgsm_sw.tsv").write_text("Swali gani?\t1,000\n")
-    source = f"import os\nMGSM_EXEMPLARS = {table!r}\nos._exit(9)\n"
+    source = f"import os\nMGSM_EXEMPLARS = {EXEMPLARS!r}\nos._exit(9)\n"
     (tmp_path / "mgsm" / "exemplars.py").write_text(source)
-    rows = mgsm.read_mgsm("sw", DataFolder(tmp_path))
-    assert [row["answer_number"] for row in rows["train"]] == list(map(str, ANSWERS))
+    rows = mgsm.rows({"code": "sw", "shots": 8}, DataFolder(tmp_path))
+    assert [row["answer_number"] for row in rows["train"]] == ANSWERS
     assert rows["test"] == [{"question": "Swali gani?", "answer": None, "answer_number": "1000"}]
-
-
-def test_mgsm_without_shots_needs_no_exemplars(tasks, tmp_path):
-    (tmp_path / "mgsm_sw.tsv").write_text("Swali gani?\t1,000\n")
-    (asked,) = write_suite("mgsm", ["sw"], tasks, data=DataFolder(tmp_path), shots=0)
-    (task,) = loaded([asked.name], tasks).values()
-    task.set_config(key="num_fewshot", value=0)
-    task.build_all_requests(rank=0, world_size=1)
-    assert task.instances[0].args[0].endswith("Swali gani?\nJibu la Hatua kwa Hatua:")
-    with pytest.raises(EvaluationError, match=r"has no exemplars\.py \(or exemplars\.json\)"):
-        write_suite("mgsm", ["sw"], tasks, data=DataFolder(tmp_path), shots=2)
-
-
-def test_flores_goes_both_ways_and_reads_csv_quotes(tasks):
-    asked = write_suite("flores", ["bn"], tasks, data=DataFolder(DATA))
-    assert [one.name for one in asked] == [
-        "flores_eng_Latn-ben_Beng_0shot", "flores_ben_Beng-eng_Latn_0shot",
-    ]  # fmt: skip
-    found = loaded([one.name for one in asked], tasks)
-    task = found[asked[0].name]
-    doc = task.eval_docs[0]
-    assert doc["target"].startswith('"আমাদের এখন')
-    assert '""' not in doc["target"]
-    prompt = task.doc_to_text(doc)
-    assert prompt.startswith('Translate this sentence from English to Bangla.\nEnglish: "We now')
-    assert prompt.endswith("\nBangla:")
-    scored = task.process_results(doc, [doc["target"]])
-    assert scored["sentence_chrf"] == pytest.approx(100)
 
 
 def test_bleu_is_sacrebleus_with_the_tokenizer_of_the_language():
@@ -129,110 +274,71 @@ def test_bleu_is_sacrebleus_with_the_tokenizer_of_the_language():
     expected = sacrebleu.corpus_bleu(written, [references]).score
     assert flores.corpus_bleu(pairs, target="swh_Latn") == expected
     ja = [("彼は今日学校へ行きます", "彼は今日学校へ行った")]
-    assert (
-        flores.corpus_bleu(ja, target="swh_Latn") < 10 < flores.corpus_bleu(ja, target="jpn_Jpan")
-    )
+    bleu = {target: flores.corpus_bleu(ja, target=target) for target in ("swh_Latn", "jpn_Jpan")}
+    assert bleu["swh_Latn"] < 10 < bleu["jpn_Jpan"]
     assert flores.corpus_chrf(pairs) == sacrebleu.corpus_chrf(written, [references]).score
 
 
 @pytest.mark.slow
 def test_mbpp_runs_the_published_programs_in_the_sandbox():
-    rows = [json.loads(line) for line in (DATA / "mbpp" / "mbpp.jsonl").read_text().splitlines()]
-    for row in rows[:6]:
+    for row in PROGRAMS[:6]:
         assert mbpp.results(row, [row["code"] + "\n[DONE] and more"]) == {"pass_at_1": 1.0}
         assert mbpp.results(row, [f"Sure:\n```python\n{row['code']}\n```\nDone."])["pass_at_1"] == 1
         assert mbpp.results(row, ["def nothing(): pass"]) == {"pass_at_1": 0.0}
-    assert mbpp.results(rows[0], ["import os; os._exit(0)"]) == {"pass_at_1": 0.0}
+    assert mbpp.results(PROGRAMS[0], ["import os; os._exit(0)"]) == {"pass_at_1": 0.0}
 
 
-def test_mbpp_needs_leave_and_a_translation(tasks, tmp_path):
-    data = DataFolder(DATA)
-    with pytest.raises(EvaluationError, match=r"allow it by --allow-code"):
-        write_suite("mbpp", ["en"], tasks, data=data)
-    with pytest.raises(EvaluationError, match=r"give mbpp_sw\.jsonl"):
-        write_suite("mbpp", ["sw"], tasks, data=data, allow_code=True)
-    (asked,) = write_suite("mbpp", ["en"], tasks, data=data, allow_code=True)
-    task = loaded([asked.name], tasks)[asked.name]
-    assert [doc["task_id"] for doc in task.eval_docs] == list(range(11, 25))
-    rows = [json.loads(line) for line in (DATA / "mbpp" / "mbpp.jsonl").read_text().splitlines()]
-    (tmp_path / "mbpp.jsonl").write_text((DATA / "mbpp" / "mbpp.jsonl").read_text())
-    lines = [json.dumps({"task_id": r["task_id"], "text": f"Andika {r['task_id']}"}) for r in rows]
+def test_mbpp_takes_translations(tasks, tmp_path):
+    shutil.copy(DATA / "mbpp" / "mbpp.jsonl", tmp_path)
+    lines = [json.dumps({"task_id": r["task_id"], "text": f"Andika {r['task_id']}"})
+             for r in PROGRAMS]  # fmt: skip
     (tmp_path / "mbpp_sw.jsonl").write_text("\n".join(lines))
-    (asked,) = write_suite("mbpp", ["swh"], tasks, data=DataFolder(tmp_path), allow_code=True)
-    task = loaded([asked.name], tasks)[asked.name]
-    assert "here is your task: Andika 11 Your code" in task.doc_to_text(task.eval_docs[0])
+    asked = write_suite("mbpp", ["swh"], tasks, data=DataFolder(tmp_path), allow_code=True)
+    (task,) = loaded(asked, tasks).values()
+    assert [doc["task_id"] for doc in task.eval_docs] == list(range(11, 25))
+    assert "here is your task: Andika 11 Your code" in prompt_of(task)
     (tmp_path / "mbpp_sw.jsonl").write_text("\n".join(lines[:5]))
     with pytest.raises(EvaluationError, match="lacks 12 tasks, the first is 13"):
         write_suite("mbpp", ["sw"], tasks, data=DataFolder(tmp_path), allow_code=True)
 
 
-def belebele(folder, code, count=8):
-    rows = [
-        {"link": "l", "question_number": i, "flores_passage": f"Kifungu {i}", "question": f"Q{i}?",
-         "mc_answer1": "a", "mc_answer2": "b", "mc_answer3": "c", "mc_answer4": "d",
-         "correct_answer_num": str(1 + i % 4), "dialect": code, "ds": "2023"}
-        for i in range(count)
-    ]  # fmt: skip
-    (folder / "belebele").mkdir(exist_ok=True)
-    text = "\n".join(json.dumps(row) for row in rows)
-    (folder / "belebele" / f"{code}.jsonl").write_text(text)
+# --- missing data ------------------------------------------------------------------------------
 
 
-def test_belebele_is_lm_evals_prompt_over_the_published_file(tasks, tmp_path):
-    belebele(tmp_path, "swh_Latn")
-    (asked,) = write_suite("belebele", ["Swahili"], tasks, data=DataFolder(tmp_path))
-    task = loaded([asked.name], tasks)[asked.name]
-    task.set_config(key="num_fewshot", value=5)
-    task.build_all_requests(rank=0, world_size=1)
-    context, choice = task.instances[1].args
-    assert context.endswith("P: Kifungu 0\nQ: Q0?\nA: a\nB: b\nC: c\nD: d\nAnswer:")
-    assert context.count("P: Kifungu") == 6
-    assert choice.strip() == "B"
-
-
-def mmlu(folder):
-    home = folder / "CohereLabs" / "Global-MMLU" / "sw"
-    home.mkdir(parents=True)
-    for split, count in (("dev", 5), ("test", 4)):
-        rows = [
-            {"sample_id": f"{subject}/{i}", "subject": subject, "subject_category": "STEM",
-             "question": f"{split} {subject} {i}", "option_a": "1", "option_b": "2",
-             "option_c": "3", "option_d": "4", "answer": "ABCD"[i % 4]}
-            for subject in ("anatomy", "virology") for i in range(count)
-        ]  # fmt: skip
-        pq.write_table(pa.Table.from_pylist(rows), home / f"{split}-00000-of-00001.parquet")
-
-
-def test_mmlu_is_a_group_of_subjects_with_exemplars_of_their_own(tasks, tmp_path):
-    mmlu(tmp_path)
-    (asked,) = write_suite("mmlu", ["swh_Latn"], tasks, data=DataFolder(tmp_path))
-    found = loaded([asked.name], tasks)
-    assert sorted(found) == ["mmlu_sw_5shot_anatomy", "mmlu_sw_5shot_virology"]
-    task = found["mmlu_sw_5shot_virology"]
-    task.set_config(key="num_fewshot", value=5)
-    task.build_all_requests(rank=0, world_size=1)
-    context = task.instances[0].args[0]
-    assert context.count("dev virology") == 5
-    assert "anatomy" not in context
-
-
-def test_what_a_language_lacks_is_left_out_and_said(tasks, tmp_path):
-    belebele(tmp_path, "swh_Latn")
-    said = []
-    asked = write_suite("unreasonable", ["sw"], tasks, data=DataFolder(tmp_path), skip=said.append)
+def test_benchmarks_without_data_are_left_out(tasks, tmp_path):
+    write_belebele(tmp_path / "belebele")
+    reasons = []
+    asked = write_suite(
+        "unreasonable", ["sw"], tasks, data=DataFolder(tmp_path), skip=reasons.append
+    )
     assert [one.benchmark for one in asked] == ["belebele"]
-    assert len(said) == 2
-    assert "mgsm_sw.tsv and exemplars.py" in said[0]
-    assert "url-nlp" in said[0]
-    assert "hf download --repo-type dataset CohereLabs/Global-MMLU" in said[1]
-    with pytest.raises(EvaluationError, match="mgsm does not have la"):
-        write_suite("mgsm", ["la"], tasks, data=DataFolder(tmp_path))
-    with pytest.raises(EvaluationError, match="no suite 'mgms'; did you mean 'mgsm'"):
-        write_suite("mgms", ["sw"], tasks, data=DataFolder(tmp_path))
-    with pytest.raises(EvaluationError, match="nothing of it can be asked in la"):
-        write_suite("unreasonable", ["la"], tasks, data=DataFolder(tmp_path), skip=said.append)
-    with pytest.raises(EvaluationError, match="other side of every pair"):
-        write_suite("flores", ["en"], tasks, data=DataFolder(DATA))
+    assert len(reasons) == 2
+    assert re.search(r"mgsm_sw\.tsv and exemplars\.py .*url-nlp", reasons[0])
+    assert "hf download --repo-type dataset CohereLabs/Global-MMLU" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("suite", "language", "message"),
+    [
+        ("mgsm", "la", "mgsm does not have la"),
+        ("flores", "en", "flores does not have en"),
+        ("afrisenti", "en", "afrisenti does not have en"),
+        ("mgms", "sw", "no suite 'mgms'; did you mean 'mgsm'"),
+        ("unreasonable", "la", "unreasonable: no benchmark of it is available in la"),
+        ("mbpp", "en", "mbpp runs programs that a model writes; allow it with --allow-code"),
+    ],
+)
+def test_suites_and_languages_that_do_not_exist(suite, language, message, tasks):
+    with pytest.raises(EvaluationError, match=message):
+        write_suite(suite, [language], tasks, data=DataFolder(DATA), skip=lambda line: None)
+
+
+def test_a_table_without_its_columns_is_refused(tasks, tmp_path):
+    (tmp_path / "sib200").mkdir()
+    for split in ("dev", "test"):
+        (tmp_path / "sib200" / f"swh_Latn.{split}.tsv").write_text("text\nHabari.\n")
+    with pytest.raises(EvaluationError, match=r"swh_Latn\.dev\.tsv: has no column 'category'"):
+        write_suite("sib200", ["sw"], tasks, data=DataFolder(tmp_path))
 
 
 def test_data_may_be_named_in_the_environment(monkeypatch, tmp_path):
@@ -244,78 +350,75 @@ def test_data_may_be_named_in_the_environment(monkeypatch, tmp_path):
         DataFolder(tmp_path / "nowhere")
 
 
+# --- files of benchmarks and suites ------------------------------------------------------------
+
+
 def test_suites_and_languages_are_those_of_the_papers():
-    assert [(p.benchmark, p.shots) for p in SUITES["layer-swapping"]] == [
-        ("mgsm", 8), ("belebele", 5), ("flores", 0), ("mbpp", 0), ("mmlu", 5),
-    ]  # fmt: skip
-    assert SUITES["unreasonable"][0].shots == 2
-    assert len(BENCHMARKS["belebele"].codes()) == 122
-    assert {"sw", "bn", "te", "ja"} <= set(BENCHMARKS["mmlu"].codes())
-    assert len(BENCHMARKS["mgsm"].codes()) == 11
-
-
-TOPICS = "index_id\tcategory\ttext\n1\ttravel\tSafari njema.\n2\thealth\t Daktari \n"
-ARTICLES = (
-    "category\theadline\ttext\turl\n"
-    "sports\tSimba yashinda \tIlishinda jana.\tx\nreligion\tA\tB\tx\n"
-)
-TWEETS = 'tweet\tlabel\n"Asema ""sawa"""\tpositive\nSipendi\tnegative\nNani?\tmixed\n'
-ENGLISH_TWEETS = "text\tlabel\nGreat!\tpositive\nBad.\tnegative\nIt rains\tneutral\n"
+    shots = {
+        suite: {part.benchmark.name: part.shots for part in parts_of(suite)}
+        for suite in suite_names()
+    }
+    papers = {
+        "layer-swapping": {"mgsm": 8, "belebele": 5, "flores": 0, "mbpp": 0, "mmlu": 5},
+        "unreasonable": {"mgsm": 2, "belebele": 0, "mmlu": 0},
+    }
+    assert {suite: shots[suite] for suite in papers} == papers
+    languages = {
+        suite: parts[0].benchmark.languages
+        for suite in suite_names() if len(parts := parts_of(suite)) == 1
+    }  # fmt: skip
+    assert {name: len(codes) for name, codes in languages.items() if codes != "any"} == {
+        "afrisenti": 14, "belebele": 122, "flores": 121, "masakhanews": 16, "mgsm": 11,
+        "mmlu": 42, "sib200": 122,
+    }  # fmt: skip
+    assert languages["mbpp"] == "any"
 
 
 @pytest.fixture
-def published(tmp_path):
-    root = tmp_path / "published"
-    for benchmark, codes, text in (
-        ("sib200", ("swh_Latn", "eng_Latn"), TOPICS),
-        ("masakhanews", ("swa", "eng"), ARTICLES),
-        ("afrisenti", ("swa",), TWEETS),
-        ("tweeteval", ("sentiment",), ENGLISH_TWEETS),
-    ):
-        (root / benchmark).mkdir(parents=True)
-        for code in codes:
-            for split in ("train", "dev", "test"):
-                (root / benchmark / f"{code}.{split}.tsv").write_text(text)
-    return DataFolder(root)
+def greetings(tmp_path):
+    """The benchmark of the module's docstring, with a few rows."""
+    example = benchmark.__doc__.partition("DIR/greetings/sw.test.tsv`:\n\n")[2]
+    text = example.partition("\n\nPlaceholders")[0]
+    path = tmp_path / "greetings.yaml"
+    path.write_text(re.sub("^    ", "", text, flags=re.MULTILINE))
+    (tmp_path / "greetings").mkdir()
+    rows = "sentence\ttone\nHujambo\tpolite\nToka\trude\nSasa\tneither\n"
+    (tmp_path / "greetings" / "sw.test.tsv").write_text(rows)
+    return path
 
 
-def test_topics_of_sentences_with_exemplars_of_every_topic(published, tasks):
-    (asked,) = write_suite("sib200", ["sw"], tasks, data=published, shots=2)
-    task = loaded([asked.name], tasks)[asked.name]
-    (first, second) = task.test_docs()
-    assert (first["label"], second["text"]) == ("travel", "Daktari")
-    assert task.doc_to_choice(first)[:2] == ["science/technology", "travel"]
-    prompt = task.fewshot_context(second, 2)
-    assert prompt == (
-        "Text: Safari njema.\nTopic: travel\n\nText: Daktari\nTopic: health\n\n"
-        "Text: Daktari\nTopic:"
-    )
+def test_a_benchmark_of_ones_own_is_one_file(greetings, tasks):
+    data = DataFolder(greetings.parent)
+    (asked,) = write_suite(str(greetings), ["Swahili"], tasks, data=data)
+    assert (asked.name, asked.benchmark, asked.language) == (
+        "greetings_sw_0shot", "greetings", "sw"
+    )  # fmt: skip
+    task = loaded([asked], tasks)[asked.name]
+    assert [prompt_of(task, document) for document in (0, 1)] == [
+        "Hujambo\nThis is", "Toka\nThis is"
+    ]  # fmt: skip
+    assert task.doc_to_choice(task.eval_docs[0]) == ["polite", "rude"]
+    with pytest.raises(EvaluationError, match=r"no greetings/en\.test\.tsv in the folder"):
+        write_suite(str(greetings), ["en"], tasks, data=data)
 
 
-def test_articles_of_topics_that_english_lacks_are_left_out(published, tasks):
-    names = write_suite("masakhanews", ["sw"], tasks, data=published, development=True)
-    assert [one.name for one in names] == ["masakhanews_swa_0shot", "masakhanews_swa_0shot_dev"]
-    for one in names:
-        (only,) = loaded([one.name], tasks)[one.name].test_docs()
-        assert only == {"text": "Simba yashinda", "label": "sports"}
+def test_a_suite_of_ones_own_names_benchmarks_and_files(greetings):
+    suite = greetings.parent / "mine.yaml"
+    suite.write_text("title: Mine\nbenchmarks: {mgsm: 2, greetings.yaml: 0}\n")
+    parts = [(part.benchmark.name, part.shots) for part in parts_of(str(suite))]
+    assert parts == [("mgsm", 2), ("greetings", 0)]
 
 
-def test_sentiments_with_english_exemplars_of_another_data_set(published, tasks):
-    (asked,) = write_suite("afrisenti", ["Swahili"], tasks, data=published, shots=2)
-    assert asked.name == "afrisenti_swa_2shot"
-    task = loaded([asked.name], tasks)[asked.name]
-    (first, second) = task.test_docs()
-    assert (first, second["label"]) == ({"text": 'Asema "sawa"', "label": "positive"}, "negative")
-    assert task.doc_to_choice(first) == ["negative", "neutral", "positive"]
-    assert task.fewshot_context(second, 2) == (
-        "Tweet: Great!\nSentiment: positive\n\nTweet: Bad.\nSentiment: negative\n\n"
-        "Tweet: Sipendi\nSentiment:"
-    )
-    with pytest.raises(EvaluationError, match="afrisenti does not have en"):
-        write_suite("afrisenti", ["en"], tasks, data=published)
-
-
-def test_a_topic_table_without_its_columns_is_refused(published, tasks):
-    (published.root / "sib200" / "swh_Latn.test.tsv").write_text("text\nHabari.\n")
-    with pytest.raises(EvaluationError, match=r"swh_Latn\.test\.tsv: has no column 'category'"):
-        write_suite("sib200", ["sw"], tasks, data=published)
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("metric:", "metrics:", r"greetings\.yaml, line 5: metrics: unknown key; did you mean"),
+        ("size: {documents: 100, read: 20}", "size: {}", "size.documents: is missing"),
+        ("data:", "rows: x:y\ndata:", "give either data or rows"),
+        ("splits: [test]", "splits: []", "splits: name at least one split of the data"),
+    ],
+)
+def test_mistakes_in_a_benchmark_are_named_by_line(greetings, old, new, message):
+    greetings.write_text(greetings.read_text().replace(old, new, 1))
+    with pytest.raises(RecipeError, match=message):
+        parts_of(str(greetings))

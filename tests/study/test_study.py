@@ -340,13 +340,18 @@ def test_a_difference_over_languages_is_paired_by_document():
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "task", "published"),
-    [("sib200", "sib200_swh_Latn_0shot_dev", 4), ("topics_dev", "topics_dev", 0),
-     ("mgsm", "mgsm_sw_dev", 0)],
+    ("benchmark", "tasks", "published"),
+    [("sib200", ["sib200_swh_Latn_0shot", "sib200_swh_Latn_0shot_dev"], 4),
+     ("topics_dev", ["topics_dev"], 0), ("mgsm", ["mgsm_sw_dev"], 0)],
 )  # fmt: skip
-def test_only_a_benchmarks_own_split_is_chosen_on_whole(monkeypatch, benchmark, task, published):
+def test_only_a_published_development_split_is_chosen_on_whole(
+    monkeypatch, benchmark, tasks, published
+):
     columns = ("acc", "none")
-    rows = [(BASE, Score("base", benchmark, "sw", task, *columns, n, 1.0, True)) for n in range(4)]
+    rows = [
+        (BASE, Score("base", benchmark, "sw", task, *columns, n, 1.0, True))
+        for task in tasks for n in range(4)
+    ]  # fmt: skip
     monkeypatch.setattr(study_results, "read_conditions", lambda folder: rows)
     (scores,) = study_results.read_condition_scores(Path("results")).values()
     assert scores.published == published
@@ -637,7 +642,7 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
     assert sample.question.startswith("[system] Be brief.\n[user] ")
     assert sample.question.count("[user]") == 2
     assert sample.question.endswith("[assistant]")
-    with pytest.raises(EvaluationError, match="gen_kwargs: 'nonsense' is not name=value"):
+    with pytest.raises(RecipeError, match="gen_kwargs: 'nonsense' is not name=value"):
         check_plan(spec(folder, **changes | {"evaluate": {**asked, "gen_kwargs": "nonsense"}}))
     with pytest.raises(EvaluationError, match="has no chat template to apply"):
         check_plan(spec(folder, **changes | {"base": str(shipped().base)}))

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.errors import EvaluationError, TrainingError
+from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.lab.lm_eval_tasks import export_tasks
 from layerswap.training.expert.freezing import freeze_or_revert
 from layerswap.training.expert.select import candidates, scorer, select, signal_tasks
@@ -62,7 +63,7 @@ def test_the_best_are_kept_but_not_all_of_one_run(runs):
 
 
 def test_checkpoints_and_adapters_are_scored_on_lm_eval_tasks(runs, tasks):
-    score = scorer(["lab_problem_basu"], include=[tasks], limit=12)
+    score = scorer(["lab_problem_basu"], include=[tasks], settings=EvaluationSettings(limit=12))
     found = select(runs, keep=2, score=score)
     assert all(0 <= one.scores["lab_problem_basu"] <= 1 for one in found.ranked)
     assert {one.run for one in found.chosen} == set(map(str, runs))

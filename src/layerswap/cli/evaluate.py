@@ -10,15 +10,18 @@ import typer
 
 from layerswap.cli import options, output
 from layerswap.errors import RecipeError
+from layerswap.evaluation.suites import suite_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from layerswap.evaluation.results import Score
+    from layerswap.evaluation.settings import EvaluationSettings
     from layerswap.evaluation.statistics import Interval
     from layerswap.evaluation.suites.suites import WrittenTask
 
 
+@options.takes_settings(*options.SETTINGS)
 def evaluate(
     models: Annotated[
         list[str], typer.Argument(help="Folders, Hub ids, adapters, or recipes (.yaml).")
@@ -30,8 +33,8 @@ def evaluate(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Suite in place of tasks: layer-swapping, unreasonable, mgsm, belebele, flores, "
-            "mbpp, mmlu, sib200, masakhanews, afrisenti."
+            metavar="NAME|FILE.yaml",
+            help=f"Suite or benchmark: {', '.join(suite_names())}.",
         ),
     ] = None,
     language: Annotated[
@@ -45,34 +48,13 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
     ] = None,
-    num_fewshot: options.NumFewshot = None,
-    apply_chat_template: options.ApplyChatTemplate = False,
-    system_instruction: options.SystemInstruction = None,
-    fewshot_as_multiturn: options.FewshotAsMultiturn = None,
-    gen_kwargs: options.GenKwargs = None,
-    limit: options.Limit = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Batch size. Default: the largest that fits.")
-    ] = None,
-    device: options.Device = None,
-    dtype: options.ModelDtype = None,
-    engine: Annotated[
-        Literal["sweep", "hf", "vllm"],
-        typer.Option(help="Engine: layerswap's own, transformers one by one, or vLLM."),
-    ] = "sweep",
-    engine_args: Annotated[
-        str | None,
-        typer.Option(
-            help="Arguments of vLLM, such as gpu_memory_utilization=0.8.", metavar="NAME=VALUE,..."
-        ),
-    ] = None,
-    allow_code: options.AllowCode = False,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate", help="Show accuracy after batch calibration too, of tasks with labels."
         ),
     ] = False,
+    settings: EvaluationSettings,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
 
@@ -81,35 +63,26 @@ def evaluate(
 
     Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
     """
-    from layerswap.checkpoint.loading import check_dtype, open_device, pick_device
+    from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.cli.tables import evaluation_table
     from layerswap.evaluation import results as files
     from layerswap.evaluation.calibration import CALIBRATED
-    from layerswap.evaluation.harness import check_task_names, parse_arguments
+    from layerswap.evaluation.harness import check_task_names
     from layerswap.evaluation.languages import identified_code
-    from layerswap.evaluation.suite_run import EvaluationSettings, evaluate_models, open_models
+    from layerswap.evaluation.suite_run import evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import check_askable, write_suite
     from layerswap.versions import need_extras
 
     names = options.task_names(task)
-    if (suite is None) == (not names):
-        raise RecipeError("give either --tasks or --suite")
-    if suite is not None and not language:
-        raise RecipeError("--suite needs --language")
-    if names and (language or data):
-        raise RecipeError("--language and --data belong to --suite; tasks have their own")
-    if suite is not None and answer_language:
-        raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
+    _check_kinds(names, suite, language, data, answer_language)
     need_extras("evaluating", "eval")
     if answer_language:
         identified_code(answer_language)
-    options.refuse_checkpoint("--language", language, takes="a language code or name")
     for one in language or ():
-        check_askable(suite or "", one, allow_code=allow_code)
+        check_askable(suite or "", one, allow_code=settings.allow_code)
     plans = open_models(models)  # before what takes seconds: torch and lm-eval's index
-    open_device(pick_device(device))
-    check_dtype(dtype)
+    open_device(pick_device(settings.device))
     folders = [path.absolute() for path in include or ()]
     check_task_names(names, folders)
     folder = files.open_folder(out)
@@ -117,16 +90,9 @@ def evaluate(
     asked = []
     if suite is not None:
         asked = write_suite(
-            suite, language or (), written, data=DataFolder.given(data), shots=num_fewshot,
-            allow_code=allow_code, skip=output.log,
+            suite, language or (), written, data=DataFolder.given(data),
+            shots=settings.num_fewshot, allow_code=settings.allow_code, skip=output.log,
         )  # fmt: skip
-    prompts = options.prompt_options(
-        apply_chat_template, system_instruction, fewshot_as_multiturn, gen_kwargs
-    )
-    settings = EvaluationSettings(
-        limit, batch_size, pick_device(device), dtype, engine, allow_code,
-        None if suite else num_fewshot, prompts, parse_arguments("--engine-args", engine_args),
-    )  # fmt: skip
     with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
         results = evaluate_models(
             plans, names or [one.name for one in asked], folders or [written.root],
@@ -136,12 +102,31 @@ def evaluate(
     rows = files.write_results(folder, results, asked)
     scores = _scores(results, asked, rows, calibrated=calibrate)
     if calibrate and not any(one["metric"] == CALIBRATED for one in scores):
-        output.log("no task asks every document for one of the same labels: nothing is calibrated")
+        output.log("no task has the same labels for every document: nothing is calibrated")
     lines: list[object] = [evaluation_table(scores), f"wrote {folder}"]
     if len(results) > 1:
         lines.append(f"next: layerswap compare {folder}")
     facts = {"scores": scores, "folder": str(folder)}
     output.finish("eval", facts, lines)
+
+
+def _check_kinds(
+    names: Sequence[str],
+    suite: str | None,
+    language: list[str] | None,
+    data: Path | None,
+    answer_language: str | None,
+) -> None:
+    """Refuse options of suites beside tasks, and options of tasks beside a suite."""
+    if (suite is None) == (not names):
+        raise RecipeError("give either --tasks or --suite")
+    if suite is not None and not language:
+        raise RecipeError("--suite needs --language")
+    if names and (language or data):
+        raise RecipeError("--language and --data belong to --suite; tasks have their own")
+    if suite is not None and answer_language:
+        raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
+    options.refuse_checkpoint("--language", language, takes="a language code or name")
 
 
 def _scores(
@@ -151,10 +136,10 @@ def _scores(
     *,
     calibrated: bool,
 ) -> list[dict[str, Any]]:
-    """A row for each model and task, and for what was measured of the answers' language.
+    """A row for each model and task, and for the language shares of the answers.
 
     Args:
-        results: by model what lm-eval gives.
+        results: results by model.
         asked: the tasks.
         rows: every score of every document.
         calibrated: add a row for accuracy after calibration.
@@ -181,7 +166,7 @@ def _scores(
 
 
 def _reach(found: Interval | None) -> dict[str, float]:
-    """The bounds of an interval and the number of its documents, where there is one."""
+    """The bounds of an interval and the number of its documents."""
     return {} if found is None else {"low": found.low, "high": found.high, "n": found.n}
 
 

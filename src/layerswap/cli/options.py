@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -18,7 +18,7 @@ from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
-    from layerswap.evaluation.harness import PromptOptions
+    from layerswap.evaluation.settings import EvaluationSettings
 
 COMPOSITION, OUTPUT_PANEL = "Composition", "Output"
 
@@ -55,45 +55,8 @@ Include = Annotated[
     list[Path] | None,
     typer.Option(help="Folder with YAML files of more lm-eval tasks. Repeatable."),
 ]
-Limit = Annotated[
-    int | None, typer.Option(min=1, help="Number of documents per task, the first ones.")
-]
-NumFewshot = Annotated[
-    int | None,
-    typer.Option(
-        "--num-fewshot", "--shots", min=0, help="Examples per prompt. Default: those of the task."
-    ),
-]
-ApplyChatTemplate = Annotated[
-    bool,
-    typer.Option("--apply-chat-template", help="Write prompts with the tokenizer's chat template."),
-]
-SystemInstruction = Annotated[
-    str | None, typer.Option(help="System message of the chat, or text before a plain prompt.")
-]
-FewshotAsMultiturn = Annotated[
-    bool | None,
-    typer.Option(
-        "--fewshot-as-multiturn/--fewshot-as-one-turn",
-        help="Examples as turns of the chat. Default: yes with --apply-chat-template.",
-    ),
-]
-GenKwargs = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME=VALUE,...",
-        help="Generation settings that replace those of the tasks, such as max_gen_toks=64.",
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option(help="Device of the models: cpu, cuda or mps. Default: a GPU if any.")
-]
-ModelDtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="float32|bfloat16|float16", help="Dtype of the models. Default: as stored."
-    ),
-]
+DEVICE_HELP = "Device of the models: cpu, cuda or mps. Default: a GPU if any."
+Device = Annotated[str | None, typer.Option(help=DEVICE_HELP)]
 Axis = Annotated[
     str, typer.Option(metavar="input|output", help="Features that count as rows (papers: input).")
 ]
@@ -107,10 +70,8 @@ Threads = Annotated[
 AllowPickle = Annotated[
     bool, typer.Option("--allow-pickle", help="Read pickled weights (.bin), tensors only.")
 ]
-AllowCode = Annotated[
-    bool,
-    typer.Option("--allow-code", help="Run programs that a model writes, in a sandbox."),
-]
+ALLOW_CODE_HELP = "Run programs that a model writes, in a sandbox."
+AllowCode = Annotated[bool, typer.Option("--allow-code", help=ALLOW_CODE_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
@@ -206,6 +167,61 @@ RecipeFile = Annotated[
 ]
 
 
+PROMPT_PANEL, MODEL_PANEL = "Documents and prompts", "Models"
+
+
+def _setting(panel: str, kind: Any, *names: str, default: Any = None, **settings: Any) -> Any:
+    """An option of an evaluation with its default."""
+    return Annotated[kind, typer.Option(*names, rich_help_panel=panel, **settings)], default
+
+
+SETTINGS: dict[str, tuple[Any, Any]] = {
+    "limit": _setting(
+        PROMPT_PANEL, int | None, min=1, help="Number of documents per task, the first ones."
+    ),
+    "num_fewshot": _setting(
+        PROMPT_PANEL, int | None, "--num-fewshot", "--shots", min=0,
+        help="Examples per prompt. Default: those of the task.",
+    ),
+    "apply_chat_template": _setting(
+        PROMPT_PANEL, bool, "--apply-chat-template", default=False,
+        help="Write prompts with the tokenizer's chat template.",
+    ),
+    "system_instruction": _setting(
+        PROMPT_PANEL, str | None,
+        help="System message of the chat, or text before a plain prompt.",
+    ),
+    "fewshot_as_multiturn": _setting(
+        PROMPT_PANEL, bool | None, "--fewshot-as-multiturn/--fewshot-as-one-turn",
+        help="Examples as turns of the chat. Default: yes with --apply-chat-template.",
+    ),
+    "gen_kwargs": _setting(
+        PROMPT_PANEL, str | None, metavar="NAME=VALUE,...",
+        help="Generation settings that replace those of the tasks, such as max_gen_toks=64.",
+    ),
+    "allow_code": _setting(
+        PROMPT_PANEL, bool, "--allow-code", default=False, help=ALLOW_CODE_HELP
+    ),
+    "batch_size": _setting(
+        MODEL_PANEL, int | None, min=1, help="Batch size. Default: the largest that fits."
+    ),
+    "device": _setting(MODEL_PANEL, str | None, help=DEVICE_HELP),
+    "dtype": _setting(
+        MODEL_PANEL, str | None, metavar="float32|bfloat16|float16",
+        help="Dtype of the models. Default: as stored.",
+    ),
+    "engine": _setting(
+        MODEL_PANEL, Literal["sweep", "hf", "vllm"], default="sweep",
+        help="Engine: layerswap's own, transformers one by one, or vLLM.",
+    ),
+    "engine_args": _setting(
+        MODEL_PANEL, str | None, metavar="NAME=VALUE,...",
+        help="Arguments of vLLM, such as gpu_memory_utilization=0.8.",
+    ),
+}  # fmt: skip
+"""The options of an evaluation, in the order of the help."""
+
+
 def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `RECIPE`.
 
@@ -219,6 +235,27 @@ def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
 
     added = {"recipe": (RecipeFile, None), **{name: (kind, None) for name, kind in RECIPE.items()}}
     return extended(command, added, lambda given: run(given.pop("recipe"), given))
+
+
+def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command with options of `SETTINGS`; it receives them as one object, `settings`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(given: dict[str, Any]) -> None:
+            values = {name: given.pop(name) for name in names}
+            command(settings=_settings(values), **given)
+
+        return extended(command, {name: SETTINGS[name] for name in names}, run, last=True)
+
+    return decorate
+
+
+def _settings(values: Mapping[str, Any]) -> EvaluationSettings:
+    from layerswap.compose.yaml_file import validate
+    from layerswap.evaluation.settings import EvaluationSettings
+
+    given = {name: value for name, value in values.items() if value is not None}
+    return validate(EvaluationSettings, given, where="command line", expected="options")
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -334,12 +371,13 @@ def extended(
         last: put them after the command's own options, not between those that are required and
             the others.
     """
-    hints = get_type_hints(command, localns={"Recipe": object}, include_extras=True)
+    names = {"Recipe": object, "EvaluationSettings": object}
+    hints = get_type_hints(command, localns=names, include_extras=True)
     only = inspect.Parameter.KEYWORD_ONLY
     own = [
         p.replace(kind=only, annotation=hints[p.name])
         for p in inspect.signature(command).parameters.values()
-        if p.name not in {*added, "follow_training"}
+        if p.name not in {*added, "follow_training", "settings"}
     ]
     more = [inspect.Parameter(name, only, default=default, annotation=kind)
             for name, (kind, default) in added.items()]  # fmt: skip
@@ -411,10 +449,7 @@ def read_weights(text: str) -> str | dict[str, float]:
     return {"task": task, "language": language}
 
 
-BENCHMARKS = re.compile(
-    r"(mgsm|belebele|flores|mbpp|mmlu|sib200|masakhanews|afrisenti|gsm8k|layer-swapping"
-    r"|unreasonable)\b|\w+_\w+"
-)
+TASK_NAME = re.compile(r"\w+_\w+")
 LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
 
 
@@ -424,10 +459,12 @@ def expect_checkpoint(option: str, value: str) -> None:
     Raises:
         RecipeError: `value` is no folder, and reads as a benchmark or a language.
     """
+    from layerswap.evaluation.suites import suite_names
+
     if "/" in value or Path(value).exists():
         return
     kind = "language" if "language" in option else "task"
-    if kind == "task" and BENCHMARKS.match(value):
+    if kind == "task" and (value in {"gsm8k", *suite_names()} or TASK_NAME.match(value)):
         raise RecipeError(
             f"{option}: {value!r} is no folder and reads like a benchmark; give the task expert's "
             "checkpoint. Benchmarks go to `eval --suite` or `select --task`"
@@ -473,26 +510,6 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
 def task_names(given: list[str] | None) -> list[str]:
     """Names of tasks, from values of an option that each may hold several with commas between."""
     return [name.strip() for value in given or () for name in value.split(",") if name.strip()]
-
-
-def prompt_options(
-    apply_chat_template: bool,
-    system_instruction: str | None,
-    fewshot_as_multiturn: bool | None,
-    gen_kwargs: str | None,
-) -> PromptOptions:
-    """The options of prompts as the evaluation takes them."""
-    from layerswap.evaluation.harness import PromptOptions
-
-    found = PromptOptions(
-        apply_chat_template=apply_chat_template,
-        system_instruction=system_instruction,
-        fewshot_as_multiturn=fewshot_as_multiturn,
-        gen_kwargs=gen_kwargs,
-    )
-    if gen_kwargs is not None:
-        _ = found.generation  # a mistake in it fails before the work
-    return found
 
 
 def named_folders(option: str, texts: list[str]) -> dict[str, str]:

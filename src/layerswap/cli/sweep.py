@@ -30,10 +30,12 @@ def sweep(
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
+    if allow_code:
+        checked = checked.model_copy(update={"allow_code": True})
     need_extras("a sweep", "eval")
     folder = files.prepare_folder(out)
     with answer_progress("evaluating", folder / files.ANSWERS) as store:
-        found = run_sweep(checked, recipe, store=store, allow_code=allow_code, log=output.log)
+        found = run_sweep(checked, recipe, store=store, log=output.log)
         facts = files.write_result(found, folder)
     table = files.results_table(found)
     lines: list[object] = [

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from layerswap.cli import options, output
 from layerswap.errors import RecipeError
+
+if TYPE_CHECKING:
+    from layerswap.evaluation.settings import EvaluationSettings
 
 
 def data(
@@ -142,6 +145,10 @@ def train(
     output.say(f"wrote {written}")
 
 
+@options.takes_settings(
+    "num_fewshot", "apply_chat_template", "system_instruction", "fewshot_as_multiturn",
+    "gen_kwargs", "limit", "device", "dtype",
+)  # fmt: skip
 def select(
     runs: Annotated[list[Path], typer.Argument(help="Folders that `layerswap train` wrote.")],
     *,
@@ -156,16 +163,9 @@ def select(
         typer.Option(help="Kind of expert, whose published signals replace --task."),
     ] = None,
     language: options.Language = None,
-    num_fewshot: options.NumFewshot = None,
-    apply_chat_template: options.ApplyChatTemplate = False,
-    system_instruction: options.SystemInstruction = None,
-    fewshot_as_multiturn: options.FewshotAsMultiturn = None,
-    gen_kwargs: options.GenKwargs = None,
-    limit: options.Limit = None,
-    device: options.Device = None,
-    dtype: options.ModelDtype = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write with all scores.")] = None,
     overwrite: options.Overwrite = False,
+    settings: EvaluationSettings,
 ) -> None:
     """Score every checkpoint of several runs and keep the best.
 
@@ -189,13 +189,7 @@ def select(
         names = selection.signal_tasks(role, language)
     score = None
     if names:
-        score = selection.scorer(
-            names, include=include or (), limit=limit, num_fewshot=num_fewshot,
-            prompts=options.prompt_options(
-                apply_chat_template, system_instruction, fewshot_as_multiturn, gen_kwargs
-            ),
-            device=device, dtype=dtype,
-        )  # fmt: skip
+        score = selection.scorer(names, include=include or (), settings=settings)
     found = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
     output.say(selection_table(found))
     if out is not None:
@@ -203,6 +197,7 @@ def select(
         output.say(f"wrote {out}")
 
 
+@options.takes_settings("limit", "device", "dtype")
 def freeze_or_revert(
     spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="Expert, trained in full.")],
     *,
@@ -217,9 +212,7 @@ def freeze_or_revert(
         str, typer.Option(help="Partitions to compare, separated by commas.")
     ] = "A,B,C,Z",
     include: options.Include = None,
-    limit: options.Limit = None,
-    device: options.Device = None,
-    dtype: options.ModelDtype = None,
+    settings: EvaluationSettings,
 ) -> None:
     """Compare training a part alone with training all and reverting the rest, per partition.
 
@@ -227,7 +220,7 @@ def freeze_or_revert(
 
     Example: layerswap freeze-or-revert math.yaml --out runs --part task --task mgsm_direct_en
     """
-    from layerswap.checkpoint.loading import check_dtype, open_device, pick_device
+    from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.cli.tables import places_table
     from layerswap.evaluation.harness import check_task_names
     from layerswap.training.expert.freezing import freeze_or_revert as both_ways
@@ -235,15 +228,14 @@ def freeze_or_revert(
     from layerswap.training.expert.spec import read_expert
 
     options.refuse_checkpoint("--task", task, takes="an lm-eval task")
-    open_device(pick_device(device))
-    check_dtype(dtype)
+    open_device(pick_device(settings.device))
     check_task_names(task, include or ())
 
     rows = both_ways(
         read_expert(spec),
         out,
         part=part,
-        score=scorer(task, include=include or (), limit=limit, device=device, dtype=dtype),
+        score=scorer(task, include=include or (), settings=settings),
         partitions=[name.strip() for name in partitions.split(",")],
         folder=spec.parent,
         log=output.log,

@@ -2,16 +2,16 @@
 
     python -I -S -B _sandbox_child.py ROLE SETTINGS    # started by evaluation.sandbox
 
-Walls that need no root and cannot be taken down again: resource limits; namespaces of its own,
-where the kernel allows them, for users, processes, mounts, network and IPC, over a root that holds
-the interpreter's files, read-only, and a small folder in memory; Landlock over the same files; and
-seccomp, which allows the few system calls that such a program needs.
+The isolation needs no root and is permanent. It has resource limits; namespaces for users,
+processes, mounts, network and IPC, if the kernel allows them, over a root with the interpreter's
+files (read-only) and a small folder in memory; Landlock over the same files; and seccomp with a
+list of the few system calls that such a program needs.
 
-The program never holds the verdict: `tests` runs the assertions in a process of its own and asks
-`program` only for values. What comes back is plain data or an opaque reference, so that no `__eq__`
-of the program's takes part in a comparison.
+The program never has the verdict. `tests` runs the assertions in its own process and asks `program`
+only for values. A value is plain data or an opaque reference, so the program's `__eq__` takes no
+part in a comparison.
 
-Only the standard library is imported, and all of it before the walls are up.
+Only the standard library is imported, all of it before the isolation starts.
 """
 
 import ast
@@ -36,17 +36,17 @@ from typing import Any, cast
 
 READY = b"walls are up"
 MESSAGE_BYTES = 1 << 20
-"""Most bytes of one message between the two sides."""
+"""Largest size of one message between the two sides."""
 TMPFS = b"size=4m,nr_inodes=256,mode=0755"
-"""The folder that a program may write to: its quota."""
+"""Quota of the folder that a program may write to."""
 MODULES = (
     "array", "bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions",
     "functools", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics",
     "string", "sys", "typing",
 )  # fmt: skip
-"""Modules that tests may use where the program imported them."""
+"""Modules that tests may use if the program imports them."""
 CALLS: dict[str, tuple[int | None, int | None]] = {
-    # name: numbers of the system calls on x86_64 and on aarch64; None where it is not one
+    # name: number of the system call on x86_64 and on aarch64; None if it does not exist there
     "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None),
     "fstat": (5, 80), "lstat": (6, None), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222),
     "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134),
@@ -66,13 +66,13 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "getrandom": (318, 278), "statx": (332, 291), "faccessat2": (439, 439),
 }  # fmt: skip
 FILTERED: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
-    # Calls allowed for some values of their second argument. Not F_SETOWN and F_SETSIG, by which
-    # a pipe signals whoever is named.
+    # Calls that are allowed for some values of their second argument. F_SETOWN and F_SETSIG are
+    # not among them, because they make a pipe send signals to any process.
     "fcntl": ((72, 25), (1, 2, 3, 1030)),  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
     "ioctl": ((16, 29), (0x5401, 0x5450, 0x5451)),  # TCGETS, FIONCLEX, FIOCLEX
 }
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Column of the numbers, and the kernel's name of the architecture (AUDIT_ARCH)."""
+"""Column of the numbers, and the kernel's code of the architecture (AUDIT_ARCH)."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 1, 38, 22, 2
 _NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000 | 0x4000000
@@ -98,7 +98,7 @@ def readable_paths() -> list[str]:
 
 
 def limit(settings: dict[str, int]) -> None:
-    """Bound memory, processor time, files and processes, for good."""
+    """Limit memory, processor time, files and processes, permanently."""
     bounds = {
         resource.RLIMIT_AS: settings["memory_bytes"],
         resource.RLIMIT_CPU: settings["seconds"],
@@ -111,7 +111,7 @@ def limit(settings: dict[str, int]) -> None:
 
 
 def enter_namespaces(libc: ctypes.CDLL) -> bool:
-    """Move into namespaces and a root of its own; False where the kernel does not allow it."""
+    """Enter new namespaces and a new root; False if the kernel does not allow it."""
     uid, gid = os.getuid(), os.getgid()
     if libc.unshare(_NAMESPACES):
         return False
@@ -131,7 +131,7 @@ def enter_namespaces(libc: ctypes.CDLL) -> bool:
             inside.parent.mkdir(parents=True, exist_ok=True)
             inside.touch()
         _mount(libc, source.encode(), bytes(inside), None, flags=_MS_BIND | _MS_REC)
-        # Read-only twice over: where flags of the original forbid this, Landlock still holds.
+        # Flags of the original mount can forbid this; Landlock makes it read-only too.
         flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID
         libc.mount(None, bytes(inside), None, flags, None)
         os.close(handle)
@@ -139,33 +139,33 @@ def enter_namespaces(libc: ctypes.CDLL) -> bool:
     work.mkdir()
     os.chdir(root)
     if libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b".") or libc.umount2(b".", 2):
-        raise OSError("the sandbox's root cannot be entered")
+        raise OSError("cannot enter the root of the sandbox")
     os.chdir("/work")
     return True
 
 
 def _mount(libc: ctypes.CDLL, source: bytes, target: bytes, kind: bytes | None, **how: Any) -> None:
     if libc.mount(source, target, kind, how["flags"], how.get("data")):
-        raise OSError(ctypes.get_errno(), f"{os.fsdecode(target)} cannot be mounted")
+        raise OSError(ctypes.get_errno(), f"cannot mount {os.fsdecode(target)}")
 
 
 def wall_off_files(folder: str | None, libc: ctypes.CDLL) -> None:
-    """Landlock: the interpreter's files can be read, `folder` can be used, nothing else.
+    """Allow reading the interpreter's files and using `folder`, and nothing else (Landlock).
 
-    A program without namespaces has no folder: nothing would bound what it writes.
+    A program without namespaces has no folder, because nothing would limit what it writes.
     """
     version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         raise OSError("the kernel has no Landlock")
-    # Rights by version: 13 in the first, then refer, truncate, and ioctl on devices.
+    # Rights by version: 13 in the first, then refer, truncate and ioctl on devices.
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0
     ruleset = struct.pack("=Q", rights)
     handle = libc.syscall(_LANDLOCK_CREATE, ruleset, len(ruleset), 0)
     if handle < 0:
-        raise OSError("Landlock refuses")
-    # In the folder: all but devices, sockets, pipes and links.
+        raise OSError("Landlock refuses its rules")
+    # In the folder, everything is allowed but devices, sockets, pipes and links.
     own = rights & ~(1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12)
     allowed = [(path, _LANDLOCK_READ) for path in readable_paths()]
     for path, right in [*allowed, *([(folder, own)] if folder else [])]:
@@ -175,22 +175,22 @@ def wall_off_files(folder: str | None, libc: ctypes.CDLL) -> None:
             raise OSError(f"Landlock refuses {path}")
         os.close(opened)
     if libc.syscall(_LANDLOCK_RESTRICT, handle, 0) < 0:
-        raise OSError("Landlock cannot be put up")
+        raise OSError("cannot start Landlock")
     os.close(handle)
 
 
 def wall_off_calls(libc: ctypes.CDLL) -> None:
-    """seccomp: only the calls of `CALLS` and `FILTERED`; all others fail with EPERM."""
+    """Allow only the calls of `CALLS` and `FILTERED`; all others fail with EPERM (seccomp)."""
     column, architecture = MACHINES[platform.machine()]
     load, equal, above, give = 0x20, 0x15, 0x35, 0x06
     program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, _EPERM), (load, 0, 0, 0)]
-    # The x32 table of x86_64 holds the same calls under other numbers.
+    # The x32 table of x86_64 has the same calls under other numbers.
     program += [(above, 0, 1, 0x40000000), (give, 0, 0, _EPERM)]
     for numbers in CALLS.values():
         if (number := numbers[column]) is not None:
             program += [(equal, 0, 1, number), (give, 0, 0, _ALLOW)]
     for both, values in FILTERED.values():
-        # On another call, jump over this block; the low half of the second argument decides.
+        # Another call jumps over this block. The low half of the second argument decides.
         block = [(load, 0, 0, 24)]
         for value in values:
             block += [(equal, 0, 1, value), (give, 0, 0, _ALLOW)]
@@ -201,30 +201,30 @@ def wall_off_calls(libc: ctypes.CDLL) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("@HP", len(program), ctypes.addressof(buffer))
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0):
-        raise OSError("seccomp cannot be put up")
+        raise OSError("cannot start seccomp")
 
 
 def wall_off() -> None:
-    """Put all walls up; what runs after this is the sandboxed process.
+    """Isolate this process; code after this call runs in the sandbox.
 
     Raises:
-        OSError: one of them cannot be had.
+        OSError: a part of the isolation is not available.
     """
     if platform.machine() not in MACHINES:
         raise OSError(f"no list of system calls for {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)
     apart = enter_namespaces(libc)
     if apart:
-        # The first process of a namespace: when it ends, the kernel ends all others in it.
+        # When the first process of a namespace exits, the kernel kills all others in it.
         if inner := os.fork():
             os.closerange(3, 256)
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != 0:  # the outer process, which has no number in here, is gone already
+        if os.getppid() != 0:  # the outer process, whose number here is 0, has exited already
             os._exit(1)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError("privileges cannot be given up")
+        raise OSError("cannot give up privileges")
     wall_off_files("/work" if apart else None, libc)
     wall_off_calls(libc)
 
@@ -233,8 +233,8 @@ class Channel:
     """Messages of plain data over two pipes, each one line of JSON.
 
     Args:
-        reader: descriptor that messages come from.
-        writer: descriptor that they go to.
+        reader: descriptor to read messages from.
+        writer: descriptor to write messages to.
     """
 
     def __init__(self, reader: int, writer: int) -> None:
@@ -245,11 +245,11 @@ class Channel:
         """Send one message.
 
         Raises:
-            ValueError: it is too long.
+            ValueError: the message is too long.
         """
         data = json.dumps(message).encode() + b"\n"
         if len(data) > MESSAGE_BYTES:
-            raise ValueError("a value is too large to be compared")
+            raise ValueError("a value is too large to compare")
         while data:
             data = data[os.write(self._writer, data) :]
 
@@ -257,15 +257,15 @@ class Channel:
         """The next message.
 
         Raises:
-            EOFError: the other side has ended.
-            ValueError: it is no message, or too long.
+            EOFError: the other side has exited.
+            ValueError: the data are not a message, or too long.
         """
         while b"\n" not in self._held:
             if len(self._held) > MESSAGE_BYTES:
                 raise ValueError("a message is too long")
             data = os.read(self._reader, 1 << 16)
             if not data:
-                raise EOFError("the program ended before its tests did")
+                raise EOFError("the program exited before its tests")
             self._held += data
         line, self._held = self._held.split(b"\n", 1)
         message = json.loads(line)
@@ -278,8 +278,8 @@ def encode(value: object, refer: Callable[[object], int]) -> object:
     """A value as JSON: plain data by content, everything else by reference.
 
     Args:
-        value: of any type; subclasses of plain types count as those.
-        refer: gives the number under which an object is known.
+        value: any value; subclasses of plain types count as plain types.
+        refer: returns the number of an object.
     """
     if value is None:
         return None
@@ -309,10 +309,10 @@ def encode(value: object, refer: Callable[[object], int]) -> object:
 
 
 def decode(data: object, find: Callable[[str, Any], object]) -> object:
-    """What `encode` encoded; `find` gives the object of a reference or module.
+    """The value of `encode`; `find` returns the object of a reference or module.
 
     Raises:
-        ValueError: it encodes nothing.
+        ValueError: the data encode no value.
     """
     if data is None or isinstance(data, bool | int | str):
         return data
@@ -333,7 +333,7 @@ def decode(data: object, find: Callable[[str, Any], object]) -> object:
 
 
 def perform(target: Any, do: str, arguments: list[Any], keywords: dict[str, Any]) -> object:
-    """One thing that the tests ask of an object of the program."""
+    """Run one request of the tests on an object of the program."""
     known: dict[str, Callable[..., object]] = {
         "call": lambda: target(*arguments, **keywords),
         "get": lambda: getattr(target, *arguments),
@@ -347,7 +347,7 @@ def perform(target: Any, do: str, arguments: list[Any], keywords: dict[str, Any]
 
 
 def serve(channel: Channel) -> None:
-    """The program's side: run it, name what it defines, and answer calls until the end."""
+    """Run the program, send its names, and answer requests until the tests exit."""
     source = channel.receive()["source"]
     objects: list[object] = []
 
@@ -378,14 +378,14 @@ def serve(channel: Channel) -> None:
 
 
 def check(channel: Channel, source: str, tests: list[str]) -> None:
-    """The tests' side: run every test against what the program answers.
+    """Run every test against the answers of the program.
 
     Raises:
-        BaseException: what a failed test raises, or what the program's side did wrong.
+        BaseException: the exception of a failed test, or an error of the program's side.
     """
 
     class Remote:
-        """An object of the program; nothing but itself is equal to it."""
+        """An object of the program; it equals only itself."""
 
         def __init__(self, number: int) -> None:
             self.__dict__["_number"] = number
@@ -417,7 +417,7 @@ def check(channel: Channel, source: str, tests: list[str]) -> None:
     def refer(value: object) -> int:
         if isinstance(value, Remote):
             return cast(int, value._number)
-        raise TypeError(f"a test gives the program a {type(value).__name__}")
+        raise TypeError(f"a test passes a {type(value).__name__} to the program")
 
     def find(kind: str, value: object) -> object:
         if kind == "reference" and isinstance(value, int):
@@ -435,7 +435,7 @@ def check(channel: Channel, source: str, tests: list[str]) -> None:
         })  # fmt: skip
         answer = channel.receive()
         if "error" in answer:
-            # `list` asks for a length first, and takes a TypeError for an answer.
+            # `list` asks for a length first, and accepts a TypeError.
             said = str(answer["error"])
             raise (TypeError if said.startswith("TypeError") else RuntimeError)(said)
         return decode(answer["value"], find)
@@ -451,8 +451,9 @@ def check(channel: Channel, source: str, tests: list[str]) -> None:
 def trusted(names: Mapping[str, object], tests: Sequence[str]) -> dict[str, object]:
     """The names of a program that its tests may see.
 
-    A program that defines `set` or `math` anew would decide what equals what. It may only where
-    the tests ask for nothing else of it: some tasks ask for a function that is called `sum`.
+    A program that redefines `set` or `math` could change the result of a comparison. It may
+    redefine a name only if the tests ask for nothing else, because some tasks ask for a function
+    called `sum`.
     """
     asked = {
         node.id
@@ -469,7 +470,7 @@ def trusted(names: Mapping[str, object], tests: Sequence[str]) -> dict[str, obje
 
 
 def main() -> None:
-    """Put the walls up, say so, and be one side of the run."""
+    """Isolate this process, report that, and run one side."""
     role, settings = sys.argv[1], json.loads(sys.argv[2])
     ready, reader, writer = settings["ready"], settings["reader"], settings["writer"]
     task = json.loads(sys.stdin.buffer.read()) if role == "tests" else {}

@@ -1,8 +1,7 @@
-"""Accuracy after batch calibration, for tasks that ask for one of the same labels every time.
+"""Accuracy after batch calibration, for tasks with the same labels for every document.
 
-A model that leans to one label answers it too often. Batch calibration (Zhou et al., 2024, section
-3.3) divides every label's probability by its mean over the documents that are asked. It needs no
-right answer.
+A model that prefers one label chooses it too often. Batch calibration (Zhou et al., 2024, section
+3.3) divides the probability of each label by its mean over the documents. It needs no right answer.
 """
 
 from __future__ import annotations
@@ -15,44 +14,45 @@ import numpy as np
 import numpy.typing as npt
 
 CALIBRATED = "acc_calibrated"
-"""The metric's name."""
+"""Name of the metric."""
 
 
 def calibrate(
     logprobs: npt.NDArray[np.float64], others: npt.NDArray[np.float64] | None = None
 ) -> npt.NDArray[np.float64]:
-    """Log-probabilities of labels, with the mean probability of every label taken out.
+    """Divide the probability of each label by its mean over documents.
 
     Args:
-        logprobs: `(documents, labels)`, natural logarithms, of any scale in a row.
-        others: those of the documents that the mean is over; of the same documents if None.
+        logprobs: natural logarithms `(documents, labels)`, of any scale in a row.
+        others: those of the documents to average over; the same documents when None.
 
     Returns:
-        Of the same shape, up to a constant in each row; the largest is the calibrated answer.
+        The same shape, up to a constant in each row; the largest is the calibrated answer.
     """
     logs = _normalised(logprobs)
-    seen = logs if others is None else _normalised(others)
-    prior = np.logaddexp.reduce(seen, axis=0) - np.log(len(seen))
-    # A label that is possible nowhere stays so.
-    found = np.full_like(logs, -np.inf)
+    batch = logs if others is None else _normalised(others)
+    prior = np.logaddexp.reduce(batch, axis=0) - np.log(len(batch))
+    # A label that is impossible everywhere stays impossible.
+    calibrated = np.full_like(logs, -np.inf)
     possible = np.isfinite(prior)
-    found[:, possible] = logs[:, possible] - prior[possible]
-    return found
+    calibrated[:, possible] = logs[:, possible] - prior[possible]
+    return calibrated
 
 
 def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(logprobs, axis=1, keepdims=True)
-    return found
+    normalised: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(
+        logprobs, axis=1, keepdims=True
+    )
+    return normalised
 
 
 def add_calibrated(result: Mapping[str, Any]) -> None:
-    """Add the metric `acc_calibrated` to the tasks of one model that it is defined for.
+    """Add the metric `acc_calibrated` to the tasks that have the same labels for every document.
 
-    Those are multiple-choice tasks with the metric `acc` and one filter that offer every document
-    the same labels after one prompt.
+    These are multiple-choice tasks with the metric `acc` and one filter.
 
     Args:
-        result: what lm-eval gives, with `samples`; changed in place.
+        result: results of lm-eval for one model, with `samples`; changed in place.
     """
     for task, every in result["samples"].items():
         samples = [one for one in every if CALIBRATED not in one["metrics"]]
@@ -63,21 +63,19 @@ def add_calibrated(result: Mapping[str, Any]) -> None:
             continue
         logprobs = np.array([one[1] for one in read if one is not None])
         right = [one[2] for one in read if one is not None]
-        for sample, answer, gold in zip(
-            samples, calibrate(logprobs).argmax(axis=1).tolist(), right, strict=True
-        ):
+        answers = calibrate(logprobs).argmax(axis=1).tolist()
+        for sample, answer, gold in zip(samples, answers, right, strict=True):
             sample[CALIBRATED] = float(answer == gold)
             sample["metrics"] = [*sample["metrics"], CALIBRATED]
         key = f"{CALIBRATED},{samples[0]['filter']}"
         result["results"][task][key] = float(np.mean([sample[CALIBRATED] for sample in samples]))
 
 
-Read = tuple[tuple[str, ...], list[float], int]
-"""Labels, the log-probability of each, and which is right."""
+def _read(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], int] | None:
+    """Read the labels of a document, their log-probabilities and the position of the right one.
 
-
-def _read(sample: Mapping[str, Any]) -> Read | None:
-    """What a document was asked; None where it is no choice among labels after one prompt."""
+    None if the document is not a choice among labels after one prompt.
+    """
     asked: Sequence[Any] = sample["arguments"]
     answers: Sequence[Any] = sample["filtered_resps"]
     if "acc" not in sample["metrics"] or not all(
@@ -95,6 +93,6 @@ def _read(sample: Mapping[str, Any]) -> Read | None:
         return None
     if np.isnan(logprobs).any() or not np.isfinite(logprobs).any():
         return None
-    # Where this is not how the task counts, it is another task than it seems.
+    # A task that counts otherwise is not a plain choice.
     counted = float(int(np.argmax(logprobs)) == target)
     return (labels, logprobs, int(target)) if counted == float(sample["acc"]) else None

@@ -1,8 +1,8 @@
-"""Ranks signals of experts by how well they predict the merge's quality (paper 2, section 5)."""
+"""Ranks signals of experts by how well they predict the quality of a merge (paper 2, section 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,49 +11,37 @@ import numpy.typing as npt
 
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
-from layerswap.evaluation.statistics import Interval
+from layerswap.evaluation.statistics import LEVEL, RESAMPLES, Interval
 
 FEWEST = 4
-"""Merges below which a rank correlation says nothing."""
+"""Smallest number of merges for a rank correlation."""
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """One signal.
-
-    Attributes:
-        signal: its name.
-        spearman: rank correlation with the merges' quality, with its bootstrap interval.
-        kendall: tau-b, likewise.
-        p_spearman: two-sided, by permutation.
-    """
+    """One signal."""
 
     signal: str
-    spearman: Interval
-    kendall: Interval
-    p_spearman: float
+    spearman: Interval  # with its bootstrap interval over merges
+    kendall: Interval  # tau-b, with its bootstrap interval
+    p_spearman: float  # two-sided, by permutation; exact for few merges
 
 
 def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:
-    """Signals and quality of merges from a table with one row per merge.
+    """Read signals and quality of merges from a table with one row per merge.
 
     Args:
-        path: csv or parquet.
-        merged: the column with the merge's own score; every other column of numbers is a signal.
-
-    Raises:
-        RecipeError: it cannot be read, has no such column, or has no signal.
+        path: CSV or Parquet file.
+        merged: column with the scores of the merges; every other numeric column is a signal.
     """
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 
+    read = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
     try:
-        table = (
-            pyarrow.parquet.read_table(path)
-            if path.suffix == ".parquet"
-            else pyarrow.csv.read_csv(path)
-        )
+        table = read(path)
     except (OSError, pa.ArrowInvalid) as error:
         why = " ".join(str(error).split())[:160]
         raise RecipeError(f"{path}: cannot be read ({why})") from None
@@ -63,41 +51,28 @@ def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[f
         if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
     }
     if merged not in numeric:
-        raise RecipeError(
-            f"{path}: no column of numbers {merged!r}{nearest(merged, list(numeric))}"
-        )
+        raise RecipeError(f"{path}: no numeric column {merged!r}{nearest(merged, list(numeric))}")
     gaps = sorted(name for name, values in numeric.items() if not np.isfinite(values).all())
     if gaps:
         raise RecipeError(f"{path}: {', '.join(gaps)}: a number is missing")
     quality = numeric.pop(merged)
     if not numeric:
-        raise RecipeError(f"{path}: no other column of numbers, so no signal")
+        raise RecipeError(f"{path}: no other numeric column, so no signal")
     return numeric, quality
 
 
-def predictors(
-    signals: Mapping[str, Sequence[float]],
-    merged: Sequence[float],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> list[Predictor]:
-    """How well each signal orders merges; the best first, by the size of its correlation.
+def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) -> list[Predictor]:
+    """Correlate each signal with the quality of merges; the strongest comes first.
 
     Args:
-        signals: by name, one number per merge: the score of its task expert on English problems,
-            of its language expert on reading, and so on.
+        signals: for each signal one number per merge, such as the English score of its task
+            expert.
         merged: the score of each merge, in the same order.
-        level: of the intervals.
-        resamples: of the bootstrap over merges, and of the permutation test.
-        seed: of both.
-
-    Raises:
-        RecipeError: fewer than four merges, or a signal for another number of them.
     """
+    from scipy.stats import permutation_test
+
     quality = np.asarray(merged, dtype=np.float64)
-    found = []
+    ranked = []
     for name, values in signals.items():
         signal = np.asarray(values, dtype=np.float64)
         if signal.shape != quality.shape or len(quality) < FEWEST:
@@ -105,61 +80,35 @@ def predictors(
                 f"{name}: a signal needs one number per merge, and at least {FEWEST} merges; "
                 f"{len(signal)} numbers for {len(quality)} merges"
             )
-        rng = np.random.default_rng(seed)
-        chosen = [rng.integers(len(quality), size=len(quality)) for _ in range(resamples)]
-        found.append(
-            Predictor(
-                name,
-                _interval(spearman, signal, quality, chosen, level),
-                _interval(kendall, signal, quality, chosen, level),
-                _permutation_p(signal, quality, rng, resamples),
-            )
-        )
-    return sorted(found, key=lambda one: -abs(one.spearman.mean))
-
-
-def spearman(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Spearman's rank correlation; 0 where one of the two is constant."""
-    from scipy.stats import rankdata
-
-    if _constant(a) or _constant(b):
-        return 0.0
-    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
-
-
-def kendall(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Kendall's tau-b; 0 where one of the two is constant."""
-    if _constant(a) or _constant(b):
-        return 0.0
-    above, over = (np.sign(values[:, None] - values) for values in (a, b))
-    return float((above * over).sum() / np.sqrt((above**2).sum() * (over**2).sum()))
+        test = permutation_test(
+            [signal], lambda shuffled: _spearman(shuffled, quality), permutation_type="pairings",
+            n_resamples=RESAMPLES, rng=np.random.default_rng(0),
+        )  # fmt: skip
+        spearman, kendall = (_interval(one, signal, quality) for one in (_spearman, _kendall))
+        ranked.append(Predictor(name, spearman, kendall, float(test.pvalue)))
+    return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
 
 
 def _interval(
-    correlation: object,
-    signal: npt.NDArray[np.float64],
-    quality: npt.NDArray[np.float64],
-    chosen: Sequence[npt.NDArray[np.int64]],
-    level: float,
+    statistic: Callable[[Values, Values], float], signal: Values, quality: Values
 ) -> Interval:
-    assert callable(correlation)
-    values = [correlation(signal[rows], quality[rows]) for rows in chosen]
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(correlation(signal, quality), float(low), float(high), len(quality))
+    """Compute a correlation with its percentile bootstrap interval over merges."""
+    rng, count = np.random.default_rng(0), len(quality)
+    drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
+    resampled = [statistic(signal[rows], quality[rows]) for rows in drawn]
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(statistic(signal, quality), float(low), float(high), count)
 
 
-def _permutation_p(
-    signal: npt.NDArray[np.float64],
-    quality: npt.NDArray[np.float64],
-    rng: np.random.Generator,
-    resamples: int,
-) -> float:
-    seen = abs(spearman(signal, quality))
-    extreme = sum(
-        abs(spearman(rng.permutation(signal), quality)) >= seen - 1e-12 for _ in range(resamples)
-    )
-    return (extreme + 1) / (resamples + 1)
+def _spearman(a: Values, b: Values) -> float:
+    """Compute Spearman's rank correlation; 0 if one side is constant."""
+    from scipy.stats import spearmanr
+
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
 
 
-def _constant(values: npt.NDArray[np.float64]) -> bool:
-    return bool((values == values[0]).all())
+def _kendall(a: Values, b: Values) -> float:
+    """Compute Kendall's tau-b; 0 if one side is constant."""
+    from scipy.stats import kendalltau
+
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(kendalltau(a, b).statistic)

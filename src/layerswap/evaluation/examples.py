@@ -1,4 +1,4 @@
-"""Reads example texts for measuring a model, and turns them into tokens."""
+"""Example texts for measuring a model, and their tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from layerswap.compose.yaml_file import read_text
 from layerswap.errors import EvaluationError, RecipeError
 
 
 @dataclass(frozen=True)
 class Example:
-    """A text of which only what follows the prompt counts; without a prompt, all of it."""
+    """A text after a prompt, which may be empty; only the text is predicted."""
 
     prompt: str
     text: str
@@ -21,69 +22,56 @@ class Example:
 
 @dataclass(frozen=True)
 class Tokens:
-    """An example as token ids, and the positions of the tokens that are to be predicted."""
+    """An example as token ids, with the positions of the tokens to predict."""
 
     ids: tuple[int, ...]
     predicted: range
 
 
 Tokenized = Tokens | Sequence[int]
-"""Token ids; all but the first are predicted where it is not said which."""
+"""An example as tokens; of plain token ids, all but the first are predicted."""
 
 
 def as_tokens(texts: Sequence[Tokenized]) -> list[Tokens]:
-    """Texts with the positions of the tokens that are to be predicted.
-
-    Raises:
-        EvaluationError: there is no text, or one without a token to predict.
-    """
-    found = [
+    """Mark the tokens to predict in each text; each must have at least one."""
+    tokens = [
         text if isinstance(text, Tokens) else Tokens(tuple(text), range(1, len(text)))
         for text in texts
     ]
-    if not found:
+    if not tokens:
         raise EvaluationError("there is no text to measure on")
-    for index, text in enumerate(found):
+    for index, text in enumerate(tokens):
         if not text.predicted:
             raise EvaluationError(
                 f"text {index} has {len(text.ids)} tokens and none to predict; leave it out"
             )
-    return found
+    return tokens
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples in a file.
+    """Read the examples in a file, one per line; empty lines are skipped.
 
-    `.jsonl` holds an object on each line, with `text`, or with `prompt` and `completion`; any
-    other file holds an example on each line. Empty lines are skipped.
-
-    Raises:
-        RecipeError: the file cannot be read or holds no example, or naming the line that is
-            wrong.
+    `.jsonl` holds objects with `text`, or with `prompt` and `completion`; any other file holds
+    plain text.
     """
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"{path}: cannot be read ({reason})") from None
-    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not filled:
+    lines = [line for line in enumerate(read_text(path).split("\n"), start=1) if line[1].strip()]
+    if not lines:
         raise RecipeError(f"{path}: holds no example")
     if path.suffix != ".jsonl":
-        return [Example("", line.strip()) for _, line in filled]
-    return [_example(line, f"{path}, line {number}") for number, line in filled]
+        return [Example("", line.strip()) for _, line in lines]
+    return [_example(line, f"{path}, line {number}") for number, line in lines]
 
 
 def tokenize(example: Example, tokenizer: Any, max_length: int) -> Tokens:
-    """The tokens of an example, as supervised fine-tuning sees them.
+    """Tokenize an example as supervised fine-tuning does.
 
-    Special tokens are those that the tokenizer adds, and its end of text at the end.
+    Special tokens are those of the tokenizer, with its end of text at the end.
     """
     prompt = tokenizer(example.prompt).input_ids if example.prompt else []
     text = tokenizer(example.text, add_special_tokens=not prompt).input_ids
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = (*prompt, *text, *(end if [*prompt, *text][-1:] != end else []))[:max_length]
-    # Nothing comes before the first token to predict it from.
+    # Nothing before the first token predicts it.
     return Tokens(ids, range(max(1, len(prompt)), len(ids)))
 
 

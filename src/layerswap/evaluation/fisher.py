@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LABELS = ("model", "data")
-"""Where the tokens come from whose likelihood is differentiated."""
+"""Sources of the labels."""
 
 
 def estimate_fisher(
@@ -57,29 +57,29 @@ def estimate_fisher(
     overwrite: bool = False,
     progress: Bars | None = None,
 ) -> Path:
-    """Write the diagonal Fisher of a checkpoint, for Fisher-weighted averaging.
+    """Estimate the diagonal Fisher of a checkpoint, for Fisher-weighted averaging.
 
-    The mean over examples x of `(d log p(y | x) / d theta)^2`, element by element (Matena &
-    Raffel, 2022). With `labels="model"`, the paper's Fisher, every token y is drawn
-    from the model's own prediction after the tokens of x before it; with `labels="data"`, the
-    *empirical* Fisher, y is the text itself. `log p` is the sum over the tokens of an example.
+    It is the mean over examples x of `(d log p(y | x) / d theta)^2`, per weight (Matena & Raffel,
+    2022). With `labels="model"`, the paper's Fisher, the model's own prediction gives every token y
+    after the tokens of x before it. With `labels="data"`, the *empirical* Fisher, y is the text
+    itself. `log p` is the sum over the tokens of an example.
 
-    Examples go through the model one by one, for the square of a sum of gradients is not the sum
-    of their squares. Each parameter's gradient is squared and freed as soon as it is there, so
-    that memory holds the weights twice in float32, and one gradient. Nothing is trained.
+    Examples run one by one, because the square of a sum of gradients is not the sum of their
+    squares. Each gradient is squared and freed at once, so memory holds the weights twice in
+    float32, and one gradient. Nothing is trained.
 
     Args:
         model: a full checkpoint: a folder or a Hub id.
         data: `.jsonl` with `text`, or with `prompt` and `completion` (only the completion
             counts); or `.txt` with an example on each line.
-        out: the folder to create, with `fisher.safetensors` (float32, named and shaped as the
-            checkpoint's tensors) and `fisher.json` (the checkpoint, the data, the settings).
-        labels: where y comes from.
-        examples: how many to draw from the data, without replacement; all if it has fewer.
-        max_length: longer examples are cut, in tokens.
-        seed: of the choice of examples and of the labels drawn from the model.
-        device: for torch; a GPU if there is one.
-        overwrite: replace a folder that this wrote.
+        out: folder to create, with `fisher.safetensors` (float32, with the names and shapes of the
+            checkpoint's tensors) and `fisher.json` (checkpoint, data and settings).
+        labels: source of y.
+        examples: number of examples to draw from the data, without replacement; at most all.
+        max_length: largest number of tokens of an example; longer ones are cut.
+        seed: seed of the examples and of the labels.
+        device: device of the model; a GPU if there is one.
+        overwrite: overwrite a folder that this function wrote.
         progress: opens a progress bar over examples.
 
     Returns:
@@ -94,15 +94,15 @@ def estimate_fisher(
     target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
     refuse_target(target, marker=FISHER_RECORD, overwrite=overwrite)
     if labels not in LABELS:
-        raise RecipeError(f"labels are {labels!r}; they are one of {', '.join(LABELS)}")
+        raise RecipeError(f"labels: {labels!r} is not one of {', '.join(LABELS)}")
     if examples < 1 or max_length < 2:
         raise RecipeError("a Fisher needs at least 1 example, of at least 2 tokens")
-    found = read_examples(Path(data).expanduser())
+    texts = read_examples(Path(data).expanduser())
     checkpoint = open_checkpoint(os.fspath(model))
     before = _fingerprints(checkpoint)
     loaded, tokenizer = _load(checkpoint, device)
-    chosen = sorted(random.Random(seed).sample(range(len(found)), min(examples, len(found))))
-    rows = [(i, tokenize(found[i], tokenizer, max_length)) for i in chosen]
+    chosen = sorted(random.Random(seed).sample(range(len(texts)), min(examples, len(texts))))
+    rows = [(i, tokenize(texts[i], tokenizer, max_length)) for i in chosen]
     rows = [(i, row) for i, row in rows if row.predicted]
     if not rows:
         raise RecipeError(f"{data}: no example has two tokens, so there is nothing to predict")
@@ -140,17 +140,17 @@ def squared_gradients(
     seed: int,
     step: Callable[[int], None],
 ) -> dict[str, torch.Tensor]:
-    """The mean over examples of the squared gradient of their log-likelihood, per parameter.
+    """Average the squared gradients of the examples' log-likelihoods, per parameter.
 
     Args:
         model: in evaluation mode, float32.
-        rows: examples with the numbers that seed their labels.
-        labels: where labels come from.
-        seed: of the labels drawn from the model.
+        rows: examples, with the numbers that seed their labels.
+        labels: source of the labels.
+        seed: seed of the labels.
         step: called with 1 after each example.
 
     Returns:
-        float32 tensors by parameter name, on the model's device; 0 where no gradient arrives.
+        float32 tensors by parameter name, on the model's device; 0 for unused parameters.
     """
     import torch
 
@@ -163,7 +163,7 @@ def squared_gradients(
             total.addcmul_(parameter.grad, parameter.grad)
             parameter.grad = None
 
-        # One leaf, one call: the gradients of a tied weight have been added up by then.
+        # The hook of a tied weight runs once, on the sum of its gradients.
         register: Any = parameter.requires_grad_().register_post_accumulate_grad_hook
         hooks.append(register(square))
     for number, row in rows:
@@ -176,14 +176,14 @@ def squared_gradients(
 
 
 def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str) -> torch.Tensor:
-    """Log-likelihood of the predicted tokens of an example, or of tokens drawn in their place.
+    """Sum the log-probabilities of an example's predicted tokens, or of tokens in their place.
 
     Args:
-        model: any causal language model.
+        model: a causal language model.
         row: the example.
-        labels: `data` for the example's own tokens; `model` for tokens drawn from the model's
-            prediction at each position, after the example's own tokens before it.
-        key: seeds the draw, whatever the device and the other examples.
+        labels: `data` for the example's own tokens; `model` for tokens drawn from the prediction
+            at each position, after the example's own tokens before it.
+        key: seeds the draw, independently of the device and of other examples.
     """
     import torch
 
@@ -197,7 +197,7 @@ def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str
 
 
 def draw_labels(logits: torch.Tensor, key: str) -> torch.Tensor:
-    """A token from each row of logits; equal keys draw the same random numbers on any device."""
+    """Draw a token from each row of logits; equal keys give equal draws on any device."""
     import torch
 
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
@@ -216,23 +216,23 @@ def _load(checkpoint: Checkpoint, device: str | None) -> tuple[PreTrainedModel, 
 def _write(
     folder: Path, model: PreTrainedModel, fisher: dict[str, torch.Tensor], checkpoint: Checkpoint
 ) -> None:
-    """Write the Fisher under the names that the checkpoint has for its tensors."""
+    """Write the Fisher under the checkpoint's names of tensors."""
     import torch
     from safetensors.torch import load_file, save_file
 
     draft = folder / "draft"
     with without_progress_bars():
-        # transformers names and splits tensors in its own way in memory; saving turns that back.
+        # transformers may rename and split tensors in memory; saving reverses that.
         model.save_pretrained(draft, state_dict=fisher, max_shard_size="1000TB")
     stored = read_header(draft / "model.safetensors")
     expected = {n: t for n, t in checkpoint.tensors.items() if t.dtype in FLOAT_DTYPES}
     other = sorted(n for n, t in stored.items() if t.shape != _shape(expected, n))
     if other:
         raise MergeError(
-            f"{checkpoint.identity}: in transformers it has a tensor {other[0]!r} that is not "
-            "stored so; its Fisher cannot be written"
+            f"{checkpoint.identity}: transformers has a tensor {other[0]!r} that the checkpoint "
+            "does not; its Fisher cannot be written"
         )
-    # A buffer, or a stored copy of tied embeddings: nothing is known of it.
+    # Buffers and stored copies of tied embeddings have no gradient.
     missing = {n: torch.zeros(t.shape) for n, t in expected.items() if n not in stored}
     if missing:
         whole = {**load_file(draft / "model.safetensors"), **missing}
@@ -254,7 +254,7 @@ def _norm(fisher: dict[str, torch.Tensor]) -> float:
     if not math.isfinite(norm):
         raise MergeError("a gradient is not finite, so there is no Fisher")
     if norm == 0:
-        raise MergeError("every gradient is 0, so the Fisher would say nothing")
+        raise MergeError("every gradient is 0, so the Fisher has no information")
     return norm
 
 

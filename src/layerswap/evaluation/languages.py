@@ -1,9 +1,8 @@
-"""Languages by any code or name, and the share of an answer that is written in one.
+"""Finds languages by any code or name, and measures the share of an answer in a language.
 
-A benchmark's code is found for any code or name of a language. A composition can answer right in
-the wrong language: 2605.26735 reports accuracy and the language of the reasoning apart. Languages
-are identified by py3langid, which needs no network, on the text without what belongs to no
-language: numbers, code, formulas, markup and addresses.
+Benchmarks name languages in different codes; `match` finds theirs for any code or name. A model can
+answer right in the wrong language, so the language of an answer is a metric of its own. py3langid
+identifies it, without network, on the text without numbers, code, formulas, markup and addresses.
 """
 
 from __future__ import annotations
@@ -26,16 +25,13 @@ def same_language(one: str, other: str) -> bool:
 
 @cache
 def standard_tag(language: str) -> str:
-    """The BCP 47 tag of a language by any of its codes, or by its English name.
+    """Find the BCP 47 tag of a language by any of its codes, or by its English name.
 
-    Members of a macrolanguage that stand for it are joined with it (`swh` is `sw`), and a script
-    that goes without saying is left out.
+    A member that stands for its macrolanguage gets the tag of that (`swh` is `sw`). A script that
+    is the usual one is left out.
 
     Args:
         language: ISO 639-1 or 639-3, BCP 47, FLORES-200's `xxx_Script`, or a name.
-
-    Raises:
-        EvaluationError: no such language, or langcodes is not installed.
 
     Example: `standard_tag("swh_Latn")`, `standard_tag("Swahili")` and `standard_tag("sw")` are
     all `"sw"`.
@@ -56,7 +52,7 @@ def standard_tag(language: str) -> str:
 
 
 def language_name(language: str) -> str:
-    """The English name of a language.
+    """Return the English name of a language.
 
     Example: `language_name("te")` is `"Telugu"`.
     """
@@ -66,30 +62,27 @@ def language_name(language: str) -> str:
 
 
 def match(language: str, supported: Iterable[str]) -> str | None:
-    """The code, among those that a benchmark has, that means a language; None where it has none.
+    """Find a language among the codes of a benchmark; None if it is not there.
 
-    Of several scripts the language's usual one is taken, unless another is asked for.
+    Of several scripts, the language's usual one matches, unless the language names another.
 
     Example: `match("zh", ["zho_Hans", "zho_Hant"])` is `"zho_Hans"`.
     """
-    wanted, script = _parts(standard_tag(language))
-    asked = "-" in standard_tag(language)
-    same = [
-        code for code in supported if _is_code(code) and _parts(standard_tag(code))[0] == wanted
-    ]
-    exact = [code for code in same if _parts(standard_tag(code))[1] == script]
+    tag = standard_tag(language)
+    wanted, script = _parts(tag)
+    same = {code: parts for code in supported if (parts := _parts_of(code)) and parts[0] == wanted}
+    exact = [code for code, parts in same.items() if parts[1] == script]
     if exact:
         return exact[0]
-    return same[0] if len(same) == 1 and not asked else None
+    return next(iter(same)) if len(same) == 1 and "-" not in tag else None
 
 
-@cache
-def _is_code(code: str) -> bool:
+def _parts_of(code: str) -> tuple[str, str] | None:
+    """Return language and script of a benchmark's code; None if it is not a language."""
     try:
-        standard_tag(code)
+        return _parts(standard_tag(code))
     except EvaluationError:
-        return False
-    return True
+        return None
 
 
 @cache
@@ -103,11 +96,9 @@ def _parts(tag: str) -> tuple[str, str]:
 ANSWER, REASONING = "answer_language_share", "reasoning_language_share"
 """Names of the metrics."""
 FEWEST = 20
-"""Letters of a text below which nothing is said of its language."""
+"""Letters below which a text has no share."""
 SEGMENT = 40
-"""Letters of the pieces whose language is identified; shorter ones are often mistaken."""
-OTHERWISE = ("flores", "mbpp")
-"""Benchmarks whose answers are meant to be in another language, or in none."""
+"""Smallest number of letters of a piece to identify; shorter ones are often mistaken."""
 NO_LANGUAGE = re.compile(
     r"```.*?(?:```|\Z)"  # code
     r"|`[^`\n]*`"
@@ -121,16 +112,20 @@ SENTENCE = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？।॥])\s*|\n+")
 THOUGHT = re.compile(r"\A(.*?)</(?:think|thinking|reasoning)>(.*)\Z", re.DOTALL)
 
 
+def sample_shares(sample: Mapping[str, Any], language: str) -> dict[str, float]:
+    """Measure one of lm-eval's samples; empty if nothing was generated."""
+    answers = sample.get("resps") or [[]]
+    first = answers[0][0] if answers[0] else None
+    return language_shares(first, language) if isinstance(first, str) else {}
+
+
 def language_shares(text: str, language: str) -> dict[str, float]:
-    """The metrics of one generated text, those that it allows, in 0..1.
+    """Measure one generated text, in 0..1; a part with too few letters has no share.
 
     Args:
-        text: as generated. What stands before `</think>` is the reasoning; without that mark all
-            of it is the answer.
-        language: any code or name of a language.
-
-    Raises:
-        EvaluationError: there is no such language, or py3langid does not know it.
+        text: generated text. The part before `</think>` is the reasoning; without that mark, the
+            whole text is the answer.
+        language: any code or name of a language that py3langid knows.
 
     Example:
         >>> shares = language_shares("<think>We add two and two, which is four.</think>4", "en")
@@ -141,16 +136,12 @@ def language_shares(text: str, language: str) -> dict[str, float]:
     thought = THOUGHT.match(text)
     if thought:
         parts = {REASONING: thought[1], ANSWER: thought[2]}
-    found = {name: share_in(part, language) for name, part in parts.items()}
-    return {name: share for name, share in found.items() if share is not None}
+    shares = {name: share_in(part, language) for name, part in parts.items()}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 def share_in(text: str, language: str) -> float | None:
-    """The share of a text's letters that stand in pieces of a language; None with too few letters.
-
-    Raises:
-        EvaluationError: see `language_shares`.
-    """
+    """Return the share of letters in pieces of a language; None for too few letters."""
     code = identified_code(language)
     counts = [(_letters(piece), piece) for piece in _pieces(NO_LANGUAGE.sub(" ", text))]
     total = sum(count for count, _ in counts)
@@ -161,11 +152,7 @@ def share_in(text: str, language: str) -> float | None:
 
 @cache
 def identified_code(language: str) -> str:
-    """The code that py3langid has for a language.
-
-    Raises:
-        EvaluationError: there is none.
-    """
+    """Return py3langid's code of a language; refuse a language that it does not know."""
     try:
         from py3langid import rank
     except ImportError:
@@ -181,22 +168,15 @@ def identified_code(language: str) -> str:
 
 
 def known_language(language: str) -> str | None:
-    """The same language, or None where py3langid cannot identify it."""
+    """Return py3langid's code of a language; None if it does not know the language."""
     try:
         return identified_code(language) if language else None
     except EvaluationError:
         return None
 
 
-def sample_shares(sample: Mapping[str, Any], language: str) -> dict[str, float]:
-    """The metrics of one of lm-eval's samples; none where nothing was generated."""
-    answers = sample.get("resps") or [[]]
-    first = answers[0][0] if answers[0] else None
-    return language_shares(first, language) if isinstance(first, str) else {}
-
-
 def _pieces(text: str) -> Iterator[str]:
-    """Sentences, joined where they are short; a short last one goes with the one before."""
+    """Split a text into sentences, and join short ones."""
     held = ""
     ready: str | None = None
     for sentence in SENTENCE.split(text):
@@ -214,7 +194,7 @@ def _letters(text: str) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _language(piece: str) -> str:
-    """The language of a piece; compositions write the same sentences again and again."""
+    """Identify the language of a piece; cached, because compositions repeat sentences."""
     from py3langid import classify
 
     return str(classify(" ".join(re.sub(r"\d+", " ", piece).split()))[0])

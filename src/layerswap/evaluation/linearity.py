@@ -1,4 +1,4 @@
-"""Whether the effects of two deltas add up in what a model computes, layer by layer."""
+"""Measures linearity: the loss between two experts, and the additivity of their effects."""
 
 from __future__ import annotations
 
@@ -38,20 +38,18 @@ BASE, TASK, LANGUAGE, BOTH = range(4)
 
 @dataclass(frozen=True)
 class Additivity:
-    """How far the sum of two deltas is from the sum of their effects.
+    """Distance between the effect of two deltas together and the sum of their effects.
 
-    `|f(b + d1 + d2) - (f(b + d1) + f(b + d2) - f(b))| / |f(b + d1 + d2) - f(b)|`, Euclidean norms
-    over all tokens. 0 is linear; 1 is as far off as saying that the two together change nothing.
-    The second paper (section 6) expects the deltas of fine-tuning to be nearly linear in this
-    sense, above all within a layer.
+    The departure is `|f(b + d1 + d2) - (f(b + d1) + f(b + d2) - f(b))| / |f(b + d1 + d2) - f(b)|`,
+    with Euclidean norms over all tokens. 0 is linear; 1 is the error of predicting no change. The
+    second paper (section 6) expects fine-tuning to be nearly linear, above all within a layer.
 
     Attributes:
-        layers: with f the hidden state that leaves each layer, counted from the input; all
-            weights of the model changed, so that departures of earlier layers are passed on.
-        logits: with f the logits.
-        alone: with f what each layer makes of the hidden state that it has in the base, only that
-            layer's weights changed (Dai et al., 2025). Empty for a model whose layers cannot be
-            run one by one.
+        layers: departure of the hidden state after each layer, counted from the input. All weights
+            change, so departures of earlier layers add up.
+        logits: departure of the logits.
+        alone: departure of each layer's output for the base's hidden state, with only that layer's
+            weights changed (Dai et al., 2025). Empty if the layers cannot run one by one.
     """
 
     layers: tuple[float, ...]
@@ -69,27 +67,15 @@ def additivity(
     dtype: str = "float32",
     device: str | torch.device = "cpu",
 ) -> Additivity:
-    """How linear the deltas of two experts are in what the model computes.
+    """Measure the additivity of the effects of two experts' deltas.
 
-    Memory holds the four models and the hidden states of one batch, however many texts there are.
-
-    Args:
-        base: what both were fine-tuned from.
-        task: an expert.
-        language: another.
-        texts: what the models read, as token ids.
-        batch_size: texts that are read together.
-        dtype: of weights and arithmetic. In less than float32 the rounding of small deltas is
-            measured too.
-        device: where the models run.
-
-    Raises:
-        LayerswapError: the experts do not fit together, or a text is too short.
+    Memory holds the four models and the hidden states of one batch. Below float32, rounding of
+    small deltas adds to the departure.
     """
     import torch
 
     read = as_tokens(texts)
-    plans = _plans(base, task, language, dtype)
+    plans = _four_plans(base, task, language, dtype)
     virtual = VirtualModel(plans, device=device)
     stack = SplitModel(virtual.switch(BASE), virtual.layers, virtual.device)
     sums = _Sums()
@@ -100,7 +86,7 @@ def additivity(
             states = [_states(virtual, index, inputs) for index in range(len(plans))]
             real = inputs["attention_mask"].bool()
             for step in range(len(states[BASE])):
-                sums.add(("whole", step), [found[step][real] for found in states])
+                sums.add(("whole", step), [state[step][real] for state in states])
             del states[TASK:]
             if exact:
                 exact = _add_alone(virtual, stack, inputs, states[BASE], sums)
@@ -112,7 +98,8 @@ def additivity(
     )
 
 
-def _plans(base: PathLike, task: PathLike, language: PathLike, dtype: str) -> list[Plan]:
+def _four_plans(base: PathLike, task: PathLike, language: PathLike, dtype: str) -> list[Plan]:
+    """Plan the base, each expert, and the base plus both deltas."""
     data: dict[str, Any] = {
         "base": os.fspath(base),
         "experts": {"task": os.fspath(task), "language": os.fspath(language)},
@@ -131,17 +118,16 @@ def _plans(base: PathLike, task: PathLike, language: PathLike, dtype: str) -> li
 def _states(
     virtual: VirtualModel, index: int, inputs: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The hidden state that leaves each layer, then the logits, `(rows, tokens, width)`.
+    """Return the hidden state after each layer, then the logits, `(rows, tokens, width)`.
 
-    Taken from the layers themselves: the last of transformers' `hidden_states` has been through
-    the final norm.
+    Hooks read the layers' outputs; transformers' last hidden state is after the final norm.
     """
     model = virtual.switch(index)
-    found: list[torch.Tensor] = []
+    states: list[torch.Tensor] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
         del module, args
-        found.append(output[0] if isinstance(output, tuple) else output)
+        states.append(output[0] if isinstance(output, tuple) else output)
 
     handles = [layer.register_forward_hook(keep) for layer in virtual.layers]
     try:
@@ -149,7 +135,7 @@ def _states(
     finally:
         for handle in handles:
             handle.remove()
-    return [*found, logits]
+    return [*states, logits]
 
 
 def _add_alone(
@@ -159,7 +145,7 @@ def _add_alone(
     states: Sequence[torch.Tensor],
     sums: _Sums,
 ) -> bool:
-    """Add what each layer alone makes of the base's hidden states; False where that fails."""
+    """Add the outputs of each layer alone, for the base's hidden states; False if that fails."""
     import torch
 
     virtual.switch(BASE)
@@ -167,29 +153,29 @@ def _add_alone(
     real = inputs["attention_mask"].bool()
     for layer, module in enumerate(stack.layers):
         entering = states[layer - 1] if layer else entry.hidden
-        found = []
+        outputs = []
         for path in virtual.paths:
             virtual.use_layer(layer, path[1 + layer])
-            found.append(entry.calls[layer](module, entering)[real])
-        if not torch.allclose(found[BASE], states[layer][real], rtol=1e-3, atol=1e-5):
+            outputs.append(entry.calls[layer](module, entering)[real])
+        if not torch.allclose(outputs[BASE], states[layer][real], rtol=1e-3, atol=1e-5):
             warnings.warn(
-                f"the layers of {type(virtual.model).__name__} cannot be run one by one; "
-                "their departures alone are left out",
+                f"the layers of {type(virtual.model).__name__} cannot run one by one; the "
+                "departures of single layers are left out",
                 stacklevel=3,
             )
             return False
-        sums.add(("alone", layer), found)
+        sums.add(("alone", layer), outputs)
     return True
 
 
 class _Sums:
-    """Squared norms of departures and changes, added up over batches in float64."""
+    """Squared norms of departures and changes, summed over batches in float64."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, int], tuple[float, float]] = {}
 
-    def add(self, key: tuple[str, int], found: Sequence[torch.Tensor]) -> None:
-        base, task, language, both = (state.double() for state in found)
+    def add(self, key: tuple[str, int], outputs: Sequence[torch.Tensor]) -> None:
+        base, task, language, both = (output.double() for output in outputs)
         change = both - base
         departure = change - (task - base) - (language - base)
         before = self._sums.get(key, (0.0, 0.0))
@@ -203,31 +189,23 @@ class _Sums:
         return float((departure / change) ** 0.5) if change else 0.0
 
 
-__all__ = ["Additivity", "Connectivity", "Line", "additivity", "connectivity"]
-
 OtherLayers = Literal["task", "language", "base"]
 ORIGIN = "origin"
-"""What the recipes call the base, where it stands beside an interpolated layer."""
+"""Name of the base in recipes where the other layers come from it."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Loss along the line from one model to another.
+    """Loss along the line from one model to another."""
 
-    Attributes:
-        positions: ascending, 0 for the first model and 1 for the second, beyond where the line
-            is extrapolated.
-        losses: mean negative log-probability per predicted token, in nats, at each position.
-    """
-
-    positions: tuple[float, ...]
-    losses: tuple[float, ...]
+    positions: tuple[float, ...]  # ascending; 0 is the first model, 1 the second
+    losses: tuple[float, ...]  # nats per predicted token at each position
 
     @property
     def barrier(self) -> float:
-        """How far the loss between 0 and 1 rises above the straight line between its values there.
+        """Largest rise of the loss above the straight line between its values at 0 and 1.
 
-        In nats per token; 0 where the two are linearly connected (Frankle et al., 2020).
+        In nats per token; 0 if the two are linearly connected (Frankle et al., 2020).
         """
         loss_at = dict(zip(self.positions, self.losses, strict=True))
         first, last = loss_at[0.0], loss_at[1.0]
@@ -238,17 +216,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Connectivity:
-    """Loss between two experts.
+    """Loss between two experts."""
 
-    Attributes:
-        whole: with every place interpolated.
-        layers: per layer, with that layer alone interpolated.
-        elsewhere: what all other places have meanwhile.
-    """
-
-    whole: Line
-    layers: tuple[Line, ...]
-    elsewhere: OtherLayers = "task"
+    whole: Line  # all weights interpolated
+    layers: tuple[Line, ...]  # for each layer, only its weights interpolated
+    elsewhere: OtherLayers = "task"  # source of all other weights meanwhile
 
 
 def connectivity(
@@ -264,27 +236,23 @@ def connectivity(
     dtype: str = "float32",
     device: str | torch.device = "cpu",
 ) -> Connectivity:
-    """Loss on texts along the line between two experts, for the whole model and layer by layer.
+    """Measure the loss along the line between two experts, for the whole model and each layer.
 
-    At position a the weights are `(1 - a) task + a language`. All models are compositions of one
-    sweep: nothing is written, and they share the work of layers that they have in common.
+    At position a the weights are `(1 - a) task + a language`. One sweep holds all models, writes
+    nothing, and shares the work of common layers.
 
     Args:
-        task: the expert at position 0.
-        language: the expert at position 1.
-        texts: what the loss is measured on: token ids, or `Tokens` of which only those that are
-            to be predicted count.
-        base: what both were fine-tuned from; needed where it stands elsewhere.
-        elsewhere: what the other places have while one layer is interpolated (Adilova et al.,
-            2024, interpolate one layer in a trained model).
-        steps: positions between the two, with both ends `steps + 1`.
-        beyond: steps of the same size past each end.
+        task: expert at position 0.
+        language: expert at position 1.
+        texts: texts as token ids, or `Tokens` with the positions to predict.
+        base: needed for `elsewhere="base"`.
+        elsewhere: source of the other weights while one layer is interpolated (Adilova et al.,
+            2024, interpolate one layer of a trained model).
+        steps: number of steps between the two experts.
+        beyond: number of steps past each expert.
         batch_size: texts that are read together.
-        dtype: of weights and arithmetic.
-        device: where the models run.
-
-    Raises:
-        LayerswapError: the experts do not fit together, or a text is too short.
+        dtype: dtype of weights and arithmetic.
+        device: device of the models.
     """
     if steps < 1 or beyond < 0:
         raise EvaluationError(f"a line has 1 step or more and none below 0, not {steps}, {beyond}")
@@ -303,7 +271,7 @@ def connectivity(
 
 
 class _Line:
-    """Makes the plan of every position, opening each checkpoint once."""
+    """Plans of all positions, with each checkpoint opened once."""
 
     def __init__(
         self,
@@ -315,28 +283,24 @@ class _Line:
     ) -> None:
         if elsewhere not in ("task", "language", "base"):
             raise EvaluationError(f"elsewhere is {elsewhere!r}; it is task, language or base")
-        if elsewhere == "base" and base is None:
-            raise EvaluationError("elsewhere is the base; give the base")
         self._experts = {"task": os.fspath(task), "language": os.fspath(language)}
-        self._other = elsewhere if elsewhere != "base" else ORIGIN
-        if elsewhere == "base" and base is not None:
+        self._other: str = elsewhere
+        if elsewhere == "base":
+            if base is None:
+                raise EvaluationError("elsewhere is the base; give the base")
+            self._other = ORIGIN
             self._experts[ORIGIN] = os.fspath(base)
-        self._data: dict[str, Any] = {
-            "soup": {"experts": ["task"]},
-            "bake": True,
-            "dtype": dtype,
-        }
-        self._between = self._made({"experts": self._experts})
+        self._data = {"soup": {"experts": ["task"]}, "bake": True, "dtype": dtype}
+        self._between = self._planned({"experts": self._experts})
         self._past: dict[float, Plan] = {}
 
     @property
     def layers(self) -> int:
-        """Number of layers, L."""
         return self._between.composition.layers
 
     def plan(self, at: float, layer: int | None) -> Plan:
-        """Position `at`, everywhere or in one layer alone."""
-        plan, take = self._between, _weights(at)
+        """Plan position `at` in one layer, or everywhere when None."""
+        plan, take = self._between, {n: w for n, w in (("task", 1 - at), ("language", at)) if w}
         if not 0 <= at <= 1:
             plan, take = self._beyond(at), {"past": 1.0}
         places = [Override(layers="all", take=take if layer is None else {self._other: 1.0})]
@@ -346,26 +310,24 @@ class _Line:
         return replace(plan, recipe=recipe, composition=recipe.resolve(self.layers))
 
     def _beyond(self, at: float) -> Plan:
-        """A plan with an expert past the end: from the far end, more than the way to the near one.
+        """Plan an extra expert past one end.
 
-        Blends have no negative weights, so it is task arithmetic with an expert as the base.
+        Blends have no negative weights, so it is task arithmetic with the far expert as the base
+        and a scale above 1.
         """
         if at not in self._past:
             far, near, scale = ("language", "task", 1 - at) if at < 0 else ("task", "language", at)
             past = {"method": "task_arithmetic", "experts": [near], "scale": scale}
             experts = {**self._experts, "past": {"merge": past}}
-            self._past[at] = self._made({"experts": experts, "base": self._experts[far]})
+            self._past[at] = self._planned({"experts": experts, "base": self._experts[far]})
         return self._past[at]
 
-    def _made(self, data: Mapping[str, Any]) -> Plan:
+    def _planned(self, data: Mapping[str, Any]) -> Plan:
         return make_plan(check_recipe({**self._data, **data}, where="linearity"))
 
 
-def _weights(at: float) -> dict[str, float]:
-    return {name: w for name, w in (("task", 1 - at), ("language", at)) if w}
-
-
 def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[float]:
+    """Return the mean loss per predicted token of every composition, in nats."""
     requests = [(text.ids[: text.predicted.start], text.ids[text.predicted.start :])
                 for text in texts]  # fmt: skip
     scores = sweep.loglikelihood(requests, batch_size=batch_size)
@@ -375,29 +337,21 @@ def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[floa
 
 @dataclass(frozen=True)
 class Linearity:
-    """Two experts measured on the same texts.
-
-    Attributes:
-        line: loss along the line between them.
-        sums: how far the effects of their deltas add up.
-        texts: how many texts were measured on.
-        left_out: how many were too short to predict a token of.
-        predicted: tokens predicted.
-    """
+    """Both measurements of two experts on the same texts."""
 
     line: Connectivity
     sums: Additivity
-    texts: int
-    left_out: int
-    predicted: int
+    texts: int  # number of texts
+    left_out: int  # number of texts that were too short
+    predicted: int  # number of predicted tokens
 
     def lines(self) -> list[str]:
-        """The result in words, a line each."""
+        """Describe the result in words."""
         whole, layers, sums = self.line.whole, self.line.layers, self.sums
         loss_at = dict(zip(whole.positions, whole.losses, strict=True))
         worst = max(range(len(layers)), key=lambda layer: layers[layer].barrier)
         left_out = f", {self.left_out} left out" if self.left_out else ""
-        found = [
+        lines = [
             f"{self.texts} texts{left_out}, {self.predicted} tokens predicted",
             f"loss: task expert {loss_at[0.0]:.4f}, language expert {loss_at[1.0]:.4f}; "
             f"barrier {whole.barrier:.4f} nats per token",
@@ -407,25 +361,22 @@ class Linearity:
         ]
         if sums.alone:
             low, high = min(sums.alone), max(sums.alone)
-            found.append(f"within one layer they depart by {low:.1%} to {high:.1%}")
-        return found
+            lines.append(f"within one layer they depart by {low:.1%} to {high:.1%}")
+        return lines
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every number as a row of `measure`, `layer`, `position` and `value`."""
-        rows: list[dict[str, Any]] = [
-            {"measure": "loss_nats_per_token", "layer": layer, "position": at, "value": loss}
+        """Return every number as a row of `measure`, `layer`, `position` and `value`."""
+        loss, sums = "loss_nats_per_token", self.sums
+        numbers: list[tuple[str, int | None, float | None, float]] = [
+            (loss, layer, at, value)
             for layer, one in [(None, self.line.whole), *enumerate(self.line.layers)]
-            for at, loss in zip(one.positions, one.losses, strict=True)
+            for at, value in zip(one.positions, one.losses, strict=True)
         ]
-        departures: list[tuple[str, int | None, float]] = [
-            *(("departure_share", at, v) for at, v in enumerate(self.sums.layers)),
-            *(("departure_alone_share", at, v) for at, v in enumerate(self.sums.alone)),
-            ("departure_logits_share", None, self.sums.logits),
-        ]
-        return rows + [
-            {"measure": measure, "layer": layer, "position": None, "value": value}
-            for measure, layer, value in departures
-        ]
+        numbers += [("departure_share", layer, None, v) for layer, v in enumerate(sums.layers)]
+        numbers += [("departure_alone_share", layer, None, v) for layer, v in enumerate(sums.alone)]
+        numbers.append(("departure_logits_share", None, None, sums.logits))
+        names = ("measure", "layer", "position", "value")
+        return [dict(zip(names, row, strict=True)) for row in numbers]
 
 
 def measure_linearity(
@@ -439,21 +390,9 @@ def measure_linearity(
     device: str = "cpu",
     **settings: Any,
 ) -> Linearity:
-    """Measure two experts on the texts of a file.
+    """Measure two experts on the texts of a file, with the tokenizer of the base.
 
-    Args:
-        base: the checkpoint that both were fine-tuned from; its tokenizer reads the texts.
-        task: an expert.
-        language: another.
-        text: texts, one on each line or as JSON Lines; of a completion after a prompt only the
-            completion counts for the loss.
-        max_length: most tokens of a text.
-        dtype: dtype of weights and arithmetic.
-        device: device of the models.
-        settings: `elsewhere`, `steps` and `beyond` of `connectivity`.
-
-    Raises:
-        LayerswapError: the sources or the texts cannot be read.
+    `settings` are `elsewhere`, `steps` and `beyond` of `connectivity`.
     """
     examples = read_examples(text)
     checkpoint = open_checkpoint(base)

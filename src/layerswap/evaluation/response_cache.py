@@ -1,15 +1,16 @@
-"""Answers that compositions gave, kept on disk as they come, so that none is computed twice."""
+"""Answers of compositions, stored on disk as they come, so that none is computed twice."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from layerswap._types import Log
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError
@@ -17,18 +18,16 @@ from layerswap.merge.metadata import record
 from layerswap.merge.planner import Plan
 
 Answer = list[Any]
-"""A log-probability and whether it was the greedy answer; or the tokens that were written."""
+"""Log-probability and greediness of a continuation, or the tokens of a generation."""
 
 
 class AnswerStore:
     """Answers by composition and request, in one SQLite file that survives a crash.
 
+    A damaged file or a full disk is an `EvaluationError` from any method.
+
     Args:
         path: the file; in memory when None.
-
-    Raises:
-        EvaluationError: the file cannot be opened, or is not an answer store; later, from any
-            method, it is damaged or the disk is full.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -42,7 +41,7 @@ class AnswerStore:
             )
 
     def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
-        """The answers that a composition has given to some requests."""
+        """Return the stored answers of a composition to some requests."""
         wanted = set(requests)
         with self._damage_named():
             rows = self._database.execute(
@@ -51,7 +50,7 @@ class AnswerStore:
             return {request: json.loads(answer) for request, answer in rows if request in wanted}
 
     def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
-        """Keep answers by composition and request; on the disk when this returns."""
+        """Store answers by composition and request; they are on disk when this returns."""
         with self._damage_named():
             self._database.execute("BEGIN")
             self._database.executemany(
@@ -61,15 +60,7 @@ class AnswerStore:
             self._database.execute("COMMIT")
 
     def adopt(self, path: Path, compositions: Iterable[str]) -> int:
-        """Take over what another store knows of some compositions.
-
-        Args:
-            path: the other store, which is not changed.
-            compositions: their keys.
-
-        Returns:
-            The number of answers that are new here.
-        """
+        """Copy answers of some compositions from another store; return the number of new ones."""
         before = self._database.total_changes
         with self._damage_named():
             self._database.execute("ATTACH DATABASE ? AS other", (str(path),))
@@ -99,7 +90,7 @@ class AnswerStore:
 
 
 def composition_key(plan: Plan) -> str:
-    """A hash of what decides a composition's weights: its blends, its sources and the dtype."""
+    """Hash everything that decides a composition's weights: blends, sources and dtype."""
     known = record(plan)
     parts = [
         {name: known[name] for name in ("composition", "sources")},
@@ -110,21 +101,8 @@ def composition_key(plan: Plan) -> str:
 
 
 def request_key(kind: str, *parts: Any) -> str:
-    """A hash of what is asked: the kind of request, its tokens and its settings."""
+    """Hash a request: its kind, its tokens and its settings."""
     return _hash([kind, *parts])
-
-
-def by_missing(missing: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    """Members by what each lacks, so that those that lack the same are asked together.
-
-    Args:
-        missing: per member, the positions of the requests that it has not answered.
-    """
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for member, lacks in enumerate(missing):
-        if lacks:
-            groups.setdefault(lacks, []).append(member)
-    return groups
 
 
 def _hash(value: Any) -> str:
@@ -132,18 +110,18 @@ def _hash(value: Any) -> str:
 
 
 USUAL_BATCH = 16
-"""Rows that are scored together, where memory lets them."""
+"""Rows that are scored together if memory allows."""
 
 
 class ResponseCache:
-    """The answers of all compositions, computed together and kept.
+    """The answers of several compositions, computed together and stored.
 
     Args:
         sweep: the compositions.
-        members: positions of those that are evaluated.
-        store: keeps the answers; in memory when None.
+        members: positions of the compositions to evaluate.
+        store: store of the answers; in memory when None.
         batch_size: rows that are scored together; when None, 16 or as many as fit.
-        log: called with the memory that will be needed, before it is.
+        log: called with the memory that a batch needs.
     """
 
     def __init__(
@@ -152,7 +130,7 @@ class ResponseCache:
         members: Sequence[int],
         store: AnswerStore | None,
         batch_size: int | None,
-        log: Callable[[str], None],
+        log: Log,
     ) -> None:
         self.members = list(members)
         self._sweep, self._store = sweep, store or AnswerStore()
@@ -161,24 +139,28 @@ class ResponseCache:
         self._keys = [composition_key(sweep.plans[member]) for member in members]
 
     def scores(self, number: int, asked: Sequence[Any], *, bound: int, dtype: str) -> list[Answer]:
-        """Log-probability and greediness of continuations under the `number`-th composition."""
+        """Score continuations under the `number`-th composition: log-probability and greediness.
+
+        Args:
+            number: position among the members.
+            asked: token ids of context and continuation.
+            bound: largest number of tokens that the model reads.
+            dtype: dtype of the softmax.
+        """
         keys = [request_key("score", c, r, bound, dtype) for c, r in asked]
-        for missing, numbers in self._missing(keys).items():
-            members = [self.members[n] for n in numbers]
-            position = dict(zip(members, numbers, strict=True))
-            longest = max(min(bound, len(asked[i][0]) + len(asked[i][1])) for i in missing)
-            batch = self._batch(members, longest)
+        for requests, members in self._missing(keys).items():
+            longest = max(min(bound, len(asked[i][0]) + len(asked[i][1])) for i in requests)
             for part in self._sweep.iter_loglikelihood(
-                [asked[i] for i in missing],
-                members=members,
-                batch_size=batch,
+                [asked[i] for i in requests],
+                members=list(members),
+                batch_size=self._batch(list(members), longest),
                 max_length=bound,
                 softmax_dtype=dtype,
             ):
                 self._store.keep(
                     (
-                        self._keys[position[member]],
-                        keys[missing[request]],
+                        members[member],
+                        keys[requests[request]],
                         [float(part.logprob[row, column]), bool(part.greedy[row, column])],
                     )
                     for row, member in enumerate(part.members)
@@ -193,28 +175,28 @@ class ResponseCache:
         settings: Mapping[str, Any],
         tokenizer: Any,
     ) -> list[Answer]:
-        """Tokens that the `number`-th composition writes after prompts."""
+        """Generate tokens after prompts with the `number`-th composition."""
         keys = [request_key("text", prompt, repr(sorted(settings.items()))) for prompt in prompts]
-        for missing, numbers in self._missing(keys).items():
-            members = [self.members[n] for n in numbers]
-            position = dict(zip(members, numbers, strict=True))
-            longest, new = max(len(prompts[i]) for i in missing), settings["max_new_tokens"]
-            batch = self._batch(members, longest, new) if self._batch_size is None else None
+        for requests, members in self._missing(keys).items():
+            batch = None
+            if self._batch_size is None:
+                longest, new = max(len(prompts[i]) for i in requests), settings["max_new_tokens"]
+                batch = self._batch(list(members), longest, new)
             for part in self._sweep.iter_generate(
-                [prompts[i] for i in missing],
-                members=members,
+                [prompts[i] for i in requests],
+                members=list(members),
                 tokenizer=tokenizer,
                 batch_size=batch,
                 **settings,
             ):
                 self._store.keep(
-                    (self._keys[position[member]], keys[missing[prompt]], list(text.tokens))
+                    (members[member], keys[requests[prompt]], list(text.tokens))
                     for (member, prompt), text in part
                 )
         return self._answers(number, keys)
 
     def _batch(self, members: Sequence[int], tokens: int, new_tokens: int = 0) -> int:
-        """Rows or prompts of a batch; logs the memory that it takes."""
+        """Choose the rows or prompts of a batch, and log the memory that it needs."""
         sweep, size = self._sweep, self._batch_size
         if isinstance(sweep, VllmSweep):  # it schedules requests by itself
             return size or USUAL_BATCH
@@ -229,13 +211,19 @@ class ResponseCache:
             self._log(f"{doing} {size} at a time with {many}: {estimate}")
         return size
 
-    def _missing(self, keys: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
+    def _missing(self, keys: Sequence[str]) -> dict[tuple[int, ...], dict[int, str]]:
+        """Group members by their unanswered requests; members are given with their keys.
+
+        Members that lack the same requests answer them together.
+        """
         distinct = {key: i for i, key in reversed(list(enumerate(keys)))}
-        absent = []
-        for composition in self._keys:
+        groups: dict[tuple[int, ...], dict[int, str]] = {}
+        for member, composition in zip(self.members, self._keys, strict=True):
             known = self._store.known(composition, distinct)
-            absent.append(tuple(sorted(i for key, i in distinct.items() if key not in known)))
-        return by_missing(absent)
+            absent = tuple(sorted(i for key, i in distinct.items() if key not in known))
+            if absent:
+                groups.setdefault(absent, {})[member] = composition
+        return groups
 
     def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
         known = self._store.known(self._keys[number], keys)

@@ -1,7 +1,7 @@
-"""Reads and writes the results of an evaluation, and compares the models of several side by side.
+"""Writes and reads the results of an evaluation, and compares models side by side.
 
-Scores and answers are in Parquet, and JSON by model. A comparison has scores with intervals, and
-marks significant differences.
+Scores and answers are Parquet tables; each model also has lm-eval's results as JSON. A comparison
+has scores with intervals, and marks significant differences.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.languages import OTHERWISE, known_language, sample_shares
+from layerswap.evaluation.languages import known_language, sample_shares
 from layerswap.evaluation.statistics import Comparison, Interval, compare, holm, mean_interval
-from layerswap.evaluation.suites.suites import WrittenTask, written_tasks_of
+from layerswap.evaluation.suites.suites import WrittenTask, has_variants
 
+SCORES_TABLE, SAMPLES_TABLE = "scores.parquet", "samples.parquet"
+RESULTS = "results.json"
+TASKS = "tasks"
+ANSWERS = "answers.sqlite"
+Results = Mapping[str, Mapping[str, Any]]
+"""The results of lm-eval by model, with `samples`."""
 RowT = TypeVar("RowT")
 
 
 def write_rows(
     path: Path, rows: Sequence[Any], kind: type, columns: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Write rows of a dataclass, a column for each of its fields.
-
-    Args:
-        path: of the file.
-        rows: of the dataclass.
-        kind: the dataclass.
-        columns: further columns of each row, by name; the same names in all.
-    """
+    """Write rows of a dataclass as a Parquet table, with further columns of each row by name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -46,76 +46,46 @@ def write_rows(
     draft.replace(path)
 
 
-def read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
-    """The rows that `write_rows` wrote, without further columns.
-
-    Raises:
-        EvaluationError: the file cannot be read, or lacks columns.
-    """
-    return [row for row, _ in read_all_columns(path, kind)]
-
-
-def read_all_columns(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, Any]]]:
-    """The rows that `write_rows` wrote, each with all its columns by name.
-
-    Raises:
-        EvaluationError: the file cannot be read, or lacks columns.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowInvalid) as error:
-        why = " ".join(str(error).split())[:160]
-        raise EvaluationError(f"{path}: cannot be read ({why})") from None
-    wanted: Any = kind
-    names = [one.name for one in fields(wanted)]
+def read_rows(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, Any]]]:
+    """Read a table of `write_rows`; each row comes with all its columns by name."""
+    rows = _table(path)
+    dataclass_type: Any = kind
+    names = [one.name for one in fields(dataclass_type)]
     if rows and not set(names) <= set(rows[0]):
         raise EvaluationError(f"{path}: not a table of `layerswap eval`")
     for row in rows:
         yield kind(**{name: row[name] for name in names}), row
 
 
-SCORES_TABLE = "scores.parquet"
-RESULTS = "results.json"
-TASKS = "tasks"
-ANSWERS = "answers.sqlite"
+def _table(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowInvalid) as error:
+        why = " ".join(str(error).split())[:160]
+        raise EvaluationError(f"{path}: cannot be read ({why})") from None
+    return rows
 
 
 @dataclass(frozen=True)
 class Score:
-    """One number about one document.
+    """One number about one document."""
 
-    Attributes:
-        model: its name in the run.
-        benchmark: such as `mgsm`.
-        language: BCP 47 tag.
-        task: lm-eval's name.
-        metric: lm-eval's name.
-        filter: lm-eval's name.
-        document: position in the task.
-        score: 0 or 1 for right and wrong.
-        main: whether it is the metric that counts for its benchmark.
-    """
-
-    model: str
+    model: str  # name in the run
     benchmark: str
-    language: str
+    language: str  # BCP 47 tag
     task: str
     metric: str
     filter: str
-    document: int
-    score: float
-    main: bool
+    document: int  # position in the task
+    score: float  # 0 or 1 for wrong and right
+    main: bool  # true for the headline metric of the benchmark
 
 
 def open_folder(out: Path) -> Path:
-    """The folder of a run, made where there is none.
-
-    Raises:
-        EvaluationError: it holds something else than a run, or cannot be made.
-    """
+    """Open or create the folder of a run; refuse a folder with anything else."""
     folder = out.expanduser().absolute()
     try:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / TASKS).is_dir():
@@ -128,114 +98,120 @@ def open_folder(out: Path) -> Path:
     return folder
 
 
-def tidy(results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]) -> list[Score]:
-    """Every score of every document, of all models.
-
-    Subjects of a group count as its documents. Of a metric over a whole corpus, such as BLEU,
-    there is no score of a document; sentence chrF stands for FLORES then. Where a model wrote
-    text in a language that can be identified, its share of the letters is a metric too.
-    """
-    found: list[Score] = []
-    for model, result in results.items():
-        for task, samples in sorted(result["samples"].items()):
-            of = written_tasks_of(task, asked)
-            main = ("sentence_chrf", "none") if of.metric[0] == "bleu" else of.metric
-            meant = known_language("" if of.benchmark in OTHERWISE else of.language)
-            for sample in samples:
-                shares = (
-                    sample_shares(sample, meant) if meant and sample["filter"] == main[1] else {}
-                )
-                found += [
-                    Score(model, of.benchmark, of.language, task, metric, main[1],
-                          int(sample["doc_id"]), share, main=False)
-                    for metric, share in shares.items()
-                ]  # fmt: skip
-                for metric in sample["metrics"]:
-                    value = sample[metric]
-                    if isinstance(value, bool | int | float):
-                        where = (metric, sample["filter"])
-                        found.append(Score(
-                            model, of.benchmark, of.language, task, *where,
-                            int(sample["doc_id"]), float(value), where == main,
-                        ))  # fmt: skip
-    return found
+def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
+    """Find the task that an lm-eval task belongs to: itself, or its group."""
+    for task in asked:
+        if name == task.name:
+            return task
+    for task in asked:
+        if name.startswith(f"{task.name}_"):
+            return task
+    raise EvaluationError(f"task {name} is not part of this evaluation")
 
 
-def tasks_of(results: Mapping[str, Mapping[str, Any]], language: str = "") -> list[WrittenTask]:
-    """The tasks of results that no suite wrote, each with its first metric as the one that counts.
+def document_scores(
+    samples: Sequence[Mapping[str, Any]], language: str | None, filter_name: str
+) -> Iterator[tuple[str, str, int, float]]:
+    """Yield metric, filter, document and score of every number about one document.
+
+    Metrics over a whole corpus, such as BLEU, have none.
 
     Args:
-        results: by model what lm-eval gives, with `samples`.
-        language: that the answers should be in.
+        samples: lm-eval's samples of one task.
+        language: language of the answers, whose share of the letters is a metric too; None
+            leaves it out.
+        filter_name: the filter whose samples give that share.
     """
-    found: dict[str, WrittenTask] = {}
+    for sample in samples:
+        document, name = int(sample["doc_id"]), sample["filter"]
+        if language and name == filter_name:
+            for metric, share in sample_shares(sample, language).items():
+                yield metric, name, document, share
+        for metric in sample["metrics"]:
+            value = sample[metric]
+            if isinstance(value, bool | int | float):
+                yield metric, name, document, float(value)
+
+
+def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
+    """List every score of every document; documents of a group's members are its documents."""
+    scores: list[Score] = []
+    for model, result in results.items():
+        for name, samples in sorted(result["samples"].items()):
+            task = task_of(name, asked)
+            main = task.document_metric or task.metric
+            language = known_language(task.language) if task.in_language else None
+            for metric, filter_, document, score in document_scores(samples, language, main[1]):
+                scores.append(Score(
+                    model, task.benchmark, task.language, name, metric, filter_, document, score,
+                    main=(metric, filter_) == main,
+                ))  # fmt: skip
+    return scores
+
+
+def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
+    """List the tasks of results without a suite, each with its first metric as the headline."""
+    tasks: dict[str, WrittenTask] = {}
     for result in results.values():
         for task in sorted(result["samples"]):
             values = result["results"].get(task, {})
             key = next((k for k in values if "," in k and "_stderr" not in k), None)
             if key is not None:
                 metric, _, name = key.partition(",")
-                found.setdefault(task, WrittenTask(task, task, language, (metric, name)))
-    return list(found.values())
+                tasks.setdefault(task, WrittenTask(task, task, language, (metric, name)))
+    return list(tasks.values())
 
 
 def by_task(
     scores: Sequence[Score], metrics: Sequence[str]
 ) -> dict[tuple[str, str, str], list[float]]:
-    """The scores under some metrics, by model, task and metric."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+    """Group the scores under some metrics by model, task and metric."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
     for score in scores:
         if score.metric in metrics:
-            found.setdefault((score.model, score.task, score.metric), []).append(score.score)
-    return found
+            groups.setdefault((score.model, score.task, score.metric), []).append(score.score)
+    return groups
 
 
-def headline(result: Mapping[str, Any], asked: WrittenTask) -> float:
-    """The score that counts, of one model on one task or group, as lm-eval aggregates it."""
+def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
+    """Return the headline score of a model on a task or group, as lm-eval aggregates it."""
+    key = ",".join(task.metric)
     for part in ("results", "groups"):
-        values = result.get(part, {}).get(asked.name, {})
-        key = ",".join(asked.metric)
+        values = result.get(part, {}).get(task.name, {})
         if key in values:
             return float(values[key])
-    raise EvaluationError(f"{asked.name}: lm-eval gave no {','.join(asked.metric)}")
+    raise EvaluationError(f"{task.name}: lm-eval has no {key}")
 
 
 def intervals_of(
     scores: Sequence[Score], asked: Sequence[WrittenTask]
 ) -> dict[tuple[str, str], Interval | None]:
-    """The mean over documents with its interval, by model and task or group.
+    """Compute the mean over documents with its interval, by model and task or group.
 
-    None where the score that counts is of a whole corpus, such as BLEU.
+    None if the headline score is of a whole corpus, such as BLEU.
     """
-    found: dict[tuple[str, str], list[float]] = {}
+    groups: dict[tuple[str, str], list[float]] = {}
     for score in scores:
         if score.main:
-            of = written_tasks_of(score.task, asked)
-            found.setdefault((score.model, of.name), []).append(score.score)
-    whole = {one.name for one in asked if one.metric[0] == "bleu"}
+            task = task_of(score.task, asked)
+            groups.setdefault((score.model, task.name), []).append(score.score)
+    corpus = {task.name for task in asked if task.document_metric is not None}
     return {
-        (model, task): None if task in whole else mean_interval(np.array(values))
-        for (model, task), values in found.items()
+        (model, task): None if task in corpus else mean_interval(np.array(values))
+        for (model, task), values in groups.items()
     }
 
 
 def write_results(
     out: Path,
-    results: Mapping[str, Mapping[str, Any]],
+    results: Results,
     asked: Sequence[WrittenTask],
     *,
     columns: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Score]:
     """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`.
 
-    Args:
-        out: the folder.
-        results: of each model, as lm-eval gives them.
-        asked: the tasks.
-        columns: further columns of `scores.parquet`, by model.
-
-    Returns:
-        The rows of `scores.parquet`.
+    Returns the rows of `scores.parquet`, to which `columns` adds further columns by model.
     """
     from lm_eval.utils import handle_non_serializable
 
@@ -248,40 +224,30 @@ def write_results(
     scores = tidy(results, asked)
     further = [columns[score.model] for score in scores] if columns else ()
     write_rows(out / SCORES_TABLE, scores, Score, further)
-    write_samples(out, results, asked)
+    write_rows(out / SAMPLES_TABLE, _samples(results, asked), Sample)
     return scores
 
 
 def read_scores(out: Path) -> list[Score]:
-    """The table that `write_results` wrote.
-
-    Raises:
-        EvaluationError: there is none, or it is another table.
-    """
+    """Read the scores in a folder of `write_results`."""
     return [score for score, _ in read_all_scores(out)]
 
 
 def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
-    """The same, each score with all its columns. See `read_scores`."""
+    """Read the scores in a folder of `write_results`, each with all its columns."""
     path = out / SCORES_TABLE
     if not path.is_file():
         raise EvaluationError(
             f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval` wrote"
         )
-    return read_all_columns(path, Score)
+    return read_rows(path, Score)
 
 
 def read_any_scores(out: Path) -> list[Score]:
-    """The scores in a folder of `layerswap eval`, `sweep` or `study`.
+    """Read the scores in a folder of `layerswap eval`, `sweep` or `study`.
 
-    Of a sweep, those on the test split, with the first metric of a task as the one that counts.
-
-    Raises:
-        EvaluationError: there are none, or the table is another one.
+    From a sweep these are the scores on the test split, with a task's first metric as the headline.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     tables = [out / SCORES_TABLE]
     if not tables[0].is_file():
         tables = sorted(out.glob(f"**/{SCORES_TABLE}"))
@@ -290,94 +256,62 @@ def read_any_scores(out: Path) -> list[Score]:
             f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval`, `sweep` or `study` "
             "wrote"
         )
-    found: list[Score] = []
+    scores: list[Score] = []
     for path in tables:
-        try:
-            columns = set(pq.read_schema(path).names)
-        except (OSError, pa.ArrowInvalid) as error:
-            why = " ".join(str(error).split())[:160]
-            raise EvaluationError(f"{path}: cannot be read ({why})") from None
-        swept = {"split", "composition"} <= columns
-        found += _swept_scores(path) if swept else read_rows(path, Score)
-    return found
+        rows = _table(path)
+        if rows and {"split", "composition"} <= set(rows[0]):
+            scores += _swept_scores(rows)
+        else:
+            scores += [score for score, _ in read_rows(path, Score)]
+    return scores
 
 
-def _swept_scores(path: Path) -> list[Score]:
-    import pyarrow.parquet as pq
-
+def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
     first: dict[str, tuple[str, str]] = {}
-    found = []
-    for row in pq.read_table(path).to_pylist():
+    for row in rows:
         measure = row["metric"], row["filter"]
         main = first.setdefault(row["task"], measure) == measure
         if row["split"] == "test":
-            found.append(Score(
+            yield Score(
                 row["composition"], row["task"], "", row["task"], *measure, row["document"],
                 row["score"], main,
-            ))  # fmt: skip
-    return found
-
-
-SAMPLES_TABLE = "samples.parquet"
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer of one model.
+    """One answer of one model."""
 
-    Attributes:
-        model: its name in the run.
-        task: lm-eval's name.
-        document: position in the task.
-        question: the prompt's last block: exemplars before it are left out.
-        target: the right answer, as the task gives it.
-        answer: what the model wrote after the task's filter, or the choice that it made.
-    """
-
-    model: str
+    model: str  # name in the run
     task: str
-    document: int
-    question: str
-    target: str
-    answer: str
+    document: int  # position in the task
+    question: str  # last block of the prompt, without exemplars
+    target: str  # right answer, as the task has it
+    answer: str  # text after the task's filter, or the choice of the model
 
 
-def samples_of(
-    results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]
-) -> list[Sample]:
-    """Every model's answers, under the filter that counts for each benchmark."""
-    found = []
-    for model, result in results.items():
-        for task, samples in sorted(result["samples"].items()):
-            counted = written_tasks_of(task, asked).metric[1]
-            for sample in samples:
-                if sample["filter"] == counted:
-                    found.append(Sample(
-                        model, task, int(sample["doc_id"]), _question(sample),
-                        str(sample["target"]), _answer(sample),
-                    ))  # fmt: skip
-    return found
-
-
-def write_samples(
-    out: Path, results: Mapping[str, Mapping[str, Any]], asked: Sequence[WrittenTask]
-) -> None:
-    """Write `samples.parquet`."""
-    write_rows(out / SAMPLES_TABLE, samples_of(results, asked), Sample)
+def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
+    """List every answer of every model, under the filter of the headline metric."""
+    return [
+        Sample(
+            model, name, int(sample["doc_id"]), _question(sample), str(sample["target"]),
+            _answer(sample),
+        )
+        for model, result in results.items()
+        for name, samples in sorted(result["samples"].items())
+        for sample in samples
+        if sample["filter"] == task_of(name, asked).metric[1]
+    ]  # fmt: skip
 
 
 def read_samples(out: Path) -> list[Sample]:
-    """The table that `write_samples` wrote; empty where there is none.
-
-    Raises:
-        EvaluationError: it cannot be read, or is another table.
-    """
+    """Read the answers in a folder of `write_results`; empty if it has none."""
     path = out / SAMPLES_TABLE
-    return read_rows(path, Sample) if path.is_file() else []
+    return [sample for sample, _ in read_rows(path, Sample)] if path.is_file() else []
 
 
 def _question(sample: Mapping[str, Any]) -> str:
-    """The prompt without exemplars; of choices, what they have in common comes first in each."""
+    """Cut exemplars from the prompt, which all choices of a document share."""
     first = sample["arguments"][0]
     prompt = str(first[0] if isinstance(first, list | tuple) else first)
     return prompt.rstrip().rpartition("\n\n")[2]
@@ -385,41 +319,29 @@ def _question(sample: Mapping[str, Any]) -> str:
 
 def _answer(sample: Mapping[str, Any]) -> str:
     answers = sample["filtered_resps"]
-    if answers and all(_is_choice(one) for one in answers):
-        scores = [float(one[0]) for one in answers]
+    if answers and all(isinstance(one, list | tuple) and len(one) == 2 for one in answers):
+        scores = [float(logprob) for logprob, _ in answers]  # of the choices
         chosen = sample["arguments"][scores.index(max(scores))]
         return str(chosen[1]).strip()
     return str(answers[0]) if len(answers) == 1 else "; ".join(map(str, answers))
 
 
-def _is_choice(answer: Any) -> bool:
-    """True for an answer of a choice: log-likelihood and greediness."""
-    return isinstance(answer, list | tuple) and len(answer) == 2
-
-
 SIGNIFICANCE_LEVEL = 0.05
-"""Corrected p-values below this are marked."""
+"""Corrected p-values below this level are marked."""
 
 
 @dataclass(frozen=True)
 class ScoreCell:
-    """One model on one benchmark in one language.
+    """One model on one benchmark in one language."""
 
-    Attributes:
-        score: mean over the documents with its bootstrap interval.
-        against: compared with the first model; None for the first itself.
-        p: of that, corrected by Holm over the whole table; None for the first.
-        best: True if no other model has a higher mean.
-    """
-
-    score: Interval
-    against: Comparison | None
-    p: float | None
-    best: bool
+    score: Interval  # mean over the documents with its bootstrap interval
+    against: Comparison | None  # comparison with the first model; None for the first itself
+    p: float | None  # of the comparison, corrected by Holm over the whole table
+    best: bool  # true if no other model has a higher mean
 
     @property
     def mark(self) -> str:
-        """`+` or `-` where it is significantly better or worse than the first."""
+        """`+` or `-` if the model is significantly better or worse than the first."""
         if self.p is None or self.p >= SIGNIFICANCE_LEVEL or self.against is None:
             return ""
         return "+" if self.against.difference.mean > 0 else "-"
@@ -427,32 +349,22 @@ class ScoreCell:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Models across, benchmarks and languages down.
+    """Models across, benchmarks and languages down."""
 
-    Attributes:
-        models: names, the reference first.
-        rows: benchmark, language and metric.
-        cells: by row, one per model; None where a model was not asked.
-    """
-
-    models: tuple[str, ...]
-    rows: tuple[tuple[str, str, str], ...]
-    cells: tuple[tuple[ScoreCell | None, ...], ...]
+    models: tuple[str, ...]  # the reference first
+    rows: tuple[tuple[str, str, str], ...]  # benchmark, language and metric
+    cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row; None without scores
 
 
 def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
-    """Compare the models of one or several runs on the documents that all were asked.
+    """Compare the models of one or several runs on their common documents.
 
     Args:
-        runs: folders that `layerswap eval`, `sweep` or `study` wrote; of a sweep, the documents
-            of the test split.
-        models: which, the reference first; all in their order when None. A name that two runs
-            have is prefixed with the run's folder.
-
-    Raises:
-        EvaluationError: a folder is no run, no such model, or fewer than two models.
+        runs: folders of `layerswap eval`, `sweep` (the test split) or `study`.
+        models: models to compare, the reference first; all when None. A name that two runs share
+            is prefixed with the run's folder.
     """
-    scores = _scores(runs)
+    scores = _documents(runs)
     names = list(models or scores)
     unknown = next((name for name in names if name not in scores), None)
     if unknown is not None:
@@ -460,65 +372,65 @@ def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -
     if len(names) < 2:
         raise EvaluationError("a comparison needs two models; there is " + ", ".join(names))
     rows = list(dict.fromkeys(row for name in names for row in scores[name]))
-    raw = [[_compared(scores, names, row, column) for column in range(len(names))] for row in rows]
-    given = [found[1].p_bootstrap for line in raw for found in line if found and found[1]]
+    table = [_compared([scores[name].get(row) for name in names], row) for row in rows]
+    given = [
+        against.p_bootstrap for line in table for cell in line if cell and (against := cell[1])
+    ]
     corrected = iter(holm(given))
     cells = []
-    for line in raw:
-        top = max(found[0].mean for found in line if found)
-        cells.append(
-            tuple(
-                None
-                if found is None
-                else ScoreCell(
-                    found[0],
-                    found[1],
-                    next(corrected) if found[1] else None,
-                    found[0].mean == top,
-                )
-                for found in line
+    for line in table:
+        top = max(cell[0].mean for cell in line if cell)
+        cells.append(tuple(
+            cell and ScoreCell(
+                cell[0], cell[1], next(corrected) if cell[1] else None, cell[0].mean == top
             )
-        )
+            for cell in line
+        ))  # fmt: skip
     return SideBySide(tuple(names), tuple(rows), tuple(cells))
 
 
 _Row = tuple[str, str, str]
 _Documents = dict[tuple[str, int], float]
+"""Score by task and document."""
 
 
-def _scores(runs: Sequence[Path]) -> dict[str, dict[_Row, _Documents]]:
+def _documents(runs: Sequence[Path]) -> dict[str, dict[_Row, _Documents]]:
+    """Read the scores of every document by model and row of the table."""
     read = {run: [score for score in read_any_scores(run) if score.main] for run in runs}
-    seen = [model for rows in read.values() for model in {score.model for score in rows}]
-    found: dict[str, dict[_Row, _Documents]] = {}
-    for run, rows in read.items():
-        for score in rows:
+    seen = [model for scores in read.values() for model in {score.model for score in scores}]
+    by_model: dict[str, dict[_Row, _Documents]] = {}
+    for run, scores in read.items():
+        for score in scores:
             name = score.model
             if seen.count(name) > 1:
                 name = f"{run.resolve().name}/{name}"
-            documents = found.setdefault(name, {}).setdefault(_row(score), {})
+            documents = by_model.setdefault(name, {}).setdefault(_row(score), {})
             documents[score.task, score.document] = score.score
-    return found
+    return by_model
 
 
 def _row(score: Score) -> _Row:
-    # Both directions of a translation are one benchmark each.
-    benchmark = score.task.rpartition("_")[0] if score.benchmark == "flores" else score.benchmark
+    # Each direction of a translation is a benchmark.
+    variants = has_variants(score.benchmark)
+    benchmark = score.task.rpartition("_")[0] if variants else score.benchmark
     return benchmark, score.language, score.metric
 
 
 def _compared(
-    scores: dict[str, dict[_Row, _Documents]], names: Sequence[str], row: _Row, column: int
-) -> tuple[Interval, Comparison | None] | None:
-    mine = scores[names[column]].get(row)
-    if mine is None:
-        return None
-    reference = scores[names[0]].get(row)
-    asked = [scores[name][row] for name in names if row in scores[name]]
-    common = sorted(set.intersection(*(set(documents) for documents in asked)))
+    models: Sequence[_Documents | None], row: _Row
+) -> list[tuple[Interval, Comparison | None] | None]:
+    """Compare each model with the first, on the documents that all models of a row share."""
+    common = sorted(set.intersection(*(set(documents) for documents in models if documents)))
     if not common:
-        raise EvaluationError(f"{' '.join(row)}: no document that all models were asked")
-    values = np.array([mine[document] for document in common])
-    interval = mean_interval(values)
-    if column == 0 or reference is None:
-        return interval, None
-    return interval, compare(values, np.array([reference[document] for document in common]))
+        raise EvaluationError(f"{' '.join(row)}: the models share no document")
+    reference: npt.NDArray[np.float64] | None = None
+    cells: list[tuple[Interval, Comparison | None] | None] = []
+    for number, documents in enumerate(models):
+        if documents is None:
+            cells.append(None)
+            continue
+        values = np.array([documents[one] for one in common])
+        against = None if reference is None else compare(values, reference)
+        cells.append((mean_interval(values), against))
+        reference = values if number == 0 else reference
+    return cells

@@ -1,10 +1,10 @@
-"""Runs programs that a model wrote, and the tests that decide about them, apart from the machine.
+"""Runs programs that a model writes, and their tests, in a sandbox.
 
-The program runs in one sandboxed process, its tests in another: the program gives values, and the
-tests, in a process that it cannot reach, compare them and give the verdict. `_sandbox_child` has
-the walls: no network, no other processes, no signals, no files but a small folder in memory, and
-bounds on memory and time. Where the system cannot do that (not Linux, or a kernel without Landlock
-or seccomp), nothing runs.
+The program runs in one process, its tests in another that the program cannot reach. The tests ask
+the program for values, compare them, and give the verdict. `_sandbox_child` isolates both: no
+network, other processes or signals, no files but a small folder in memory, and limits on memory
+and time. On a system without the means (not Linux, or a kernel without Landlock or seccomp),
+nothing runs.
 """
 
 from __future__ import annotations
@@ -27,37 +27,26 @@ from layerswap.evaluation import _sandbox_child as child
 
 Outcome = Literal["passed", "failed", "timeout"]
 READ_BYTES = 1 << 15
-"""How much of what a program writes to standard error is kept."""
+"""Largest part of a program's standard error that is kept."""
 START_SECONDS = 30
-"""For two interpreters to start and put their walls up, on a busy machine."""
+"""Time for two interpreters to start and isolate themselves, on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on a program.
+    """Limits of a program."""
 
-    Attributes:
-        seconds: of wall-clock time in all, and of processor time for either process.
-        memory_bytes: of address space, for either process.
-        file_bytes: of any one file.
-    """
-
-    seconds: int = 5
-    memory_bytes: int = 1 << 30
-    file_bytes: int = 1 << 20
+    seconds: int = 5  # wall-clock time in all, and processor time of each process
+    memory_bytes: int = 1 << 30  # address space of each process
+    file_bytes: int = 1 << 20  # size of one file
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a program did.
+    """Result of a program."""
 
-    Attributes:
-        outcome: `passed` if the program came to its end and every test passed.
-        said: why a test failed, and the last of what the program wrote to standard error.
-    """
-
-    outcome: Outcome
-    said: str
+    outcome: Outcome  # `passed` if the program finished and every test passed
+    said: str  # reason of a failed test, and the end of standard error
 
 
 def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[str] = ()) -> Ran:
@@ -65,54 +54,50 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
 
     Args:
         source: the program.
-        limits: what it may use.
-        tests: statements over what the program defines, usually assertions. They see the
-            program's objects through references: plain values come by content, and nothing else
-            is equal to a plain value.
-
-    Raises:
-        EvaluationError: this system cannot isolate a program.
+        limits: limits of the program.
+        tests: statements over the names of the program, usually assertions. Plain values come by
+            content; other objects come by reference, and equal no plain value.
 
     Example: `run_program("def f(x): return x + 1", tests=["assert f(1) == 2"]).outcome` is
         `"passed"`.
     """
     limits = limits or Limits()
     if sys.platform != "linux":
-        raise EvaluationError("programs that a model wrote are run on Linux only")
+        raise EvaluationError("programs that a model writes run on Linux only")
     text = source.encode("utf-8", errors="replace").decode("utf-8")
     task = json.dumps({"source": text, "tests": list(tests)}).encode()
     with contextlib.ExitStack() as stack:
         to_program, to_tests, ready, verdict = (_pipe(stack) for _ in range(4))
-        # Neither side's ends may stay open in the other, or in this process: an end of file is
-        # how each learns that the other has ended.
+        # Each side sees the end of a file when the other exits, so no other process may keep an
+        # end of a pipe open.
         program = _start(
             stack, "program", limits, reader=to_program[0], writer=to_tests[1], ready=ready[1]
         )
-        judge = _start(
+        tester = _start(
             stack, "tests", limits, reader=to_tests[0], writer=to_program[1], ready=ready[1],
             verdict=verdict[1],
         )  # fmt: skip
         for end in (*to_program, *to_tests, ready[1], verdict[1]):
             end.close()
         errors = _Tail(program.stderr)
-        _feed(judge, task)
+        _feed(tester, task)
         deadline = time.monotonic() + limits.seconds + START_SECONDS
         up = _read(ready[0], deadline)
         if up != child.READY * 2:
             reason = up.replace(child.READY, b"").decode("utf-8", errors="replace")
             raise EvaluationError(f"programs cannot be isolated on this system: {reason}")
-        told = _read(verdict[0], time.monotonic() + limits.seconds)
-        late = not told and judge.poll() is None
-        if told:  # both sides end by themselves, and how the program did says what it was
+        received = _read(verdict[0], time.monotonic() + limits.seconds)
+        late = not received and tester.poll() is None
+        if received:  # both sides exit by themselves, and the exit code shows a time limit
             with contextlib.suppress(subprocess.TimeoutExpired):
                 program.wait(1)
         _end(program)
-        _end(judge)
+        _end(tester)
         stderr = errors.text()
     spent = program.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU, 256 - signal.SIGXCPU)
     answer: dict[str, Any] = {"passed": False, "said": ""}
-    with contextlib.suppress(ValueError):  # cut short by its end: it did not pass
-        answer = json.loads(told or b"{}") or answer
+    with contextlib.suppress(ValueError):  # an incomplete verdict is a failure
+        answer = json.loads(received or b"{}") or answer
     outcome: Outcome = "passed" if answer["passed"] else "timeout" if late or spent else "failed"
     return Ran(outcome, "\n".join(filter(None, [answer["said"], stderr])))
 
@@ -149,28 +134,28 @@ def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes], deadline: float) -> bytes:
-    """Everything from a pipe until its writers are gone or the deadline has passed."""
-    found = b""
-    while len(found) < READ_BYTES:
+    """Read a pipe until its writers close it or the deadline passes."""
+    contents = b""
+    while len(contents) < READ_BYTES:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([pipe], [], [], left)[0]:
             break
         data = pipe.read(READ_BYTES)
         if not data:
             break
-        found += data
-    return found
+        contents += data
+    return contents
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process and what it started."""
+    """Kill a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 class _Tail:
-    """The last bytes of a pipe, read in a thread so that no writer ever waits."""
+    """The last bytes of a pipe, read in a thread so that no writer waits."""
 
     def __init__(self, pipe: IO[bytes] | None) -> None:
         assert pipe is not None
@@ -183,7 +168,7 @@ class _Tail:
             self._last = (self._last + data)[-READ_BYTES:]
 
     def text(self) -> str:
-        """What was written last, once its writers are gone."""
+        """Return the last bytes, after all writers have closed the pipe."""
         self._thread.join()
         self._pipe.close()
         return self._last.decode("utf-8", errors="replace").strip()

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from layerswap.errors import RecipeError
 
 LEVEL = 0.95
-"""Of an interval, where no other is asked for."""
+"""Default level of an interval."""
 RESAMPLES = 2000
-"""How many times the examples of an interval are drawn anew, with replacement."""
+"""Default number of bootstrap samples."""
 _CHUNK_CELLS = 4_000_000
 """Indices drawn at a time (32 MB), so that memory does not grow with the resamples."""
 
@@ -30,7 +30,7 @@ Values = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `n` examples, and the interval that resampling the examples gives it."""
+    """A mean over `n` examples, with its bootstrap interval."""
 
     mean: float
     low: float
@@ -41,7 +41,7 @@ class Interval:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def in_words(self) -> str:
-        """What a difference of fractions shows, in points.
+        """Describe a difference of fractions in points.
 
         Example: `Interval(0.02, -0.05, 0.09, 20).in_words()` is `no difference detected (n=20,
         ±7.0 points)`.
@@ -56,16 +56,16 @@ class Interval:
 def mean_interval(
     correct: Values, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
-    """The mean of one value per example, with a percentile bootstrap interval.
+    """Compute the mean of one value per example, with a percentile bootstrap interval.
 
-    Where every example is right, or every one wrong, resampling gives that again, whatever their
-    number; the interval is then the exact one (Clopper & Pearson, 1934).
+    If every example is right, or every one wrong, each resample repeats that. The interval is then
+    the exact one (Clopper & Pearson, 1934).
 
     Args:
         correct: bool or numbers, `(n,)`, one per example.
-        level: of the interval, between 0 and 1.
-        resamples: how many times the examples are drawn anew, with replacement.
-        seed: of the draws; equal arguments give equal intervals.
+        level: level of the interval, between 0 and 1.
+        resamples: number of bootstrap samples.
+        seed: seed of the draws; equal arguments give equal intervals.
 
     Raises:
         RecipeError: `correct` is not a vector of at least one finite number, or a setting is
@@ -95,33 +95,29 @@ def paired_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The mean of `a - b` over the same examples: an interval above 0 says that `a` is better.
+    """Compute the mean of `a - b` over the same examples; above 0, `a` is better.
 
-    Pairing cancels what makes an example hard for both, so the interval is narrower than two
-    separate ones suggest. Where right-or-wrong scores agree on every example, the interval is that
-    of as many examples without a difference on either side, and not of width 0.
+    Pairing cancels the difficulty of each example, so the interval is narrower than two separate
+    ones suggest. If right-or-wrong scores agree on every example, the interval is the exact one of
+    as many examples without a difference, not one of width 0.
 
     Raises:
         RecipeError: as `mean_interval`, or `a` and `b` differ in length.
     """
     differences = _differences(a, b)
-    found = mean_interval(differences, level=level, resamples=resamples, seed=seed)
+    interval = mean_interval(differences, level=level, resamples=resamples, seed=seed)
     if not differences.any():
         binary = bool(np.isin(_vector(a), (0, 1)).all())
-        return Interval(0.0, -found.high if binary else 0.0, found.high if binary else 0.0, found.n)
-    return found
+        return Interval(
+            0.0, -interval.high if binary else 0.0, interval.high if binary else 0.0, interval.n
+        )
+    return interval
 
 
 def mean_over_groups(groups: Sequence[Values]) -> Interval:
-    """The mean of several groups' means; a bootstrap draws from every group by itself.
+    """Compute the mean of the means of several groups, such as one per language.
 
-    Settings and exact cases are those of `mean_interval`.
-
-    Args:
-        groups: vectors of any length, such as one per language.
-
-    Raises:
-        RecipeError: as `mean_interval`, or there is no group.
+    The bootstrap draws from each group by itself. Exact cases are those of `mean_interval`.
     """
     if not groups:
         raise RecipeError("a mean over groups needs at least one")
@@ -137,11 +133,7 @@ def mean_over_groups(groups: Sequence[Values]) -> Interval:
 
 
 def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
-    """The mean over groups of `a - b` over the same examples; see `paired_difference`.
-
-    Raises:
-        RecipeError: as `mean_over_groups`, or `a` and `b` differ in a length.
-    """
+    """Compute the mean over groups of `a - b`; see `paired_difference`."""
     differences = [_differences(first, second) for first, second in zip(a, b, strict=True)]
     if len(differences) == 1 or not np.concatenate(differences).any():
         return paired_difference(np.concatenate(a), np.concatenate(b))
@@ -181,54 +173,26 @@ def _resampled_means(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same examples.
+    """Two models on the same examples; p-values are two-sided, of no difference."""
 
-    Attributes:
-        difference: mean of the first minus the second, with its paired bootstrap interval.
-        p_bootstrap: two-sided, of no difference, from the paired bootstrap.
-        p_mcnemar: two-sided and exact, of right-or-wrong scores; None for others.
-        p_wilcoxon: two-sided, of the signed-rank test; None where no score differs.
-        only_first: examples that the first alone has right; None for scores that are not 0 or 1.
-        only_second: the same for the second.
-        needed: examples needed to see this difference; see `examples_needed`.
-    """
-
-    difference: Interval
+    difference: Interval  # mean of the first minus the second, paired
     p_bootstrap: float
-    p_mcnemar: float | None
-    p_wilcoxon: float | None
-    only_first: int | None
-    only_second: int | None
-    needed: int | None
+    p_mcnemar: float | None  # exact; None if scores are not 0 or 1
+    p_wilcoxon: float | None  # None if no score differs
+    only_first: int | None  # examples that only the first has right; None if not 0 or 1
+    only_second: int | None  # examples that only the second has right
+    needed: int | None  # examples that show this difference; see `examples_needed`
 
 
-def compare(
-    first: Values,
-    second: Values,
-    *,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Comparison:
-    """Compare two models by their scores on the same examples.
-
-    Args:
-        first: one finite number per example, `(n,)`.
-        second: the same examples in the same order.
-        level: of the interval.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
-
-    Raises:
-        RecipeError: different lengths, nothing to compare, or a score that is no number.
-    """
-    difference = paired_difference(first, second, level=level, resamples=resamples, seed=seed)
+def compare(first: Values, second: Values) -> Comparison:
+    """Compare two models by their scores on the same examples, in the same order."""
+    difference = paired_difference(first, second)
     a, b = (np.asarray(scores, dtype=np.float64) for scores in (first, second))
     binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
     alone = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
     return Comparison(
         difference,
-        paired_bootstrap_p(a, b, resamples=resamples, seed=seed),
+        paired_bootstrap_p(a, b),
         mcnemar_p(*alone) if binary else None,
         wilcoxon_p(a, b),
         alone[0] if binary else None,
@@ -240,23 +204,22 @@ def compare(
 def paired_bootstrap_p(
     first: Values, second: Values, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> float:
-    """Two-sided p of no difference by the paired bootstrap (Efron and Tibshirani, 1993, 16.4).
+    """Test a paired difference by the bootstrap (Efron & Tibshirani, 1993, 16.4), two-sided.
 
-    The differences are shifted to a mean of 0, which is what no difference means, and resampled;
-    p is how often a mean as far from 0 as the one measured comes out, never below
-    1 / (resamples + 1).
+    The differences are shifted to a mean of 0 and resampled. The p-value is the share of means at
+    least as far from 0 as the observed one, and never below 1 / (resamples + 1).
     """
     delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    seen = abs(delta.mean())
+    observed = abs(delta.mean())
     means = _resampled_means(delta - delta.mean(), resamples, rng)
-    # A little slack, so that a mean that ties with the one measured counts as reaching it.
-    extreme = int((np.abs(means) >= seen - 1e-12).sum())
+    # A little slack, so that a mean that ties with the observed one counts.
+    extreme = int((np.abs(means) >= observed - 1e-12).sum())
     return (extreme + 1) / (resamples + 1)
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Two-sided exact p of McNemar's test (McNemar, 1947), from the examples that one alone has.
+    """Test by McNemar (1947), exact and two-sided, the examples that one model alone has right.
 
     Example: `mcnemar_p(10, 2)` is 0.0386.
     """
@@ -268,7 +231,7 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
 
 
 def wilcoxon_p(first: Values, second: Values) -> float | None:
-    """Two-sided p of Wilcoxon's signed-rank test; None where no score differs."""
+    """Test by Wilcoxon's signed ranks, two-sided; None if no score differs."""
     from scipy.stats import wilcoxon
 
     delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
@@ -278,19 +241,19 @@ def wilcoxon_p(first: Values, second: Values) -> float | None:
 
 
 def examples_needed(differences: Values, *, power: float = 0.8, level: float = LEVEL) -> int | None:
-    """How many examples it takes to see a paired difference like this one.
+    """Estimate the number of examples that shows a paired difference like this one.
 
-    For a two-sided z-test on paired differences: n = ((z_level + z_power) s / d)^2, with their mean
-    d and standard deviation s; for right-or-wrong scores this is Connor's (1987) formula for
-    McNemar's test up to the variance under no difference.
+    For a two-sided z-test on paired differences with mean d and standard deviation s, it is
+    n = ((z_level + z_power) s / d)^2. For right-or-wrong scores this is Connor's (1987) formula for
+    McNemar's test, up to the variance under no difference.
 
     Args:
-        differences: of the two models' scores, example by example.
+        differences: differences of the two models' scores, example by example.
         power: probability of seeing the difference.
         level: one minus the error of the test.
 
     Returns:
-        The number, or None where the means are equal, so that no number is enough.
+        The number; None if the means are equal, so that no number is enough.
     """
     from scipy.stats import norm
 
@@ -305,7 +268,7 @@ def examples_needed(differences: Values, *, power: float = 0.8, level: float = L
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for being several (Holm, 1979), in the given order.
+    """Correct p-values for multiple tests (Holm, 1979); the order stays.
 
     Example: `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`.
     """
@@ -318,62 +281,40 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class RankedPair:
-    """Two treatments, after the Friedman test.
-
-    Attributes:
-        first: the one.
-        second: the other.
-        difference: mean score of the first minus the second.
-        p_nemenyi: Nemenyi's test, which accounts for all pairs.
-        p_conover: Conover's test, corrected by Holm.
-        p_wilcoxon: Wilcoxon's signed-rank test over the conditions, corrected by Holm.
-        effect: matched-pairs rank-biserial correlation, in -1..1 (Kerby, 2014).
-    """
+    """Two treatments after Friedman's test."""
 
     first: str
     second: str
-    difference: float
-    p_nemenyi: float
-    p_conover: float
-    p_wilcoxon: float
-    effect: float
+    difference: float  # mean score of the first minus the second
+    p_nemenyi: float  # accounts for all pairs
+    p_conover: float  # corrected by Holm
+    p_wilcoxon: float  # over conditions, corrected by Holm
+    effect: float  # matched-pairs rank-biserial correlation, -1..1 (Kerby, 2014)
 
 
 @dataclass(frozen=True)
 class Friedman:
-    """Friedman's test over conditions x treatments, with its post-hoc tests.
+    """Friedman's test over conditions x treatments, with its post-hoc tests."""
 
-    Attributes:
-        treatments: in the order of their mean rank, the best first.
-        mean_ranks: rank 1 is best; ties share their ranks.
-        statistic: chi-square of Friedman, corrected for ties.
-        p: of no difference between treatments.
-        kendall_w: effect size in 0..1: how far the conditions agree on the order.
-        critical_difference: mean ranks further apart than this differ (Nemenyi, level 0.05).
-        pairs: every pair of treatments.
-        conditions: how many conditions.
-    """
-
-    treatments: tuple[str, ...]
-    mean_ranks: tuple[float, ...]
-    statistic: float
+    treatments: tuple[str, ...]  # in the order of their mean rank, the best first
+    mean_ranks: tuple[float, ...]  # rank 1 is best; ties share their ranks
+    statistic: float  # chi-square, corrected for ties
     p: float
-    kendall_w: float
-    critical_difference: float
+    kendall_w: float  # effect size in 0..1, the agreement of the conditions
+    critical_difference: float  # smallest significant difference of mean ranks (Nemenyi, .05)
     pairs: tuple[RankedPair, ...]
-    conditions: int
+    conditions: int  # number of conditions
 
 
-def friedman(scores: Mapping[str, Sequence[float]], *, larger_is_better: bool = True) -> Friedman:
-    """Test whether treatments differ over the same conditions, and which.
+def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
+    """Test differences between treatments over the same conditions; larger scores are better.
 
     Args:
         scores: per treatment one score per condition, in the same order of conditions.
-        larger_is_better: whether a larger score gets a better rank.
 
     Raises:
-        RecipeError: fewer than three treatments or two conditions, different lengths, or a score
-            that is no number.
+        RecipeError: fewer than three treatments or two conditions, different lengths, or a
+            missing score.
 
     Example: `friedman({"soup": [...], "swap": [...], "joint": [...]})`, with the score of every
     language and model.
@@ -383,14 +324,13 @@ def friedman(scores: Mapping[str, Sequence[float]], *, larger_is_better: bool = 
 
     names, table = list(scores), _table(scores)
     conditions, count = table.shape
-    signed = -table if larger_is_better else table
-    ranks = rankdata(signed, axis=1).mean(axis=0)
+    ranks = rankdata(-table, axis=1).mean(axis=0)
     if (table == table[:, :1]).all():
         statistic, p = 0.0, 1.0
     else:
-        found = friedmanchisquare(*table.T)
-        statistic, p = float(found.statistic), float(found.pvalue)
-    with np.errstate(invalid="ignore"):  # where nothing differs; _p makes 1 of that
+        test = friedmanchisquare(*table.T)
+        statistic, p = float(test.statistic), float(test.pvalue)
+    with np.errstate(invalid="ignore"):  # if nothing differs; _p makes 1 of that
         nemenyi = scikit_posthocs.posthoc_nemenyi_friedman(table).to_numpy()
         conover = scikit_posthocs.posthoc_conover_friedman(table).to_numpy()
     both = list(combinations(range(count), 2))
@@ -418,10 +358,10 @@ def friedman(scores: Mapping[str, Sequence[float]], *, larger_is_better: bool = 
 
 
 def rank_biserial(differences: npt.NDArray[np.float64]) -> float:
-    """Matched-pairs rank-biserial correlation: the effect size of Wilcoxon's signed-rank test.
+    """Compute the matched-pairs rank-biserial correlation, the effect size of Wilcoxon's test.
 
-    The share of the rank sum that speaks for a positive difference, minus the share that speaks
-    against it (Kerby, 2014); 0 where nothing differs.
+    The share of the rank sum with a positive difference, minus the share with a negative one
+    (Kerby, 2014); 0 if nothing differs.
     """
     from scipy.stats import rankdata
 
@@ -446,5 +386,5 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
 
 
 def _p(value: float | None) -> float:
-    """A p-value; 1 where a test cannot tell because nothing differs."""
+    """Return a p-value; 1 if a test has none because nothing differs."""
     return 1.0 if value is None or not np.isfinite(value) else float(value)

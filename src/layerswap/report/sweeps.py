@@ -293,7 +293,6 @@ def sweep(
     include: PathLike | Sequence[PathLike] = (),
     choose_by: str | Mapping[str, str] | None = None,
     answers: PathLike | None = None,
-    allow_code: bool = False,
     log: Log = lambda line: None,
     progress: Advance | None = None,
     **settings: Any,
@@ -311,7 +310,6 @@ def sweep(
         include: folders with further task YAMLs, one or several.
         choose_by: the metric to choose by, or a mapping of `task`, `metric` and `filter`.
         answers: an SQLite file that keeps answers, so that none is computed twice.
-        allow_code: let tasks run code that a model wrote.
         log: called with what the sweep costs.
         progress: called with the number of compositions just evaluated.
         settings: further keys of a sweep file: `development` (share of documents to choose on),
@@ -342,7 +340,6 @@ def sweep(
         candidates,
         {} if start is None else contenders(start, densities=spec.ties),
         store=None if answers is None else AnswerStore(Path(answers).expanduser()),
-        allow_code=allow_code,
         log=log,
         progress=progress,
     )

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from layerswap._types import Advance, Log
-from layerswap.engine.vllm import open_engine
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.harness import evaluate, load_tasks
-from layerswap.evaluation.languages import ANSWER, REASONING, identified_code, sample_shares
+from layerswap.evaluation.harness import evaluate, load_tasks, open_sweep
+from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.results import document_scores
 from layerswap.merge.planner import Plan, plan_tokenizer
 from layerswap.search.conditions import Condition
 from layerswap.search.protocol import Values, split_documents
@@ -119,7 +119,6 @@ class Evaluator:
         spec: the tasks, and how they are asked.
         plans: the compositions by condition.
         store: keeps answers.
-        allow_code: let tasks run code that a model wrote.
         log: called with what will be in memory, before it is.
         progress: called with the number of compositions just scored.
 
@@ -133,27 +132,20 @@ class Evaluator:
         plans: Mapping[Condition, Plan],
         *,
         store: AnswerStore | None = None,
-        allow_code: bool = False,
         log: Log = lambda line: None,
         progress: Advance | None = None,
     ) -> None:
         self.spec = spec
         if spec.answer_language is not None:
             identified_code(spec.answer_language)
-        self.sweep = open_engine(
-            list(plans.values()), engine=spec.engine, device=spec.device, dtype=spec.dtype,
-            engine_args=spec.engine_args,
-        )  # fmt: skip
+        self.sweep = open_sweep(list(plans.values()), spec)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
-        self.tokenizer = spec.options.tokenizer(self._plain, log)
+        self.tokenizer = spec.with_chat_template(self._plain, log)
         self._settings: dict[str, Any] = {
             "include": [Path(name) for name in spec.include],
-            "num_fewshot": spec.num_fewshot,
-            "options": spec.options,
-            "batch_size": None if spec.batch_size == "auto" else spec.batch_size,
+            "settings": spec,
             "store": store,
-            "allow_code": allow_code,
             "log": log,
             "progress": progress,
         }
@@ -208,7 +200,7 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
     documents: dict[str, dict[str, list[int]]] = {DEVELOPMENT: {}, TEST: {}}
     if not spec.tasks:
         return documents
-    loaded = load_tasks(spec.tasks, include=include, num_fewshot=spec.num_fewshot)
+    loaded = load_tasks(spec.tasks, include=include)
     for name, task in loaded["tasks"].items():
         count = len(task.eval_docs)
         if min(count, spec.limit or count) < 2:
@@ -227,13 +219,6 @@ def _rows(
     result: Mapping[str, Any], split: str, condition: Condition, language: str | None
 ) -> Iterator[DocumentScore]:
     for task, samples in result["samples"].items():
-        for sample in samples:
-            name, document = sample["filter"], int(sample["doc_id"])
-            values: dict[str, Any] = {}
-            if language is not None and name == samples[0]["filter"]:
-                values |= sample_shares(sample, language)
-            values |= {metric: sample[metric] for metric in sample["metrics"]}
-            for metric, value in values.items():
-                if isinstance(value, bool | int | float):
-                    score = float(value)
-                    yield DocumentScore(split, condition, task, metric, name, document, score)
+        first = samples[0]["filter"] if samples else ""
+        for metric, name, document, score in document_scores(samples, language, first):
+            yield DocumentScore(split, condition, task, metric, name, document, score)

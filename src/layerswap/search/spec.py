@@ -13,10 +13,10 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 from layerswap._types import EngineName
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
-from layerswap.compose.schema import DTYPES, Strict
+from layerswap.compose.schema import Strict
 from layerswap.compose.yaml_file import Checked, Mistake, read_yaml, validate_whole
 from layerswap.errors import RecipeError
-from layerswap.evaluation.harness import PromptOptions
+from layerswap.evaluation.settings import EvaluationSettings
 
 ZONE_SIZES = tuple(field.name for field in fields(Zones))
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
@@ -194,7 +194,7 @@ def _checked(
     return validate_whole(title, data, lambda whole: whole, rules)  # type: ignore[no-any-return]
 
 
-class SweepSettings(PromptOptions):
+class SweepSettings(EvaluationSettings):
     """How compositions are scored and one of them is chosen.
 
     Attributes:
@@ -209,17 +209,9 @@ class SweepSettings(PromptOptions):
         limit: largest number of documents of a task, both splits together.
         limit_order: documents within the limit: drawn at `random`, or the `first` ones, which
             lm-eval's own limit takes.
-        num_fewshot: examples in a prompt; the task's own number when not given.
-        apply_chat_template: write prompts with the tokenizer's chat template; as
-            `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
-        batch_size: rows that the model reads together; `auto` takes 16, or as many as fit.
         answer_language: the language that answers should be in; its share of the letters that a
             composition writes is reported beside the score, with the Pareto front of both.
         seed: of the split.
-        device: device of the models.
-        dtype: of the models; as stored when not given.
-        engine: `sweep`, or `vllm`, which is started once and re-pointed.
-        engine_args: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
     """
 
     tasks: list[str] = []
@@ -229,21 +221,11 @@ class SweepSettings(PromptOptions):
     screen: Screen | None = None
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    limit: PositiveInt | None = None
     limit_order: Literal["random", "first"] = "random"
-    num_fewshot: Annotated[int, Field(ge=0)] | None = None
-    batch_size: PositiveInt | Literal["auto"] = "auto"
     answer_language: str | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
-    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     engine: EngineName = "sweep"
-    engine_args: dict[str, Any] = {}
-
-    @property
-    def options(self) -> PromptOptions:
-        """How prompts are written."""
-        return PromptOptions(**{name: getattr(self, name) for name in PromptOptions.model_fields})
 
     @model_validator(mode="wrap")
     @classmethod

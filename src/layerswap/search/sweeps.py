@@ -186,7 +186,6 @@ def sweep_plans(
     *,
     sources: Mapping[Condition, Sources] | None = None,
     store: AnswerStore | None = None,
-    allow_code: bool = False,
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> SweepResult:
@@ -198,7 +197,6 @@ def sweep_plans(
         others: the contenders, the default swap among them unless the candidates are no swaps.
         sources: of every draw; those of swaps follow from their zones.
         store: keeps answers.
-        allow_code: let tasks run code that a model wrote.
         log: called with the cost of the sweep.
         progress: called with the number of compositions just scored.
 
@@ -206,9 +204,7 @@ def sweep_plans(
         LayerswapError: the experts or tasks cannot be loaded, or a task has too few documents.
     """
     plans = {**others, **candidates}
-    evaluator = Evaluator(
-        spec, plans, store=store, allow_code=allow_code, log=log, progress=progress
-    )
+    evaluator = Evaluator(spec, plans, store=store, log=log, progress=progress)
     counts = evaluator.sweep.counts([evaluator.members[one] for one in candidates])
     log(
         f"{len(candidates)} compositions: {counts.distinct} layers to run per batch instead of "

@@ -121,9 +121,9 @@ def signal_values(evaluator: Evaluator, conditions: Sequence[Condition]) -> dict
 
 def _prompts(evaluator: Evaluator, path: str) -> list[list[int]]:
     """Token ids of the prompts in a file."""
-    options, tokenizer = evaluator.spec.options, evaluator.tokenizer
+    settings, tokenizer = evaluator.spec, evaluator.tokenizer
     texts = [one.prompt + one.text for one in read_examples(Path(path))]
-    return [options.prompt_ids(tokenizer, text) for text in texts]
+    return [settings.prompt_ids(tokenizer, text) for text in texts]
 
 
 def _reader(tokenizer: Any, pattern: str | None) -> Read:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from layerswap.errors import StudyError
-from layerswap.evaluation.suites import suites
+from layerswap.evaluation.suites.suites import parts_of
 from layerswap.study.conditions import models_to_run
 from layerswap.study.inputs import files_of
 from layerswap.study.plan import plan_study
@@ -80,20 +80,8 @@ class Documents:
     written: int = 0
 
 
-BENCHMARKS: Mapping[str, Documents] = {
-    "mgsm": Documents(250, 200, 256),
-    "belebele": Documents(900, 400),
-    "flores": Documents(2 * 1012, 100, 100),
-    "mbpp": Documents(500, 250, 256),
-    "mmlu": Documents(14_042, 150),
-    "sib200": Documents(303, 60),
-    "masakhanews": Documents(700, 40),
-    "afrisenti": Documents(5000, 60),
-}
-"""The sizes are those of the published files; the tokens are for a language whose words fall into
-more of them than English ones do."""
 OTHER = Documents(1000, 300, 128)
-"""A task or benchmark that is not one of those."""
+"""Usual size of a task whose benchmark states none."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +175,12 @@ class Costs:
             yield from (
                 (self.documents.get(one, OTHER), spec.num_fewshot or 0) for one in spec.tasks
             )
-        for part in suites.SUITES.get(spec.suite or "", ()):
-            if not suites.BENCHMARKS[part.benchmark].runs_code or spec.allow_code:
+            return
+        for part in parts_of(spec.suite):
+            if not part.benchmark.runs_code or spec.allow_code:
                 shots = part.shots if spec.num_fewshot is None else spec.num_fewshot
-                yield BENCHMARKS.get(part.benchmark, OTHER), shots
+                size = part.benchmark.size
+                yield Documents(size.documents, size.read, size.written), shots
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.calibration import CALIBRATED
 from layerswap.evaluation.harness import check_task_names, load_tasks
+from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.merge.planner import make_plan
 from layerswap.search.spec import Grid
 from layerswap.study.inputs import existing_path
 from layerswap.study.journal import INDEX, read_journal
-from layerswap.study.step_functions import expert_of, prompt_options
+from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 from layerswap.training.expert.hyperparameters import check_hyperparameters
@@ -134,11 +135,10 @@ def _check_grid(base: str, grid: Mapping[str, Any] | None) -> None:
 
 
 def _check_prompts(settings: Mapping[str, Any], base: str) -> None:
-    """Refuse generation settings that are none, and a chat template that a local base lacks."""
-    options = prompt_options(settings)
-    _ = options.generation
-    if options.apply_chat_template and Path(base).is_dir():
-        options.tokenizer(load_tokenizer(Path(base), named="the base"))
+    """Refuse a chat template that a local base does not have."""
+    prompts = PromptOptions.taken_from(settings)
+    if prompts.apply_chat_template and Path(base).is_dir():
+        prompts.with_chat_template(load_tokenizer(Path(base), named="the base"))
 
 
 def _check_metric(settings: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from layerswap.evaluation.statistics import (
     mean_over_groups,
     paired_over_groups,
 )
-from layerswap.evaluation.suites.suites import is_development
+from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.report.tables import Table, difference_words
 from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
 from layerswap.search.protocol import (
@@ -415,23 +415,25 @@ def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores
     rows: dict[tuple[str, str], dict[Condition, list[Score]]] = {}
     for condition, score in read_conditions(folder):
         if score.main:
-            name = score.task if score.benchmark == "flores" else score.benchmark
+            name = score.task if has_variants(score.benchmark) else score.benchmark
             by = rows.setdefault((name, score.language), defaultdict(list))
             by[condition].append(score)
+    return {key: _in_order(by) for key, by in rows.items()}
+
+
+def _in_order(by: Mapping[Condition, Sequence[Score]]) -> BenchmarkScores:
+    """The scores of one benchmark by condition, the published development split first."""
+    first = next(iter(by.values()))
+    published = development_tasks(score.task for score in first)
 
     def place(score: Score) -> tuple[bool, str, int]:
-        return not is_development(score.benchmark, score.task), score.task, score.document
+        return score.task not in published, score.task, score.document
 
-    return {
-        key: BenchmarkScores(
-            {
-                one: np.array([fraction(score) for score in sorted(scores, key=place)])
-                for one, scores in by.items()
-            },
-            sum(is_development(score.benchmark, score.task) for score in next(iter(by.values()))),
-        )
-        for key, by in rows.items()
+    ordered = {
+        one: np.array([fraction(score) for score in sorted(scores, key=place)])
+        for one, scores in by.items()
     }
+    return BenchmarkScores(ordered, sum(score.task in published for score in first))
 
 
 def read_conditions(folder: Path) -> Iterator[tuple[Condition, Score]]:

@@ -19,7 +19,7 @@ from layerswap._types import EngineName
 from layerswap.compose.schema import DTYPES, Strict, once
 from layerswap.compose.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.evaluation.harness import PromptOptions
+from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
 from layerswap.study.steps import Resources
@@ -88,15 +88,11 @@ class SelectBy(PromptOptions):
         tasks: lm-eval tasks.
         include: folders with task YAMLs.
         limit: most documents of a task.
-        num_fewshot: examples in a prompt; the task's own number when not given.
-        apply_chat_template: write prompts with the tokenizer's chat template; as
-            `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
     """
 
     tasks: list[NonEmpty] = []
     include: list[NonEmpty] = []
     limit: PositiveInt | None = None
-    num_fewshot: Annotated[int, Field(ge=0)] | None = None
 
 
 class Experts(Strict):
@@ -167,9 +163,6 @@ class EvaluationSpec(PromptOptions):
         tasks: lm-eval tasks; `{language}` stands for the language as the study writes it.
         include: the folder with the YAMLs of `tasks`.
         metric: the metric of `tasks` that is reported, and its filter.
-        num_fewshot: examples in a prompt; the benchmark's own number when not given.
-        apply_chat_template: write prompts with the tokenizer's chat template; as
-            `system_instruction`, `fewshot_as_multiturn` and `gen_kwargs`, see `PromptOptions`.
         limit: most documents of a task.
         development: share of the documents on which the composition is chosen.
         allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
@@ -183,7 +176,6 @@ class EvaluationSpec(PromptOptions):
     tasks: list[NonEmpty] = []
     include: list[NonEmpty] = []
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
-    num_fewshot: Annotated[int, Field(ge=0)] | None = None
     limit: Annotated[int, Field(ge=2)] | None = None
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     allow_code: bool = False

@@ -15,9 +15,9 @@ from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, StudyError
-from layerswap.evaluation.harness import PromptOptions
 from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.results import read_scores, write_results
+from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge.planner import Plan, make_plan
 from layerswap.report.tables import write_tables
@@ -125,11 +125,7 @@ def select_experts(context: Context) -> None:
         score = scorer(
             settings["tasks"],
             include=[Path(one) for one in settings["include"]],
-            limit=settings["limit"],
-            num_fewshot=settings["num_fewshot"],
-            prompts=prompt_options(settings),
-            device=settings["device"],
-            dtype=settings["dtype"],
+            settings=EvaluationSettings.taken_from(settings),
         )
     runs = [folder / EXPERT for folder in context.inputs.values()]
     keep = settings["keep"]
@@ -260,11 +256,6 @@ def recipes_of(
     return recipes(settings, models)
 
 
-def prompt_options(settings: Mapping[str, Any]) -> PromptOptions:
-    """How prompts are written, of the settings of a selection or of an evaluation."""
-    return PromptOptions(**{name: settings[name] for name in PromptOptions.model_fields})
-
-
 def refuse_unscored(folder: Path, asked: Sequence[WrittenTask]) -> None:
     """Refuse results in which no document has the metric of the study."""
     scores = read_scores(folder)
@@ -285,19 +276,13 @@ def _evaluate(
 ) -> None:
     """Evaluate conditions on tasks, and write the results into a folder of the step."""
     from layerswap.evaluation.response_cache import AnswerStore
-    from layerswap.evaluation.suite_run import EvaluationSettings, common_dtype, evaluate_models
+    from layerswap.evaluation.suite_run import common_dtype, evaluate_models
 
     settings = context.step.settings
     named = {str(condition): plan for condition, plan in plans.items()}
-    how = EvaluationSettings(
-        limit=settings["evaluate"]["limit"],
-        device=settings["device"],
-        dtype=settings["dtype"] or common_dtype(named, context.log),
-        allow_code=settings["evaluate"]["allow_code"],
-        num_fewshot=settings["evaluate"]["num_fewshot"] if settings["evaluate"]["tasks"] else None,
-        prompts=prompt_options(settings["evaluate"]),
-        engine=settings["evaluate"]["engine"],
-        engine_args=settings["evaluate"]["engine_args"],
+    dtype = settings["dtype"] or common_dtype(named, context.log)
+    how = EvaluationSettings.taken_from(
+        settings["evaluate"], device=settings["device"], dtype=dtype
     )
     results: dict[str, Any] = {}
     done = 0

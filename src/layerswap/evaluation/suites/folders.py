@@ -1,7 +1,9 @@
-"""Finds published benchmark files, and writes lm-eval tasks."""
+"""Reads published benchmark files, and writes lm-eval tasks."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,20 +12,19 @@ from typing import Any
 
 from layerswap.errors import EvaluationError
 
+Rows = list[dict[str, Any]]
+"""Rows of a table by the names of its columns."""
 VARIABLE = "LAYERSWAP_DATA"
-"""Environment variable that stands for `--data`."""
+"""Environment variable for the default of `--data`."""
 DEPTH = 3
-"""How deep below the folder a file may lie."""
+"""Levels of subfolders that are searched for a file."""
 
 
 class DataFolder:
-    """Finds published files at any depth of a folder.
+    """A folder with published files, at any depth up to `DEPTH`.
 
     Args:
-        root: the folder; None where everything comes from the Hub.
-
-    Raises:
-        EvaluationError: the folder is not there.
+        root: the folder; all data comes from the Hub when None.
     """
 
     def __init__(self, root: Path | None) -> None:
@@ -33,40 +34,41 @@ class DataFolder:
 
     @classmethod
     def given(cls, root: Path | None) -> DataFolder:
-        """The folder on the command line, or the one in the environment, or none."""
-        named = os.environ.get(VARIABLE)
-        return cls(root if root is not None else Path(named) if named else None)
+        """Open the folder of the command line, else of the environment, else none."""
+        default = os.environ.get(VARIABLE)
+        return cls(root if root is not None else Path(default) if default else None)
 
     def find(self, *names: str) -> Path | None:
-        """The first file or folder of one of these names, the least deep first."""
+        """Find the first file or folder with one of the names, the least deep first."""
         if self.root is None:
             return None
         for name in names:
             for depth in range(DEPTH + 1):
-                found = sorted(self.root.glob("/".join(["*"] * depth + [name])))
-                if found:
-                    return found[0]
+                paths = sorted(self.root.glob("/".join(["*"] * depth + [name])))
+                if paths:
+                    return paths[0]
         return None
 
     def snapshot(self, name: str) -> Path | None:
-        """A downloaded copy of a data set of the Hub, as `<owner>/<name>` or `<name>`."""
+        """Find a downloaded copy of a Hub data set, under `<owner>/<name>` or `<name>`."""
         return self.find(name, name.rsplit("/", 1)[-1])
 
 
-def hub_rows(
-    name: str, config: str | None, split: str, data: DataFolder, *, wanted: str
-) -> list[dict[str, Any]]:
-    """The rows of a split of a data set, from a downloaded copy or from the Hub.
+def read_published(path: Path) -> Rows:
+    """Read the rows of a published file: JSON Lines, or TSV with a header (`.tsv`)."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".tsv":
+        return list(csv.DictReader(io.StringIO(text), delimiter="\t"))
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise EvaluationError(f"{path}: not JSON Lines ({error})") from None
 
-    Args:
-        name: `<owner>/<name>` on the Hub.
-        config: its configuration.
-        split: its split.
-        data: where a copy may be.
-        wanted: for the message: the files that would do instead, and where they come from.
 
-    Raises:
-        EvaluationError: it cannot be had.
+def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wanted: str) -> Rows:
+    """Read a split of a Hub data set, from a downloaded copy or from the Hub.
+
+    `wanted` names, for the message, the files that replace the data set.
     """
     copy = data.snapshot(name)
     try:
@@ -75,8 +77,8 @@ def hub_rows(
         why = " ".join(str(error).split())[:160]
         where = str(copy) if copy else f"{name} on the Hub"
         raise EvaluationError(
-            f"{where}: cannot be read ({type(error).__name__}: {why}); give {wanted} in --data "
-            f"DIR, or in {VARIABLE}"
+            f"{where}: cannot be read ({type(error).__name__}: {why}); put {wanted} into the "
+            f"folder of --data or {VARIABLE}"
         ) from None
 
 
@@ -92,12 +94,12 @@ def _load(copy: Path | None, name: str, config: str | None, split: str) -> Itera
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
-        # The Hub keeps a copy in parquet of every data set that is a script.
+        # The Hub keeps a Parquet copy of every data set that is a script.
         yield from load_dataset(name, config, split=split, revision="refs/convert/parquet")
 
 
 def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
-    """The parquet files of a split, as the Hub lays them out: by folder, or by name."""
+    """Find the Parquet files of a split in the Hub's layouts: by folder, or by name."""
     folders = [copy / (config or ""), copy / "data" / (config or ""), copy / (config or "") / split]
     patterns: Sequence[str] = (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet")
     for folder in folders:
@@ -105,7 +107,7 @@ def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
             files = sorted(folder.glob(pattern))
             if files:
                 return [str(file) for file in files]
-    raise FileNotFoundError(f"no parquet files of {config or 'the data set'}, split {split}")
+    raise FileNotFoundError(f"no Parquet files of {config or 'the data set'}, split {split}")
 
 
 class Function(str):
@@ -116,7 +118,7 @@ class TaskFolder:
     """A folder of tasks that lm-eval reads with `--include_path`.
 
     Args:
-        root: the folder; it is made.
+        root: the folder, which is created.
     """
 
     def __init__(self, root: Path) -> None:
@@ -124,23 +126,19 @@ class TaskFolder:
         self.root.mkdir(parents=True, exist_ok=True)
 
     def module(self, name: str, source: str) -> None:
-        """Write a module that tasks of this folder take functions from."""
+        """Write a module with functions for the tasks of the folder."""
         self._write(f"{name}.py", source)
 
-    def rows(self, name: str, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
-        """Write rows as JSON Lines; what a task needs to read them."""
+    def rows(self, name: str, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, str]:
+        """Write the rows of a task as JSON Lines; return the file of each split."""
         files = {}
         for split, rows in splits.items():
             lines = (json.dumps(row, ensure_ascii=False) for row in rows)
             files[split] = str(self._write(f"{name}.{split}.jsonl", "\n".join(lines) + "\n"))
-        return {
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {"data_files": files},
-        }
+        return files
 
     def task(self, name: str, config: Mapping[str, Any]) -> str:
-        """Write a task, or a group with its key `group`; its name."""
+        """Write the YAML of a task, or of a group if it has the key `group`; return the name."""
         import yaml
 
         class Dumper(yaml.SafeDumper):
@@ -161,12 +159,8 @@ class TaskFolder:
         return path
 
 
-def builtin(relative: str) -> str:
-    """The path of one of lm-eval's own YAML files, to include.
-
-    Raises:
-        EvaluationError: lm-eval is not installed, or has it no more.
-    """
+def lm_eval_file(relative: str) -> str:
+    """Find a file in lm-eval's folder of tasks, for `include`."""
     try:
         import lm_eval
     except ImportError:

@@ -1,183 +1,120 @@
-"""Provides the papers' evaluation suites, for any language that their benchmarks have."""
+"""Reads suites of benchmarks, and writes their tasks in any language of the benchmarks.
+
+A suite is a YAML file with the number of exemplars of each of its benchmarks, shipped or a file
+beside it:
+
+    title: My suite
+    benchmarks: {mgsm: 8, greetings.yaml: 0}
+
+A benchmark alone is a suite too, with its default number of exemplars.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-from layerswap.compose.yaml_file import nearest
+from pydantic import NonNegativeInt
+
+from layerswap.compose.schema import Strict
+from layerswap.compose.yaml_file import nearest, parse_yaml, read_text, validate
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import match, standard_tag
-from layerswap.evaluation.suites import mgsm
-from layerswap.evaluation.suites.classification import (
+from layerswap.evaluation.suites import suite_names
+from layerswap.evaluation.suites.benchmark import (
     DEVELOPMENT,
-    NEWS,
-    NEWS_CODES,
-    SIB,
-    TWEET_CODES,
-    TWEETS,
-    LabelledTexts,
-    write_classification,
+    Benchmark,
+    Metric,
+    write_benchmark,
 )
-from layerswap.evaluation.suites.flores import ENGLISH, write_flores
-from layerswap.evaluation.suites.folders import DataFolder, TaskFolder, builtin
-from layerswap.evaluation.suites.mbpp import write_mbpp
-from layerswap.evaluation.suites.reading import write_belebele, write_mmlu
-
-Write = Callable[[str, int, DataFolder, TaskFolder], str | list[str]]
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """One benchmark.
+class Suite(Strict):
+    """A suite."""
 
-    Attributes:
-        write: writes its task, or tasks, in a language.
-        codes: the languages that it has, in its own codes; None for any.
-        metric: the metric that counts, and the filter it is behind.
-        runs_code: whether it runs what a model wrote.
-        development: whether its published development split is written as a task of its own.
-    """
-
-    write: Write
-    codes: Callable[[], Sequence[str]] | None
-    metric: tuple[str, str]
-    runs_code: bool = False
-    development: bool = False
+    title: str
+    paper: str = ""
+    benchmarks: dict[str, NonNegativeInt]  # exemplars by benchmark: a name or a file
 
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A benchmark of a suite, and how many exemplars its prompt has."""
+    """A benchmark of a suite, and the number of exemplars in its prompt."""
 
-    benchmark: str
+    benchmark: Benchmark
     shots: int
 
 
 @dataclass(frozen=True)
 class WrittenTask:
-    """A task that was written.
+    """A task to evaluate on."""
 
-    Attributes:
-        name: lm-eval's.
-        benchmark: which one it is.
-        language: its BCP 47 tag; empty for a task that no suite wrote.
-        metric: the metric that counts, and the filter it is behind.
-    """
-
-    name: str
+    name: str  # lm-eval's name of the task or group
     benchmark: str
-    language: str
-    metric: tuple[str, str]
-
-
-def written_tasks_of(task: str, asked: Sequence[WrittenTask]) -> WrittenTask:
-    """The one that a task, or a part of its group, was written for.
-
-    Raises:
-        EvaluationError: it was not asked for.
-    """
-    for one in asked:
-        if task == one.name:
-            return one
-    for one in asked:
-        if task.startswith(f"{one.name}_"):
-            return one
-    raise EvaluationError(f"task {task} was not asked for")
-
-
-@cache
-def _belebele_codes() -> tuple[str, ...]:
-    folder = Path(builtin("belebele/belebele_swh_Latn.yaml")).parent
-    return tuple(p.stem.removeprefix("belebele_") for p in sorted(folder.glob("belebele_*_*.yaml")))
-
-
-@cache
-def _mmlu_codes() -> tuple[str, ...]:
-    folder = Path(builtin("global_mmlu/full/sw/_sw_template_yaml")).parent.parent
-    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-
-
-def _classification(source: LabelledTexts, codes: Callable[[], Sequence[str]]) -> Benchmark:
-    write = partial(write_classification, source)
-    return Benchmark(write, codes, ("acc", "none"), development=True)
-
-
-BENCHMARKS: dict[str, Benchmark] = {
-    "mgsm": Benchmark(mgsm.write_mgsm, lambda: mgsm.LANGUAGES, ("exact_match", mgsm.NUMBER_FILTER)),
-    "belebele": Benchmark(write_belebele, _belebele_codes, ("acc", "none")),
-    # FLORES-200 covers what Belebele does, which was made from it.
-    "flores": Benchmark(write_flores, _belebele_codes, ("bleu", "none")),
-    "mbpp": Benchmark(write_mbpp, None, ("pass_at_1", "none"), runs_code=True),
-    "mmlu": Benchmark(write_mmlu, _mmlu_codes, ("acc", "none")),
-    # Of SIB-200's 205 languages, FLORES-200's, those that Belebele has too.
-    "sib200": _classification(SIB, _belebele_codes),
-    "masakhanews": _classification(NEWS, lambda: NEWS_CODES),
-    "afrisenti": _classification(TWEETS, lambda: TWEET_CODES),
-}
-SUITES: dict[str, tuple[TaskPart, ...]] = {
-    # Paper 1, section 5 and appendix A.3.
-    "layer-swapping": (
-        TaskPart("mgsm", 8), TaskPart("belebele", 5), TaskPart("flores", 0), TaskPart("mbpp", 0),
-        TaskPart("mmlu", 5),
-    ),
-    # Paper 2, sections 3 and 5; it does not say how many exemplars the last two have.
-    "unreasonable": (TaskPart("mgsm", 2), TaskPart("belebele", 0), TaskPart("mmlu", 0)),
-    "mgsm": (TaskPart("mgsm", 8),),
-    "belebele": (TaskPart("belebele", 5),),
-    "flores": (TaskPart("flores", 0),),
-    "mbpp": (TaskPart("mbpp", 0),),
-    "mmlu": (TaskPart("mmlu", 5),),
-    "sib200": (TaskPart("sib200", 0),),
-    "masakhanews": (TaskPart("masakhanews", 0),),
-    "afrisenti": (TaskPart("afrisenti", 0),),
-}  # fmt: skip
+    language: str  # BCP 47 tag; empty if unknown
+    metric: Metric  # metric and filter of the headline score
+    document_metric: Metric | None = None  # of one document's score; `metric` when None
+    in_language: bool = True  # true if answers should be in the language
 
 
 def parts_of(suite: str) -> tuple[TaskPart, ...]:
-    """The benchmarks of a suite.
-
-    Raises:
-        EvaluationError: there is no such suite.
-    """
-    if suite not in SUITES:
-        raise EvaluationError(f"no suite {suite!r}{nearest(suite, list(SUITES))}")
-    return SUITES[suite]
+    """Read the benchmarks of a suite, given by its name or its file (`.yaml`)."""
+    return _parts(Path(suite)) if suite.endswith(".yaml") else _shipped(suite)
 
 
-def is_development(benchmark: str, task: str) -> bool:
-    """True for a task that is a benchmark's published development split.
+@cache
+def _shipped(suite: str) -> tuple[TaskPart, ...]:
+    known = suite_names()
+    if suite not in known:
+        raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
+    return _parts(Path(__file__).parent / f"{suite}.yaml")
 
-    Args:
-        benchmark: one of `BENCHMARKS`, or any name, whose tasks are no such split.
-        task: the task's name.
-    """
-    known = BENCHMARKS.get(benchmark)
-    return known is not None and known.development and task.endswith(DEVELOPMENT)
+
+def _parts(path: Path) -> tuple[TaskPart, ...]:
+    data, lines = parse_yaml(read_text(path), str(path))
+    if not (isinstance(data, dict) and "benchmarks" in data):
+        expected = "a benchmark is a mapping with `task` and `data`"
+        benchmark = validate(Benchmark, data, where=str(path), expected=expected, lines=lines)
+        named = benchmark.model_copy(update={"name": benchmark.name or path.stem})
+        return (TaskPart(named, named.shots),)
+    expected = "a suite is a mapping with `benchmarks`"
+    suite = validate(Suite, data, where=str(path), expected=expected, lines=lines)
+    return tuple(
+        TaskPart(part.benchmark, shots)
+        for name, shots in suite.benchmarks.items()
+        for part in parts_of(str(path.parent / name) if name.endswith(".yaml") else name)
+    )
+
+
+@cache
+def has_variants(benchmark: str) -> bool:
+    """True if a shipped benchmark has several tasks per language, each with scores of its own."""
+    return benchmark in suite_names() and any(
+        part.benchmark.name == benchmark and len(part.benchmark.variants) > 1
+        for part in parts_of(benchmark)
+    )
+
+
+def development_tasks(tasks: Iterable[str]) -> set[str]:
+    """Find the tasks of published development splits among all tasks of a benchmark."""
+    names = set(tasks)
+    return {f"{name}{DEVELOPMENT}" for name in names} & names
 
 
 def check_askable(suite: str, language: str, *, allow_code: bool = False) -> None:
-    """Refuse a suite of which nothing can be asked in a language; nothing is read or fetched.
-
-    Args:
-        suite: one of `SUITES`.
-        language: any code or name.
-        allow_code: whether programs that a model wrote may be run.
-
-    Raises:
-        EvaluationError: there is no such suite, or none of its benchmarks has the language.
-    """
-    refused = []
+    """Refuse a suite if none of its benchmarks has a language; no data is read or fetched."""
+    reasons = []
     for part in parts_of(suite):
         try:
             _code(part.benchmark, language, allow_code)
         except EvaluationError as error:
-            refused.append(str(error))
+            reasons.append(str(error))
         else:
             return
-    raise EvaluationError("; ".join(dict.fromkeys(refused)))
+    raise EvaluationError("; ".join(dict.fromkeys(reasons)))
 
 
 def write_suite(
@@ -192,65 +129,58 @@ def write_suite(
     needed: bool = False,
     development: bool = False,
 ) -> list[WrittenTask]:
-    """Write the tasks of a suite, in some languages.
+    """Write the tasks of a suite in some languages.
 
     Args:
-        suite: one of `SUITES`.
+        suite: name or file.
         languages: any codes or names; see `evaluation.languages`.
-        tasks: where they go.
-        data: where published files may be.
-        shots: exemplars in a prompt; the suite's own when None.
-        allow_code: whether programs that a model wrote may be run.
-        skip: called with a line for each benchmark that cannot be asked in a language; without it,
-            that is an error.
-        needed: whether data that cannot be had are an error all the same.
+        tasks: folder to write to.
+        data: folder of published files.
+        shots: exemplars in a prompt; the suite's own number when None.
+        allow_code: run programs that a model writes.
+        skip: called with a line per benchmark that a language does not have; an error when None.
+        needed: treat missing data as an error even with `skip`.
         development: add the tasks of published development splits.
-
-    Raises:
-        EvaluationError: no such suite or language, or data that cannot be had.
     """
     parts = parts_of(suite)
     written: list[WrittenTask] = []
     for language in languages:
         for part in parts:
-            benchmark = BENCHMARKS[part.benchmark]
+            benchmark = part.benchmark
             code = None
             try:
-                code = _code(part.benchmark, language, allow_code)
+                code = _code(benchmark, language, allow_code)
                 count = part.shots if shots is None else shots
-                made = benchmark.write(code, count, data, tasks)
+                names = write_benchmark(benchmark, code, count, data, tasks)
             except EvaluationError as error:
                 if skip is None or len(parts) == 1 or (needed and code is not None):
                     raise
                 skip(f"left out: {error}")
                 continue
-            names = [made] if isinstance(made, str) else made
-            if development and benchmark.development:
-                names = [*names, *(f"{name}{DEVELOPMENT}" for name in names)]
-            tag = standard_tag(language)
-            written += [WrittenTask(name, part.benchmark, tag, benchmark.metric) for name in names]
+            if development and benchmark.development is not None:
+                names += [f"{name}{DEVELOPMENT}" for name in names]
+            written += [
+                WrittenTask(
+                    name, benchmark.name, standard_tag(language), benchmark.metric,
+                    benchmark.document_metric, benchmark.answers_in_language,
+                )
+                for name in names
+            ]  # fmt: skip
     if not written:
-        raise EvaluationError(f"{suite}: nothing of it can be asked in {', '.join(languages)}")
+        raise EvaluationError(f"{suite}: no benchmark of it is available in {', '.join(languages)}")
     return written
 
 
-def _code(name: str, language: str, allow_code: bool) -> str:
-    """What a benchmark calls a language.
-
-    Raises:
-        EvaluationError: it does not have it, or may not be run.
-    """
-    benchmark = BENCHMARKS[name]
+def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
+    """Find the benchmark's code of a language."""
     if benchmark.runs_code and not allow_code:
         raise EvaluationError(
-            f"{name} runs programs that a model wrote; allow it by --allow-code, or in a study by "
-            "evaluate.allow_code"
+            f"{benchmark.name} runs programs that a model writes; allow it with --allow-code, or "
+            "evaluate.allow_code in a study"
         )
-    if benchmark.codes is None:
+    if benchmark.languages == "any":
         return standard_tag(language)
-    code = match(language, benchmark.codes())
+    code = match(language, benchmark.languages)
     if code is None:
-        raise EvaluationError(f"{name} does not have {language}")
-    if name == "flores" and code == ENGLISH:
-        raise EvaluationError("flores: English is the other side of every pair")
+        raise EvaluationError(f"{benchmark.name} does not have {language}")
     return code

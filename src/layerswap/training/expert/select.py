@@ -26,7 +26,7 @@ from layerswap.training.expert.save import (
 )
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.harness import PromptOptions
+    from layerswap.evaluation.settings import EvaluationSettings
 
 ExpertRole = Literal["task", "language"]
 LANGUAGE_SIGNALS = {"belebele_": r"[a-z]{3}_[A-Z][a-z]{3}", "global_mmlu_full_": r"[a-z]{2,3}"}
@@ -160,11 +160,7 @@ def scorer(
     tasks: Sequence[str],
     *,
     include: Sequence[Path] = (),
-    limit: int | None = None,
-    num_fewshot: int | None = None,
-    prompts: PromptOptions | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
+    settings: EvaluationSettings | None = None,
 ) -> ScorePlan:
     """A function from a plan to the mean of the first metric of each lm-eval task.
 
@@ -173,30 +169,23 @@ def scorer(
     Args:
         tasks: names of the tasks.
         include: folders with additional task YAMLs.
-        limit: maximum number of documents of a task.
-        num_fewshot: number of examples in a prompt; the task's own when None.
-        prompts: how prompts are written; plain text when None.
-        device: device of the models; a GPU if there is one when None.
-        dtype: dtype of the models; the stored one when None.
+        settings: settings of the evaluation.
 
     Raises:
         EvaluationError: a task is unknown; before any checkpoint is loaded.
     """
-    from layerswap.checkpoint.loading import pick_device
     from layerswap.evaluation.harness import check_task_names
 
     check_task_names(tasks, include)
 
     def score(plan: Plan) -> dict[str, float]:
-        from layerswap.engine.sweep import Sweep
-        from layerswap.evaluation.harness import evaluate
+        from layerswap.evaluation.harness import evaluate, open_sweep
+        from layerswap.evaluation.settings import EvaluationSettings
 
-        sweep = Sweep([plan], device=pick_device(device), dtype=dtype)
-        result = evaluate(
-            sweep, plan_tokenizer(plan), tasks, include=include, limit=limit, batch_size=None,
-            num_fewshot=num_fewshot, options=prompts,
-        )  # fmt: skip
-        return _first_metrics(result[0])
+        chosen = settings or EvaluationSettings()
+        sweep, tokenizer = open_sweep([plan], chosen), plan_tokenizer(plan)
+        (result,) = evaluate(sweep, tokenizer, tasks, include=include, settings=chosen)
+        return _first_metrics(result)
 
     return score
 
