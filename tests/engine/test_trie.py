@@ -185,14 +185,14 @@ def test_counts_are_of_distinct_beginnings_and_held_states():
             if node.children:
                 left[id(node)] = len(node.children)
             held = max(held, sum(count > 0 for count in left.values()))
-        assert counts.open == held
+        assert counts.open_states == held
         leaves = [m for node, _ in walk(roots) if not node.children for m in node.members]
         assert sorted(leaves) == list(range(len(paths)))
 
 
 def test_a_grid_holds_few_states_at_a_time():
     counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
-    assert counts.open <= 3
+    assert counts.open_states <= 3
 
 
 def test_states_are_let_go(llama, monkeypatch):
@@ -215,7 +215,7 @@ def test_states_are_let_go(llama, monkeypatch):
     monkeypatch.setattr(call, "__call__", counted)
     for _ in sweep.logits(some_ids()):
         pass
-    assert 1 < most <= sweep.counts().open + 1  # those held, and the one that is computed
+    assert 1 < most <= sweep.counts().open_states + 1  # those held, and the one that is computed
 
 
 # --- scores -------------------------------------------------------------------------------------
@@ -319,8 +319,7 @@ def test_requests_that_differ_in_their_last_token_share_a_row():
     rows = make_rows(REQUESTS, None)
     assert [len(row.tokens) for row in rows] == [9, 6, 6]
     assert [set(row.requests) >= {1, 2} for row in rows].count(True) == 1
-    assert [len(batch) for batch in make_batches(rows, 2, None)] == [2, 1]
-    assert [len(batch) for batch in make_batches(rows, 9, 13)] == [1, 2]
+    assert [len(batch) for batch in make_batches(rows, 2)] == [2, 1]
 
 
 def test_requests_that_begin_another_share_its_row(llama):
@@ -337,9 +336,9 @@ def test_requests_that_begin_another_share_its_row(llama):
 
 def test_rows_whose_length_changes_what_is_read_stay_alone():
     requests = [([5, 6], [7]), ([5, 6], [8, 9, 10]), ([5, 6, 8, 1, 1], [3]), ([2, 6, 8, 1, 1], [3])]
-    rows = make_rows(requests, None, rotary=3)
+    rows = make_rows(requests, None, rotary_limit=3)
     assert [row.tokens for row in rows] == [(2, 6, 8, 1, 1), (5, 6, 8, 1, 1), (5, 6, 8, 9), (5, 6)]
-    assert [len(part) for part in make_batches(rows, 9, None, rotary=3)] == [2, 1, 1]
+    assert [len(part) for part in make_batches(rows, 9, rotary_limit=3)] == [2, 1, 1]
 
 
 def test_long_contexts_lose_their_beginning():

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import EVERY, config_of, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
+from layerswap.engine.memory import WeightPool
 from layerswap.engine.sweep import Sweep
-from layerswap.engine.virtual import VirtualModel, WeightPool
+from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
 
 
@@ -172,14 +173,14 @@ def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
     estimate = sweep.memory(rows=4, tokens=10)
     # Layers 0, 1 and 5 of both experts, 2 to 4 of the task expert; one blend outside.
     assert estimate.experts == 9 * layer
-    assert estimate.made == outside
-    assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open + 1)
+    assert estimate.blends == outside
+    assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open_states + 1)
     for index in every:
         sweep.switch(index)
     assert sweep.pool.kept_bytes == estimate.experts
-    assert sweep.pool.made_bytes == estimate.made
+    assert sweep.pool.made_bytes == estimate.blends
     assert str(estimate).startswith("about ")
-    assert "(experts 279 KB, made 15 KB, " in str(estimate)
+    assert "(experts 279 KB, blends 15 KB, " in str(estimate)
 
     budget = sweep.memory(16, 10).total
     assert sweep.fit_batch_size(10, budget=budget) == 16

@@ -19,7 +19,7 @@ from layerswap._types import Advance, Log
 from layerswap.compose.schema import Strict
 from layerswap.compose.yaml_file import nearest
 from layerswap.engine.generation import Sampling
-from layerswap.engine.scoring import eos_tokens, pad
+from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap.engine.scoring import pad
+from layerswap.engine.rows import pad
 from layerswap.lab.datasets import BaseMix, LanguageMix
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.tokenizer import MAX_LENGTH

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layerswap.engine.generation import Sampling
-from layerswap.engine.scoring import pad_with_mask
+from layerswap.engine.rows import pad_with_mask
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import Node
 from layerswap.errors import EvaluationError
