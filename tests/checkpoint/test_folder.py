@@ -244,7 +244,7 @@ def test_an_index_that_lists_a_tensor_twice(sharded):
 
 def test_an_index_that_is_a_list_or_a_folder(sharded):
     (sharded / INDEX).write_text("[]")
-    assert refusal(sharded) == f"/{INDEX}: holds an array, not an object"
+    assert refusal(sharded) == f"/{INDEX}: not a JSON object"
     (sharded / INDEX).unlink()
     (sharded / INDEX).mkdir()
     assert refusal(sharded) == f"/{INDEX}: not a regular file"
@@ -345,7 +345,7 @@ def test_a_null_quantisation_is_none(single):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "holds an array, not an object"),
+        ("[]", "not a JSON object"),
         ('{"a": 1, "a": 1}', "key 'a' is given twice"),
         ('{"a": NaN}', "NaN is not a JSON number"),
         ("", "not valid JSON (Expecting value: line 1 column 1 (char 0))"),

@@ -1,6 +1,6 @@
-"""Hugging Face checkpoints on disk: reading, committing, and names to places.
+"""Checkpoints on disk: reading, writing atomically, and the places of tensors by their names.
 
-Nothing here imports torch: a checkpoint is opened by its JSON and its safetensors headers.
+A checkpoint is opened by its JSON and its headers, without torch.
 """
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
