@@ -75,8 +75,8 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, ": a IA3 adapter; only LoRA can be merged"),
-        ({"peft_type": None}, ": a None adapter; only LoRA can be merged"),
+        ({"peft_type": "IA3"}, ": peft_type is IA3; only LoRA can be merged"),
+        ({"peft_type": None}, ": peft_type is None; only LoRA can be merged"),
         (
             {"use_dora": True},
             ": DoRA (use_dora) is more than LoRA; merge it into its base with PEFT's "
@@ -110,10 +110,12 @@ def test_weights_that_do_not_fit_together(tmp_path):
     name = f"base_model.model.{UP}.lora_B.weight"
     folder = tmp_path / "a"
     assert refusal(write_adapter(folder, {**tensors, name: torch.zeros(5, 3)})) == (
-        f": '{UP}' does not fit together: lora_A [2, 3], lora_B [5, 3]"
+        f": '{UP}': shapes do not fit together, lora_A [2, 3], lora_B [5, 3]"
     )
     half = {key: value for key, value in tensors.items() if key != name}
-    assert refusal(write_adapter(folder, half)) == f": '{UP}' has not one lora_A and one lora_B"
+    assert (
+        refusal(write_adapter(folder, half)) == f": '{UP}' needs exactly one lora_A and one lora_B"
+    )
     assert refusal(write_adapter(folder, {**tensors, "strange": torch.zeros(1)})) == (
         ": tensor 'strange' is not part of a LoRA adapter"
     )

@@ -122,7 +122,10 @@ def test_rows_of_groups():
             {"num_key_value_heads": 1},
             "attention.head_count_kv is 2; in the safetensors model num_key_value_heads is 1",
         ),
-        ({"rms_norm_eps": 1e-3}, "attention.layer_norm_rms_epsilon is 1e-06; in the safetensors model rms_norm_"),
+        (
+            {"rms_norm_eps": 1e-3},
+            "attention.layer_norm_rms_epsilon is 1e-06; in the safetensors model rms_norm_",
+        ),
     ],
 )
 def test_models_of_another_kind(tmp_path, change, message):

@@ -99,23 +99,13 @@ def test_clipped_keeps_the_limit():
     assert clipped("a" * 201) == "a" * 199 + "…"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("[]", "an array"),
-        ('"a"', "a string"),
-        ("1", "a number"),
-        ("1.5", "a number"),
-        ("true", "a boolean"),
-        ("null", "null"),
-    ],
-)
-def test_a_file_must_hold_an_object(tmp_path, text, found):
+@pytest.mark.parametrize("text", ["[]", '"a"', "1", "1.5", "true", "null"])
+def test_a_file_must_hold_an_object(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(CheckpointError) as caught:
         read_json_object(path)
-    assert str(caught.value) == f"{path}: holds {found}, not an object"
+    assert str(caught.value) == f"{path}: not a JSON object"
 
 
 def test_a_file_with_an_object_is_read(tmp_path):

@@ -142,7 +142,7 @@ def test_switching_takes_milliseconds(tmp_path):
 def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
     plan = swap_of(tmp_path / "a")
     other = swap_of(tmp_path / "b", intermediate_size=40)
-    with pytest.raises(EvaluationError, match="do not make models of one kind"):
+    with pytest.raises(EvaluationError, match="cannot share a model"):
         VirtualModel([plan, other])
     with pytest.raises(EvaluationError, match="there is no composition to evaluate"):
         VirtualModel([])
@@ -157,7 +157,7 @@ def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
     language = save_expert(tmp_path / "language", config_of("llama"), 2, torch.bfloat16)
     both = ls.swap(task=task, language=language, bottom=1, top=1)
     alone = both.with_composition(ls.Composition.build(5, lambda place: ls.Blend.of("language")))
-    with pytest.raises(EvaluationError, match="give a dtype"):
+    with pytest.raises(EvaluationError, match="set dtype, or evaluate them separately"):
         VirtualModel([both, alone])
     virtual = VirtualModel([both, alone], dtype="float32")
     check_same_model(virtual.switch(1), alone.load().float())

@@ -144,7 +144,7 @@ def read_adapter(folder: Path) -> Adapter:
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise CheckpointError(f"a {clipped(str(kind))} adapter; only LoRA can be merged")
+        raise CheckpointError(f"peft_type is {clipped(str(kind))}; only LoRA can be merged")
     bias = config.get("bias", "none")
     if bias != "none":
         raise CheckpointError(f"trains biases (bias: {clipped(str(bias))}); {MERGE_FIRST}")
@@ -183,10 +183,10 @@ def _low_rank(path: str, pair: Mapping[str, TensorInfo], config: Mapping[str, An
     embedding = "Ae" in pair or "Be" in pair
     a, b = (pair.get(side + ("e" if embedding else "")) for side in "AB")
     if a is None or b is None or len(pair) != 2:
-        raise CheckpointError(f"{quoted(path)} has not one lora_A and one lora_B")
+        raise CheckpointError(f"{quoted(path)} needs exactly one lora_A and one lora_B")
     shapes = f"lora_A {list(a.shape)}, lora_B {list(b.shape)}"
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
-        raise CheckpointError(f"{quoted(path)} does not fit together: {shapes}")
+        raise CheckpointError(f"{quoted(path)}: shapes do not fit together, {shapes}")
     if not {a.dtype, b.dtype} <= set(FLOAT_DTYPES):
         raise CheckpointError(f"{quoted(path)} is {a.dtype}, not floating point")
     rank = int(_number(config, "r", path))

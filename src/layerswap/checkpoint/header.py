@@ -46,7 +46,7 @@ MAX_ELEMENTS = 2**63 - 1
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies on disk.
+    """The position of one tensor in a file, with its dtype and shape.
 
     Attributes:
         name: name in the file.

@@ -188,13 +188,7 @@ class Decoding:
 class JointBatch:
     """A batch in which all compositions answer all prompts together.
 
-    Args:
-        runner: of the compositions.
-        members: numbers of the compositions.
-        prompts: token ids, none empty.
-        numbers: per prompt, the number that decides its random draws.
-        decoding: how to generate.
-        prefix: length of the common prefix of all prompts that is read once.
+    A prompt's number decides its random draws. A common prefix of all prompts is read once.
     """
 
     def __init__(

@@ -124,10 +124,6 @@ class LevelLayout:
 class Lanes:
     """The lanes of a batch, in which every composition of a trie answers every prompt.
 
-    Args:
-        roots: the trie.
-        prompts: number of prompts.
-
     Attributes:
         member: per row, its composition.
         prompt: per row, its prompt.
@@ -280,9 +276,7 @@ def merge_entries(
 ) -> tuple[torch.Tensor, Sequence[Call]]:
     """Join the inputs of the layers, where compositions differ before the layers.
 
-    Args:
-        entries: per segment of depth 0, the input computed for all lanes with its weights.
-        lanes: number of lanes at depth 0.
+    Each segment of depth 0 has computed the input for all lanes, with its weights.
     """
     if len(entries) == 1:
         return entries[0][1].hidden, entries[0][1].calls
@@ -379,11 +373,6 @@ class SegmentCache:
 class LaneCache:
     """The caches of all layers and segments, and the segment that runs now.
 
-    Args:
-        counts: per layer, the number of lanes of every segment.
-        width: tokens of the prompts, padding included.
-        max_new_tokens: most tokens that will be written.
-
     Attributes:
         length: tokens in the cache, padding included.
         layers: per layer, the caches of its segments.
@@ -397,13 +386,7 @@ class LaneCache:
         self._prompt_lane: int | None = None
 
     def select(self, layer: int, segment: int, prompt_lane: int | None = None) -> None:
-        """Select the segment that runs next.
-
-        Args:
-            layer: number of the layer.
-            segment: number of the segment.
-            prompt_lane: lane of the first prompt; None while decoding.
-        """
+        """Select the segment that runs next, and the lane of its first prompt if it reads any."""
         self._layer, self._segment, self._prompt_lane = layer, segment, prompt_lane
 
     def store(self, keys: torch.Tensor, values: torch.Tensor) -> None:

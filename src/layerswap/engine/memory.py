@@ -155,11 +155,8 @@ class MemoryEstimate:
 class MemoryModel:
     """Memory estimates for batches of one model.
 
-    Args:
-        model: the model.
-        experts: bytes of the experts' own tensors.
-        blends: bytes of blended and merged tensors, within their bound.
-        open_states: hidden states of a batch that are held at one time.
+    It is made from the bytes of the experts' own tensors and of blends, and the number of hidden
+    states that are held at one time.
     """
 
     def __init__(
@@ -227,20 +224,15 @@ def _inner_width(config: PreTrainedConfig) -> int:
 
 
 def largest_fitting(budget: int, estimate: Callable[[int], MemoryEstimate], unit: str) -> int:
-    """Return the largest power of two whose estimate stays within a budget.
+    """Return the largest power of two whose estimate stays within a budget in bytes.
 
     Powers of two, because the shape of a batch decides the last bits of its results, and a little
-    more or less free memory must not.
-
-    Args:
-        budget: bytes.
-        estimate: the memory of a batch, by its size.
-        unit: of the size, for the message.
+    more or less free memory must not. `unit` names the size in the message.
     """
     if estimate(1).total > budget:
         raise EvaluationError(
             f"one {unit} at a time needs {estimate(1)}, but there are {_human(budget)}; evaluate "
-            "fewer compositions at a time, bound max_made_bytes, or take a smaller dtype"
+            "fewer compositions at a time, set max_made_bytes, or use a smaller dtype"
         )
     size = 1
     while size < 1 << 16 and estimate(2 * size).total <= budget:

@@ -43,10 +43,8 @@ def make_rows(
     multiple-choice question. So do requests whose tokens begin another's, because no token reads
     the tokens after it.
 
-    Args:
-        requests: contexts with continuations.
-        max_length: most tokens that the model reads; longer rows lose tokens on the left.
-        rotary_limit: see `rotary_limit`; longer rows answer only requests of their own length.
+    Rows longer than `max_length` lose tokens on the left. Rows longer than the `rotary_limit` of a
+    model answer only requests of their own length.
     """
     requests_of: dict[tuple[int, ...], list[int]] = {}
     for number, (context, continuation) in enumerate(requests):
@@ -97,12 +95,9 @@ def rows_for(
 def make_batches(
     rows: Sequence[TokenRow], size: int, *, rotary_limit: int | None = None
 ) -> Iterator[list[TokenRow]]:
-    """Cut rows into batches.
+    """Cut rows, longest first, into batches of at most `size` rows.
 
-    Args:
-        rows: longest first.
-        size: most rows of a batch.
-        rotary_limit: see `rotary_limit`; longer rows are batched with rows of their own length.
+    Rows longer than the `rotary_limit` of a model are batched with rows of their own length.
     """
 
     def length_that_matters(row: TokenRow) -> int:
@@ -131,12 +126,7 @@ def rolling_requests(
     """Cut a text into the windows of lm-eval, whose log-probabilities add up to the text's.
 
     Each window predicts up to `max_length` tokens, and no token is predicted twice. Its context is
-    as long as fits, and at least one token.
-
-    Args:
-        tokens: the text.
-        max_length: most tokens that the model reads.
-        prefix: the context of the first window.
+    as long as fits, and at least one token; that of the first window is `prefix`.
 
     Example: `rolling_requests([5, 6, 7, 8, 9], 3, 0)` gives `([0], [5, 6, 7])` and
     `([6, 7], [8, 9])`.

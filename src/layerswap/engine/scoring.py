@@ -76,15 +76,7 @@ def score_batch(
     """Answer the requests of some rows, which are read as one batch, padded on the right.
 
     No mask is needed, because no token reads the tokens on its right. Only logits that predict a
-    token of a continuation are computed.
-
-    Args:
-        runner: of the compositions.
-        rows: rows of one batch.
-        requests: all requests; the rows answer some of them.
-        members: numbers of the compositions.
-        prefix: length of the common prefix of all rows that is read once.
-        softmax_dtype: dtype of the log-softmax and of the sum over a continuation.
+    token of a continuation are computed. A common prefix of all rows is read once.
     """
     import numpy as np
     import torch

@@ -203,7 +203,7 @@ def check_head(model: PreTrainedModel, output: Any) -> None:
     if logits is None or logits.ndim != 3:
         raise EvaluationError(
             f"{type(model).__name__} has no language-model head, so there are no logits to "
-            "evaluate; its config.json names another architecture than a causal language model's"
+            "evaluate; `architectures` in its config.json must be a causal language model"
         )
 
 

@@ -60,7 +60,7 @@ class LayerCounts:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer layers run: the speedup if nothing else cost time."""
+        """The speedup if layers were the only cost."""
         return self.naive / self.distinct
 
     def __str__(self) -> str:
@@ -70,12 +70,7 @@ class LayerCounts:
 def build_trie(
     paths: Sequence[Sequence[VariantId]], members: Iterable[int] | None = None
 ) -> list[Node]:
-    """Build the trie of some paths of one length, and return its roots.
-
-    Args:
-        paths: the compositions.
-        members: numbers of the compositions to include; all when None.
-    """
+    """Build the trie of the paths of some compositions, or of all, and return its roots."""
     return _branches(paths, list(range(len(paths)) if members is None else members), 0)
 
 
@@ -206,7 +201,7 @@ class Runner:
             inputs: of the model's forward pass, with `input_ids` and without a cache.
             members: numbers of the compositions.
             prefix: length of the common prefix of all rows that is read once; logits are then of
-                the tokens after it. See `scoring.why_no_shared_prefix`.
+                the tokens after it.
         """
         if self.check(inputs, members):
             yield from self._run_trie(inputs, members, prefix)

@@ -168,12 +168,9 @@ class ParameterMap:
 def parameter_map(
     model: PreTrainedModel, weights: Mapping[str, torch.Tensor], places: Mapping[str, Place]
 ) -> ParameterMap:
-    """Map the parameters of a freshly loaded model to the stored tensors that they came from.
+    """Map the parameters of a model to the stored tensors that they came from.
 
-    Args:
-        model: still sharing memory with `weights`, as `merge.planner.build_model` leaves it.
-        weights: the stored tensors.
-        places: the place of every stored tensor.
+    The model still shares memory with `weights`, as `merge.planner.build_model` leaves it.
     """
     direct, loose_sources, loose_targets = _match(model.state_dict(keep_vars=True), weights)
     layers = 1 + max(place.layer for place in places.values() if place.layer is not None)
@@ -249,10 +246,7 @@ def convert(
 ) -> tuple[torch.Tensor, ...]:
     """Let transformers compute the targets of a converted binding; the model then holds them.
 
-    Args:
-        model: the model, in the dtype of the targets.
-        binding: a converted one.
-        weights: its sources by name.
+    The model has the dtype of the targets, and `weights` are the sources by name.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
@@ -362,8 +356,8 @@ class VirtualModel:
         for plan in plans:
             if _signature(plan, self._dtype) != self._signature:
                 raise EvaluationError(
-                    "the compositions do not make models of one kind: tensors differ in name, "
-                    "shape or dtype; give a dtype, or evaluate them apart"
+                    "the compositions cannot share a model, since tensors differ in name, shape "
+                    "or dtype; set dtype, or evaluate them separately"
                 )
             sources = self._measurements.sources(plan)
             self.paths.append(tuple(self._variant(part, sources) for part in self._parts))
@@ -504,7 +498,7 @@ class VirtualModel:
 
 
 def _signature(plan: Plan, dtype: str | None) -> frozenset[tuple[str, tuple[int, ...], str | None]]:
-    """Return what compositions that share a model have in common."""
+    """Return names, shapes and dtypes of tensors, which all compositions of a model share."""
     return frozenset((t.name, t.shape, None if dtype else t.dtype) for t in plan.tensors)
 
 

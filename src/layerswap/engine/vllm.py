@@ -44,7 +44,7 @@ PROBES, PROBE_TOKENS, PROBE_NEW = 4, 24, 8
 """Size of the opening check: prompts, tokens of a prompt, and new tokens."""
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, in nats, that the opening check takes for rounding."""
-NOT_VLLM = "--engine-args (engine_args) are for the engine vllm"
+NOT_VLLM = "--engine-args (engine_args) needs the engine vllm; add --engine vllm, or leave it out"
 
 Answers = list[tuple[list[float], list[int]]]
 """Per prompt of the opening check, the log-probabilities and the new tokens."""
@@ -58,14 +58,9 @@ def open_engine(
     dtype: str | None = None,
     engine_args: Mapping[str, Any] | None = None,
 ) -> Sweep | VllmSweep:
-    """Open compositions in the engine that is asked for.
+    """Open compositions in `sweep`, which evaluates them together, or in `vllm`, one by one.
 
-    Args:
-        plans: the compositions.
-        engine: `sweep` evaluates all compositions together, `vllm` one after the other.
-        device: where the models of `sweep` run.
-        dtype: of the models; as stored when None.
-        engine_args: further arguments of `vllm.LLM`.
+    The device is of `sweep`, and the further arguments are of `vllm.LLM`.
     """
     if engine == "vllm":
         return VllmSweep(plans, dtype=dtype, engine=engine_args)
@@ -140,7 +135,7 @@ class VllmSweep:
         plans: the compositions; their tensors have the shapes of the experts'.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         engine: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
-        server: starts vLLM, or reuses its running engine.
+        server: starts vLLM, or reuses the running one.
     """
 
     def __init__(
@@ -219,13 +214,9 @@ class VllmSweep:
         max_length: int | None = None,
         **settings: Any,
     ) -> Iterator[Scores]:
-        """Yield the answers of one composition after the other to all requests.
+        """Yield the answers of one composition after the other, as `Sweep.iter_loglikelihood`.
 
-        Args:
-            requests: token ids of context and continuation, neither empty.
-            members: numbers of the compositions; all when None.
-            max_length: most tokens that the model reads; longer contexts lose tokens on the left.
-            settings: of a batch, as in `Sweep`; vLLM does not need them.
+        vLLM does not need the settings of a batch.
         """
         import numpy as np
         from vllm import SamplingParams
@@ -265,14 +256,7 @@ class VllmSweep:
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
         """Yield the texts of one composition after the other, as `Sweep.iter_generate`.
 
-        Args:
-            prompts: token ids, none empty.
-            max_new_tokens: most tokens to write after a prompt.
-            members: numbers of the compositions; all when None.
-            stop: strings that end a text.
-            tokenizer: not needed, since vLLM has the expert's.
-            sampling: how to draw tokens, with vLLM's random numbers; greedy when None.
-            batch_size: not needed, since vLLM schedules by itself.
+        vLLM does not need tokenizer and batch size. It draws with its own random numbers.
         """
         from vllm import SamplingParams
 
@@ -313,13 +297,13 @@ class VllmSweep:
         return None
 
     def _check_adapters(self, adapters: _LoraRequests) -> None:
-        """Refuse an engine that answers with an adapter as it does without."""
+        """Refuse an engine on which adapters have no effect."""
         request = next(filter(None, map(adapters.request, self.plans)), None)
         if request is None:
             return
         if _probe(self._llm, self.model, request) == self._engine.answers:
             raise EvaluationError(
-                "vLLM answers with an adapter as without; it may not apply adapters to this "
+                "an adapter does not change vLLM's answers; vLLM may not support adapters of this "
                 "architecture. Use --engine sweep"
             )
         self._engine.checked = True
