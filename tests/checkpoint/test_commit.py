@@ -96,31 +96,23 @@ def test_overwriting(old, either_way):
     assert names(old.parent) == ["out"]
 
 
-def test_overwrite_of_nothing_is_a_plain_commit(target):
-    commit_version(target, 1, overwrite=True)
-    assert whole_version(target) == 1
-
-
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
-def test_a_system_that_cannot_exchange_falls_back(old, monkeypatch, code):
-    library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)})
-    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: library)
+def exchange_answers(monkeypatch, code):
+    """Have the system's exchange fail with a code; None for a system without the call."""
+    call = {} if code is None else {"renameat2": staticmethod(lambda *_: -1)}
+    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: type("Library", (), call))
     monkeypatch.setattr(commit.ctypes, "get_errno", lambda: code)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, None])
+def test_a_system_that_cannot_exchange_falls_back(old, monkeypatch, code):
+    exchange_answers(monkeypatch, code)
     commit_version(old, 2)
     assert whole_version(old) == 2
     assert names(old.parent) == ["out"]
 
 
-def test_a_system_without_the_call_falls_back(old, monkeypatch):
-    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: object())
-    commit_version(old, 2)
-    assert whole_version(old) == 2
-
-
 def test_an_exchange_that_fails_leaves_the_old_output(old, monkeypatch):
-    library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)})
-    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: library)
-    monkeypatch.setattr(commit.ctypes, "get_errno", lambda: errno.EIO)
+    exchange_answers(monkeypatch, errno.EIO)
     with pytest.raises(MergeError, match=r"out: cannot be written \(Input/output error\)"):
         commit_version(old, 2)
     assert whole_version(old) == 1
@@ -216,15 +208,11 @@ def test_a_target_that_is_no_folder(tmp_path, target, kind, overwrite):
     assert whole_version(tmp_path / "real") == 1
 
 
-def test_a_missing_parent(tmp_path):
-    expected = f"{tmp_path}/no: no such folder; create it first"
-    assert refusal(tmp_path / "no" / "out") == expected
-
-
-def test_a_parent_that_is_a_file(tmp_path):
+def test_a_parent_that_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    expected = f"{tmp_path}/file: is not a folder"
-    assert refusal(tmp_path / "file" / "out") == expected
+    expected = {"no": "no such folder; create it first", "file": "is not a folder"}
+    for parent, message in expected.items():
+        assert refusal(tmp_path / parent / "out") == f"{tmp_path}/{parent}: {message}"
 
 
 def test_a_parent_that_may_not_be_written(target, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -363,12 +362,6 @@ def test_code_in_the_folder_is_never_run(single):
     auto = {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}
     write_config(single, CONFIG | auto)
     assert open_checkpoint(str(single)).config["auto_map"] == auto["auto_map"]
-
-
-def test_a_file_given_for_a_folder(single):
-    path = single / "model.safetensors"
-    assert refusal(path) == ": a file; give the folder that holds the checkpoint"
-    assert json.loads((single / "config.json").read_text()) == CONFIG
 
 
 def test_one_tensor_by_name(tmp_path):

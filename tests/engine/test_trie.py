@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from effort import mostly_slow
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
@@ -17,7 +16,7 @@ from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine import scoring
-from layerswap.engine.rows import make_batches, make_rows, rolling_requests
+from layerswap.engine.rows import make_batches, make_rows
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
 from layerswap.errors import EvaluationError
@@ -344,31 +343,6 @@ def test_rows_whose_length_changes_what_is_read_stay_alone():
 def test_long_contexts_lose_their_beginning():
     (row,) = make_rows([(list(range(10)), [90, 91])], max_length=4)
     assert row.tokens == (7, 8, 9, 90)
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 21])
-@pytest.mark.parametrize("window", [1, 2, 4, 7])
-def test_rolling_windows_are_those_of_lm_eval(length, window):
-    tokens = list(range(1, length + 1))
-    theirs = [
-        make_disjoint_window(pair)
-        for pair in get_rolling_token_windows(
-            token_list=tokens, prefix_token=0, max_seq_len=window, context_len=1
-        )
-    ]
-    assert rolling_requests(tokens, window, 0) == [(list(a), list(b)) for a, b in theirs]
-
-
-def test_perplexity(llama):
-    texts = [[5, 9, 13, 2, 44, 17, 8], [30, 31]]
-    found = Sweep(llama[:2]).perplexity(texts, prefix=1)
-    for row, plan in enumerate(llama[:2]):
-        model = plan.load()
-        for column, text in enumerate(texts):
-            ids = torch.tensor([[1, *text]])
-            with torch.no_grad():
-                loss = model(ids, labels=ids).loss
-            assert found[row, column] == pytest.approx(float(loss.exp()), rel=1e-4)
 
 
 @pytest.mark.parametrize(

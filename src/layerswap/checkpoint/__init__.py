@@ -15,7 +15,6 @@ from layerswap.checkpoint.folder import (
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
 from layerswap.checkpoint.read import fingerprint, fingerprints, sha256_of
-from layerswap.checkpoint.remote import check_hub_id, push_folder
 from layerswap.checkpoint.strict_json import parse_json, read_json_object
 from layerswap.checkpoint.views import adapt, open_expert
 
@@ -31,7 +30,6 @@ __all__ = [
     "TensorInfo",
     "adapt",
     "atomic_folder",
-    "check_hub_id",
     "fingerprint",
     "fingerprints",
     "header_bytes",
@@ -41,7 +39,6 @@ __all__ = [
     "open_expert",
     "parse_json",
     "place_tensors",
-    "push_folder",
     "read_adapter",
     "read_header",
     "read_json_object",

@@ -120,27 +120,6 @@ def first_scored(row: TokenRow, requests: Sequence[Question]) -> int:
     return min(end - len(requests[request][1]) for request, end in pairs)
 
 
-def rolling_requests(
-    tokens: Sequence[int], max_length: int, prefix: int
-) -> list[tuple[list[int], list[int]]]:
-    """Cut a text into the windows of lm-eval, whose log-probabilities add up to the text's.
-
-    Each window predicts up to `max_length` tokens, and no token is predicted twice. Its context is
-    as long as fits, and at least one token; that of the first window is `prefix`.
-
-    Example: `rolling_requests([5, 6, 7, 8, 9], 3, 0)` gives `([0], [5, 6, 7])` and
-    `([6, 7], [8, 9])`.
-    """
-    windows = []
-    for start in range(0, len(tokens), max_length):
-        stop = min(start + max_length, len(tokens))
-        # Every window but the first is full, so the last one reads further back.
-        first = max(0, stop - max_length - 1)
-        context = list(tokens[first:start]) if start else [prefix]
-        windows.append((context, list(tokens[start:stop])))
-    return windows
-
-
 # --- the limits of a model ---
 
 

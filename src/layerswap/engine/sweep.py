@@ -25,8 +25,6 @@ from layerswap.engine.rows import (
     first_scored,
     longest_first,
     make_batches,
-    model_max_length,
-    rolling_requests,
     rotary_limit,
     rows_for,
 )
@@ -36,8 +34,6 @@ from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
 ROWS = 256
@@ -176,43 +172,6 @@ class Sweep(VirtualModel):
         if self._shares_prefixes is None:
             self._shares_prefixes = why_no_shared_prefix(self.runner, members, *example) is None
         return groups if self._shares_prefixes else []
-
-    def perplexity(
-        self,
-        texts: Sequence[Sequence[int]],
-        *,
-        prefix: int,
-        members: Sequence[int] | None = None,
-        max_length: int | None = None,
-        **settings: Any,
-    ) -> npt.NDArray[np.float64]:
-        """Compute the perplexity per token of every text, in lm-eval's windows.
-
-        Args:
-            texts: token ids, at least one each.
-            prefix: the token before the first, usually the one that begins every text.
-            members: numbers of the compositions; all when None.
-            max_length: most tokens that the model reads; its own limit when None.
-            settings: as `iter_loglikelihood`.
-
-        Returns:
-            float64 `(compositions, texts)`: exp of minus the mean log-probability of a token.
-        """
-        import numpy as np
-
-        limit = max_length or model_max_length(self.model) or max(map(len, texts), default=1)
-        requests, owners = [], []
-        for number, text in enumerate(texts):
-            if not text:
-                raise EvaluationError(f"text {number} is empty")
-            windows = rolling_requests(text, limit, prefix)
-            requests += windows
-            owners += [number] * len(windows)
-        scores = self.loglikelihood(requests, members=members, max_length=limit, **settings)
-        total = np.zeros((len(scores.members), len(texts)))
-        np.add.at(total.T, owners, scores.logprob.T)
-        perplexity: npt.NDArray[np.float64] = np.exp(-total / np.array([len(t) for t in texts]))
-        return perplexity
 
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
         """Generate with every composition after every prompt: `[composition][prompt]`.
