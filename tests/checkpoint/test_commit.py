@@ -129,7 +129,7 @@ def test_the_real_exchange_is_one_step(tmp_path):
     assert whole_version(tmp_path / "2") == 1
 
 
-def test_the_folder_one_stands_in(old, monkeypatch):
+def test_the_working_directory_as_a_target(old, monkeypatch):
     monkeypatch.chdir(old)
     commit_version(Path(), 2)
     assert whole_version(old) == 2
@@ -497,7 +497,7 @@ def test_the_partial_folder_of_a_live_process_is_left_alone(target):
     assert names(target.parent) == sorted(["out", alive.name, elsewhere.name, unknown.name])
 
 
-def test_an_old_output_set_aside_is_kept_while_it_is_the_only(target):
+def test_a_replaced_output_is_kept_while_there_is_no_other(target):
     aside = target.with_name("out.replaced-abcd")
     aside.mkdir()
     commit_version(target, 1)

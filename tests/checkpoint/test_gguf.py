@@ -36,7 +36,7 @@ def test_the_types_are_those_of_the_package():
     assert set(TYPES.values()) >= set(BLOCKS)
 
 
-def test_what_can_be_read_and_written_is_what_the_package_does():
+def test_types_to_read_and_write_are_those_of_the_package():
     for name, (length, nbytes) in BLOCKS.items():
         kind = gguf.GGMLQuantizationType[name]
         blocks = np.zeros(nbytes, np.uint8)
@@ -251,7 +251,7 @@ def test_a_header_that_lies(tmp_path, content, message):
         read_gguf(path)
 
 
-def test_a_header_that_does_not_lie(tmp_path):
+def test_an_honest_header(tmp_path):
     (tmp_path / "a.gguf").write_bytes(header([A, B], version=2) + WHOLE * 2)
     assert list(read_gguf(tmp_path / "a.gguf").tensors) == ["a", "b"]
 
@@ -303,12 +303,12 @@ def test_a_file_that_is_no_language_model(tmp_path, entries, message):
     ("source", "message"),
     [("none.gguf", "none.gguf: .*No such file"), (".", "not a GGUF|no config.json")],
 )
-def test_no_file(tmp_path, source, message):
+def test_a_missing_file(tmp_path, source, message):
     with pytest.raises(LayerswapError, match=message):
         ls.open_checkpoint(tmp_path / source)
 
 
-def test_a_revision_means_nothing_for_a_file(tmp_path):
+def test_a_file_has_no_revision(tmp_path):
     with pytest.raises(CheckpointError, match="a file has no revision"):
         ls.open_checkpoint(write_gguf(tmp_path / "a.gguf"), revision="main")
 
@@ -321,7 +321,7 @@ def test_a_layer_that_is_missing(tmp_path):
         ls.open_checkpoint(path)
 
 
-def test_paths():
+def test_gguf_paths():
     assert is_gguf("a.GGUF")
     assert not is_gguf("a.gguf/")
     assert k_mix("output_norm.weight") == "F32"

@@ -272,7 +272,7 @@ def test_an_answer_of_the_hub_is_one_line(monkeypatch, kind, why):
     assert refusal("owner/nothing-here@v9") == f"owner/nothing-here: {why}"
 
 
-def test_no_pickle_and_no_code_is_asked_for(monkeypatch, tmp_path):
+def test_neither_pickle_nor_code_is_downloaded(monkeypatch, tmp_path):
     asked = {}
 
     def download(name, **options):

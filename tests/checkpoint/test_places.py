@@ -612,7 +612,7 @@ def test_roles_that_the_tables_know_stay():
         ([*_blocks("books", 2, "w"), *_blocks("a.blocks", 3, "w")], 2),  # the larger list is not it
     ],
 )
-def test_layers_are_not_taken_from_lists_that_may_be_others(names, layers):
+def test_ambiguous_lists_are_not_taken_for_layers(names, layers):
     assert place_by_number(names, layers=layers) is None
 
 
@@ -714,7 +714,7 @@ def test_a_pattern_must_match_the_whole_name():
         (r"x\.(?P<layer>\d+)", "embedding", "cannot have a group"),
     ],
 )
-def test_a_pattern_that_makes_no_sense(match, role, message):
+def test_an_invalid_pattern(match, role, message):
     with pytest.raises(RecipeError, match=message):
         Pattern(match, role)
 

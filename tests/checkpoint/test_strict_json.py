@@ -89,7 +89,7 @@ def test_an_integer_too_long_to_read_is_refused():
     assert refusal(b"1" * 4301).startswith("x.json: not valid JSON (Exceeds the limit (4300")
 
 
-def test_a_huge_key_given_twice_is_clipped():
+def test_a_huge_duplicate_key_is_clipped():
     key = b'"' + b"k" * 1_000_000 + b'"'
     assert refusal(b"{" + key + b":1," + key + b":2}").endswith("k… is given twice")
 

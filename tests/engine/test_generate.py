@@ -158,7 +158,7 @@ def test_equal_compositions_and_beginnings_are_computed_once(llama, monkeypatch)
 
 
 @pytest.mark.slow
-def test_bfloat16_agrees_but_for_rounding(tmp_path):
+def test_bfloat16_agrees_except_for_rounding(tmp_path):
     plans = grid_of(swap_of(tmp_path, "llama", torch.bfloat16))
     found = Sweep(plans).generate(PROMPTS, max_new_tokens=8, eos=[])
     pairs = [
@@ -206,7 +206,7 @@ def test_sampled_tokens_are_those_of_their_draws(llama, sampling):
             assert list(generation.tokens) == drawn_alone(plan, prompt, row, sampling)
 
 
-def test_samples_depend_on_nothing_beside_them(llama):
+def test_samples_do_not_depend_on_other_rows(llama):
     sweep, settings = Sweep(llama), {"max_new_tokens": 8, "sampling": Sampling(seed=2)}
     whole = sweep.generate(PROMPTS, **settings)
     assert sweep.generate(PROMPTS, batch_size=1, **settings) == whole
@@ -231,7 +231,7 @@ def test_samples_depend_on_nothing_beside_them(llama):
         ([[5]], {"members": [-1]}, "there is no composition -1"),
     ],
 )
-def test_generations_that_are_not_possible(llama, prompts, settings, message):
+def test_impossible_generations_are_refused(llama, prompts, settings, message):
     with pytest.raises(EvaluationError, match=message):
         Sweep(llama).generate(prompts, **{"max_new_tokens": 4, **settings})
 
@@ -286,7 +286,7 @@ def test_alone_and_together_are_the_same(llama):
         assert apart.generate(PROMPTS, **settings) == sweep.generate(PROMPTS, **settings)
 
 
-def test_a_model_that_decodes_otherwise_is_found_out(llama, monkeypatch):
+def test_a_model_that_decodes_differently_is_detected(llama, monkeypatch):
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
     forward = LlamaDecoderLayer.forward
@@ -302,7 +302,7 @@ def test_a_model_that_decodes_otherwise_is_found_out(llama, monkeypatch):
 # --- models that cannot be decoded together -----------------------------------------------------
 
 
-def test_a_state_in_the_modules_is_seen_in_the_model_itself(letters, tmp_path):
+def test_a_state_inside_modules_is_detected(letters, tmp_path):
     """RecurrentGemma keeps its state in modules: a few steps alone would not show it."""
     from transformers import RecurrentGemmaConfig
 
@@ -330,7 +330,7 @@ def test_a_state_in_the_modules_is_seen_in_the_model_itself(letters, tmp_path):
         assert tokens_of(generations) == alone(one, PROMPTS, max_new_tokens=10, do_sample=False)
 
 
-def test_alone_every_prompt_is_written_by_itself(llama, monkeypatch):
+def test_without_joint_decoding_prompts_are_generated_one_by_one(llama, monkeypatch):
     """Not every model writes the same beside other prompts, padded or not."""
     sweep = Sweep(llama[:2])
     sweep._decodes_jointly = False
@@ -349,7 +349,7 @@ def test_alone_every_prompt_is_written_by_itself(llama, monkeypatch):
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 
-def test_longer_texts_before_change_nothing(tmp_path):
+def test_earlier_longer_texts_change_nothing(tmp_path):
     """Dynamic NTK scaling keeps the tables of the longest text so far, as transformers has it."""
     plans = grid_of(swap_of(tmp_path, rope_parameters=DYNAMIC, max_position_embeddings=16))[:3]
     sweep = Sweep(plans)

@@ -86,7 +86,7 @@ def test_a_cast_sweep_is_the_cast_model(tmp_path):
             assert same_bits(logits, plans[index].load().float()(ids).logits)
 
 
-def test_a_chosen_few(llama):
+def test_chosen_members(llama):
     ids = some_ids()
     sweep = Sweep(llama)
     every = dict(sweep.logits(ids))
@@ -160,7 +160,7 @@ def test_grids_of_32_layers_need_few_layer_evaluations(zones, naive, distinct):
     assert distinct_beginnings(paths) == distinct
 
 
-def test_counts_are_told_in_words():
+def test_counts_as_text():
     counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
     assert str(counts) == "584 layer evaluations instead of 2592 (4.4x)"
 
@@ -194,7 +194,7 @@ def test_a_grid_holds_few_states_at_a_time():
     assert counts.open_states <= 3
 
 
-def test_states_are_let_go(llama, monkeypatch):
+def test_states_are_released(llama, monkeypatch):
     sweep = Sweep(llama)
     alive, most = set(), 0
     call = type(sweep.runner.stack.before(input_ids=some_ids(), use_cache=False).calls[0])
@@ -333,7 +333,7 @@ def test_requests_that_begin_another_share_its_row(llama):
             assert scores.greedy[index, column] == greedy
 
 
-def test_rows_whose_length_changes_what_is_read_stay_alone():
+def test_rows_whose_length_matters_stay_alone():
     requests = [([5, 6], [7]), ([5, 6], [8, 9, 10]), ([5, 6, 8, 1, 1], [3]), ([2, 6, 8, 1, 1], [3])]
     rows = make_rows(requests, None, rotary_limit=3)
     assert [row.tokens for row in rows] == [(2, 6, 8, 1, 1), (5, 6, 8, 1, 1), (5, 6, 8, 9), (5, 6)]
@@ -357,12 +357,12 @@ def test_long_contexts_lose_their_beginning():
         ([([3], [4])], {"members": []}, "no composition is chosen"),
     ],
 )
-def test_requests_that_cannot_be_answered(llama, requests, settings, message):
+def test_impossible_requests_are_refused(llama, requests, settings, message):
     with pytest.raises(EvaluationError, match=message):
         Sweep(llama).loglikelihood(requests, **settings)
 
 
-def test_a_transformer_that_layers_share_is_of_none_of_them(tmp_path):
+def test_a_transformer_shared_by_layers_belongs_to_none(tmp_path):
     """Zamba stores it in the first of them; a swap by layer must not tear it apart."""
     from transformers import ZambaConfig
 

@@ -26,7 +26,7 @@ def check_same_model(found, expected):
 
 
 @pytest.mark.parametrize("family", EVERY)
-def test_every_composition_is_the_loaded_one(family, tmp_path):
+def test_every_composition_equals_the_loaded_model(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::3]
     virtual = VirtualModel(plans)
     for index in (*range(len(plans)), 0):
@@ -64,7 +64,7 @@ def test_compositions_share_the_tensors_of_the_experts(tmp_path):
     assert virtual.pool.made_bytes == 4 * outside  # one blend, whatever the number of plans
 
 
-def test_what_no_expert_trained_is_held_once(tmp_path):
+def test_untrained_tensors_are_kept_once(tmp_path):
     swap_of(tmp_path)
     frozen = {}
     for name in ("task", "language"):
@@ -89,7 +89,7 @@ def test_tied_parameters_stay_one(tmp_path):
         assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_made_tensors_are_dropped_and_made_again(tmp_path):
+def test_blends_are_dropped_and_computed_again(tmp_path):
     plan = swap_of(tmp_path)
     mixes = [
         plan.with_composition(
@@ -163,7 +163,7 @@ def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
     check_same_model(virtual.switch(1), alone.load().float())
 
 
-def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
+def test_memory_estimates_and_batch_sizes(tmp_path):
     plans = swap_of(tmp_path, num_hidden_layers=6).grid(bottom=range(3), top=range(2))
     sweep = Sweep(plans)
     every = range(len(plans))
@@ -212,7 +212,7 @@ def test_experts_can_stay_on_the_cpu():
     assert tensors[0].device.type == "cpu"
 
 
-def test_where_experts_stay_is_checked(tmp_path):
+def test_an_unknown_home_of_experts_is_refused(tmp_path):
     with pytest.raises(EvaluationError, match="experts_on is 'disk'; it must be device or cpu"):
         VirtualModel([swap_of(tmp_path)], experts_on="disk")
 
