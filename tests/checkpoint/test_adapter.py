@@ -1,4 +1,4 @@
-"""Adapters on disk: what is read, and what is refused with one line."""
+"""Adapters on disk: LoRA and rsLoRA are read, others are refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committing a folder: the old one or the new one, whoever is killed and whatever fails."""
+"""Atomic commits: after any failure or kill there is the old folder or the new one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def committed(target, *, overwrite=False):
 
 
 def commit_then(target, action):
-    """Commits version 2 over whatever is there, with `action(folder)` after the writing."""
+    """Commit version 2 over any output, with `action(folder)` after the writing."""
     with committed(target, overwrite=True) as folder:
         write_output(folder, 2)
         action(folder)
@@ -73,7 +73,7 @@ def either_way(request, monkeypatch):
     return request.param
 
 
-# ---------------------------------------------------------------- what goes well
+# --- success ---
 
 
 def test_nothing_is_at_the_target_until_the_block_ends(target):
@@ -166,7 +166,7 @@ def test_modes_follow_the_umask(target, umask, mode):
     assert target.stat().st_mode & 0o777 == 0o777 & ~umask
 
 
-# ---------------------------------------------------------------- what is refused
+# --- refusals ---
 
 
 def test_an_existing_folder(old):
@@ -239,7 +239,7 @@ def test_the_check_alone_writes_nothing(target):
     assert names(target.parent) == []
 
 
-# ---------------------------------------------------------------- what goes wrong half way
+# --- failures half way ---
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MergeError, GeneratorExit])
@@ -375,12 +375,12 @@ def test_a_target_that_appears_at_the_last_moment_is_kept(target, kind, monkeypa
     assert names(target) == ["precious"] if kind == "folder" else target.read_text() == "precious"
 
 
-# ---------------------------------------------------------------- the order of things
+# --- the order of disk operations ---
 
 
 @pytest.fixture
 def record(monkeypatch):
-    """What the commit asks of the disk, in order: (verb, path)."""
+    """The disk operations of a commit in order: (verb, path)."""
     events = []
     fsync, rename, rmtree, exchange = os.fsync, os.rename, shutil.rmtree, commit._exchange
 
@@ -444,7 +444,7 @@ def test_the_order_without_an_exchange(old, record, monkeypatch):
     ]
 
 
-# ---------------------------------------------------------------- killed, and together
+# --- killed and concurrent processes ---
 
 
 def started(*arguments, **options):

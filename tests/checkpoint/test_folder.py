@@ -1,4 +1,4 @@
-"""Checkpoint folders, whole and broken: exact texts for everything that is refused."""
+"""Checkpoint folders, whole and broken, with the exact text of every refusal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sharded(tmp_path):
     return tmp_path
 
 
-# ---------------------------------------------------------------- whole folders
+# --- whole folders ---
 
 
 def test_a_single_file(single):
@@ -101,7 +101,7 @@ def test_the_text_part_of_a_multimodal_configuration():
     assert text_config({"b": 2}) == {"b": 2}
 
 
-# ---------------------------------------------------------------- shards and their index
+# --- shards and their index ---
 
 
 BOTH = f": has both model.safetensors and {INDEX}; remove the one that is out of date"
@@ -233,7 +233,7 @@ def test_a_megabyte_of_tensor_name_is_clipped(sharded):
     assert refusal(sharded).endswith(f"t…, which {INDEX} lacks")
 
 
-# ---------------------------------------------------------------- no weights that can be read
+# --- no weights that can be read ---
 
 ADAPTER = ": a LoRA adapter, where a full checkpoint is needed"
 PICKLED = (
@@ -291,7 +291,7 @@ def test_pickled_weights_beside_safetensors_are_never_opened(single, monkeypatch
     assert "pytorch_model.bin" not in opened
 
 
-# ---------------------------------------------------------------- the configuration
+# --- the configuration ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""GGUF files: read as the `gguf` package reads them, and refused by one line where they lie."""
+"""GGUF files: read as by the `gguf` package, or refused in one line."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def test_any_part_of_a_quantised_tensor_can_be_read(tmp_path, kind):
         assert len(read_stored(handle, info, length, 2 * length)) == nbytes
 
 
-# Names of the package's table that mean two things, or that no checkpoint has.
+# Names in the package's table with two meanings, or that no checkpoint has.
 AMBIGUOUS = ("feed_forward.up_proj", "experts.gate", "model.embedding_norm")
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_the_places_are_those_of_transformers_names(architecture):
-    """By the package's tables: each tensor of an architecture, beside its names elsewhere."""
+    """The package's tables give the names of each tensor in other formats."""
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.tensor_mapping.TensorNameMap
     elsewhere = {**names.mappings_cfg, **names.block_mappings_cfg}
@@ -178,7 +178,7 @@ def test_a_split_file_that_counts_wrong(tmp_path):
         ls.open_checkpoint(split(tmp_path, total=31)[0])
 
 
-# ---------------------------------------------------------------- headers that lie
+# --- headers that lie ---
 
 
 def header(tensors=(("token_embd.weight", (32,), 0, 0),), entries=(), version=3, counts=None):
@@ -272,7 +272,7 @@ def test_a_written_header_is_read_by_the_package_and_back(tmp_path):
     assert theirs.fields["k"].contents() == found.metadata["k"] == ["é", ""]
 
 
-# ---------------------------------------------------------------- files of something else
+# --- files of something else ---
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The GGUF reader against files that nobody would write.
+"""The GGUF reader against arbitrary files.
 
-Whatever the bytes: either tensors that all lie inside the file, each behind the one before it and
-aligned, which the `gguf` package reads the same way, or a `CheckpointError` of one line.
+Any bytes give either aligned tensors inside the file, one after the other, which the `gguf` package
+reads in the same way, or a `CheckpointError` of one line.
 
 A long run: `LAYERSWAP_FUZZ_EXAMPLES=200000 pytest tests/checkpoint/test_gguf_fuzz.py`.
 """
@@ -105,7 +105,7 @@ def test_the_mutations_make_files_of_both_kinds():
     assert both_kinds(check, MUTATED, 40)
 
 
-# ---------------------------------------------------------------- time and memory
+# --- time and memory ---
 
 START = b"GGUF" + struct.pack("<IQQ", 3, 2**60, 2**60)
 KEY = struct.pack("<Q", 1) + b"k"

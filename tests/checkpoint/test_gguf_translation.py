@@ -1,4 +1,4 @@
-"""GGUF files under transformers' names: tensor by tensor what transformers itself loads."""
+"""GGUF files with transformers' names: every tensor is the one that transformers loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_conversion_is_undone(tmp_path, family):
     opened = as_transformers(ls.open_checkpoint(convert(folder, tmp_path / "a.gguf", family)), like)
     assert list(opened.tensors) == list(like.tensors)
     assert opened.places == like.places
-    # One is added to a norm and taken away again, each time with a rounding.
+    # Adding 1 to a norm and subtracting it rounds twice.
     shifted = 2e-7 if family in ("gemma2", "gemma3", "nemotron") else 0.0
     for name, info in like.tensors.items():
         found, expected = opened.read(name), like.read(name)
@@ -66,7 +66,7 @@ def test_tensors_are_those_that_transformers_loads(tmp_path, family, kind):
 
 @pytest.mark.parametrize("kind", mostly_slow(["F16", "BF16", "Q8_0", "Q4_0"], "Q8_0"))
 def test_a_gguf_file_is_merged_beside_safetensors(tmp_path, kind):
-    """The same as a merge of safetensors that hold the dequantised numbers."""
+    """The output equals a merge of safetensors with the dequantised numbers."""
     task, language = (save_model(tmp_path / n, "llama", i) for i, n in enumerate(("a", "b")))
     path = convert(language, tmp_path / "language.gguf", "llama", kind)
     made = ls.swap(task=task, language=path, bottom=1, top=1).save(tmp_path / "made")

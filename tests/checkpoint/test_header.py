@@ -35,7 +35,7 @@ def refused_bytes(tmp_path, content):
     return refusal(path)
 
 
-# ---------------------------------------------------------------- the frame
+# --- the frame ---
 
 
 def length(claim: int) -> bytes:
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_read(tmp_path):
     assert refusal(tmp_path / "pipe") == "not a regular file"
 
 
-# ---------------------------------------------------------------- the entries
+# --- the entries ---
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_deeply_nested_values_in_an_entry_are_one_line(tmp_path):
         assert message in ("tensor 'a': dtype is not text", "nested too deeply")
 
 
-# ---------------------------------------------------------------- the layout of the bytes
+# --- the layout of the bytes ---
 
 
 LAYOUTS = [
@@ -261,7 +261,7 @@ def test_sub_byte_dtypes_that_fill_whole_bytes(tmp_path, dtype, shape, nbytes):
     assert byte_length(dtype, shape) == nbytes
 
 
-# ---------------------------------------------------------------- against the library
+# --- against the library ---
 
 
 def library_dtypes():

@@ -1,8 +1,8 @@
-"""The header reader against files that nobody would write.
+"""The header reader against arbitrary files.
 
-Whatever the bytes: either tensors that all lie inside the file and fill it, which the safetensors
-library reads the same way, or a `CheckpointError` of one line. Never another exception, never a
-hang, never more memory than the header itself is worth.
+Any bytes give either tensors that fill the file, which the safetensors library reads in the same
+way, or a `CheckpointError` of one line. No input may hang the reader, or cost more memory than the
+header is long.
 
 A long run: `LAYERSWAP_FUZZ_EXAMPLES=200000 pytest tests/checkpoint/test_header_fuzz.py`.
 """
@@ -45,7 +45,7 @@ def check(content: bytes) -> bool:
     return True
 
 
-# ---------------------------------------------------------------- headers by a grammar
+# --- headers by a grammar ---
 
 NAMES = st.sampled_from(
     ["a", "b", "model.norm.weight", "", "\0", "é", "../x", "\n", "__metadata__"]
@@ -84,7 +84,7 @@ def honest_files(draw):
 
 @st.composite
 def nearly_honest_files(draw):
-    """A header of entries that mostly agree, one of which may be anything."""
+    """A header of consistent entries, except perhaps one."""
     begin, header = 0, {}
     for name, dtype, shape, nbytes in draw(honest_tensors()):
         header[name] = entry(begin, begin + nbytes, dtype, list(shape))
@@ -142,7 +142,7 @@ def test_the_grammar_makes_files_of_both_kinds():
     assert both_kinds(check, nearly_honest_files(), 200)
 
 
-# ---------------------------------------------------------------- time and memory
+# --- time and memory ---
 
 
 @pytest.mark.parametrize(

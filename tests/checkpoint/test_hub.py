@@ -1,4 +1,4 @@
-"""From a path or a Hub id to a folder, without a network: every test here is offline."""
+"""From a path or a Hub id to a folder, offline."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refusal(source, revision=None):
     return message
 
 
-# ---------------------------------------------------------------- local folders
+# --- local folders ---
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path, no_download):
@@ -144,7 +144,7 @@ def test_a_url_is_for_merge_and_plan(no_download, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_path_that_almost_exists(tmp_path, monkeypatch, source, near):
-    """The near one is named before the Hub."""
+    """The message names the similar folder before the Hub."""
     (tmp_path / "experts" / "swahili").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert refusal(source).startswith(f"{source}: no such folder; did you mean {near!r}?")
@@ -156,7 +156,7 @@ def test_a_name_too_long_for_the_disk(no_download):
     assert refusal("x" * 300) == f"{'x' * 300}: cannot be read (File name too long)"
 
 
-# ---------------------------------------------------------------- the Hub, offline
+# --- the Hub, offline ---
 
 
 def test_a_cached_checkpoint_resolves_to_its_commit(cache):
@@ -217,7 +217,7 @@ def test_a_process_that_is_offline_answers_at_once(tmp_path):
     assert done.stderr == ""
 
 
-# ---------------------------------------------------------------- what the Hub may answer
+# --- what the Hub may answer ---
 
 
 def raising(error):

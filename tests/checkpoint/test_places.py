@@ -42,7 +42,7 @@ from layerswap.errors import CheckpointError, RecipeError
 
 LAYERS = 2
 
-# ---------------------------------------------------------------- families, as tiny as they go
+# --- families, as tiny as they go ---
 
 IDS = {"bos_token_id": 1, "eos_token_id": 2}
 HALF = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
@@ -99,7 +99,7 @@ SECOND_OF_TWO = {"layer_types": ["conv", "full_attention"]}
 
 
 class Family(NamedTuple):
-    """`linear`: role of bare Linear modules in a layer. `outside`: what no module class can say."""
+    """`linear`: role of bare Linear modules. `outside`: roles that no module class reveals."""
 
     model_type: str
     config: dict[str, Any]
@@ -266,14 +266,14 @@ FAMILIES: dict[str, Family] = {
     "llama4": _wrapped("llama4", LLAMA_4, LLAMA_4_VISION),
 }
 
-# ---------------------------------------------------------------- the oracle
+# --- the oracle ---
 
 
 MIXERS = ("Attention", "GatedDeltaNet", "Mixer", "MambaLayer", "ShortConv", "RecurrentBlock")
 
 
 def _is_router(tensor: torch.Tensor, owner: nn.Module, layer: nn.Module) -> bool:
-    """In a layer with experts: one number, row or entry for each, and no expert's own."""
+    """True for a tensor with one number, row or entry per expert that belongs to none of them."""
     mixture = any(type(m).__name__.endswith("Experts") for m in layer.modules())
     inside = type(owner).__name__.endswith(("Experts", "Expert"))
     return mixture and not inside and tensor.ndim < 3 and tensor.shape[0] in (1, 4)
@@ -402,7 +402,7 @@ def _prefix(names: Any) -> str:
     return next(key for key in names if "layer" in key or ".h." in key).split(".")[0] + "."
 
 
-# ---------------------------------------------------------------- names found on disk
+# --- names found on disk ---
 
 ATTENTION, MLP = Place(0, "attention"), Place(0, "mlp")
 HEAD, OTHER = Place(None, "head"), Place(None, "other")
@@ -520,7 +520,7 @@ def test_every_word_of_the_tables_is_in_a_checked_name():
     assert words - seen == set()
 
 
-# ---------------------------------------------------------------- what is not known is reported
+# --- what is not known is reported ---
 
 LLAMA_LAYER = ["model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.up_proj.weight"]
 
@@ -684,7 +684,7 @@ def test_two_lists_of_layers_are_not_mixed_up():
     assert place_tensors(names, patterns=[aside])[names[-1]] == OTHER
 
 
-# ---------------------------------------------------------------- patterns, counting, aliases
+# --- patterns, counting, aliases ---
 
 
 def test_patterns_win_over_the_tables_and_the_first_wins():
@@ -741,7 +741,7 @@ def test_roles_are_those_of_the_tables():
     for table in (places.OWNERS, places.OUTSIDE):
         words = [word for row in table.values() for word in row if word != "mixer"]
         assert len(words) == len(set(words))
-    # What is in a mixer says which of the two it is.
+    # The words inside a mixer decide between the two.
     assert place("model.layers.0.mixer.up_proj.weight") == MLP
     assert place("model.layers.0.mixer.q_proj.weight") == ATTENTION
 

@@ -1,4 +1,4 @@
-"""JSON that two readers could read differently is refused, in one line."""
+"""JSON that two readers could read differently is refused in one line."""
 
 from __future__ import annotations
 

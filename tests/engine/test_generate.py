@@ -1,4 +1,4 @@
-"""The generating engine: what transformers generates, for all compositions together."""
+"""Joint generation gives the texts of transformers for every composition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def letters():
 
 
 def alone(plan, prompts, eos=None, **settings):
-    """transformers' own generation, each prompt by itself."""
+    """The texts of transformers, one prompt at a time."""
     model = plan.load()
     model.generation_config.eos_token_id = eos
     model.generation_config.pad_token_id = 0
@@ -55,7 +55,7 @@ def tokens_of(generations):
     return [list(generation.tokens) for generation in generations]
 
 
-# --- greedy -------------------------------------------------------------------------------------
+# --- greedy ---
 
 
 @pytest.mark.parametrize("family", mostly_slow([*FAMILIES, *MORE], "llama", "gpt2"))
@@ -174,14 +174,14 @@ def test_bfloat16_agrees_except_for_rounding(tmp_path):
     assert sum(a == b for a, b in pairs) / len(pairs) > 0.7
 
 
-# --- sampling -----------------------------------------------------------------------------------
+# --- sampling ---
 
 
 NARROW = Sampling(temperature=0.7, top_k=12, top_p=0.8, seed=1)
 
 
 def drawn_alone(plan, prompt, draws, sampling):
-    """Sampling written a second time: whole forward passes, no cache."""
+    """A second implementation of sampling: whole forward passes, no cache."""
     model, tokens = plan.load(), []
     processors = sampling.processors()
     for draw in draws:
@@ -217,7 +217,7 @@ def test_samples_do_not_depend_on_other_rows(llama):
     assert whole != greedy
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- refusals ---
 
 
 @pytest.mark.parametrize(
@@ -299,11 +299,11 @@ def test_a_model_that_decodes_differently_is_detected(llama, monkeypatch):
         Sweep(llama).generate(PROMPTS, max_new_tokens=4)
 
 
-# --- models that cannot be decoded together -----------------------------------------------------
+# --- models that cannot be decoded together ---
 
 
 def test_a_state_inside_modules_is_detected(letters, tmp_path):
-    """RecurrentGemma keeps its state in modules: a few steps alone would not show it."""
+    """RecurrentGemma keeps its state in modules, which a few steps would not reveal."""
     from transformers import RecurrentGemmaConfig
 
     config = RecurrentGemmaConfig(
@@ -331,7 +331,7 @@ def test_a_state_inside_modules_is_detected(letters, tmp_path):
 
 
 def test_without_joint_decoding_prompts_are_generated_one_by_one(llama, monkeypatch):
-    """Not every model writes the same beside other prompts, padded or not."""
+    """Some models write something else beside other prompts."""
     sweep = Sweep(llama[:2])
     sweep._decodes_jointly = False
     shapes = []
@@ -350,7 +350,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 
 def test_earlier_longer_texts_change_nothing(tmp_path):
-    """Dynamic NTK scaling keeps the tables of the longest text so far, as transformers has it."""
+    """With dynamic NTK scaling, transformers keeps the tables of the longest text so far."""
     plans = grid_of(swap_of(tmp_path, rope_parameters=DYNAMIC, max_position_embeddings=16))[:3]
     sweep = Sweep(plans)
     short, long = (torch.tensor([RNG.integers(3, 60, n).tolist()]) for n in (20, 40))
@@ -362,7 +362,7 @@ def test_earlier_longer_texts_change_nothing(tmp_path):
 
 
 def test_rotary_tables_that_depend_on_the_batch(tmp_path):
-    """Beyond its first length LongRoPE has other frequencies, for every row of a batch."""
+    """Beyond its original length, LongRoPE has other frequencies for all rows of a batch."""
     longrope = {
         "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
         "original_max_position_embeddings": 10,

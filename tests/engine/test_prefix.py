@@ -1,4 +1,4 @@
-"""Scoring with prefixes that are read once: groups of rows, and scores as those of whole rows."""
+"""Shared prefixes: groups of rows, and the same scores and texts as with whole rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES, MORE = (RNG.integers(3, 60, count).tolist() for count in (33, 25))
 
 
 def questions(beginning, count):
-    """Two answers to each of some questions, of one token and of two."""
+    """Questions with two answers each, one of one token and one of two."""
     found = []
     for _ in range(count):
         question = RNG.integers(3, 60, RNG.integers(1, 9)).tolist()
@@ -33,7 +33,7 @@ def questions(beginning, count):
 
 
 def widths(sweep):
-    """Where the rows and tokens that every layer reads are noted down."""
+    """A list that collects the rows and tokens of every call of a layer."""
     noted = []
     for layer in sweep.runner.stack.layers:
         layer.register_forward_pre_hook(
@@ -139,7 +139,7 @@ def test_a_model_whose_logits_differ_reads_whole_rows(tmp_path, monkeypatch):
 def test_texts_are_those_of_whole_prompts(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::2]
     prompts = [list(context) for context, _ in questions(EXAMPLES, 7)[::2]]
-    # Beside a longer one, their padding is longer than what all begin with.
+    # Beside a longer prompt, their padding is longer than the prefix.
     prompts += [RNG.integers(3, 60, count).tolist() for count in (4, 20)]
     prompts.append([*EXAMPLES, *RNG.integers(3, 60, 60).tolist()])
     sweep = Sweep(plans)
@@ -165,7 +165,7 @@ def test_drawn_texts_are_those_of_whole_prompts(tmp_path):
     assert len({one.tokens for one in shared[0]}) > 4
 
 
-# --- groups -------------------------------------------------------------------------------------
+# --- groups ---
 
 
 def grouped(requests, size=4):

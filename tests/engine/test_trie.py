@@ -1,4 +1,4 @@
-"""The scoring engine: exact to the bit, each distinct beginning run once."""
+"""Scoring along the trie: exact to the bit, with every distinct beginning run once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def batches():
     yield {"input_ids": ids * mask, "attention_mask": mask}
 
 
-# --- exactness ----------------------------------------------------------------------------------
+# --- exactness ---
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatc
     memory = {}
 
     def with_memory(self, hidden_states, **kwargs):
-        # A layer that reads what an earlier one left behind, as no trie can know.
+        # A layer that reads the state of an earlier one, which no trie can know.
         out = forward(self, hidden_states, **kwargs)
         last = memory.get("last", 0) if self.self_attn.layer_idx else 0
         memory["last"] = out.mean()
@@ -135,7 +135,7 @@ def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatc
         assert scores.logprob[index, 0] == pytest.approx(float(expected), abs=1e-5)
 
 
-# --- what it costs ------------------------------------------------------------------------------
+# --- what it costs ---
 
 
 def swaps(layers, **zones):
@@ -176,7 +176,7 @@ def test_counts_are_of_distinct_beginnings_and_held_states():
         counts = count_layers(roots)
         assert counts.distinct == distinct_beginnings(paths)
         assert counts.naive == len(paths) * (len(paths[0]) - 2)
-        # Held: every node that has run and has children that have not.
+        # Held are all nodes that have run and have children that have not.
         left, held = {}, 0
         for node, parent in walk(roots):
             if parent is not None:
@@ -217,7 +217,7 @@ def test_states_are_released(llama, monkeypatch):
     assert 1 < most <= sweep.counts().open_states + 1  # those held, and the one that is computed
 
 
-# --- scores -------------------------------------------------------------------------------------
+# --- scores ---
 
 REQUESTS = [
     ([5, 9, 13, 2, 44], [17, 8]),
@@ -230,7 +230,7 @@ REQUESTS = [
 
 
 def by_hand(model, requests):
-    """Each request in a forward pass of its own, in float64."""
+    """Scores of one forward pass per request, in float64."""
     found = []
     for context, continuation in requests:
         ids = torch.tensor([[*context, *continuation]])
@@ -363,7 +363,7 @@ def test_impossible_requests_are_refused(llama, requests, settings, message):
 
 
 def test_a_transformer_shared_by_layers_belongs_to_none(tmp_path):
-    """Zamba stores it in the first of them; a swap by layer must not tear it apart."""
+    """Zamba stores it in one layer; a swap of layers must not split it."""
     from transformers import ZambaConfig
 
     config = ZambaConfig(

@@ -1,4 +1,4 @@
-"""The virtual model: whichever composition it is switched to, it is `Plan.load` to the bit."""
+"""The virtual model has the weights of `Plan.load`, to the bit, for every composition."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_memory_estimates_and_batch_sizes(tmp_path):
 
 
 def test_experts_can_stay_on_the_cpu():
-    # Any other device shows the copying; this one holds no data.
+    # Any device but the CPU shows the copying; `meta` holds no data.
     pool = WeightPool(100, torch.device("meta"), torch.device("cpu"))
     tensors = [torch.nn.Parameter(torch.zeros(5), requires_grad=False) for _ in range(8)]
     for number, tensor in enumerate(tensors):

