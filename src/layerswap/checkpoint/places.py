@@ -253,12 +253,12 @@ class Pattern:
 
     def place(self, name: str) -> Place | None:
         """Return the place of `name`; None if the pattern does not match all of it."""
-        found = re.fullmatch(self.match, name)
-        if found is None:
+        match = re.fullmatch(self.match, name)
+        if match is None:
             return None
-        if "layer" not in found.re.groupindex:
+        if "layer" not in match.re.groupindex:
             return Place(None, self.role)
-        index = found["layer"]
+        index = match["layer"]
         if index is None or not _is_index(index):
             raise RecipeError(
                 f"pattern {self.match!r}: group 'layer' is {index!r} in {name!r}, not an index"
@@ -302,17 +302,17 @@ def place_tensors(
         {'lm_head.weight': Place(layer=None, role='head'),
          'model.layers.0.mlp.up_proj.weight': Place(layer=0, role='mlp')}
     """
-    found = {name: _by_pattern(name, patterns) for name in names}
-    parsed = {name: _parse(name) for name, where in found.items() if where is None}
-    found.update((name, _by_tables(words)) for name, words in parsed.items())
-    unknown = [name for name, where in found.items() if where is None]
+    by_name = {name: _by_pattern(name, patterns) for name in names}
+    parsed = {name: _parse(name) for name, where in by_name.items() if where is None}
+    by_name.update((name, _by_tables(words)) for name, words in parsed.items())
+    unknown = [name for name, where in by_name.items() if where is None]
     if unknown:
         shown = _few(map(repr, unknown), len(unknown))
         raise CheckpointError(
-            f"cannot tell the layer and role of {len(unknown)} of {len(found)} tensors: {shown}; "
+            f"cannot tell the layer and role of {len(unknown)} of {len(by_name)} tensors: {shown}; "
             f"{pattern_advice(unknown[0])}"
         )
-    places = {name: where for name, where in found.items() if where is not None}
+    places = {name: where for name, where in by_name.items() if where is not None}
     _check_one_stack(parsed.values())
     _check_layers({where.layer for where in places.values() if where.layer is not None}, layers)
     return places
@@ -345,8 +345,8 @@ def place_by_number(
 
     Example: `rwkv.blocks.0.ffn.w`, `rwkv.blocks.1.ffn.w` and `head.weight` have 2 layers.
     """
-    found = {name: _by_pattern(name, patterns) for name in names}
-    listed = {name: _listed(name) for name, where in found.items() if where is None}
+    by_name = {name: _by_pattern(name, patterns) for name in names}
+    listed = {name: _listed(name) for name, where in by_name.items() if where is None}
     members: dict[str, set[int]] = {}
     for _, stack, member in listed.values():
         members.setdefault(stack, set()).add(member)
@@ -361,13 +361,13 @@ def place_by_number(
     for name, (known, stack, member) in listed.items():
         layer = member if stack == stacks[0] else None
         if known is not None and known.layer == layer:
-            found[name] = known
+            by_name[name] = known
         elif (known is not None and known.layer is not None) or _SHARES.search(name):
             return None
         else:
-            found[name] = Place(layer, "other")
+            by_name[name] = Place(layer, "other")
             roleless.add(name)
-    places = {name: where for name, where in found.items() if where is not None}
+    places = {name: where for name, where in by_name.items() if where is not None}
     if {where.layer for where in places.values()} - wanted - {None}:
         return None
     return places, Numbered(stacks[0], frozenset(roleless))

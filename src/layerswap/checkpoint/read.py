@@ -342,10 +342,10 @@ def torch_dtype(dtype: str) -> torch.dtype:
     }
     kinds = {"F": "float", "I": "int", "U": "uint"}
     name = names.get(dtype) or f"{kinds[dtype[0]]}{DTYPE_BITS[dtype]}"
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    torch_type = getattr(torch, name, None)
+    if not isinstance(torch_type, torch.dtype):
         raise CheckpointError(f"torch cannot hold a tensor of dtype {dtype}")
-    return found
+    return torch_type
 
 
 def gguf_package() -> Any:

@@ -465,15 +465,15 @@ def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
         for plan in plans
     ]
     ranks = (
-        sum(max((low.rank for low in one.values()), default=1) for one in modules)
-        for modules in adapters
+        sum(max((low.rank for low in modules.values()), default=1) for modules in of_plan)
+        for of_plan in adapters
     )
-    names = {path.rpartition(".")[2] for modules in adapters for one in modules for path in one}
+    paths = {path for of_plan in adapters for modules in of_plan for path in modules}
     return {
         "enable_lora": True,
         "max_loras": 1,
         "max_lora_rank": served_rank(max(ranks)),
-        "lora_target_modules": sorted(names),
+        "lora_target_modules": sorted({path.rpartition(".")[2] for path in paths}),
     }
 
 
