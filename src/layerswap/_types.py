@@ -26,12 +26,9 @@ def no_bars(label: str, total: int) -> AbstractContextManager[Advance]:
 
 
 def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
-    """Make a module's `__getattr__` that imports public names on first use.
+    """Make the `__getattr__` of a package that imports public names on first use.
 
-    Args:
-        package: the module's `__name__`.
-        home: the module of every name within the package; after a colon, its name there if
-            that is another one.
+    `home` has the module of every name; after a colon, its name there if that is another one.
     """
 
     def load(name: str) -> Any:

@@ -23,12 +23,7 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
 
 
 def need_extras(purpose: str, *extras: Extra) -> None:
-    """Check that extras are installed, before any work.
-
-    Args:
-        purpose: what needs them, for the message.
-        extras: their names.
-    """
+    """Check that the extras for a purpose are installed, before any work."""
     for extra in extras:
         if missing := missing_of(extra):
             raise LayerswapError(

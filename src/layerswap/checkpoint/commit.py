@@ -77,11 +77,7 @@ def atomic_file(
 ) -> Iterator[Path]:
     """Yield the path of a fresh file, which becomes `target` when the block ends well.
 
-    Args:
-        target: the file to create.
-        is_ours: returns True for a file that may be replaced.
-        overwrite: replace an existing file.
-        resume: key of the work, as in `atomic_folder`.
+    As `atomic_folder`, for a file. Only a file for which `is_ours` returns True may be replaced.
     """
     refuse_file(target, is_ours=is_ours, overwrite=overwrite)
     with _partial_folder(target, resume) as (folder, real):

@@ -156,11 +156,7 @@ def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict
     """Return the hyperparameters of a language model, with the names of `config.json` where known.
 
     Keys lose the architecture in front. An unknown architecture counts as a decoder if it has an
-    embedding and a final norm.
-
-    Args:
-        header: of a whole model.
-        any_architecture: accept any other architecture too.
+    embedding and a final norm; with `any_architecture`, every architecture is accepted.
     """
     metadata = header.metadata
     kind, name = metadata.get("general.type", "model"), metadata.get("general.architecture")

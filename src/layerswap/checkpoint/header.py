@@ -227,9 +227,7 @@ def header_bytes(
 ) -> bytes:
     """Write a whole safetensors header, with its length, padded to a multiple of 8 bytes.
 
-    Args:
-        tensors: name, dtype, shape and length in bytes, in the order of the tensors' bytes.
-        metadata: the file's `__metadata__`.
+    Each tensor has name, dtype, shape and length in bytes, in the order of the tensors' bytes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0

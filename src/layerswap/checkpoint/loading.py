@@ -78,12 +78,7 @@ def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
 
 
 def load_tokenizer(source: PathLike, *, named: str | None = None) -> Any:
-    """Load the tokenizer in a folder or on the Hub.
-
-    Args:
-        source: the folder or Hub id.
-        named: the user's name for it, for messages; the source when None.
-    """
+    """Load the tokenizer in a folder or on the Hub; messages call it `named`."""
     from transformers import AutoTokenizer
 
     with _refusing(source, named, "its tokenizer"):
@@ -93,13 +88,7 @@ def load_tokenizer(source: PathLike, *, named: str | None = None) -> Any:
 def load_config(
     source: PathLike, *, revision: str | None = None, named: str | None = None
 ) -> PreTrainedConfig:
-    """Load a configuration, upgraded by transformers if it is older, without kernels of the Hub.
-
-    Args:
-        source: the folder or Hub id.
-        revision: the Hub commit.
-        named: the user's name for it, for messages; the source when None.
-    """
+    """Load a configuration, upgraded by transformers if it is older, without kernels of the Hub."""
     from transformers import AutoConfig
 
     with _refusing(source, named, "its configuration"):
@@ -148,12 +137,8 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """Load a causal language model on the CPU, in evaluation mode.
 
-    Args:
-        source: the folder or Hub id.
-        revision: the Hub commit.
-        dtype: of the weights; as stored for `auto`.
-        named: the user's name for it, for messages; the source when None.
-        options: further options of `from_pretrained`, such as `quantization_config`.
+    The dtype `auto` is that of the files. Further options go to `from_pretrained`, such as
+    `quantization_config`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -174,11 +159,6 @@ def load_weights(
     config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, Any]:
     """Build a model around tensors in memory, and share them where possible.
-
-    Args:
-        config: names the architecture.
-        weights: every tensor by name, on the CPU.
-        dtype: of the model; that of the weights when None.
 
     Returns:
         The model, and transformers' record of missing and unexpected tensors.

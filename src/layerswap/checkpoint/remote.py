@@ -61,11 +61,7 @@ def download(
 ) -> tuple[Path, str]:
     """Download a repository of the Hub; return its folder in the local cache and its full commit.
 
-    Args:
-        name: `owner/name`.
-        revision: branch, tag or commit.
-        weights: True to download the weights too.
-        pickled: True to download pickled weights too.
+    Weights are optional, and pickled ones come only on request.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -104,12 +100,9 @@ def check_hub_id(name: str) -> None:
 
 
 def push_folder(folder: Path, name: str, *, private: bool = True) -> str:
-    """Upload a merged folder, and return the address of the commit.
+    """Upload a merged folder to the repository `name`, and return the address of the commit.
 
-    Args:
-        folder: written by `Plan.save`.
-        name: `owner/name` on the Hub; the repository is created if it does not exist.
-        private: visibility of a new repository.
+    The repository is created if it does not exist.
     """
     from huggingface_hub import HfApi
 
@@ -250,12 +243,8 @@ class RemoteHandle:
 def find_weights(source: str, folder: Path, commit: str | None) -> Callable[[str], WeightFile]:
     """Return a function that finds a weight file by name: in the local folder, else elsewhere.
 
-    The function raises FileNotFoundError for a file that is in neither place.
-
-    Args:
-        source: Hub id without its revision, or URL of a folder.
-        folder: local folder with the files beside the weights.
-        commit: the Hub commit; None for a URL.
+    The function raises FileNotFoundError for a file that is in neither place. `source` is a Hub id
+    without its revision, or the URL of a folder, which has no commit.
     """
 
     def find(name: str) -> WeightFile:

@@ -20,13 +20,9 @@ MAX_JSON_BYTES = 100_000_000
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """Parse a JSON document.
+    """Parse a JSON document, which errors call `where`.
 
     Refuses duplicate keys, deep nesting, NaN, infinity (1e999 too) and half surrogate pairs.
-
-    Args:
-        data: the document, in UTF-8.
-        where: name of the document in an error, for example `"expert/config.json"`.
 
     Example: `parse_json(b'{"a": 1}', "x")` gives `{"a": 1}`;
     `parse_json(b'{"a": 1, "a": 2}', "x")` raises CheckpointError.

@@ -174,12 +174,7 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def as_transformers(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
-    """View a GGUF file with the names, shapes and dtypes of a safetensors checkpoint.
-
-    Args:
-        checkpoint: the GGUF file.
-        like: a checkpoint of the same architecture, whose configuration the view has.
-    """
+    """View a GGUF file with the names, shapes, dtypes and configuration of another checkpoint."""
     with error_context(checkpoint.source):
         family = _family(checkpoint, like)
         _check_settings(checkpoint.config, text_config(like.config))
