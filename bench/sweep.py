@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layerswap.engine.scoring import pad
+from layerswap.engine.rows import pad
 from layerswap.engine.sweep import Sweep
 from sweep_data import add_model_options, make_plan
 

@@ -1,4 +1,4 @@
-"""Types that several rooms share, and the loading of a room's names on first use."""
+"""Types that several rooms share, and the lazy import of a package's public names."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 PathLike = str | os.PathLike[str]
-"""A checkpoint or file as users name it: a path, or a Hub id where one is meant."""
+"""A checkpoint or file as users name it: a path, or a Hub id where that is possible."""
 Log = Callable[[str], None]
-"""Called with one line of progress for a person."""
+"""Receives one line of progress for the user."""
 Advance = Callable[[int], None]
-"""Called with the number of units (bytes, requests, steps) just done."""
+"""Receives the number of units (bytes, requests, steps) just done."""
 Bars = Callable[[str, int], AbstractContextManager[Advance]]
-"""Opens a progress bar: a label and the units in all; yields what to call with units done."""
+"""Opens a progress bar from a label and a total, and yields its `Advance`."""
 EngineName = Literal["sweep", "vllm"]
-"""Answers for compositions: layerswap's own engine, or vLLM, re-pointed from one to the next."""
+"""Inference backend: our engine, or one vLLM whose weights are swapped per composition."""
 
 
 def no_bars(label: str, total: int) -> AbstractContextManager[Advance]:
-    """Bars that are not shown."""
+    """Return a progress bar that is not shown."""
     return nullcontext(lambda count: None)
 
 
 def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that imports public names from their modules when first used.
+    """Make the `__getattr__` of a package that imports public names on first use.
 
-    Args:
-        package: the module's `__name__`.
-        home: the module of every name within the package, and its name there after a colon where
-            that is another one.
+    `home` has the module of every name; after a colon, its name there if that is another one.
     """
 
     def load(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, there = home[name].partition(":")
-        return getattr(importlib.import_module(f"{package}.{module}"), there or name)
+        module, _, name_there = home[name].partition(":")
+        return getattr(importlib.import_module(f"{package}.{module}"), name_there or name)
 
     return load

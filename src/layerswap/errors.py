@@ -1,19 +1,23 @@
-"""The one family of exceptions that layerswap raises on purpose."""
+"""The exceptions that layerswap raises for mistakes that a user can fix."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unicodedata import category
+
+BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 class LayerswapError(Exception):
-    """Something the user can mend: the message is one clear line, without a traceback.
+    """An error that the user can fix, shown as one clear line without a traceback.
 
-    The text says what is wrong, where, and what to do. Inner code raises the bare fact;
-    the function at the room's boundary adds the context once, with `within`.
+    The message says what is wrong, where, and what to do. Inner code raises the bare fact, and the
+    function at the room's boundary adds the context once, with `within` or `error_context`.
 
     Args:
-        lines: the message; several for several mistakes. What no line can hold, such as a line
-            break in a name from a file, is escaped, so that no text forges another line.
+        lines: the message; several lines for several mistakes. Line breaks and control characters
+            in a line are escaped, so that no name from a file forges another line.
     """
 
     def __init__(self, *lines: object) -> None:
@@ -23,15 +27,24 @@ class LayerswapError(Exception):
         return "\n".join(self.args)
 
     def within(self, context: str) -> LayerswapError:
-        """The same error with `context` in front, of the same class.
+        """Return the same error with `context` in front, of the same class.
 
         Example: `raise error.within(f"{folder}") from None` gives `"merged: disk is full"`.
         """
         return type(self)(f"{context}: {self.args[0] if self.args else ''}", *self.args[1:])
 
 
+@contextmanager
+def error_context(context: str) -> Iterator[None]:
+    """Put `context` in front of the errors that the block raises; see `LayerswapError.within`."""
+    try:
+        yield
+    except LayerswapError as error:
+        raise error.within(context) from None
+
+
 class CheckpointError(LayerswapError):
-    """A checkpoint that cannot be read safely, or does not say what it is."""
+    """A checkpoint that cannot be read safely, or is not what it says."""
 
 
 class RecipeError(LayerswapError):
@@ -47,25 +60,21 @@ class EvaluationError(LayerswapError):
 
 
 class DataError(LayerswapError):
-    """Training data that cannot be had, or is not what a mix says that it is."""
+    """Training data that cannot be read, or differs from the description of its mix."""
 
 
 class TrainingError(LayerswapError):
-    """Training that cannot be begun or gone on with."""
+    """A training that cannot start or resume."""
 
 
 class StudyError(LayerswapError):
-    """A study that cannot be planned, or whose folder is not its own."""
-
-
-BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+    """A study that cannot be planned, or a folder of another study."""
 
 
 def visible(text: str) -> str:
-    r"""`text` with control characters escaped, so that a name cannot forge a line or a colour.
+    r"""Escape control characters, line separators, lone surrogates and changes of direction.
 
-    Escapes control characters, line separators, lone surrogates and changes of direction. Letters
-    of every script stay as they are.
+    Letters of every script stay as they are. No name can then forge a line or a colour.
 
     Example: `visible("a\nb")` gives `"a\\nb"`.
     """

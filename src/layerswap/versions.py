@@ -1,4 +1,4 @@
-"""Which versions of libraries made something, and whether they are there at all."""
+"""Versions of libraries, and the check that optional ones are installed."""
 
 from __future__ import annotations
 
@@ -19,42 +19,35 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
         "scipy", "statsmodels",
     ),
 }  # fmt: skip
-"""What each extra installs, by the names that are imported."""
+"""Packages that each extra installs, by their import names."""
 
 
-def need_extras(what: str, *extras: Extra) -> None:
-    """Check before any work that extras are installed.
-
-    Args:
-        what: that needs them, for the message.
-        extras: their names.
-
-    Raises:
-        LayerswapError: naming the packages that are missing.
-    """
+def need_extras(purpose: str, *extras: Extra) -> None:
+    """Check that the extras for a purpose are installed, before any work."""
     for extra in extras:
         if missing := missing_of(extra):
             raise LayerswapError(
-                f"{what} needs {', '.join(missing)}; install layerswap with its extra `{extra}`: "
-                f'pip install "layerswap[{extra}]", or in a clone pip install ".[{extra}]"'
+                f"{purpose} needs {', '.join(missing)}; install layerswap with its extra "
+                f'`{extra}`: pip install "layerswap[{extra}]", or in a clone pip install '
+                f'".[{extra}]"'
             )
 
 
 def missing_of(extra: Extra) -> list[str]:
-    """What is not installed of an extra, by the names that are imported."""
+    """Return the packages of an extra that are not installed, by their import names."""
     from importlib.util import find_spec
 
     return [name for name in EXTRAS[extra] if find_spec(name) is None]
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The version of each package that is installed."""
+    """Return the version of each package that is installed."""
     from importlib.metadata import PackageNotFoundError, version  # slow to import
 
-    found = {}
+    installed = {}
     for package in packages:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
-            continue  # an extra that was done without
-    return found
+            continue
+    return installed

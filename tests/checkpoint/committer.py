@@ -1,4 +1,4 @@
-"""Commits outputs in a process of its own, for the tests that kill it.
+"""Commits outputs in a process that tests can kill.
 
     python committer.py loop TARGET FALLBACK    commits versions 1, 2, 3, ... until killed
     python committer.py once TARGET VERSION     commits one version, without overwriting
@@ -37,7 +37,7 @@ def write_output(folder: Path, version: int, size: int = 20_000) -> None:
 
 
 def whole_version(folder: Path, size: int = 20_000) -> int:
-    """The version of an output; an AssertionError where it is a mixture or unfinished."""
+    """The version of an output; asserts that it is neither a mixture nor unfinished."""
     version = int((folder / MARKER).read_text())
     assert sorted(path.name for path in folder.iterdir()) == [MARKER, "shards"]
     parts = sorted((folder / "shards").iterdir())
@@ -53,7 +53,7 @@ def commit_version(target: Path, version: int, *, overwrite: bool = True, size: 
 
 
 def check_after_kill(target: Path, size: int = 20_000) -> str:
-    """What a killed commit left: "old or new", "set aside" or "nothing"; asserts it is whole."""
+    """Check the leftover of a killed commit; return "old or new", "set aside" or "nothing"."""
     others = [path for path in target.parent.iterdir() if path != target]
     partial, replaced = f"{target.name}{commit.PARTIAL}", f"{target.name}{commit.REPLACED}"
     assert all(path.name.startswith((partial, replaced)) for path in others), others

@@ -1,4 +1,4 @@
-"""Adapters on disk: what is read, and what is refused with one line."""
+"""Adapters on disk: LoRA and rsLoRA are read, others are refused in one line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refusal(folder: Path) -> str:
         ({"alpha_pattern": {"layers.0.mlp.up_proj": 2, "up_proj": 6}}, 1.0),
     ],
 )
-def test_the_scaling_is_pefts(tmp_path, config, scaling):
+def test_scaling_is_that_of_peft(tmp_path, config, scaling):
     low = read_adapter(write_adapter(tmp_path / "a", pair(), **config)).modules[UP]
     assert low.scaling == pytest.approx(scaling)
     assert (low.rank, low.shape, low.transposed) == (2, (5, 3), False)
@@ -75,8 +75,8 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, ": a IA3 adapter; only LoRA can be merged"),
-        ({"peft_type": None}, ": a None adapter; only LoRA can be merged"),
+        ({"peft_type": "IA3"}, ": peft_type is IA3; only LoRA can be merged"),
+        ({"peft_type": None}, ": peft_type is None; only LoRA can be merged"),
         (
             {"use_dora": True},
             ": DoRA (use_dora) is more than LoRA; merge it into its base with PEFT's "
@@ -101,7 +101,7 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
         ({"alpha_pattern": {"(": 2}}, ": '(' is not a regular expression"),
     ],
 )
-def test_what_is_more_or_less_than_lora(tmp_path, config, message):
+def test_other_adapters_are_refused(tmp_path, config, message):
     assert refusal(write_adapter(tmp_path / "a", pair(), **config)) == message
 
 
@@ -110,10 +110,12 @@ def test_weights_that_do_not_fit_together(tmp_path):
     name = f"base_model.model.{UP}.lora_B.weight"
     folder = tmp_path / "a"
     assert refusal(write_adapter(folder, {**tensors, name: torch.zeros(5, 3)})) == (
-        f": '{UP}' does not fit together: lora_A [2, 3], lora_B [5, 3]"
+        f": '{UP}': shapes do not fit together, lora_A [2, 3], lora_B [5, 3]"
     )
     half = {key: value for key, value in tensors.items() if key != name}
-    assert refusal(write_adapter(folder, half)) == f": '{UP}' has not one lora_A and one lora_B"
+    assert (
+        refusal(write_adapter(folder, half)) == f": '{UP}' needs exactly one lora_A and one lora_B"
+    )
     assert refusal(write_adapter(folder, {**tensors, "strange": torch.zeros(1)})) == (
         ": tensor 'strange' is not part of a LoRA adapter"
     )
@@ -144,7 +146,7 @@ def test_names_on_disk_may_lack_or_add_outer_words(tmp_path, stored, found):
 
 
 @pytest.mark.parametrize("stored", [["mlp.up_proj.weight.x"], ["other.weight"], []])
-def test_a_module_that_the_base_lacks(tmp_path, stored):
+def test_a_module_missing_in_the_base(tmp_path, stored):
     adapter = read_adapter(write_adapter(tmp_path / "a", pair()))
     with pytest.raises(CheckpointError, match=r"adapts 'model\.layers\.0\.mlp\.up_proj\.weight'"):
         match_tensors(adapter, stored)

@@ -1,4 +1,4 @@
-"""Committing a folder: the old one or the new one, whoever is killed and whatever fails."""
+"""Atomic commits: after any failure or kill there is the old folder or the new one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def committed(target, *, overwrite=False):
 
 
 def commit_then(target, action):
-    """Commits version 2 over whatever is there, with `action(folder)` after the writing."""
+    """Commit version 2 over any output, with `action(folder)` after the writing."""
     with committed(target, overwrite=True) as folder:
         write_output(folder, 2)
         action(folder)
@@ -73,7 +73,7 @@ def either_way(request, monkeypatch):
     return request.param
 
 
-# ---------------------------------------------------------------- what goes well
+# --- success ---
 
 
 def test_nothing_is_at_the_target_until_the_block_ends(target):
@@ -96,31 +96,23 @@ def test_overwriting(old, either_way):
     assert names(old.parent) == ["out"]
 
 
-def test_overwrite_of_nothing_is_a_plain_commit(target):
-    commit_version(target, 1, overwrite=True)
-    assert whole_version(target) == 1
-
-
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
-def test_a_system_that_cannot_exchange_falls_back(old, monkeypatch, code):
-    library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)})
-    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: library)
+def exchange_answers(monkeypatch, code):
+    """Have the system's exchange fail with a code; None for a system without the call."""
+    call = {} if code is None else {"renameat2": staticmethod(lambda *_: -1)}
+    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: type("Library", (), call))
     monkeypatch.setattr(commit.ctypes, "get_errno", lambda: code)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, None])
+def test_a_system_that_cannot_exchange_falls_back(old, monkeypatch, code):
+    exchange_answers(monkeypatch, code)
     commit_version(old, 2)
     assert whole_version(old) == 2
     assert names(old.parent) == ["out"]
 
 
-def test_a_system_without_the_call_falls_back(old, monkeypatch):
-    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: object())
-    commit_version(old, 2)
-    assert whole_version(old) == 2
-
-
 def test_an_exchange_that_fails_leaves_the_old_output(old, monkeypatch):
-    library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)})
-    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: library)
-    monkeypatch.setattr(commit.ctypes, "get_errno", lambda: errno.EIO)
+    exchange_answers(monkeypatch, errno.EIO)
     with pytest.raises(MergeError, match=r"out: cannot be written \(Input/output error\)"):
         commit_version(old, 2)
     assert whole_version(old) == 1
@@ -137,7 +129,7 @@ def test_the_real_exchange_is_one_step(tmp_path):
     assert whole_version(tmp_path / "2") == 1
 
 
-def test_the_folder_one_stands_in(old, monkeypatch):
+def test_the_working_directory_as_a_target(old, monkeypatch):
     monkeypatch.chdir(old)
     commit_version(Path(), 2)
     assert whole_version(old) == 2
@@ -174,7 +166,7 @@ def test_modes_follow_the_umask(target, umask, mode):
     assert target.stat().st_mode & 0o777 == 0o777 & ~umask
 
 
-# ---------------------------------------------------------------- what is refused
+# --- refusals ---
 
 
 def test_an_existing_folder(old):
@@ -216,15 +208,11 @@ def test_a_target_that_is_no_folder(tmp_path, target, kind, overwrite):
     assert whole_version(tmp_path / "real") == 1
 
 
-def test_a_missing_parent(tmp_path):
-    expected = f"{tmp_path}/no: no such folder; create it first"
-    assert refusal(tmp_path / "no" / "out") == expected
-
-
-def test_a_parent_that_is_a_file(tmp_path):
+def test_a_parent_that_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    expected = f"{tmp_path}/file: is not a folder"
-    assert refusal(tmp_path / "file" / "out") == expected
+    expected = {"no": "no such folder; create it first", "file": "is not a folder"}
+    for parent, message in expected.items():
+        assert refusal(tmp_path / parent / "out") == f"{tmp_path}/{parent}: {message}"
 
 
 def test_a_parent_that_may_not_be_written(target, monkeypatch):
@@ -251,7 +239,7 @@ def test_the_check_alone_writes_nothing(target):
     assert names(target.parent) == []
 
 
-# ---------------------------------------------------------------- what goes wrong half way
+# --- failures half way ---
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MergeError, GeneratorExit])
@@ -387,12 +375,12 @@ def test_a_target_that_appears_at_the_last_moment_is_kept(target, kind, monkeypa
     assert names(target) == ["precious"] if kind == "folder" else target.read_text() == "precious"
 
 
-# ---------------------------------------------------------------- the order of things
+# --- the order of disk operations ---
 
 
 @pytest.fixture
 def record(monkeypatch):
-    """What the commit asks of the disk, in order: (verb, path)."""
+    """The disk operations of a commit in order: (verb, path)."""
     events = []
     fsync, rename, rmtree, exchange = os.fsync, os.rename, shutil.rmtree, commit._exchange
 
@@ -456,7 +444,7 @@ def test_the_order_without_an_exchange(old, record, monkeypatch):
     ]
 
 
-# ---------------------------------------------------------------- killed, and together
+# --- killed and concurrent processes ---
 
 
 def started(*arguments, **options):
@@ -509,7 +497,7 @@ def test_the_partial_folder_of_a_live_process_is_left_alone(target):
     assert names(target.parent) == sorted(["out", alive.name, elsewhere.name, unknown.name])
 
 
-def test_an_old_output_set_aside_is_kept_while_it_is_the_only(target):
+def test_a_replaced_output_is_kept_while_there_is_no_other(target):
     aside = target.with_name("out.replaced-abcd")
     aside.mkdir()
     commit_version(target, 1)

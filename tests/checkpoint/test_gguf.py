@@ -1,4 +1,4 @@
-"""GGUF files: read as the `gguf` package reads them, and refused by one line where they lie."""
+"""GGUF files: read as by the `gguf` package, or refused in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_types_are_those_of_the_package():
     assert set(TYPES.values()) >= set(BLOCKS)
 
 
-def test_what_can_be_read_and_written_is_what_the_package_does():
+def test_types_to_read_and_write_are_those_of_the_package():
     for name, (length, nbytes) in BLOCKS.items():
         kind = gguf.GGMLQuantizationType[name]
         blocks = np.zeros(nbytes, np.uint8)
@@ -104,13 +104,13 @@ def test_any_part_of_a_quantised_tensor_can_be_read(tmp_path, kind):
         assert len(read_stored(handle, info, length, 2 * length)) == nbytes
 
 
-# Names of the package's table that mean two things, or that no checkpoint has.
+# Names in the package's table with two meanings, or that no checkpoint has.
 AMBIGUOUS = ("feed_forward.up_proj", "experts.gate", "model.embedding_norm")
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_the_places_are_those_of_transformers_names(architecture):
-    """By the package's tables: each tensor of an architecture, beside its names elsewhere."""
+    """The package's tables give the names of each tensor in other formats."""
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.tensor_mapping.TensorNameMap
     elsewhere = {**names.mappings_cfg, **names.block_mappings_cfg}
@@ -178,7 +178,7 @@ def test_a_split_file_that_counts_wrong(tmp_path):
         ls.open_checkpoint(split(tmp_path, total=31)[0])
 
 
-# ---------------------------------------------------------------- headers that lie
+# --- headers that lie ---
 
 
 def header(tensors=(("token_embd.weight", (32,), 0, 0),), entries=(), version=3, counts=None):
@@ -251,7 +251,7 @@ def test_a_header_that_lies(tmp_path, content, message):
         read_gguf(path)
 
 
-def test_a_header_that_does_not_lie(tmp_path):
+def test_an_honest_header(tmp_path):
     (tmp_path / "a.gguf").write_bytes(header([A, B], version=2) + WHOLE * 2)
     assert list(read_gguf(tmp_path / "a.gguf").tensors) == ["a", "b"]
 
@@ -272,7 +272,7 @@ def test_a_written_header_is_read_by_the_package_and_back(tmp_path):
     assert theirs.fields["k"].contents() == found.metadata["k"] == ["é", ""]
 
 
-# ---------------------------------------------------------------- files of something else
+# --- files of something else ---
 
 
 @pytest.mark.parametrize(
@@ -303,12 +303,12 @@ def test_a_file_that_is_no_language_model(tmp_path, entries, message):
     ("source", "message"),
     [("none.gguf", "none.gguf: .*No such file"), (".", "not a GGUF|no config.json")],
 )
-def test_no_file(tmp_path, source, message):
+def test_a_missing_file(tmp_path, source, message):
     with pytest.raises(LayerswapError, match=message):
         ls.open_checkpoint(tmp_path / source)
 
 
-def test_a_revision_means_nothing_for_a_file(tmp_path):
+def test_a_file_has_no_revision(tmp_path):
     with pytest.raises(CheckpointError, match="a file has no revision"):
         ls.open_checkpoint(write_gguf(tmp_path / "a.gguf"), revision="main")
 
@@ -321,7 +321,7 @@ def test_a_layer_that_is_missing(tmp_path):
         ls.open_checkpoint(path)
 
 
-def test_paths():
+def test_gguf_paths():
     assert is_gguf("a.GGUF")
     assert not is_gguf("a.gguf/")
     assert k_mix("output_norm.weight") == "F32"

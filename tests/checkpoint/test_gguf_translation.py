@@ -1,4 +1,4 @@
-"""GGUF files under transformers' names: tensor by tensor what transformers itself loads."""
+"""GGUF files with transformers' names: every tensor is the one that transformers loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_conversion_is_undone(tmp_path, family):
     opened = as_transformers(ls.open_checkpoint(convert(folder, tmp_path / "a.gguf", family)), like)
     assert list(opened.tensors) == list(like.tensors)
     assert opened.places == like.places
-    # One is added to a norm and taken away again, each time with a rounding.
+    # Adding 1 to a norm and subtracting it rounds twice.
     shifted = 2e-7 if family in ("gemma2", "gemma3", "nemotron") else 0.0
     for name, info in like.tensors.items():
         found, expected = opened.read(name), like.read(name)
@@ -66,7 +66,7 @@ def test_tensors_are_those_that_transformers_loads(tmp_path, family, kind):
 
 @pytest.mark.parametrize("kind", mostly_slow(["F16", "BF16", "Q8_0", "Q4_0"], "Q8_0"))
 def test_a_gguf_file_is_merged_beside_safetensors(tmp_path, kind):
-    """The same as a merge of safetensors that hold the dequantised numbers."""
+    """The output equals a merge of safetensors with the dequantised numbers."""
     task, language = (save_model(tmp_path / n, "llama", i) for i, n in enumerate(("a", "b")))
     path = convert(language, tmp_path / "language.gguf", "llama", kind)
     made = ls.swap(task=task, language=path, bottom=1, top=1).save(tmp_path / "made")
@@ -116,13 +116,16 @@ def test_rows_of_groups():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "qwen2"}, "of architecture 'llama', beside safetensors of 'qwen2'"),
+        ({"model_type": "qwen2"}, "GGUF architecture is 'llama'; the safetensors model is 'qwen2'"),
         ({"model_type": "gpt2"}, "a GGUF file beside safetensors of 'gpt2' cannot be read"),
         (
             {"num_key_value_heads": 1},
-            "attention.head_count_kv is 2, where num_key_value_heads is 1",
+            "attention.head_count_kv is 2; in the safetensors model num_key_value_heads is 1",
         ),
-        ({"rms_norm_eps": 1e-3}, "attention.layer_norm_rms_epsilon is 1e-06, where rms_norm_"),
+        (
+            {"rms_norm_eps": 1e-3},
+            "attention.layer_norm_rms_epsilon is 1e-06; in the safetensors model rms_norm_",
+        ),
     ],
 )
 def test_models_of_another_kind(tmp_path, change, message):

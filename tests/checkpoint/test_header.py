@@ -35,54 +35,50 @@ def refused_bytes(tmp_path, content):
     return refusal(path)
 
 
-# ---------------------------------------------------------------- the frame
+# --- the frame ---
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "shorter than a safetensors header (8 bytes)"),
-        (b"\2\0\0\0\0\0\0", "shorter than a safetensors header (8 bytes)"),
-        (bytes(8), "the header does not begin with '{'"),
-        (b"\3" + bytes(7) + b"{}", "the header claims 3 bytes but the file has 10"),
-        (
-            (100_000_001).to_bytes(8, "little") + b"{}",
-            "the header claims 100000001 bytes; at most 100000000 allowed",
-        ),
-        (b"\xff" * 8, "the header claims 18446744073709551615 bytes; at most 100000000 allowed"),
-        (
-            (100_000_000).to_bytes(8, "little") + b"{}",
-            "the header claims 100000000 bytes but the file has 10",
-        ),
-        (framed(b" {}"), "the header does not begin with '{'"),
-        (framed(b"\n{}"), "the header does not begin with '{'"),
-        (framed(b"\xef\xbb\xbf{}"), "the header does not begin with '{'"),
-        (framed(b"[]"), "the header does not begin with '{'"),
-        (framed(b'{"\xff": 1}'), "not UTF-8 text"),
-        (
-            framed(b"{"),
-            "not valid JSON (Expecting property name enclosed in double quotes: "
-            "line 1 column 2 (char 1))",
-        ),
-        (framed(b"{}\0"), "not valid JSON (Extra data: line 1 column 3 (char 2))"),
-        (framed(b'{"a":' * 100_000), "nested too deeply"),
-        (framed(b'{"\\ud800":{}}'), "holds half of a surrogate pair"),
-    ],
-)
+def length(claim: int) -> bytes:
+    return claim.to_bytes(8, "little")
+
+
+SHORT = "shorter than a safetensors header (8 bytes)"
+START = "the header does not begin with '{'"
+MOST = "at most 100000000 allowed"
+FRAMES = [
+    (b"", SHORT),
+    (b"\2\0\0\0\0\0\0", SHORT),
+    (bytes(8), START),
+    (length(3) + b"{}", "the header claims 3 bytes but the file has 10"),
+    (length(100_000_001) + b"{}", f"the header claims 100000001 bytes; {MOST}"),
+    (b"\xff" * 8, f"the header claims 18446744073709551615 bytes; {MOST}"),
+    (length(100_000_000) + b"{}", "the header claims 100000000 bytes but the file has 10"),
+    (framed(b" {}"), START),
+    (framed(b"\n{}"), START),
+    (framed(b"\xef\xbb\xbf{}"), START),
+    (framed(b"[]"), START),
+    (framed(b'{"\xff": 1}'), "not UTF-8 text"),
+    (framed(b"{}\0"), "not valid JSON (Extra data: line 1 column 3 (char 2))"),
+    (framed(b'{"a":' * 100_000), "nested too deeply"),
+    (framed(b'{"\\ud800":{}}'), "holds half of a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), FRAMES, ids=range(len(FRAMES)))
 def test_a_bad_frame(tmp_path, content, message):
     assert refused_bytes(tmp_path, content) == message
 
 
 def test_a_header_longer_than_allowed_is_not_read(tmp_path):
     path = tmp_path / "model.safetensors"
-    path.write_bytes((100_000_001).to_bytes(8, "little"))
+    path.write_bytes(length(100_000_001))
     os.truncate(path, 200_000_000)
     assert refusal(path) == "the header claims 100000001 bytes; at most 100000000 allowed"
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
-    path.write_bytes((16).to_bytes(8, "little") + b"{}")
+    path.write_bytes(length(16) + b"{}")
     monkeypatch.setattr(header_module, "_header_length", lambda *_: 16)
     assert refusal(path) == "the file ended inside its header"
 
@@ -94,7 +90,7 @@ def test_files_that_cannot_be_read(tmp_path):
     assert refusal(tmp_path / "pipe") == "not a regular file"
 
 
-# ---------------------------------------------------------------- the entries
+# --- the entries ---
 
 
 @pytest.mark.parametrize(
@@ -128,65 +124,53 @@ SHAPE = "tensor 'a': shape is not a list of whole numbers from 0 to 2**63 - 1"
 OFFSETS = "tensor 'a': data_offsets is not a list of whole numbers from 0 to 2**63 - 1"
 
 
-@pytest.mark.parametrize(
-    ("tensor", "message"),
-    [
-        (None, FIELDS),
-        ([], FIELDS),
-        ("dtype", FIELDS),
-        ({}, FIELDS),
-        ({"dtype": "U8", "shape": [2]}, FIELDS),
-        (entry(0, 2) | {"strides": [1]}, FIELDS),
-        (entry(0, 2, dtype="u8"), "tensor 'a': unknown dtype 'u8'"),
-        (entry(0, 2, dtype="F" * 90), f"tensor 'a': unknown dtype '{'F' * 38}…"),
-        (entry(0, 2) | {"dtype": None}, "tensor 'a': dtype is not text"),
-        (entry(0, 2) | {"dtype": ["U8"]}, "tensor 'a': dtype is not text"),
-        (entry(0, 2) | {"shape": 2}, SHAPE),
-        (entry(0, 2) | {"shape": None}, SHAPE),
-        (entry(0, 2) | {"shape": {"0": 2}}, SHAPE),
-        (entry(0, 2, shape=["2"]), SHAPE),
-        (entry(0, 2, shape=[2.0]), SHAPE),
-        (entry(0, 2, shape=[True, 2]), SHAPE),
-        (entry(0, 2, shape=[[2]]), SHAPE),
-        (entry(0, 2, shape=[-1, -2]), SHAPE),
-        (entry(0, 2, shape=[BIG]), SHAPE),
-        (entry(0, 2, shape=[0, 10**4000]), SHAPE),
-        (entry(0, 2) | {"data_offsets": [0, 10**4000]}, OFFSETS),
-        (entry(0, 2) | {"data_offsets": [False, 2]}, OFFSETS),
-        (entry(0, 2) | {"data_offsets": [-2, 0]}, OFFSETS),
-        (entry(0, 2) | {"data_offsets": "02"}, OFFSETS),
-        (entry(0, 2) | {"data_offsets": []}, "tensor 'a': data_offsets [] are not [begin, end]"),
-        (
-            entry(0, 2) | {"data_offsets": [0, 1, 2]},
-            "tensor 'a': data_offsets [0, 1, 2] are not [begin, end]",
-        ),
-        (
-            entry(0, 2) | {"data_offsets": [2, 0]},
-            "tensor 'a': data_offsets [2, 0] are not [begin, end]",
-        ),
-        (entry(0, 2, "U8", [3]), "tensor 'a': 2 bytes do not hold shape [3] of U8"),
-        (entry(0, 2, "F32", []), "tensor 'a': 2 bytes do not hold shape [] of F32"),
-        (entry(0, 2, "F32", [0]), "tensor 'a': 2 bytes do not hold shape [0] of F32"),
-        (entry(0, 2, "F4", [3]), "tensor 'a': 3 elements of F4 do not fill whole bytes"),
-        (entry(0, 2, "F6_E2M3", [2]), "tensor 'a': 2 elements of F6_E2M3 do not fill whole bytes"),
-    ],
-)
+UNFILLED = "tensor 'a': {} elements of {} do not fill whole bytes"
+BYTES = "tensor 'a': 2 bytes do not hold shape {} of {}"
+UNORDERED = "tensor 'a': data_offsets {} are not [begin, end]"
+ENTRIES = [
+    (None, FIELDS),
+    ([], FIELDS),
+    ("dtype", FIELDS),
+    ({}, FIELDS),
+    ({"dtype": "U8", "shape": [2]}, FIELDS),
+    (entry(0, 2) | {"strides": [1]}, FIELDS),
+    (entry(0, 2, dtype="u8"), "tensor 'a': unknown dtype 'u8'"),
+    (entry(0, 2, dtype="F" * 90), f"tensor 'a': unknown dtype '{'F' * 38}…"),
+    (entry(0, 2) | {"dtype": None}, "tensor 'a': dtype is not text"),
+    (entry(0, 2) | {"dtype": ["U8"]}, "tensor 'a': dtype is not text"),
+    *(
+        (entry(0, 2) | {"shape": shape}, SHAPE)
+        for shape in (2, None, {"0": 2}, ["2"], [2.0], [True, 2], [[2]], [-1, -2], [BIG])
+    ),
+    (entry(0, 2, shape=[0, 10**4000]), SHAPE),
+    *(
+        (entry(0, 2) | {"data_offsets": offsets}, OFFSETS)
+        for offsets in ([0, 10**4000], [False, 2], [-2, 0], "02")
+    ),
+    *(
+        (entry(0, 2) | {"data_offsets": offsets}, UNORDERED.format(offsets))
+        for offsets in ([], [0, 1, 2], [2, 0])
+    ),
+    (entry(0, 2, "U8", [3]), BYTES.format([3], "U8")),
+    (entry(0, 2, "F32", []), BYTES.format([], "F32")),
+    (entry(0, 2, "F32", [0]), BYTES.format([0], "F32")),
+    (entry(0, 2, "F4", [3]), UNFILLED.format(3, "F4")),
+    (entry(0, 2, "F6_E2M3", [2]), UNFILLED.format(2, "F6_E2M3")),
+]
+
+
+@pytest.mark.parametrize(("tensor", "message"), ENTRIES, ids=range(len(ENTRIES)))
 def test_a_bad_entry(tmp_path, tensor, message):
     path = write_file(tmp_path / "x", {"a": tensor}, bytes(2))
     assert refusal(path) == message
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        [2**32, 2**32],
-        [BIG - 1, 2],
-        [0, BIG - 1, 4],
-        [BIG - 1, 4, 0],
-        [4, 0, BIG - 1],
-        [BIG - 1] * 50,
-    ],
-)
+TOO_LARGE = [
+    [2**32, 2**32], [BIG - 1, 2], [0, BIG - 1, 4], [BIG - 1, 4, 0], [4, 0, BIG - 1], [BIG - 1] * 50
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", TOO_LARGE, ids=range(len(TOO_LARGE)))
 def test_a_shape_too_large_is_refused_in_any_order(tmp_path, shape):
     path = write_file(tmp_path / "x", {"a": entry(0, 0, "F32", shape)})
     assert refusal(path) in (
@@ -220,35 +204,27 @@ def test_deeply_nested_values_in_an_entry_are_one_line(tmp_path):
         assert message in ("tensor 'a': dtype is not text", "nested too deeply")
 
 
-# ---------------------------------------------------------------- the layout of the bytes
+# --- the layout of the bytes ---
 
 
-@pytest.mark.parametrize(
-    ("spans", "size", "message"),
-    [
-        ([(0, 4), (2, 6)], 6, "tensor 'b': begins at 2, which overlaps the tensor before it"),
-        ([(0, 4), (0, 4)], 4, "tensor 'b': begins at 0, which overlaps the tensor before it"),
-        ([(0, 4), (1, 2)], 4, "tensor 'b': begins at 1, which overlaps the tensor before it"),
-        ([(0, 4), (2, 2)], 4, "tensor 'b': begins at 2, which overlaps the tensor before it"),
-        ([(0, 2), (3, 5)], 5, "tensor 'b': begins at 3, which leaves a gap"),
-        ([(1, 3), (3, 5)], 5, "tensor 'a': begins at 1, which leaves a gap"),
-        ([(0, 2), (4, 4)], 4, "tensor 'b': begins at 4, which leaves a gap"),
-        ([(0, 2), (2, 4)], 5, "1 bytes follow the last tensor"),
-        ([], 3, "3 bytes follow the last tensor"),
-        ([(0, 0)], 1, "1 bytes follow the last tensor"),
-        (
-            [(0, 2), (2, 4)],
-            3,
-            "tensor 'b': ends at byte 4 of 3; the file is cut short",
-        ),
-        ([(0, 2)], 0, "tensor 'a': ends at byte 2 of 0; the file is cut short"),
-        (
-            [(0, BIG - 1)],
-            2,
-            "tensor 'a': ends at byte 9223372036854775807 of 2; the file is cut short",
-        ),
-    ],
-)
+LAYOUTS = [
+    ([(0, 4), (2, 6)], 6, "tensor 'b': begins at 2, which overlaps the tensor before it"),
+    ([(0, 4), (0, 4)], 4, "tensor 'b': begins at 0, which overlaps the tensor before it"),
+    ([(0, 4), (1, 2)], 4, "tensor 'b': begins at 1, which overlaps the tensor before it"),
+    ([(0, 4), (2, 2)], 4, "tensor 'b': begins at 2, which overlaps the tensor before it"),
+    ([(0, 2), (3, 5)], 5, "tensor 'b': begins at 3, which leaves a gap"),
+    ([(1, 3), (3, 5)], 5, "tensor 'a': begins at 1, which leaves a gap"),
+    ([(0, 2), (4, 4)], 4, "tensor 'b': begins at 4, which leaves a gap"),
+    ([(0, 2), (2, 4)], 5, "1 bytes follow the last tensor"),
+    ([], 3, "3 bytes follow the last tensor"),
+    ([(0, 0)], 1, "1 bytes follow the last tensor"),
+    ([(0, 2), (2, 4)], 3, "tensor 'b': ends at byte 4 of 3; the file is cut short"),
+    ([(0, 2)], 0, "tensor 'a': ends at byte 2 of 0; the file is cut short"),
+    ([(0, BIG - 1)], 2, f"tensor 'a': ends at byte {BIG - 1} of 2; the file is cut short"),
+]
+
+
+@pytest.mark.parametrize(("spans", "size", "message"), LAYOUTS, ids=range(len(LAYOUTS)))
 @pytest.mark.parametrize("reverse", [False, True])
 def test_bytes_that_are_not_laid_end_to_end(tmp_path, spans, size, message, reverse):
     entries = {name: entry(*span) for name, span in zip("ab", spans, strict=False)}
@@ -285,7 +261,7 @@ def test_sub_byte_dtypes_that_fill_whole_bytes(tmp_path, dtype, shape, nbytes):
     assert byte_length(dtype, shape) == nbytes
 
 
-# ---------------------------------------------------------------- against the library
+# --- against the library ---
 
 
 def library_dtypes():

@@ -1,4 +1,4 @@
-"""Whatever transformers loads for us, a checkpoint's own code never runs."""
+"""Loading with transformers never runs a checkpoint's own code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_code_is_refused_at_every_call():
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch) -> Path:
-    """A checkpoint with code of its own, and a person who says yes to every question."""
+    """A checkpoint with its own code, and a user who answers yes to every question."""
     monkeypatch.setattr("builtins.input", lambda *args: "y")
     module = f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Own:\n    pass\n"
     (tmp_path / "own.py").write_text(module)

@@ -135,7 +135,7 @@ def test_what_is_not_a_checkpoint(tmp_path, content, message):
         open_checkpoint(str(folder), allow_pickle=True)
 
 
-def test_a_conversion_is_used_again_while_the_file_stays(tmp_path, cache):
+def test_a_conversion_is_reused_until_the_file_changes(tmp_path, cache):
     folder = save(tmp_path / "model", weights())
     first = read_pickled(folder)
     (made,) = (cache / "converted").iterdir()
@@ -150,7 +150,7 @@ def test_a_conversion_is_used_again_while_the_file_stays(tmp_path, cache):
 
 
 @pytest.mark.parametrize("spoil", ["manifest", "short", "manifest text"])
-def test_a_conversion_that_is_not_whole_is_made_again(tmp_path, cache, spoil):
+def test_an_incomplete_conversion_is_repeated(tmp_path, cache, spoil):
     folder = save(tmp_path / "model", weights())
     read_pickled(folder)
     (made,) = (cache / "converted").iterdir()

@@ -42,121 +42,64 @@ from layerswap.errors import CheckpointError, RecipeError
 
 LAYERS = 2
 
-# ---------------------------------------------------------------- families, as tiny as they go
+# --- families, as tiny as they go ---
 
 IDS = {"bos_token_id": 1, "eos_token_id": 2}
-TEXT = IDS | {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+HALF = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
+TEXT = IDS | HALF | {
+    "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
 GPT = IDS | {"vocab_size": 64, "n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}
-FALCON = IDS | {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-}
+FALCON = IDS | HALF
 FAIRSEQ = {"vocab_size": 64, "ffn_dim": 48, "max_position_embeddings": 64}
-OPT = FAIRSEQ | {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
+OPT = FAIRSEQ | HALF
 MOE = TEXT | {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
 SHARED = TEXT | {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 LATENT = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
     "v_head_dim": 8,
-}
+}  # fmt: skip
 LINEAR = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
-}
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 PER_LAYER = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
 GEMMA_4 = TEXT | PER_LAYER
 GEMMA_4_MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
 GEMMA_3N = PER_LAYER | {
-    "laurel_rank": 4,
-    "altup_num_inputs": 2,
-    "num_kv_shared_layers": 1,
-    "layer_types": ["full_attention"] * LAYERS,
-    "activation_sparsity_pattern": [0.0] * LAYERS,
-}
+    "laurel_rank": 4, "altup_num_inputs": 2, "num_kv_shared_layers": 1,
+    "layer_types": ["full_attention"] * LAYERS, "activation_sparsity_pattern": [0.0] * LAYERS,
+}  # fmt: skip
 # Three layers, where the decoders have two: a mix-up of the stacks would show.
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 28,
-    "patch_size": 14,
-}
-QWEN_VISION = {
-    "depth": 3,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "out_hidden_size": 32,
-    "num_heads": 4,
-    "patch_size": 14,
-}
-MLLAMA_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_global_layers": 1,
-    "attention_heads": 4,
-    "image_size": 28,
-    "patch_size": 14,
-    "vision_output_dim": 64,
-    "intermediate_layers_indices": [1],
-}
+IMAGE = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 14}
+VISION = IMAGE | {"num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 28}
+QWEN_VISION = IMAGE | {"depth": 3, "out_hidden_size": 32, "num_heads": 4}
+MLLAMA_VISION = IMAGE | {
+    "num_hidden_layers": 3, "num_global_layers": 1, "attention_heads": 4, "image_size": 28,
+    "vision_output_dim": 64, "intermediate_layers_indices": [1],
+}  # fmt: skip
 LLAMA_4 = MOE | {"intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}
 LLAMA_4_VISION = VISION | {
-    "vision_output_dim": 32,
-    "projector_input_dim": 32,
-    "projector_output_dim": 32,
-}
-
-
+    "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+}  # fmt: skip
 MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_expand": 2,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_dt_rank": 4,
-}
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 8,
+    "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_dt_rank": 4,
+}  # fmt: skip
 STATE = TEXT | {"state_size": 8}
 HYBRID = TEXT | MAMBA
 SECOND_OF_TWO = {"layer_types": ["conv", "full_attention"]}
 
 
 class Family(NamedTuple):
-    """`linear`: role of bare Linear modules in a layer. `outside`: what no module class can say."""
+    """`linear`: role of bare Linear modules. `outside`: roles that no module class reveals."""
 
     model_type: str
     config: dict[str, Any]
@@ -323,14 +266,14 @@ FAMILIES: dict[str, Family] = {
     "llama4": _wrapped("llama4", LLAMA_4, LLAMA_4_VISION),
 }
 
-# ---------------------------------------------------------------- the oracle
+# --- the oracle ---
 
 
 MIXERS = ("Attention", "GatedDeltaNet", "Mixer", "MambaLayer", "ShortConv", "RecurrentBlock")
 
 
 def _is_router(tensor: torch.Tensor, owner: nn.Module, layer: nn.Module) -> bool:
-    """In a layer with experts: one number, row or entry for each, and no expert's own."""
+    """True for a tensor with one number, row or entry per expert that belongs to none of them."""
     mixture = any(type(m).__name__.endswith("Experts") for m in layer.modules())
     inside = type(owner).__name__.endswith(("Experts", "Expert"))
     return mixture and not inside and tensor.ndim < 3 and tensor.shape[0] in (1, 4)
@@ -459,113 +402,106 @@ def _prefix(names: Any) -> str:
     return next(key for key in names if "layer" in key or ".h." in key).split(".")[0] + "."
 
 
-# ---------------------------------------------------------------- names found on disk
+# --- names found on disk ---
 
-ATTENTION, MLP, NORM = Place(0, "attention"), Place(0, "mlp"), Place(0, "norm")
-ROUTER = Place(0, "router")
-EMBEDDING, HEAD = Place(None, "embedding"), Place(None, "head")
-FINAL_NORM, OTHER = Place(None, "final_norm"), Place(None, "other")
+ATTENTION, MLP = Place(0, "attention"), Place(0, "mlp")
+HEAD, OTHER = Place(None, "head"), Place(None, "other")
 
-META = {
-    "tok_embeddings.weight": EMBEDDING,
-    "layers.0.attention.wq.weight": ATTENTION,
-    "layers.0.attention.wk.weight": ATTENTION,
-    "layers.0.attention.wv.weight": ATTENTION,
-    "layers.0.attention.wo.weight": ATTENTION,
-    "layers.0.feed_forward.w1.weight": MLP,
-    "layers.0.feed_forward.w2.weight": MLP,
-    "layers.0.feed_forward.w3.weight": MLP,
-    "layers.0.attention_norm.weight": NORM,
-    "layers.0.ffn_norm.weight": NORM,
-    "norm.weight": FINAL_NORM,
-    "output.weight": HEAD,
-    "rope.freqs": OTHER,
+
+def _table(text: str) -> dict[str, Place]:
+    """Names with their place, from lines such as `0 mlp: layers.0.fc1.bias layers.0.fc2.bias`."""
+    table = {}
+    for line in text.strip().splitlines():
+        where, _, names = line.partition(": ")
+        layer, role = where.split()
+        for name in names.split():
+            table[name] = Place(None if layer == "-" else int(layer), role)
+    return table
+
+
+VISION_4 = "vision_tower.vision_model.encoder.layers.3"
+ON_DISK_TEXTS = {
+    "meta": """
+- embedding: tok_embeddings.weight
+0 attention: layers.0.attention.wq.weight layers.0.attention.wk.weight
+0 attention: layers.0.attention.wv.weight layers.0.attention.wo.weight
+0 mlp: layers.0.feed_forward.w1.weight layers.0.feed_forward.w2.weight
+0 mlp: layers.0.feed_forward.w3.weight
+0 norm: layers.0.attention_norm.weight layers.0.ffn_norm.weight
+- final_norm: norm.weight
+- head: output.weight
+- other: rope.freqs
+""",
+    "gemma3-v4": f"""
+- embedding: language_model.model.embed_tokens.weight
+0 attention: language_model.model.layers.0.self_attn.q_norm.weight
+0 mlp: language_model.model.layers.0.mlp.down_proj.weight
+0 norm: language_model.model.layers.0.pre_feedforward_layernorm.weight
+- final_norm: language_model.model.norm.weight
+- other: multi_modal_projector.mm_input_projection_weight
+- other: multi_modal_projector.mm_soft_emb_norm.weight
+- other: vision_tower.vision_model.embeddings.patch_embedding.weight
+- other: {VISION_4}.self_attn.q_proj.weight {VISION_4}.layer_norm1.bias
+- other: vision_tower.vision_model.post_layernorm.weight
+""",
+    "gemma3-memory": f"""
+0 attention: model.language_model.layers.0.self_attn.q_proj.weight
+- other: model.{VISION_4}.mlp.fc1.weight model.multi_modal_projector.mm_soft_emb_norm.weight
+- head: lm_head.weight
+""",
+    "gemma3n": """
+0 attention: model.language_model.layers.0.self_attn.q_proj.weight
+0 other: model.language_model.layers.0.laurel.linear_left.weight
+- embedding: model.language_model.embed_tokens_per_layer.weight
+- other: model.audio_tower.conformer.3.attention.attn.k_proj.weight
+- other: model.vision_tower.timm_model.blocks.0.0.bn1.weight
+- other: model.embed_audio.embedding.weight model.embed_vision.embedding_projection.weight
+""",
+    "mixtral-v4": """
+0 router: model.layers.0.block_sparse_moe.gate.weight
+0 mlp: model.layers.0.block_sparse_moe.experts.0.w1.weight
+0 mlp: model.layers.0.block_sparse_moe.experts.7.w2.weight
+""",
+    "granitemoe-v4": """
+0 mlp: model.layers.0.block_sparse_moe.input_linear.weight
+0 mlp: model.layers.0.block_sparse_moe.output_linear.weight
+0 router: model.layers.0.block_sparse_moe.router.layer.weight
+0 mlp: model.layers.0.shared_mlp.input_linear.weight
+""",
+    "qwen-vl-v4": """
+0 attention: model.layers.0.self_attn.q_proj.bias
+- other: visual.blocks.5.attn.qkv.weight visual.merger.mlp.0.weight
+""",
+    "llama-3.2-vision": """
+0 attention: language_model.model.layers.0.cross_attn.q_norm.weight
+0 other: language_model.model.layers.0.cross_attn_attn_gate
+- head: language_model.lm_head.weight
+- other: vision_model.global_transformer.layers.3.mlp.fc1.weight multi_modal_projector.weight
+""",
+    "gpt2-hub": """
+- embedding: wte.weight wpe.weight
+0 attention: h.0.attn.c_attn.weight h.0.attn.bias h.0.attn.masked_bias
+0 mlp: h.0.mlp.c_proj.bias
+0 norm: h.0.ln_2.bias
+- final_norm: ln_f.weight
+""",
+    "buffers-llama": "0 attention: model.layers.0.self_attn.rotary_emb.inv_freq",
+    "buffers-llama-4.45": """
+0 mlp: model.layers.0.mlp.up_proj.weight
+- other: model.rotary_emb.inv_freq
+""",
+    "buffers-neox": """
+0 attention: gpt_neox.layers.0.attention.bias gpt_neox.layers.0.attention.masked_bias
+0 attention: gpt_neox.layers.0.attention.rotary_emb.inv_freq
+""",
+    "buffers-neo": "0 attention: transformer.h.0.attn.attention.masked_bias",
+    "buffers-codegen": "0 attention: transformer.h.0.attn.causal_mask",
+    "buffers-xglm": """
+0 mlp: model.layers.0.fc1.bias
+- embedding: model.embed_positions.weights
+""",
 }
-GEMMA_3_V4 = {
-    "language_model.model.embed_tokens.weight": EMBEDDING,
-    "language_model.model.layers.0.self_attn.q_norm.weight": ATTENTION,
-    "language_model.model.layers.0.mlp.down_proj.weight": MLP,
-    "language_model.model.layers.0.pre_feedforward_layernorm.weight": NORM,
-    "language_model.model.norm.weight": FINAL_NORM,
-    "multi_modal_projector.mm_input_projection_weight": OTHER,
-    "multi_modal_projector.mm_soft_emb_norm.weight": OTHER,
-    "vision_tower.vision_model.embeddings.patch_embedding.weight": OTHER,
-    "vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight": OTHER,
-    "vision_tower.vision_model.encoder.layers.3.layer_norm1.bias": OTHER,
-    "vision_tower.vision_model.post_layernorm.weight": OTHER,
-}
-GEMMA_3_IN_MEMORY = {
-    "model.language_model.layers.0.self_attn.q_proj.weight": ATTENTION,
-    "model.vision_tower.vision_model.encoder.layers.3.mlp.fc1.weight": OTHER,
-    "model.multi_modal_projector.mm_soft_emb_norm.weight": OTHER,
-    "lm_head.weight": HEAD,
-}
-GEMMA_3N = {
-    "model.language_model.layers.0.self_attn.q_proj.weight": ATTENTION,
-    "model.language_model.layers.0.laurel.linear_left.weight": Place(0, "other"),
-    "model.language_model.embed_tokens_per_layer.weight": EMBEDDING,
-    "model.audio_tower.conformer.3.attention.attn.k_proj.weight": OTHER,
-    "model.vision_tower.timm_model.blocks.0.0.bn1.weight": OTHER,
-    "model.embed_audio.embedding.weight": OTHER,
-    "model.embed_vision.embedding_projection.weight": OTHER,
-}
-MIXTRAL_V4 = {
-    "model.layers.0.block_sparse_moe.gate.weight": ROUTER,
-    "model.layers.0.block_sparse_moe.experts.0.w1.weight": MLP,
-    "model.layers.0.block_sparse_moe.experts.7.w2.weight": MLP,
-}
-GRANITE_MOE_V4 = {
-    "model.layers.0.block_sparse_moe.input_linear.weight": MLP,
-    "model.layers.0.block_sparse_moe.output_linear.weight": MLP,
-    "model.layers.0.block_sparse_moe.router.layer.weight": ROUTER,
-    "model.layers.0.shared_mlp.input_linear.weight": MLP,
-}
-QWEN_VL_V4 = {
-    "model.layers.0.self_attn.q_proj.bias": ATTENTION,
-    "visual.blocks.5.attn.qkv.weight": OTHER,
-    "visual.merger.mlp.0.weight": OTHER,
-}
-LLAMA_3_2_VISION = {
-    "language_model.model.layers.0.cross_attn.q_norm.weight": ATTENTION,
-    "language_model.model.layers.0.cross_attn_attn_gate": Place(0, "other"),
-    "language_model.lm_head.weight": HEAD,
-    "vision_model.global_transformer.layers.3.mlp.fc1.weight": OTHER,
-    "multi_modal_projector.weight": OTHER,
-}
-GPT_2_HUB = {
-    "wte.weight": EMBEDDING,
-    "wpe.weight": EMBEDDING,
-    "h.0.attn.c_attn.weight": ATTENTION,
-    "h.0.attn.bias": ATTENTION,
-    "h.0.attn.masked_bias": ATTENTION,
-    "h.0.mlp.c_proj.bias": MLP,
-    "h.0.ln_2.bias": NORM,
-    "ln_f.weight": FINAL_NORM,
-}
-OLD_BUFFERS = {
-    "llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": ATTENTION},
-    "llama-4.45": {"model.layers.0.mlp.up_proj.weight": MLP, "model.rotary_emb.inv_freq": OTHER},
-    "neox": {
-        "gpt_neox.layers.0.attention.bias": ATTENTION,
-        "gpt_neox.layers.0.attention.masked_bias": ATTENTION,
-        "gpt_neox.layers.0.attention.rotary_emb.inv_freq": ATTENTION,
-    },
-    "neo": {"transformer.h.0.attn.attention.masked_bias": ATTENTION},
-    "codegen": {"transformer.h.0.attn.causal_mask": ATTENTION},
-    "xglm": {"model.layers.0.fc1.bias": MLP, "model.embed_positions.weights": EMBEDDING},
-}
-ON_DISK = {
-    "meta": META,
-    "gemma3-v4": GEMMA_3_V4,
-    "gemma3-memory": GEMMA_3_IN_MEMORY,
-    "gemma3n": GEMMA_3N,
-    "mixtral-v4": MIXTRAL_V4,
-    "granitemoe-v4": GRANITE_MOE_V4,
-    "qwen-vl-v4": QWEN_VL_V4,
-    "llama-3.2-vision": LLAMA_3_2_VISION,
-    "gpt2-hub": GPT_2_HUB,
-    **{f"buffers-{family}": names for family, names in OLD_BUFFERS.items()},
-}
+ON_DISK = {checkpoint: _table(text) for checkpoint, text in ON_DISK_TEXTS.items()}
 
 
 @pytest.mark.parametrize("names", ON_DISK.values(), ids=ON_DISK)
@@ -584,7 +520,7 @@ def test_every_word_of_the_tables_is_in_a_checked_name():
     assert words - seen == set()
 
 
-# ---------------------------------------------------------------- what is not known is reported
+# --- what is not known is reported ---
 
 LLAMA_LAYER = ["model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.up_proj.weight"]
 
@@ -676,7 +612,7 @@ def test_roles_that_the_tables_know_stay():
         ([*_blocks("books", 2, "w"), *_blocks("a.blocks", 3, "w")], 2),  # the larger list is not it
     ],
 )
-def test_layers_are_not_taken_from_lists_that_may_be_others(names, layers):
+def test_ambiguous_lists_are_not_taken_for_layers(names, layers):
     assert place_by_number(names, layers=layers) is None
 
 
@@ -748,7 +684,7 @@ def test_two_lists_of_layers_are_not_mixed_up():
     assert place_tensors(names, patterns=[aside])[names[-1]] == OTHER
 
 
-# ---------------------------------------------------------------- patterns, counting, aliases
+# --- patterns, counting, aliases ---
 
 
 def test_patterns_win_over_the_tables_and_the_first_wins():
@@ -778,7 +714,7 @@ def test_a_pattern_must_match_the_whole_name():
         (r"x\.(?P<layer>\d+)", "embedding", "cannot have a group"),
     ],
 )
-def test_a_pattern_that_makes_no_sense(match, role, message):
+def test_an_invalid_pattern(match, role, message):
     with pytest.raises(RecipeError, match=message):
         Pattern(match, role)
 
@@ -805,50 +741,39 @@ def test_roles_are_those_of_the_tables():
     for table in (places.OWNERS, places.OUTSIDE):
         words = [word for row in table.values() for word in row if word != "mixer"]
         assert len(words) == len(set(words))
-    # What is in a mixer says which of the two it is.
+    # The words inside a mixer decide between the two.
     assert place("model.layers.0.mixer.up_proj.weight") == MLP
     assert place("model.layers.0.mixer.q_proj.weight") == ATTENTION
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("model.layers.3.self_attn.q_proj.weight", "wq"),
-        ("model.layers.3.self_attn.k_proj.weight", "wk"),
-        ("model.layers.3.self_attn.v_proj.weight", "wv"),
-        ("model.layers.3.self_attn.o_proj.weight", "wo"),
-        ("model.layers.3.mlp.gate_proj.weight", "w1"),
-        ("model.layers.3.mlp.up_proj.weight", "w3"),
-        ("model.layers.3.mlp.down_proj.weight", "w2"),
-        ("model.layers.3.mlp.experts.7.gate_proj.weight", "w1"),
-        ("model.layers.3.mlp.experts.down_proj", "w2"),
-        ("model.layers.3.block_sparse_moe.experts.7.w3.weight", "w3"),
-        ("layers.3.attention.wo.weight", "wo"),
-        ("transformer.h.3.attn.c_proj.weight", "wo"),
-        ("transformer.h.3.mlp.c_proj.weight", "w2"),
-        ("model.layers.3.self_attn.dense.weight", "wo"),
-        ("model.decoder.layers.3.self_attn.out_proj.weight", "wo"),
-        ("model.decoder.layers.3.fc1.weight", "w1"),
-        ("model.decoder.layers.3.fc2.weight", "w2"),
-        ("transformer.h.3.mlp.c_fc.weight", "w1"),
-        ("transformer.h.3.mlp.fc_in.weight", "w1"),
-        ("transformer.h.3.mlp.fc_out.weight", "w2"),
-        ("transformer.h.3.mlp.dense_h_to_4h.weight", "w1"),
-        ("transformer.h.3.mlp.dense_4h_to_h.weight", "w2"),
-        *((f"layers.3.attention.{word}.weight", word) for word in ("wq", "wk", "wv")),
-        *((f"layers.3.feed_forward.{word}.weight", word) for word in ("w1", "w2", "w3")),
-        ("model.layers.3.self_attn.q_proj.bias", None),
-        ("model.layers.3.self_attn.qkv_proj.weight", None),
-        ("model.layers.3.self_attn.q_norm.weight", None),
-        ("model.layers.3.mlp.gate.weight", None),
-        ("model.layers.3.input_layernorm.weight", None),
-        ("vision_tower.encoder.layers.3.self_attn.q_proj.weight", None),
-        ("lm_head.weight", None),
-        ("nonsense", None),
-    ],
-)
-def test_the_names_that_the_papers_use(name, expected):
-    assert alias(name) == expected
+ALIASES = {
+    "wq": "model.layers.3.self_attn.q_proj.weight layers.3.attention.wq.weight",
+    "wk": "model.layers.3.self_attn.k_proj.weight layers.3.attention.wk.weight",
+    "wv": "model.layers.3.self_attn.v_proj.weight layers.3.attention.wv.weight",
+    "wo": "model.layers.3.self_attn.o_proj.weight layers.3.attention.wo.weight "
+    "transformer.h.3.attn.c_proj.weight model.layers.3.self_attn.dense.weight "
+    "model.decoder.layers.3.self_attn.out_proj.weight",
+    "w1": "model.layers.3.mlp.gate_proj.weight layers.3.feed_forward.w1.weight "
+    "model.layers.3.mlp.experts.7.gate_proj.weight model.decoder.layers.3.fc1.weight "
+    "transformer.h.3.mlp.c_fc.weight transformer.h.3.mlp.fc_in.weight "
+    "transformer.h.3.mlp.dense_h_to_4h.weight",
+    "w2": "model.layers.3.mlp.down_proj.weight layers.3.feed_forward.w2.weight "
+    "model.layers.3.mlp.experts.down_proj transformer.h.3.mlp.c_proj.weight "
+    "model.decoder.layers.3.fc2.weight transformer.h.3.mlp.fc_out.weight "
+    "transformer.h.3.mlp.dense_4h_to_h.weight",
+    "w3": "model.layers.3.mlp.up_proj.weight layers.3.feed_forward.w3.weight "
+    "model.layers.3.block_sparse_moe.experts.7.w3.weight",
+    None: "model.layers.3.self_attn.q_proj.bias model.layers.3.self_attn.qkv_proj.weight "
+    "model.layers.3.self_attn.q_norm.weight model.layers.3.mlp.gate.weight "
+    "model.layers.3.input_layernorm.weight lm_head.weight nonsense "
+    "vision_tower.encoder.layers.3.self_attn.q_proj.weight",
+}
+
+
+@pytest.mark.parametrize("expected", ALIASES)
+def test_the_names_that_the_papers_use(expected):
+    for name in ALIASES[expected].split():
+        assert alias(name) == expected, name
 
 
 def test_names_are_placed_without_torch():

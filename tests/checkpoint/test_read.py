@@ -150,7 +150,7 @@ def test_same_bytes_compares_every_byte(tmp_path, chunk, differing):
     assert same_bytes(a, b, chunk) is (differing is None)
 
 
-def test_same_bytes_wants_the_same_dtype_and_shape(tmp_path):
+def test_same_bytes_compares_dtype_and_shape(tmp_path):
     a = at(tmp_path / "a", b"1234", 0)
     assert not same_bytes(a, at(tmp_path / "b", b"1234", 0, "I8"))
     assert not same_bytes(a, at(tmp_path / "c", b"1234", 0, shape=(2, 2)))

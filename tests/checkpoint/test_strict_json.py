@@ -1,4 +1,4 @@
-"""JSON that two readers could read differently is refused, in one line."""
+"""JSON that two readers could read differently is refused in one line."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_integer_too_long_to_read_is_refused():
     assert refusal(b"1" * 4301).startswith("x.json: not valid JSON (Exceeds the limit (4300")
 
 
-def test_a_huge_key_given_twice_is_clipped():
+def test_a_huge_duplicate_key_is_clipped():
     key = b'"' + b"k" * 1_000_000 + b'"'
     assert refusal(b"{" + key + b":1," + key + b":2}").endswith("k… is given twice")
 
@@ -99,23 +99,13 @@ def test_clipped_keeps_the_limit():
     assert clipped("a" * 201) == "a" * 199 + "…"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("[]", "an array"),
-        ('"a"', "a string"),
-        ("1", "a number"),
-        ("1.5", "a number"),
-        ("true", "a boolean"),
-        ("null", "null"),
-    ],
-)
-def test_a_file_must_hold_an_object(tmp_path, text, found):
+@pytest.mark.parametrize("text", ["[]", '"a"', "1", "1.5", "true", "null"])
+def test_a_file_must_hold_an_object(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(CheckpointError) as caught:
         read_json_object(path)
-    assert str(caught.value) == f"{path}: holds {found}, not an object"
+    assert str(caught.value) == f"{path}: not a JSON object"
 
 
 def test_a_file_with_an_object_is_read(tmp_path):

@@ -303,7 +303,7 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
         (["--suite", "mgsm"], "--suite needs --language"),
         (
             ["--tasks", "own_choose", "--engine", "hf", "--engine-args", "max_model_len=256"],
-            "are for the engine vllm",
+            "needs the engine vllm",
         ),
     ],
 )

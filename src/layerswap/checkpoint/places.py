@@ -1,19 +1,19 @@
-"""Where each tensor of a checkpoint lives: names in, places out.
+"""The place of every tensor of a checkpoint, by its name.
 
-The names are read by tables of the words that we have checked, one small table per part of a name.
-A name with a word that the tables do not have is reported, never guessed. A name such as
-`model.layers.3.self_attn.q_proj.weight` is read from left to right:
+Names are read with tables of words that we have checked, one small table per part of a name. A name
+with an unknown word is reported, never guessed. For example,
+`model.layers.3.self_attn.q_proj.weight` has these parts:
 
     wrappers   stack    layer   owner       inside
     model      layers   3       self_attn   q_proj.weight
 
-`OWNERS` says which role the owner has, and `INSIDE` lists every word that may follow it.
-Outside the layers there is no stack and no index, and `OUTSIDE` gives the role of the owner.
+`OWNERS` gives the role of the owner, and `INSIDE` lists the words that may follow it. Outside the
+layers there is no stack and no layer, and `OUTSIDE` gives the role of the owner.
 
-To add a family: place the names of a real checkpoint, look at the words reported as unknown, put
-each in the row it belongs to, and add the family to `tests/checkpoint/test_places.py`, which checks
-the answer against the modules of the transformers model. A word that nobody has checked stays
-unknown on purpose: `q_proj.weight_scale`, say, must not be averaged as if it were a weight.
+To add a family: place the names of a real checkpoint, see which words are reported as unknown, put
+each into its row, and add the family to `tests/checkpoint/test_places.py`. The test compares the
+places with the modules of the transformers model. Unknown words stay unknown on purpose:
+`q_proj.weight_scale`, for example, must not be averaged as if it were a weight.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ WRAPPERS = _words("model transformer language_model text_model decoder gpt_neox 
 # The list of layers: most families; GPT-2, Falcon and BLOOM; MPT; GGUF.
 STACKS = _words("layers h blocks blk")
 
-# Directly inside a layer: role -> the modules and parameters with that role.
+# Directly inside a layer: role -> modules and parameters with that role.
 OWNERS: Mapping[str, frozenset[str]] = {
     "attention": _words(
         "self_attn self_attention attn attention",
         "cross_attn",  # Llama 3.2 Vision
-        # What mixes tokens in place of attention: Qwen3-Next and Qwen3.5; state-space layers of
+        # Mixers of tokens in place of attention: Qwen3-Next and Qwen3.5; state-space layers of
         # Jamba, Bamba, Falcon-H1 and Granite 4; LFM2; RecurrentGemma.
         "linear_attn mamba conv temporal_block",
         "mixer",  # Mamba; Nemotron-H, where it can be an mlp
@@ -85,17 +85,17 @@ OWNERS: Mapping[str, frozenset[str]] = {
     ),
 }
 
-# In an mlp, what chooses the experts and weighs them; its places have the role `router`.
+# In an mlp, parameters that choose the experts and weigh them; their role is `router`.
 ROUTERS = _words(
     "router gate wg shared_expert_gate",
-    "e_score_correction_bias expert_bias moe_statics",  # how loads are balanced
+    "e_score_correction_bias expert_bias moe_statics",  # load balancing
     "ffn_gate_inp ffn_gate_inp_shexp exp_probs_b",  # GGUF
 )
 
-# Modules that several layers share (Zamba, Zamba2): stored in one layer, but not of that layer.
+# Modules that several layers share (Zamba, Zamba2): stored in one layer, without belonging to it.
 SHARED = _words("shared_transf shared_transformer")
 
-# Below an owner: role -> the words that may follow, besides numbers (experts, per-head norms).
+# Below an owner: role -> words that may follow, besides numbers (experts, per-head norms).
 _LEAVES = "weight bias"
 INSIDE: Mapping[str, frozenset[str]] = {
     "attention": _words(
@@ -140,7 +140,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "embedding": _words(
         "embed_tokens wte wpe word_embeddings embed_in embed_positions embeddings",
         "tok_embeddings",  # Meta
-        "word_embeddings_layernorm",  # BLOOM: part of what a token's vector is
+        "word_embeddings_layernorm",  # BLOOM: applied to the vector of a token
         "project_in",  # OPT: the second factor of a factorised embedding
         "token_embd token_embd_norm position_embd",  # GGUF
         "embed_tokens_per_layer",  # Gemma 3n, Gemma 4
@@ -190,24 +190,24 @@ ROLES = (
 
 Alias = Literal["wq", "wk", "wv", "wo", "w1", "w3", "w2"]
 
-# Of several layers, perhaps; the experts that all tokens of one layer share are its own.
+# Matches modules that several layers may share; a layer's shared experts belong to it.
 _SHARES = re.compile(r"shared(?!_(experts?|mlp))", re.IGNORECASE)
-_SHOWN = 5  # names, or layers, that a message lists
+_SHOWN = 5  # names, or layers, in a message
 
 
 class Place(NamedTuple):
-    """Where a tensor lives.
+    """The layer and role of a tensor.
 
     `layer` counts from 0 at the input and is None outside the layers. `role` is one of `ROLES`:
-    `attention`, `mlp`, `router` and `norm` only exist in a layer, `embedding`, `head` and
+    `attention`, `mlp`, `router` and `norm` exist only in a layer, `embedding`, `head` and
     `final_norm` only outside, and `other` in both (a layer's scalar; a vision tower, a projector, a
     rotary table, a transformer that several layers share).
 
-    Everything an attention module owns is `attention`, its norms and buffers too, and so is what
-    mixes tokens in its place, such as a state-space layer. The experts of a mixture are `mlp`, and
-    what chooses and weighs them is `router`. `embedding` is all that turns a token into the first
-    layer's input: position embeddings, BLOOM's norm after them, OPT's `project_in`; OPT's
-    `project_out` is `head`.
+    All parameters of an attention module are `attention`, its norms and buffers too, and so are
+    state-space layers and other mixers of tokens in its place. The experts of a mixture are `mlp`,
+    and the parameters that choose and weigh them are `router`. `embedding` is everything between a
+    token and the input of the first layer: position embeddings, BLOOM's norm after them, OPT's
+    `project_in`. OPT's `project_out` is `head`.
 
     Example:
         >>> import layerswap as ls
@@ -222,7 +222,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    r"""One line of a recipe that places the tensors of a layout we do not know.
+    r"""A line of a recipe that places the tensors of an unknown layout.
 
     `match` is a regular expression for the whole tensor name; a group named `layer` gives the
     layer's index. `role` is one of `ROLES`. Roles of a layer need that group, roles outside the
@@ -252,17 +252,13 @@ class Pattern:
             )
 
     def place(self, name: str) -> Place | None:
-        """The place of `name`, or None where the pattern does not match all of it.
-
-        Raises:
-            RecipeError: the group `layer` caught something that is no layer index.
-        """
-        found = re.fullmatch(self.match, name)
-        if found is None:
+        """Return the place of `name`; None if the pattern does not match all of it."""
+        match = re.fullmatch(self.match, name)
+        if match is None:
             return None
-        if "layer" not in found.re.groupindex:
+        if "layer" not in match.re.groupindex:
             return Place(None, self.role)
-        index = found["layer"]
+        index = match["layer"]
         if index is None or not _is_index(index):
             raise RecipeError(
                 f"pattern {self.match!r}: group 'layer' is {index!r} in {name!r}, not an index"
@@ -271,11 +267,11 @@ class Pattern:
 
 
 class Numbered(NamedTuple):
-    """How layers were told where names do not say roles: by the one list that has as many members.
+    """The layers of a checkpoint whose names do not reveal every role.
 
     Attributes:
-        stack: the list, as written in the names: `rwkv.blocks`.
-        roleless: tensors of which only the layer is known; their places have the role `other`.
+        stack: the one list with as many members as there are layers, such as `rwkv.blocks`.
+        roleless: tensors of which only the layer is known; their role is `other`.
     """
 
     stack: str
@@ -285,113 +281,118 @@ class Numbered(NamedTuple):
 class _Name(NamedTuple):
     stack: str | None  # the list of layers, as written: "model.layers"
     layer: int | None
-    rest: list[str]  # the owner, and what is inside it
+    rest: list[str]  # the owner, and the words inside it
 
 
 def place_tensors(
     names: Iterable[str], *, layers: int | None = None, patterns: Sequence[Pattern] = ()
 ) -> dict[str, Place]:
-    """The place of every tensor of one checkpoint, in the order of `names`.
+    """Place every tensor of one checkpoint, in the order of `names`.
+
+    Refuses names that cannot be placed, missing or extra layers, and two lists of layers.
 
     Args:
         names: every tensor name of the checkpoint (all shards together).
-        layers: how many layers the config promises; without it, as many as the names have.
-        patterns: places for a layout the built-in tables do not know. They win over the tables,
-            and the first that matches decides.
-
-    Raises:
-        CheckpointError: a name cannot be placed; there are no layers, layers are missing, or
-            there are more than `layers`; or the names hold two lists of layers.
-        RecipeError: a pattern caught something that is no layer index.
+        layers: number of layers by the config; by the names when None.
+        patterns: places of a layout that the tables do not have. They win over the tables, and the
+            first that matches decides.
 
     Example:
         >>> place_tensors(["lm_head.weight", "model.layers.0.mlp.up_proj.weight"])
         {'lm_head.weight': Place(layer=None, role='head'),
          'model.layers.0.mlp.up_proj.weight': Place(layer=0, role='mlp')}
     """
-    found = {name: _by_pattern(name, patterns) for name in names}
-    by_tables = {name: _read(name) for name, where in found.items() if where is None}
-    found.update((name, _by_tables(words)) for name, words in by_tables.items())
-    unknown = [name for name, where in found.items() if where is None]
+    by_name = {name: _by_pattern(name, patterns) for name in names}
+    parsed = {name: _parse(name) for name, where in by_name.items() if where is None}
+    by_name.update((name, _by_tables(words)) for name, words in parsed.items())
+    unknown = [name for name, where in by_name.items() if where is None]
     if unknown:
-        raise CheckpointError(_unplaced(unknown, len(found)))
-    places = {name: where for name, where in found.items() if where is not None}
-    _check_one_stack(by_tables.values())
+        shown = _few(map(repr, unknown), len(unknown))
+        raise CheckpointError(
+            f"cannot tell the layer and role of {len(unknown)} of {len(by_name)} tensors: {shown}; "
+            f"{pattern_advice(unknown[0])}"
+        )
+    places = {name: where for name, where in by_name.items() if where is not None}
+    _check_one_stack(parsed.values())
     _check_layers({where.layer for where in places.values() if where.layer is not None}, layers)
     return places
+
+
+class _Listed(NamedTuple):
+    place: Place | None  # by the tables
+    stack: str  # the outermost list that the tensor is in; "" if in none
+    member: int
 
 
 def place_by_number(
     names: Iterable[str], *, layers: int, patterns: Sequence[Pattern] = ()
 ) -> tuple[dict[str, Place], Numbered] | None:
-    """The places of a checkpoint whose names the tables do not know, by its one list of layers.
+    """Place a checkpoint with unknown names by its one list of layers.
 
-    A composition of whole layers needs no roles. Where the names hold exactly one outermost list
-    with `layers` members, each of them is a layer. Roles that the tables know stay; all else has
-    the role `other`, in its layer or outside the layers.
+    A composition of whole layers needs no roles. If the names have exactly one outermost list with
+    `layers` members, each member is a layer. Tensors keep the roles that the tables know; all
+    others have the role `other`, in their layer or outside the layers.
 
     Args:
         names: every tensor name of the checkpoint.
-        layers: how many layers the config promises.
+        layers: number of layers by the config.
         patterns: places by the recipe, which win.
 
     Returns:
-        The places in the order of `names`, and how they were told; None where there is no such
-        list or more than one, where another list holds more tensors, or where a name speaks of
-        something shared: it may be of several layers.
+        The places in the order of `names`, and how layers were identified. None if no list or
+        several lists have that many members, another list has more tensors, or a name looks like a
+        module that several layers share.
 
-    Raises:
-        RecipeError: a pattern caught something that is no layer index.
-
-    Example: `rwkv.blocks.0.ffn.w`, `rwkv.blocks.1.ffn.w` and `head.weight` are 2 layers and a rest.
+    Example: `rwkv.blocks.0.ffn.w`, `rwkv.blocks.1.ffn.w` and `head.weight` have 2 layers.
     """
-    found = {name: _by_pattern(name, patterns) for name in names}
-    read: dict[str, tuple[Place | None, str, int]] = {}
-    for name in (name for name, where in found.items() if where is None):
-        known, words = _by_tables(_read(name)), name.split(".")
-        at = next((i for i, word in enumerate(words) if i and _is_index(word)), None)
-        listed = at is not None and known != Place(None, "other")  # a vision tower has layers too
-        read[name] = (
-            (known, ".".join(words[:at]), int(words[at or 0])) if listed else (known, "", -1)
-        )
+    by_name = {name: _by_pattern(name, patterns) for name in names}
+    listed = {name: _listed(name) for name, where in by_name.items() if where is None}
     members: dict[str, set[int]] = {}
-    for _, stack, index in read.values():
-        members.setdefault(stack, set()).add(index)
-    wanted = set(range(min(layers, 1 + len(read))))  # lazily: a config can claim any number
+    for _, stack, member in listed.values():
+        members.setdefault(stack, set()).add(member)
+    wanted = set(range(min(layers, 1 + len(listed))))  # bounded: a config can claim any number
     stacks = [stack for stack, indices in members.items() if stack and indices == wanted]
     if len(stacks) != 1 or len(wanted) != layers:
         return None
-    tensors = Counter(stack for _, stack, _ in read.values() if stack)
+    tensors = Counter(stack for _, stack, _ in listed.values() if stack)
     if tensors[stacks[0]] < max(tensors.values()):  # the layers would be another list
         return None
     roleless = set()
-    for name, (known, stack, index) in read.items():
-        layer = index if stack == stacks[0] else None
+    for name, (known, stack, member) in listed.items():
+        layer = member if stack == stacks[0] else None
         if known is not None and known.layer == layer:
-            found[name] = known
+            by_name[name] = known
         elif (known is not None and known.layer is not None) or _SHARES.search(name):
             return None
         else:
-            found[name] = Place(layer, "other")
+            by_name[name] = Place(layer, "other")
             roleless.add(name)
-    places = {name: where for name, where in found.items() if where is not None}
+    places = {name: where for name, where in by_name.items() if where is not None}
     if {where.layer for where in places.values()} - wanted - {None}:
         return None
     return places, Numbered(stacks[0], frozenset(roleless))
 
 
+def _listed(name: str) -> _Listed:
+    known, words = _by_tables(_parse(name)), name.split(".")
+    at = next((i for i, word in enumerate(words) if i and _is_index(word)), None)
+    if at is None or known == Place(None, "other"):  # a vision tower has layers of its own
+        return _Listed(known, "", -1)
+    return _Listed(known, ".".join(words[:at]), int(words[at]))
+
+
 def place(name: str, patterns: Sequence[Pattern] = ()) -> Place | None:
-    """The place of one tensor, or None where neither `patterns` nor the tables know its name.
+    """Return the place of one tensor; None if neither `patterns` nor the tables know its name.
 
     Use `place_tensors` for a whole checkpoint: it also checks that the layers fit together.
 
     Example: `place("model.norm.weight")` gives `Place(None, "final_norm")`.
     """
-    return _by_pattern(name, patterns) or _by_tables(_read(name))
+    return _by_pattern(name, patterns) or _by_tables(_parse(name))
 
 
 def count_layers(places: Mapping[str, Place]) -> int:
-    """The number of layers L of a checkpoint that `place_tensors` has placed.
+    """Return the number of layers of a checkpoint that `place_tensors` has placed.
 
     Example: `count_layers({"layers.0.ffn_norm.weight": Place(0, "norm")})` gives 1.
     """
@@ -401,11 +402,11 @@ def count_layers(places: Mapping[str, Place]) -> int:
 
 
 def alias(name: str) -> Alias | None:
-    """The papers' name for a weight matrix of a layer, or None where they have none.
+    """Return the papers' name for a weight matrix of a layer; None if they have none.
 
     Attention has `wq`, `wk`, `wv` and `wo`; the mlp has `w1` (gate, or the first of two matrices),
-    `w3` (up) and `w2` (down), of each expert where there are many. Fused matrices (qkv, gate and
-    up), biases, norms and routers have none.
+    `w3` (up) and `w2` (down), of each expert in a mixture. Fused matrices (qkv, gate and up),
+    biases, norms and routers have none.
 
     Example: `alias("model.layers.3.mlp.gate_proj.weight")` gives `"w1"`.
     """
@@ -417,13 +418,13 @@ def alias(name: str) -> Alias | None:
 
 
 def _by_pattern(name: str, patterns: Sequence[Pattern]) -> Place | None:
-    """The place by the first pattern that matches; what layers share is of none of them."""
+    """Return the place by the first matching pattern; shared modules belong to no layer."""
     if not SHARED.isdisjoint(name.split(".")):
         return Place(None, "other")
     return next((where for pattern in patterns if (where := pattern.place(name))), None)
 
 
-def _read(name: str) -> _Name:
+def _parse(name: str) -> _Name:
     words = name.split(".")
     start = 0
     while start < len(words) and words[start] in WRAPPERS:
@@ -435,7 +436,7 @@ def _read(name: str) -> _Name:
 
 
 def _is_index(word: str) -> bool:
-    # One way to write each index, so that two names cannot mean the same layer by accident.
+    # One spelling per index, so that two names cannot mean the same layer by accident.
     return re.fullmatch(r"0|[1-9][0-9]{0,4}", word) is not None
 
 
@@ -446,7 +447,7 @@ def _by_tables(name: _Name) -> Place | None:
         if name.layer is not None:
             known = all(word in INSIDE[role] or _is_index(word) for word in inside)
         else:
-            # A tower's own layout does not matter: all of it is `other`.
+            # The layout inside a tower does not matter: all of it is `other`.
             known = role == "other" or OUTSIDE_LEAVES.issuperset(inside)
         if known:
             routes = role == "mlp" and not ROUTERS.isdisjoint(name.rest)
@@ -476,29 +477,21 @@ def _check_layers(indices: set[int], layers: int | None) -> None:
     missing = count - len(indices)
     if missing:
         # Lazily: a config can claim any number of layers.
-        gaps = list(islice((i for i in range(count) if i not in indices), _SHOWN))
+        gaps = islice((str(i) for i in range(count) if i not in indices), _SHOWN)
         raise CheckpointError(
-            f"{missing} of {count} layers have no tensors: {_few(map(str, gaps), missing)}; "
+            f"{missing} of {count} layers have no tensors: {_few(gaps, missing)}; "
             "look for a missing shard"
         )
 
 
-def _few(shown: Iterable[str], total: int) -> str:
-    items = list(islice(shown, _SHOWN))
-    return ", ".join(items) + (", ..." if total > len(items) else "")
-
-
-def _unplaced(unknown: Sequence[str], total: int) -> str:
-    shown = _few(map(repr, unknown), len(unknown))
-    return (
-        f"cannot tell the layer and role of {len(unknown)} of {total} tensors: {shown}; "
-        f"{pattern_advice(unknown[0])}"
-    )
+def _few(items: Iterable[str], total: int) -> str:
+    shown = list(islice(items, _SHOWN))
+    return ", ".join(shown) + (", ..." if total > len(shown) else "")
 
 
 def pattern_advice(name: str) -> str:
-    """What to write into a recipe to place a tensor, as the end of a message."""
-    # A name is untrusted text: what cannot be printed, and YAML's quote, stand as \W.
+    """Return the end of a message: how to place a tensor in a recipe."""
+    # A name is untrusted text: unprintable characters, and YAML's quote, become \W.
     safe = "".join(
         re.escape(char) if char.isprintable() and char != "'" else r"\W" for char in name
     )
@@ -509,33 +502,36 @@ def pattern_advice(name: str) -> str:
     )
 
 
+# --- layers in another order ---
+
+
 def restacked_names(
     places: Mapping[str, Place], taken: Sequence[int]
 ) -> dict[str, tuple[str, Place]]:
-    """By the name in the new stack, a tensor's own name and its new place; layers in order.
+    """Return, by its name in the new stack, a tensor's old name and new place; layers in order.
 
-    Example: with `taken=(0, 0)`, `model.layers.1.mlp.up_proj.weight` is
+    Example: with `taken=(0, 0)`, `model.layers.1.mlp.up_proj.weight` comes from
     `model.layers.0.mlp.up_proj.weight`.
     """
-    inside: dict[int, list[str]] = {}
+    by_layer: dict[int, list[str]] = {}
     for name, place in places.items():
         if place.layer is not None:
-            inside.setdefault(place.layer, []).append(name)
-    found: dict[str, tuple[str, Place]] = {}
+            by_layer.setdefault(place.layer, []).append(name)
+    restacked: dict[str, tuple[str, Place]] = {}
     for name, place in places.items():
         if place.layer is None:
-            found[name] = name, place
-        elif inside:
+            restacked[name] = name, place
+        elif by_layer:  # all layers stand where the first tensor of a layer stood
             for layer, source in enumerate(taken):
-                for own in inside.get(source, ()):
+                for own in by_layer.get(source, ()):
                     new = Place(layer, places[own].role)
-                    found[renumbered(own, source, layer)] = own, new
-            inside = {}
-    return found
+                    restacked[renumbered(own, source, layer)] = own, new
+            by_layer = {}
+    return restacked
 
 
 def renumbered(name: str, old: int, new: int) -> str:
-    """The name that a tensor of layer `old` has in layer `new`."""
+    """Return the name that a tensor of layer `old` has in layer `new`."""
     parts = name.split(".")
     if str(old) in parts:
         parts[parts.index(str(old))] = str(new)

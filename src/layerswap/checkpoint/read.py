@@ -1,11 +1,11 @@
-"""Reads tensors, whole or in part, with plain positioned reads; converts dtypes, and hashes files.
+"""Tensors on disk: positioned reads, conversion of dtypes, hashes and comparison of files.
 
-`os.pread` and not a memory map: a map of a file that shrinks, or on a network filesystem that
-fails, kills the process with SIGBUS, which no program can catch.
+Files are read with `os.pread` and not with a memory map. If a mapped file shrinks, or a network
+filesystem fails, SIGBUS kills the process, and no program can catch that.
 
-NumPy has no bfloat16: its elements are held as their bits, in uint16, and so are those of 8 bits
-in uint8. A quantised type of GGUF is held as the bytes of its blocks, in uint8. `widened` and
-`narrowed` convert between what is stored and what is computed with.
+NumPy has no bfloat16: its elements are held as bits in uint16, and 8-bit floats in uint8. Quantised
+types of GGUF are held as the bytes of their blocks, in uint8. `widened` and `narrowed` convert
+between the stored form and the form for arithmetic.
 """
 
 from __future__ import annotations
@@ -41,34 +41,32 @@ if TYPE_CHECKING:
     Stored = npt.NDArray[Any]
 
 Handle = int | RemoteHandle
-"""A file that is open for positioned reads: a descriptor, or a file elsewhere."""
+"""An open file: a descriptor, or a remote file."""
 FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
-"""The dtypes of safetensors that arithmetic is defined for; all others are only ever copied."""
+"""The safetensors dtypes that support arithmetic; all others are only ever copied."""
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""The dtypes that a recipe can ask for, as safetensors names them."""
+"""The dtypes that a recipe can ask for, with their safetensors names."""
 QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
 """The quantised types that can be written, widest first; all of `BLOCKS` but `UNREAD` are read."""
 UNREAD = ("Q8_1", "Q8_K")
-"""The quantised types that are no types of weights: they are only ever copied."""
-KEPT_BYTES = 1 << 24
-"""Freed blocks up to this size are kept for the next; see `keep_freed_memory`."""
+"""Quantised types that no weights have; they are only ever copied."""
 READ_DTYPES = (*FLOAT_DTYPES, *(dtype for dtype in BLOCKS if dtype not in UNREAD))
-"""Everything that can be read as floats, quantised types of GGUF too."""
+"""All dtypes that can be read as floats."""
+KEPT_BYTES = 1 << 24
+"""Size up to which freed memory is kept for reuse; see `keep_freed_memory`."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
-"""How many blocks of a file its fingerprint reads, and how long each is, in bytes."""
+"""Blocks of a file in its fingerprint, and bytes of a block."""
 HASHERS = 8
-"""Files whose fingerprints are made at a time: they wait for a disk that was not read yet."""
+"""Files to fingerprint at a time, since they wait for the disk."""
 HASHED_BYTES = 1 << 24
 """Bytes that `sha256_of` reads at a time."""
+
+# --- bytes ---
 
 
 @contextmanager
 def open_file(path: WeightFile) -> Iterator[Handle]:
-    """A file, open for positioned reads.
-
-    Raises:
-        CheckpointError: the file cannot be opened.
-    """
+    """Open a file for positioned reads."""
     if isinstance(path, RemoteFile):
         yield RemoteHandle(path)
         return
@@ -83,11 +81,7 @@ def open_file(path: WeightFile) -> Iterator[Handle]:
 
 
 def read_into(handle: Handle, offset: int, buffer: memoryview, path: WeightFile) -> None:
-    """Fill `buffer` with the bytes of an open file from `offset` on.
-
-    Raises:
-        CheckpointError: the file ended before the buffer was full, or cannot be read.
-    """
+    """Fill `buffer` with the bytes of an open file from `offset` on."""
     if isinstance(handle, RemoteHandle):
         handle.read_into(offset, buffer)
         return
@@ -103,43 +97,37 @@ def read_into(handle: Handle, offset: int, buffer: memoryview, path: WeightFile)
 
 
 def fingerprint(path: WeightFile) -> str:
-    """SHA-256 over a file's length and 64 blocks of 64 KiB spread evenly over it.
+    """Hash a file's length and 64 blocks of 64 KiB, spread evenly over it, with SHA-256.
 
-    The first block holds the header. It reads 4 MiB whatever the file's size, and distinguishes
-    any two fine-tuned checkpoints; it is no proof against an edit of single bytes.
-
-    Raises:
-        CheckpointError: the file cannot be read.
+    The first block holds the header. The fingerprint reads 4 MiB whatever the file's size. It
+    distinguishes any two fine-tuned checkpoints, but need not notice an edit of single bytes.
     """
     digest = hashlib.sha256()
     with open_file(path) as handle:
         size = path.size if isinstance(path, RemoteFile) else path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
-        last = max(0, size - SAMPLE_BYTES)
-        for start in sorted({last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)}):
+        for start in _sample_starts(size, SAMPLE_BLOCKS, SAMPLE_BYTES):
             block = memoryview(bytearray(min(SAMPLE_BYTES, size - start)))
             read_into(handle, start, block, path)
             digest.update(block)
     return digest.hexdigest()
 
 
-def fingerprints(files: Iterable[WeightFile]) -> dict[WeightFile, str]:
-    """The fingerprint of every file; several are read and hashed at a time.
+def _sample_starts(size: int, blocks: int, length: int) -> list[int]:
+    """Spread blocks of a length evenly from the beginning to the end."""
+    last = max(0, size - length)
+    return sorted({last * i // max(1, blocks - 1) for i in range(blocks)})
 
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
+
+def fingerprints(files: Iterable[WeightFile]) -> dict[WeightFile, str]:
+    """Return the fingerprint of every file; several are read at a time."""
     listed = list(files)
     with ThreadPoolExecutor(HASHERS, thread_name_prefix="fingerprint") as pool:
         return dict(zip(listed, pool.map(fingerprint, listed), strict=True))
 
 
 def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
-    """SHA-256 of a whole file, in hexadecimal; `progress` gets the number of bytes just read.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Return the SHA-256 of a whole file in hexadecimal; `progress` gets the bytes just read."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(HASHED_BYTES))
     with open_file(path) as handle:
@@ -152,20 +140,16 @@ def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
     return digest.hexdigest()
 
 
-def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stored:
-    """Elements [start, stop) of a tensor, counted in row-major order, as they are stored.
+# --- elements ---
 
-    Args:
-        handle: `info.file`, open.
-        info: the tensor; its dtype has whole bytes per element.
-        start: first element; of a quantised type, the first of a block.
-        stop: one past the last element; of a quantised type, where a block ends.
+
+def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stored:
+    """Read elements [start, stop) of a tensor in row-major order, in their stored form.
+
+    Of a quantised type, `start` and `stop` are multiples of its block length.
 
     Returns:
         A vector of `numpy_dtype(info.dtype)`, in fresh memory.
-
-    Raises:
-        CheckpointError: the file cannot be read, or the dtype packs several elements in a byte.
     """
     import numpy as np
 
@@ -181,17 +165,17 @@ def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stor
 
 
 def read_floats(handle: Handle, info: TensorInfo, start: int, stop: int) -> Floats:
-    """Elements [start, stop) of a floating-point tensor, to compute with; see `widened`."""
+    """Read elements [start, stop) of a floating-point tensor for arithmetic; see `widened`."""
     if isinstance(info, Translated):
-        return _translated(handle, info, start, stop)
+        return _read_translated(handle, info, start, stop)
     length, _ = block_of(info.dtype)
     first = start // length * length
     last = min(-(-stop // length) * length, info.elements)
     return widened(read_stored(handle, info, first, last), info.dtype)[start - first : stop - first]
 
 
-def _translated(handle: Handle, info: Translated, start: int, stop: int) -> Floats:
-    """Elements of a tensor of a GGUF file, in transformers' order."""
+def _read_translated(handle: Handle, info: Translated, start: int, stop: int) -> Floats:
+    """Read elements of a tensor of a GGUF file, in transformers' order."""
     import numpy as np
 
     if info.order is None or start == stop:
@@ -199,13 +183,13 @@ def _translated(handle: Handle, info: Translated, start: int, stop: int) -> Floa
     else:
         width = info.elements // info.order.rows
         first, last = start // width, -(-stop // width)
-        wanted = row_order(info.order)[first:last]
-        places = np.argsort(wanted)
-        wide = np.float64 if info.stored.dtype == "F64" else np.float32
-        rows: Stored = np.empty((len(wanted), width), wide)
-        # Neighbours in the file are read as one.
-        for run in np.split(places, np.flatnonzero(np.diff(wanted[places]) != 1) + 1):
-            begin, end = int(wanted[run[0]]), int(wanted[run[-1]]) + 1
+        file_rows = row_order(info.order)[first:last]
+        by_file = np.argsort(file_rows)
+        dtype = np.float64 if info.stored.dtype == "F64" else np.float32
+        rows: Stored = np.empty((len(file_rows), width), dtype)
+        # Neighbours in the file are read together.
+        for run in np.split(by_file, np.flatnonzero(np.diff(file_rows[by_file]) != 1) + 1):
+            begin, end = int(file_rows[run[0]]), int(file_rows[run[-1]]) + 1
             part = read_floats(handle, info.stored, begin * width, end * width)
             rows[run] = part.reshape(-1, width)
         values = rows.reshape(-1)[start - first * width : stop - first * width]
@@ -214,7 +198,11 @@ def _translated(handle: Handle, info: Translated, start: int, stop: int) -> Floa
 
 @lru_cache(maxsize=8)
 def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
-    """The row of the file that each row of transformers' tensor is."""
+    """Return, per row of the transformers tensor, its row in the file.
+
+    Example: for two heads of four rows, `RowOrder("rotary", 8, 2)` gives
+    `[0, 2, 1, 3, 4, 6, 5, 7]`.
+    """
     import numpy as np
 
     rows, heads = np.arange(order.rows), order.heads
@@ -222,44 +210,40 @@ def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     if order.kind == "heads":  # [head, part, ...] from [part, head, ...]
         return rows.reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
-    each = heads // order.groups
     size = order.rows // (heads + 2 * order.groups)
     queries, keys, values = np.split(rows, [heads * size, (heads + order.groups) * size])
     parts = [part.reshape(order.groups, -1, size) for part in (queries, keys, values)]
-    assert parts[0].shape[1] == each
     return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def read_tensor(info: TensorInfo) -> Stored:
-    """One whole tensor as it is stored, with its shape, in fresh memory.
-
-    Raises:
-        CheckpointError: the file cannot be read, or the dtype packs several elements in a byte.
-    """
+    """Read a whole tensor in its stored form and shape, in fresh memory."""
     with open_file(info.file) as handle:
         return read_stored(handle, info, 0, info.elements).reshape(info.shape)
 
 
 def read_matrix(info: TensorInfo) -> npt.NDArray[np.float64]:
-    """One whole floating-point tensor in float64."""
+    """Read a whole floating-point tensor in float64."""
     import numpy as np
 
     return widened(read_tensor(info), info.dtype).astype(np.float64, copy=False)
 
 
-def widened(stored: Stored, dtype: str) -> Floats:
-    """Stored elements of a dtype of `FLOAT_DTYPES` in float32, or float64 where they are that.
+# --- dtypes ---
 
-    Those of a quantised type are dequantised. Fresh memory, unless they are stored so.
+
+def widened(stored: Stored, dtype: str) -> Floats:
+    """Convert stored elements of a `READ_DTYPES` dtype to float32, or to float64 for F64.
+
+    The result is fresh memory, except for F32 and F64.
     """
     import numpy as np
 
     if dtype in BLOCKS:
-        if not len(stored):  # which the package refuses
+        if not len(stored):  # the package refuses to dequantise nothing
             return np.empty(0, np.float32)
         package = gguf_package()
-        kind = package.GGMLQuantizationType[dtype]
-        values: Floats = package.quants.dequantize(stored, kind)
+        values: Floats = package.quants.dequantize(stored, package.GGMLQuantizationType[dtype])
         return values
     if dtype != "BF16":
         return stored if dtype in ("F32", "F64") else stored.astype(np.float32)
@@ -268,10 +252,10 @@ def widened(stored: Stored, dtype: str) -> Floats:
 
 
 def narrowed(values: Floats, dtype: str) -> Stored:
-    """Floats as they are stored in a dtype, rounded to the nearest, ties to even.
+    """Convert floats to their stored form, rounded to nearest, ties to even.
 
-    What is too large becomes infinite. A float64 goes through float32 on its way to 16 bits. A
-    quantised type of `QUANTISED` gets whole blocks, which hold finite numbers.
+    Values that are too large become infinite. A float64 goes through float32 on its way to 16 bits.
+    For a `QUANTISED` type, the values must be finite and fill whole blocks.
     """
     import numpy as np
 
@@ -294,15 +278,15 @@ def narrowed(values: Floats, dtype: str) -> Stored:
     rounded >>= 16
     short = rounded.astype(np.uint16)
     if single.size and np.isnan(single.max()):
-        short[np.isnan(single)] = 0x7FC0  # adding to the bits of a NaN may give a number
+        short[np.isnan(single)] = 0x7FC0  # rounding the bits of a NaN may give a number
     return short
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep what chunks free, for the next ones.
+    """Let the allocator keep freed chunks for the next ones.
 
-    glibc keeps blocks no larger than the largest it has seen freed. By default it gives memory of a
-    chunk's size back to the system, and most of the time goes into clearing the same pages again.
+    glibc keeps blocks no larger than the largest that it has seen freed. By default it returns a
+    chunk's memory to the system, and clearing the same pages again takes most of the time.
     """
     import numpy as np
 
@@ -310,23 +294,19 @@ def keep_freed_memory() -> None:
 
 
 def is_finite(stored: Stored, dtype: str = "F32") -> bool:
-    """True if no element, as it is stored in a floating-point dtype, is NaN or infinite."""
+    """True if no element of a floating-point dtype, in its stored form, is NaN or infinite."""
     import numpy as np
 
     if stored.size == 0:
         return True
     if dtype == "BF16":
         return int(np.bitwise_and(stored, 0x7FFF).max()) < 0x7F80
-    # A NaN is the least and the largest of all, so that two numbers say it.
+    # A NaN is both the minimum and the maximum.
     return bool(np.isfinite(stored.min()) and np.isfinite(stored.max()))
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype that holds the elements of a dtype, or their bits, or bytes of blocks.
-
-    Raises:
-        CheckpointError: it packs several elements in a byte.
-    """
+    """Return the NumPy dtype of the stored form: elements, their bits, or bytes of blocks."""
     import numpy as np
 
     if dtype in BLOCKS:
@@ -340,22 +320,14 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def as_torch(stored: Stored, dtype: str) -> torch.Tensor:
-    """A torch tensor over stored elements, which shares their memory.
-
-    Raises:
-        CheckpointError: torch has no such dtype.
-    """
+    """Wrap stored elements in a torch tensor that shares their memory."""
     import torch
 
     return torch.from_numpy(stored).view(torch_dtype(dtype))
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch dtype of a safetensors dtype.
-
-    Raises:
-        CheckpointError: torch has none that holds one element per item (packed 4 and 6 bit).
-    """
+    """Return the torch dtype of a safetensors dtype; torch has none for packed 4 and 6 bits."""
     import torch
 
     names = {
@@ -370,71 +342,57 @@ def torch_dtype(dtype: str) -> torch.dtype:
     }
     kinds = {"F": "float", "I": "int", "U": "uint"}
     name = names.get(dtype) or f"{kinds[dtype[0]]}{DTYPE_BITS[dtype]}"
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    torch_type = getattr(torch, name, None)
+    if not isinstance(torch_type, torch.dtype):
         raise CheckpointError(f"torch cannot hold a tensor of dtype {dtype}")
-    return found
+    return torch_type
 
 
 def gguf_package() -> Any:
-    """The `gguf` package, which quantises, dequantises, and knows the names of tensors.
-
-    Raises:
-        LayerswapError: it is not installed.
-    """
+    """Import the `gguf` package, which quantises, dequantises, and knows the names of tensors."""
     need_extras("arithmetic on GGUF files", "gguf")
     import gguf
 
     return gguf
 
 
-def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> bool:
-    """Whether two stored tensors have the same dtype, shape and bytes.
+# --- comparison ---
 
-    Reads at most `chunk` bytes of each at a time.
-    """
-    if isinstance(first, Translated) or isinstance(second, Translated):
-        chunk //= 8  # elements
-        return _same_elements(first, second, range(0, first.elements, chunk), chunk)
-    return _same_blocks(first, second, range(0, first.nbytes, chunk), chunk)
+
+def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> bool:
+    """True if two tensors have the same dtype, shape and bytes; reads `chunk` bytes at a time."""
+    size, length = _compared_size(first, second, chunk)
+    return _same_parts(first, second, range(0, size, length), length)
 
 
 def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int) -> bool:
-    """True if two stored tensors have the same dtype and shape, and agree in some blocks of bytes.
+    """True if two tensors have the same dtype and shape, and agree in some blocks of bytes.
 
-    The blocks are spread evenly, from the beginning to the end.
+    The blocks are spread evenly from the beginning to the end.
     """
-    by_element = isinstance(first, Translated) or isinstance(second, Translated)
-    size, length = (first.elements, nbytes // 8) if by_element else (first.nbytes, nbytes)
-    last = max(0, size - length)
-    starts = sorted({last * i // max(1, blocks - 1) for i in range(blocks)})
-    return (_same_elements if by_element else _same_blocks)(first, second, starts, length)
+    size, length = _compared_size(first, second, nbytes)
+    return _same_parts(first, second, _sample_starts(size, blocks, length), length)
 
 
-def _same_blocks(first: TensorInfo, second: TensorInfo, starts: Iterable[int], nbytes: int) -> bool:
+def _compared_size(first: TensorInfo, second: TensorInfo, nbytes: int) -> tuple[int, int]:
+    """Return the size of a tensor and of a part to compare: in bytes, or translated in elements."""
+    if isinstance(first, Translated) or isinstance(second, Translated):
+        return first.elements, nbytes // 8
+    return first.nbytes, nbytes
+
+
+def _same_parts(first: TensorInfo, second: TensorInfo, starts: Iterable[int], length: int) -> bool:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    with open_file(first.file) as a, open_file(second.file) as b:
-        for start in starts:
-            length = min(nbytes, first.nbytes - start)
-            # Bytearrays compare by memcmp; memoryviews would compare item by item.
-            buffers = bytearray(length), bytearray(length)
-            read_into(a, first.offset + start, memoryview(buffers[0]), first.file)
-            read_into(b, second.offset + start, memoryview(buffers[1]), second.file)
-            if buffers[0] != buffers[1]:
-                return False
-    return True
+    translated = isinstance(first, Translated) or isinstance(second, Translated)
 
+    def part(handle: Handle, info: TensorInfo, start: int) -> bytes | bytearray:
+        if translated:
+            return read_stored(handle, info, start, min(start + length, info.elements)).tobytes()
+        # Bytearrays compare by memcmp; memoryviews would compare item by item.
+        buffer = bytearray(min(length, info.nbytes - start))
+        read_into(handle, info.offset + start, memoryview(buffer), info.file)
+        return buffer
 
-def _same_elements(
-    first: TensorInfo, second: TensorInfo, starts: Iterable[int], count: int
-) -> bool:
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
-        return False
     with open_file(first.file) as a, open_file(second.file) as b:
-        for start in starts:
-            stop = min(start + count, first.elements)
-            parts = read_stored(a, first, start, stop), read_stored(b, second, start, stop)
-            if parts[0].tobytes() != parts[1].tobytes():
-                return False
-    return True
+        return all(part(a, first, start) == part(b, second, start) for start in starts)

@@ -1,32 +1,31 @@
-"""JSON as this package reads it: UTF-8, no duplicate keys, no NaN, of bounded size."""
+"""Strict JSON: UTF-8, bounded size and depth, no duplicate keys, finite numbers.
+
+Two readers of a file must never see two different documents, and no text from a file may fail
+later, when it is written or shown.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
 from layerswap.errors import CheckpointError
 
 MAX_JSON_BYTES = 100_000_000
-"""Largest JSON document read, in bytes: the safetensors format's own limit for a header."""
+"""Largest JSON document to read, in bytes: the limit of the safetensors format for a header."""
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """The value of a JSON document.
+    """Parse a JSON document, which errors call `where`.
 
-    Args:
-        data: the document, UTF-8.
-        where: what to call it in an error, for example `"expert/config.json"`.
-
-    Raises:
-        CheckpointError: not UTF-8, not JSON, nested too deep, a key given twice, half of a
-            surrogate pair, or a number that JSON does not have (NaN, Infinity, 1e999).
+    Refuses duplicate keys, deep nesting, NaN, infinity (1e999 too) and half surrogate pairs.
 
     Example: `parse_json(b'{"a": 1}', "x")` gives `{"a": 1}`;
-    `parse_json(b'{"a": 1, "a": 2}', "x")` raises.
+    `parse_json(b'{"a": 1, "a": 2}', "x")` raises CheckpointError.
     """
     try:
         value = json.loads(
@@ -35,28 +34,24 @@ def parse_json(data: bytes, where: str) -> Any:
             parse_constant=_refuse_constant,
             parse_float=_finite,
         )
-        if b"\\ud" in data.lower():  # only an escape can hide half of a pair
+        if b"\\ud" in data.lower():  # only an escape can be half of a pair
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except CheckpointError as error:
         raise error.within(where) from None
     except UnicodeDecodeError:
-        raise CheckpointError(f"{where}: not UTF-8 text") from None
+        reason = "not UTF-8 text"
     except UnicodeEncodeError:
-        raise CheckpointError(f"{where}: holds half of a surrogate pair") from None
+        reason = "holds half of a surrogate pair"
     except RecursionError:
-        raise CheckpointError(f"{where}: nested too deeply") from None
+        reason = "nested too deeply"
     except ValueError as error:
-        raise CheckpointError(f"{where}: not valid JSON ({error})") from None
+        reason = f"not valid JSON ({error})"
+    raise CheckpointError(f"{where}: {reason}")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file at `path`.
-
-    Raises:
-        CheckpointError: the file is missing, not a regular file, larger than `MAX_JSON_BYTES`,
-            not JSON as `parse_json` reads it, or its value is not an object.
-    """
+    """Read the JSON object in a regular file of at most `MAX_JSON_BYTES`."""
     try:
         if regular_size(path) > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
@@ -65,17 +60,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     value = parse_json(data, str(path))
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds {_json_type(value)}, not an object")
+        raise CheckpointError(f"{path}: not a JSON object")
     return value
 
 
 def regular_size(path: Path) -> int:
-    """Bytes of the regular file at `path`.
-
-    Raises:
-        CheckpointError: it is a folder, or a pipe or device, which could block or never end.
-        OSError: it cannot be looked at.
-    """
+    """Return the bytes of a regular file; refuse pipes and devices, which might never end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{path}: not a regular file")
@@ -83,16 +73,21 @@ def regular_size(path: Path) -> int:
 
 
 def clipped(text: str, limit: int = 200) -> str:
-    """`text`, or its beginning and an ellipsis: what a file holds can be megabytes long."""
+    """Return a text of at most `limit` characters: names in files can have megabytes."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def quoted(name: object, limit: int = 200) -> str:
+    """Return the representation of a name or value from a file, of at most `limit` characters."""
+    return clipped(repr(name), limit)
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise CheckpointError(f"key {clipped(repr(twice))} is given twice")
+        counts = Counter(key for key, _ in pairs)
+        duplicate = next(key for key, count in counts.items() if count > 1)
+        raise CheckpointError(f"key {quoted(duplicate)} is given twice")
     return mapping
 
 
@@ -105,8 +100,3 @@ def _finite(digits: str) -> float:
     if math.isinf(number):
         raise CheckpointError(f"{clipped(digits)} is too large for a number")
     return number
-
-
-def _json_type(value: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -1,10 +1,10 @@
-"""Views of checkpoints, which read nothing: experts over their base, and layers in a new order.
+"""Views of checkpoints: layers in a new order, GGUF files, and adapters over their base.
 
-An adapter over its base is one checkpoint. Layers are repeated, dropped or moved. A GGUF file is
-seen as transformers has its model: llama.cpp's converter changes more than names. It orders the
-rows of rotary queries and keys anew for some families, cuts fused projections into queries, keys
-and values, adds 1 to norms that transformers adds it to when it computes, and stacks experts. All
-of it is undone as tensors are read; nothing is converted beforehand.
+A view is a `Checkpoint` whose tensors are read from the files of others. Nothing is converted
+beforehand. A GGUF file is viewed as its transformers model. llama.cpp's converter changes more than
+names: for some families it reorders the rows of rotary queries and keys, and separates fused
+projections into queries, keys and values; it adds 1 to norms to which transformers adds 1 itself,
+and it stacks experts. All of that is undone as tensors are read.
 """
 
 from __future__ import annotations
@@ -28,29 +28,26 @@ from layerswap.checkpoint.folder import (
 from layerswap.checkpoint.header import RowOrder, TensorInfo, Translated, byte_length, is_gguf
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
 from layerswap.checkpoint.read import gguf_package
-from layerswap.checkpoint.strict_json import clipped
-from layerswap.errors import CheckpointError, MergeError
+from layerswap.checkpoint.strict_json import quoted
+from layerswap.errors import CheckpointError, MergeError, error_context
+
+# --- layers in a new order ---
 
 PERIODS = (
     "sliding_window_pattern", "full_attention_interval", "decoder_sparse_step", "attn_layer_period",
     "expert_layer_period", "no_rope_layer_interval", "interleave_moe_layer_step",
 )  # fmt: skip
-"""Keys that say of every n-th layer what it is."""
+"""Keys whose value n makes every n-th layer one of another kind."""
 STARTS = ("first_k_dense_replace", "max_window_layers")
-"""Keys that say from which layer on layers are of another kind."""
+"""Keys for the first layer of another kind."""
 INDICES = ("mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "moe_layers")
-"""Keys that list layers by their number."""
+"""Keys that list layers by their numbers."""
 
 
 def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
-    """The checkpoint whose layer l is layer `taken[l]` of the given one.
+    """Return the checkpoint whose layer l is layer `taken[l]` of the given one.
 
-    Tensors are named by their new layers and read where they are; the configuration is of the new
-    depth.
-
-    Raises:
-        MergeError: a layer does not exist, or would become one of another kind; or layers are known
-            by their numbers alone.
+    Tensors have the names of their new layers, and the configuration has the new depth.
     """
     if max(taken) >= checkpoint.layers:
         raise MergeError(
@@ -62,76 +59,74 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
             "moved; place its tensors with `patterns` in the recipe"
         )
     names = restacked_names(checkpoint.places, taken)
+    tensors, low_rank = checkpoint.tensors, checkpoint.low_rank
     return replace(
         checkpoint,
         config=restacked_config(checkpoint.config, taken, checkpoint.identity),
-        tensors={
-            n: checkpoint.tensors[o] for n, (o, _) in names.items() if o in checkpoint.tensors
-        },
+        tensors={new: tensors[old] for new, (old, _) in names.items() if old in tensors},
         places={new: place for new, (_, place) in names.items()},
-        low_rank={
-            n: checkpoint.low_rank[o] for n, (o, _) in names.items() if o in checkpoint.low_rank
-        },
+        low_rank={new: low_rank[old] for new, (old, _) in names.items() if old in low_rank},
     )
 
 
 def restacked_config(
     config: Mapping[str, Any], taken: Sequence[int], source: str
 ) -> dict[str, Any]:
-    """The configuration of the new stack: its depth, and everything that is said layer by layer.
+    """Return the configuration of a new stack, with its depth and its settings per layer.
 
-    Raises:
-        MergeError: what a layer is depends on its number, and a layer would become another kind.
+    Refuses a stack in which a layer would become one of another kind.
     """
     text = text_config(config)
-    layers = max(
-        (int(text[key]) for key in LAYER_COUNTS if isinstance(text.get(key), int)), default=0
-    )
+    layers = max((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), default=0)
     changed: dict[str, Any] = {key: len(taken) for key in LAYER_COUNTS if key in text}
     if text.get("num_kv_shared_layers"):
         raise MergeError(f"{source}: its last layers share keys and values, so none can be moved")
-    explicit = any(_by_layer(key, value, layers) for key, value in text.items())
+    explicit = any(_is_per_layer(key, value, layers) for key, value in text.items())
     for key, value in text.items():
-        if _by_layer(key, value, layers):
+        if _is_per_layer(key, value, layers):
             changed[key] = [value[layer] for layer in taken]
         elif key in INDICES and isinstance(value, list):
-            changed[key] = [layer for layer, own in enumerate(taken) if own in value]
-        elif key in PERIODS and isinstance(value, int) and value > 1 and not explicit:
-            _same_kind(key, [layer % value for layer in range(len(taken))],
-                       [layer % value for layer in taken], source)  # fmt: skip
-        elif key in STARTS and isinstance(value, int) and not explicit and _counts(key, text):
-            _same_kind(key, [layer < value for layer in range(len(taken))],
-                       [layer < value for layer in taken], source)  # fmt: skip
+            changed[key] = [layer for layer, old in enumerate(taken) if old in value]
+        elif isinstance(value, int) and not explicit:
+            _check_kinds(key, value, text, taken, source)
     if text is config:
         return {**config, **changed}
     return {**config, "text_config": {**text, **changed}}
 
 
-def _by_layer(key: str, value: object, layers: int) -> bool:
+def _is_per_layer(key: str, value: object, layers: int) -> bool:
     """True for a list with one entry per layer."""
-    listed = isinstance(value, list) and len(value) == layers and layers > 0
-    return listed and key not in INDICES and ("layer" in key or "block" in key)
+    one_each = isinstance(value, list) and len(value) == layers and layers > 0
+    return one_each and key not in INDICES and ("layer" in key or "block" in key)
 
 
-def _counts(key: str, text: Mapping[str, Any]) -> bool:
-    return key != "max_window_layers" or bool(text.get("use_sliding_window"))
+def _check_kinds(
+    key: str, value: int, text: Mapping[str, Any], taken: Sequence[int], source: str
+) -> None:
+    """Refuse a stack in which a layer's new number makes it one of another kind."""
+    if key in PERIODS and value > 1:
+        changes = [new % value != old % value for new, old in enumerate(taken)]
+    elif key in STARTS and (key != "max_window_layers" or text.get("use_sliding_window")):
+        changes = [(new < value) != (old < value) for new, old in enumerate(taken)]
+    else:
+        return
+    if any(changes):
+        layer = changes.index(True)
+        raise MergeError(f"{source}: by `{key}` layer {layer} would be of another kind")
 
 
-def _same_kind(key: str, wanted: Sequence[object], found: Sequence[object], source: str) -> None:
-    for layer, (new, old) in enumerate(zip(wanted, found, strict=True)):
-        if new != old:
-            raise MergeError(f"{source}: by `{key}` layer {layer} would be of another kind")
+# --- GGUF files as transformers models ---
 
 
 @dataclass(frozen=True)
 class Family:
-    """How llama.cpp stores the models of one `model_type`.
+    """llama.cpp's conversion of the models of one `model_type`.
 
     Attributes:
-        architecture: its name for them.
-        order: the tensors whose rows it orders anew: queries and keys for rotary embeddings, or
-            fused projections, cut from heads (`heads`) or from groups of heads (`groups`).
-        shifted: whether 1 is added to norms.
+        architecture: llama.cpp's name for them.
+        order: tensors whose rows it reorders: queries and keys for rotary embeddings, or fused
+            projections, cut from heads (`heads`) or from groups of heads (`groups`).
+        shifted: True if it adds 1 to norms.
     """
 
     architecture: str
@@ -172,130 +167,124 @@ SETTINGS = {
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "rope_theta": "rope.freq_base",
 }
-"""Settings of `config.json` that a GGUF header has too, under its own name."""
+"""Settings of `config.json`, with their keys in a GGUF header."""
 NOT_OF_TRANSFORMERS = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|.*rot_embd.*")
 """Tensors that transformers computes from its configuration."""
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def as_transformers(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
-    """A GGUF file under the names, shapes and dtypes of a safetensors checkpoint of its kind.
-
-    Args:
-        checkpoint: the GGUF file.
-        like: the checkpoint; its configuration is taken over.
-
-    Raises:
-        LayerswapError: the two are not of one architecture, one of them has tensors that the
-            other lacks, or the `gguf` package is not installed.
-    """
-    try:
+    """View a GGUF file with the names, shapes, dtypes and configuration of another checkpoint."""
+    with error_context(checkpoint.source):
         family = _family(checkpoint, like)
         _check_settings(checkpoint.config, text_config(like.config))
-        return replace(
-            checkpoint,
-            config=like.config,
-            tensors=_tensors(checkpoint, like, family),
-            places=like.places,
-        )
-    except CheckpointError as error:
-        raise error.within(checkpoint.source) from None
+        tensors = _translate(checkpoint, like, family)
+    return replace(checkpoint, config=like.config, tensors=tensors, places=like.places)
 
 
 def _family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
     kind = str(text_config(like.config).get("model_type"))
     if kind not in FAMILIES:
         raise CheckpointError(
-            f"a GGUF file beside safetensors of {clipped(repr(kind), 40)} cannot be read; these "
+            f"a GGUF file beside safetensors of {quoted(kind, 40)} cannot be read; these "
             f"can: {', '.join(FAMILIES)}"
         )
-    found = checkpoint.config["model_type"]
-    if found != FAMILIES[kind].architecture:
-        raise CheckpointError(f"of architecture {found!r}, beside safetensors of {kind!r}")
+    architecture = checkpoint.config["model_type"]
+    if architecture != FAMILIES[kind].architecture:
+        raise CheckpointError(
+            f"GGUF architecture is {architecture!r}; the safetensors model is {kind!r}"
+        )
     return FAMILIES[kind]
 
 
-def _check_settings(found: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def _check_settings(header: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     rope = config.get("rope_parameters")
     config = {**(rope if isinstance(rope, dict) else {}), **config}
-    for key, name in SETTINGS.items():
-        ours, theirs = config.get(key), found.get(name)
-        if not isinstance(ours, int | float) or not isinstance(theirs, int | float):
+    for key, gguf_key in SETTINGS.items():
+        value, gguf_value = config.get(key), header.get(gguf_key)
+        if not isinstance(value, int | float) or not isinstance(gguf_value, int | float):
             continue
-        if not math.isclose(ours, theirs, rel_tol=1e-5):
-            raise CheckpointError(f"{name} is {theirs:g}, where {key} is {ours:g} elsewhere")
+        if not math.isclose(value, gguf_value, rel_tol=1e-5):
+            raise CheckpointError(
+                f"{gguf_key} is {gguf_value:g}; in the safetensors model {key} is {value:g}"
+            )
 
 
-def _tensors(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict[str, TensorInfo]:
+def _translate(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict[str, TensorInfo]:
+    """Find every tensor of `like` in the GGUF file; refuse tensors that only one of them has."""
     package = gguf_package()
     architectures = {name: arch for arch, name in package.MODEL_ARCH_NAMES.items()}
     names = package.get_tensor_name_map(architectures[family.architecture], like.layers)
     tensors: dict[str, TensorInfo] = {}
     used = set()
     for name, info in like.tensors.items():
-        expert = _EXPERT.search(name)
-        plain = _EXPERT.sub(".experts.", name)
-        spellings = (plain, plain.removeprefix("transformer."))  # BLOOM's are without it
-        known = (names.get_name(text, try_suffixes=(".weight", ".bias")) for text in spellings)
-        found = next(filter(None, known), None)
-        if found == "output.weight" and found not in checkpoint.tensors:
-            found = "token_embd.weight"  # a head that is tied, and stored beside all the same
-        if found is None or found not in checkpoint.tensors:
-            raise CheckpointError(f"lacks {clipped(repr(name))} of {like.identity}")
-        stored = checkpoint.tensors[found]
-        if expert is not None:
-            stored = _expert(stored, int(expert[1]))
-        if stored.shape != info.shape and math.prod(stored.shape) != math.prod(info.shape):
-            raise CheckpointError(
-                f"tensor {found!r} is {list(stored.shape)}; {name!r} of {like.identity} is "
-                f"{list(info.shape)}"
-            )
-        used.add(found)
+        stored = _find_stored(name, info, names, checkpoint, like)
+        used.add(stored.name)
         tensors[name] = Translated(
-            name,
-            info.dtype,
-            info.shape,
-            stored.file,
-            stored.offset,
-            stored.nbytes,
-            stored,
-            _order(found, info.shape, family, checkpoint.config),
+            name, info.dtype, info.shape, stored.file, stored.offset, stored.nbytes, stored,
+            _row_order(stored.name, info.shape, family, checkpoint.config),
             -1.0 if family.shifted and name.endswith("norm.weight") else 0.0,
-        )
-    left = sorted(
+        )  # fmt: skip
+    extra = sorted(
         name
         for name in checkpoint.tensors.keys() - used
         if name != "output.weight" and not NOT_OF_TRANSFORMERS.fullmatch(name)
     )
-    if left:
-        raise CheckpointError(f"has {clipped(repr(left[0]))}, which {like.identity} lacks")
+    if extra:
+        raise CheckpointError(f"has {quoted(extra[0])}, which {like.identity} lacks")
     return tensors
 
 
+def _find_stored(
+    name: str, info: TensorInfo, names: Any, checkpoint: Checkpoint, like: Checkpoint
+) -> TensorInfo:
+    """Return the tensor, or the part of it, that is transformers' tensor `name`."""
+    expert = _EXPERT.search(name)
+    stem = _EXPERT.sub(".experts.", name)
+    stems = (stem, stem.removeprefix("transformer."))  # the package knows BLOOM's without it
+    known = (names.get_name(text, try_suffixes=(".weight", ".bias")) for text in stems)
+    gguf_name = next(filter(None, known), None)
+    if gguf_name == "output.weight" and gguf_name not in checkpoint.tensors:
+        gguf_name = "token_embd.weight"  # a tied head that transformers stores all the same
+    if gguf_name is None or gguf_name not in checkpoint.tensors:
+        raise CheckpointError(f"lacks {quoted(name)} of {like.identity}")
+    stored = checkpoint.tensors[gguf_name]
+    if expert is not None:
+        stored = _expert(stored, int(expert[1]))
+    if stored.shape != info.shape and math.prod(stored.shape) != math.prod(info.shape):
+        raise CheckpointError(
+            f"tensor {gguf_name!r} is {list(stored.shape)}; {name!r} of {like.identity} is "
+            f"{list(info.shape)}"
+        )
+    return stored
+
+
 def _expert(stored: TensorInfo, number: int) -> TensorInfo:
-    """One expert of a stack of them: neighbouring bytes."""
+    """Return one expert of a stack of experts."""
     count, *shape = stored.shape
     if number >= count:
-        raise CheckpointError(f"tensor {stored.name!r} has {count} experts, and not one {number}")
+        raise CheckpointError(f"tensor {stored.name!r} has {count} experts, and no expert {number}")
     nbytes = byte_length(stored.dtype, shape)
     offset = stored.offset + number * nbytes
     return replace(stored, shape=tuple(shape), offset=offset, nbytes=nbytes)
 
 
-def _order(
-    name: str, shape: tuple[int, ...], family: Family, config: Mapping[str, Any]
+def _row_order(
+    gguf_name: str, shape: tuple[int, ...], family: Family, header: Mapping[str, Any]
 ) -> RowOrder | None:
-    heads = config.get("attention.head_count")
-    groups = config.get("attention.head_count_kv", heads)
+    heads = header.get("attention.head_count")
+    groups = header.get("attention.head_count_kv", heads)
     if family.order is None or not isinstance(heads, int) or not isinstance(groups, int):
         return None
     if family.order == "rotary":
-        owner = name.split(".")[-2]
-        own = {"attn_q": heads, "attn_k": groups}.get(owner)
-        return None if own is None else RowOrder("rotary", shape[0], own)
-    if ".attn_qkv." not in name:
+        own_heads = {"attn_q": heads, "attn_k": groups}.get(gguf_name.split(".")[-2])
+        return None if own_heads is None else RowOrder("rotary", shape[0], own_heads)
+    if ".attn_qkv." not in gguf_name:
         return None
     return RowOrder(family.order, shape[0], heads, groups)
+
+
+# --- adapters over their base ---
 
 
 def adapt(
@@ -306,21 +295,17 @@ def adapt(
     revision: str | None = None,
     patterns: Sequence[Pattern] = (),
 ) -> Checkpoint:
-    """An adapter over its base, as one checkpoint.
+    """View an adapter over its base as one checkpoint.
 
     Args:
         base: the base; without tensors (`open_configuration`) the adapter can only be composed
-            with adapters.
-        adapter: what is added to it.
-        source: what the user called the adapter.
+            with other adapters.
+        adapter: the adapter.
+        source: the user's name for the adapter.
         revision: the Hub commit of the adapter.
-        patterns: places of tensors whose names no built-in layout knows.
-
-    Raises:
-        CheckpointError: the adapter does not fit the base, or changes a head that is tied to the
-            embedding.
+        patterns: places of tensors whose names no built-in layout has.
     """
-    try:
+    with error_context(source):
         _refuse_tied(base, adapter)
         weights = (
             match_tensors(adapter, base.tensors)
@@ -328,19 +313,17 @@ def adapt(
             else {path: f"{path}.weight" for path in adapter.modules}
         )
         low_rank = {weights[path]: low for path, low in adapter.modules.items()}
-        tensors = {**base.tensors}
         places = base.places or _module_places({*low_rank, *adapter.saved}, patterns)
         low_rank = {
             name: replace(low, transposed=_is_transposed(adapter, low, places[name], base))
             for name, low in low_rank.items()
         }
-        for name, info in low_rank.items():
-            _check_shape(name, info.shape, base)
-        for name, saved in adapter.saved.items():
-            _check_shape(name, saved.shape, base)
-            tensors[name] = saved
-    except CheckpointError as error:
-        raise error.within(source) from None
+        for name, shape in (
+            *((name, low.shape) for name, low in low_rank.items()),
+            *((name, saved.shape) for name, saved in adapter.saved.items()),
+        ):
+            _check_shape(name, shape, base)
+    tensors = {**base.tensors, **adapter.saved}
     return Checkpoint(
         source, revision, adapter.folder, base.config, tensors, places, adapter, low_rank
     )
@@ -349,8 +332,8 @@ def adapt(
 def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:
     """True if a weight is stored as [in, out].
 
-    The type of the base's layer decides, as in PEFT; a `fan_in_fan_out` that does not fit it
-    would transpose a square delta unnoticed.
+    The type of the base's layer decides, as in PEFT. A wrong `fan_in_fan_out` would transpose a
+    square delta unnoticed.
     """
     if where.layer is not None:
         return base.config.get("model_type") in CONV1D_TYPES
@@ -376,7 +359,7 @@ def _check_shape(name: str, shape: tuple[int, ...], base: Checkpoint) -> None:
     if not base.tensors:
         return
     if name not in base.tensors:
-        raise CheckpointError(f"changes {clipped(repr(name))}, which the base does not have")
+        raise CheckpointError(f"changes {quoted(name)}, which the base does not have")
     expected = base.tensors[name].shape
     if shape != expected:
         raise CheckpointError(
@@ -385,25 +368,24 @@ def _check_shape(name: str, shape: tuple[int, ...], base: Checkpoint) -> None:
 
 
 def _module_places(names: set[str], patterns: Sequence[Pattern]) -> dict[str, Place]:
-    found = {name: place(name, patterns) for name in sorted(names)}
-    unknown = next((name for name, where in found.items() if where is None), None)
-    if unknown is not None:
-        raise CheckpointError(
-            f"cannot tell the layer and role of {clipped(repr(unknown))}; place it with "
-            "`patterns` in the recipe"
-        )
-    return {name: where for name, where in found.items() if where is not None}
+    places = {}
+    for name in sorted(names):
+        where = place(name, patterns)
+        if where is None:
+            raise CheckpointError(
+                f"cannot tell the layer and role of {quoted(name)}; place it with `patterns` in "
+                "the recipe"
+            )
+        places[name] = where
+    return places
 
 
 def open_expert(
     source: str, base: Checkpoint, *, revision: str | None = None, patterns: Sequence[Pattern] = ()
 ) -> Checkpoint:
-    """Open a full checkpoint, or an adapter over `base`, whichever the source holds.
+    """Open a full checkpoint, or an adapter over `base`, whichever the source is.
 
-    A GGUF file beside a base of safetensors is read under the base's names.
-
-    Raises:
-        CheckpointError: as `open_checkpoint`, `read_adapter` and `adapt`.
+    A GGUF file beside a base of safetensors is viewed with the base's names.
     """
     if is_gguf(source):
         opened = open_checkpoint(source, revision=revision, patterns=patterns)

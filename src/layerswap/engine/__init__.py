@@ -1,4 +1,4 @@
-"""Scores and generates with many compositions of the same experts together."""
+"""Scores and texts of many compositions of the same experts, computed together."""
 
 from layerswap.engine.generation import Generation, Sampling
 from layerswap.engine.scoring import Scores

@@ -1,28 +1,132 @@
-"""Reads once what many prompts begin with: instructions, and the examples of few-shot prompts.
+"""Common prefixes of many prompts, such as few-shot examples, read once in a batch.
 
-Rows that begin alike are read in groups. In every batch of a group the common prefix is one row
-of its own; at each layer its keys and values stand before those of the rows, which hold the rest.
-So a layer reads `prefix + rows x rest` tokens in place of `rows x (prefix + rest)`.
+Rows with the same beginning are read in groups. In every batch of a group the common prefix is a
+row of its own. At each layer its keys and values precede those of the other rows, which hold only
+their remaining tokens. So a layer reads `prefix + rows x rest` tokens instead of
+`rows x (prefix + rest)`.
 
-The sums of attention are then taken in another order, so results differ by rounding from those of
-whole rows, as they do between batches of different shapes.
+Attention then adds its terms in another order. Results differ from those of whole rows by
+rounding, as they do between batches of different shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from layerswap.engine.rows import TokenRow, longest_first
 from layerswap.engine.split import Call, Entry, SplitModel, takes_positions, transformers_cache
 
 if TYPE_CHECKING:
     import torch
     from transformers import Cache
 
+PASS_TOKENS = {"cpu": 128, "cuda": 2048}
+"""Tokens that take as long to read as one more pass through the layers, by type of device."""
+DEEPEST = 64
+"""Levels of prefixes within prefixes that grouping considers."""
+
+
+class PrefixGroup(NamedTuple):
+    """Rows to read together, longest first, and the length of the prefix that is read once."""
+
+    rows: list[TokenRow]
+    prefix: int
+
+
+def group_by_prefix(
+    rows: Sequence[TokenRow], limits: Sequence[int], size: int, *, device: str = "cpu"
+) -> list[PrefixGroup]:
+    """Group rows by their beginnings where that saves more than it costs.
+
+    Args:
+        rows: rows of tokens.
+        limits: per row, the position that its prefix must end before; see `rows.first_scored`.
+        size: rows of a batch.
+        device: type of device, which decides the cost of a pass through the layers.
+
+    Returns:
+        Groups, that of the longest row first; the prefix of a group is 0 where nothing is saved.
+    """
+    one_pass = PASS_TOKENS.get(device, PASS_TOKENS["cuda"])
+
+    def cost(group: PrefixGroup) -> int:
+        widths = sorted((len(row.tokens) - group.prefix for row in group.rows), reverse=True)
+        per_batch = group.prefix + 2 * one_pass if group.prefix else one_pass
+        return sum(
+            len(widths[start : start + size]) * widths[start] + per_batch
+            for start in range(0, len(widths), size)
+        )
+
+    pairs = sorted(zip(rows, limits, strict=True), key=lambda pair: pair[0].tokens)
+    shared = [
+        min(_common_length(a.tokens, b.tokens), a_limit, b_limit)
+        for (a, a_limit), (b, b_limit) in pairwise(pairs)
+    ]
+    groups = [
+        PrefixGroup(longest_first(group.rows), group.prefix)
+        for group in _cheapest_groups([row for row, _ in pairs], shared, cost)
+    ]
+    return sorted(groups, key=lambda group: -len(group.rows[0].tokens))
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix, by bisection: slices are compared in C."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _cheapest_groups(
+    rows: list[TokenRow], shared: list[int], cost: Callable[[PrefixGroup], int], level: int = 0
+) -> list[PrefixGroup]:
+    """Keep sorted rows together, or split off those with a longer common prefix.
+
+    Rows are split off where they cost less apart; the remaining rows stay together. The split is
+    kept if it also lowers the whole cost, since it can cost padding: rows of one length meet in a
+    batch only where all rows are sorted together.
+
+    Args:
+        rows: in the order of their tokens.
+        shared: per row but the last, the length of its common prefix with the next row.
+        cost: of a group in tokens, with padding and passes.
+        level: depth of the recursion.
+    """
+    prefix = min(shared, default=0)
+
+    def together(some: list[TokenRow]) -> PrefixGroup:
+        return min((PrefixGroup(some, 0), PrefixGroup(some, prefix)), key=cost)
+
+    whole = together(rows)
+    if len(rows) < 3 or level == DEEPEST:
+        return [whole]
+    cuts = [index + 1 for index, length in enumerate(shared) if length == prefix]
+    groups: list[PrefixGroup] = []
+    remaining: list[TokenRow] = []
+    for start, stop in pairwise([0, *cuts, len(rows)]):
+        part = rows[start:stop]
+        apart = _cheapest_groups(part, shared[start : stop - 1], cost, level + 1)
+        if sum(map(cost, apart)) < cost(together(part)):
+            groups += apart
+        else:
+            remaining += part
+    if remaining:
+        groups.append(together(remaining))
+    return groups if sum(map(cost, groups)) < cost(whole) else [whole]
+
+
+# --- reading ---
+
 
 class Pair(NamedTuple):
-    """Hidden states of a prefix, `[1, prefix, width]`, and of what follows it in every row."""
+    """Hidden states of a prefix, `[1, prefix, width]`, and of the rest of every row."""
 
     prefix: torch.Tensor
     rest: torch.Tensor
@@ -30,14 +134,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairCall:
-    """Calls a layer for a prefix, and then for the rows that continue it."""
+    """The call of a layer for a prefix, then for the rows that continue it."""
 
     prefix: Call
     rest: Call
     cache: PrefixCache
 
     def __call__(self, layer: Any, hidden: Any) -> Any:
-        """The layer's outputs."""
+        """Run the layer on both."""
         self.cache.length = 0
         prefix = self.prefix(layer, hidden.prefix)
         self.cache.length = self.cache.tokens
@@ -45,98 +149,91 @@ class PairCall:
 
 
 Store = Callable[["torch.Tensor", "torch.Tensor"], None]
-"""Called with all keys and values of a layer's rows, `[rows, heads, tokens, width]` each."""
+"""Receives all keys and values of a layer's rows, `[rows, heads, tokens, width]` each."""
 
 
 class PrefixCache:
     """Keys and values of a prefix at the layer that runs.
 
     Args:
-        ids: of the prefix, int64 `(1, tokens)`.
-        store: keeps what later tokens will need; nothing when None.
+        ids: the prefix, int64 `(1, tokens)`.
+        store: receives the keys and values that decoding needs later; None to keep nothing.
 
     Attributes:
-        tokens: how many tokens the prefix has.
-        length: tokens in the cache: as many while rows are read, 0 while the prefix is.
+        tokens: length of the prefix.
+        length: tokens in the cache: 0 while the prefix is read, then `tokens`.
     """
 
     def __init__(self, ids: torch.Tensor, store: Store | None = None) -> None:
         self.ids, self.tokens, self.length = ids, ids.shape[1], 0
         self._store = store
-        self._held: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._prefix: tuple[torch.Tensor, torch.Tensor] | None = None
         self._index: torch.Tensor | None = None
 
-    def shift(self, padding: torch.Tensor) -> None:
-        """Have the prefix stand after padding.
-
-        Args:
-            padding: int64 `(rows,)`, tokens of padding on the left.
-        """
+    def place_after(self, padding: torch.Tensor) -> None:
+        """Place the prefix after left padding, int64 `(rows,)` tokens per row."""
         import torch
 
-        # What stands in place of padding is masked. A row that begins later reads the end of the
-        # prefix again.
-        places = torch.arange(self.tokens, device=padding.device)
-        self._index = (places - padding[:, None]).clamp(min=0)
+        # Padding itself is masked; a row with padding ends on repeats of the prefix's last tokens.
+        positions = torch.arange(self.tokens, device=padding.device)
+        self._index = (positions - padding[:, None]).clamp(min=0)
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        """What a layer's attention calls: takes new keys and values, returns all of them."""
+        """Take new keys and values of the running layer, and return all of them."""
         import torch
 
-        del layer  # one runs at a time, and for the prefix first
-
+        del layer  # one layer runs at a time, first for the prefix
         if not self.length:
-            self._held = keys, values
-            return self._held
-        held: Any = self._held
-        found = tuple(
-            torch.cat([self._before(one, len(new)), new], dim=2)
-            for one, new in zip(held, (keys, values), strict=True)
+            self._prefix = keys, values
+            return self._prefix
+        assert self._prefix is not None
+        joined = tuple(
+            torch.cat([self._repeat(prefix, len(new)), new], dim=2)
+            for prefix, new in zip(self._prefix, (keys, values), strict=True)
         )
         if self._store is not None:
-            self._store(*found)
-        return found
+            self._store(*joined)
+        return joined
 
-    def _before(self, held: torch.Tensor, rows: int) -> torch.Tensor:
+    def _repeat(self, prefix: torch.Tensor, rows: int) -> torch.Tensor:
         """Keys or values of the prefix for every row, `[rows, heads, tokens, width]`."""
         if self._index is None:
-            return held.expand(rows, *held.shape[1:])
-        return held[0][:, self._index].transpose(0, 1)
+            return prefix.expand(rows, *prefix.shape[1:])
+        return prefix[0][:, self._index].transpose(0, 1)
 
     def for_transformers(self, layers: int) -> Cache:
-        """The same, as the cache object that a transformers model takes."""
+        """Wrap the cache for a transformers model of this many layers."""
         return transformers_cache(self, layers)
 
 
 def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache) -> Entry:
-    """What enters the layers for rows with a common prefix: pairs of hidden states and of calls.
+    """Compute the input of the layers for rows with a common prefix, as pairs.
 
     Args:
         stack: the model, with the weights before the layers in place.
-        inputs: of the model's forward pass: `input_ids`, int64 `(rows, tokens)`, and, with padding
-            on the left, `attention_mask`; maybe `position_ids`.
+        inputs: `input_ids`, int64 `(rows, tokens)`; with left padding, `attention_mask`; optionally
+            `position_ids`.
         cache: of the prefix.
     """
     import torch
 
-    ids, mask, positions = (
-        inputs["input_ids"], inputs.get("attention_mask"), inputs.get("position_ids")
-    )  # fmt: skip
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    positions = inputs.get("position_ids")
     if positions is None and takes_positions(stack.model):
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
     common = {"past_key_values": cache.for_transformers(len(stack.layers)), "use_cache": True}
-    first = {"input_ids": cache.ids, **common}
-    rest = {"input_ids": ids[:, cache.tokens :], **common}
+    prefix_inputs = {"input_ids": cache.ids, **common}
+    rest_inputs = {"input_ids": ids[:, cache.tokens :], **common}
     if positions is not None:
-        first["position_ids"] = torch.arange(cache.tokens, device=ids.device)[None]
-        rest["position_ids"] = positions[:, cache.tokens :]
+        prefix_inputs["position_ids"] = torch.arange(cache.tokens, device=ids.device)[None]
+        rest_inputs["position_ids"] = positions[:, cache.tokens :]
     if mask is not None:
-        rest["attention_mask"] = mask
-        cache.shift(mask.shape[1] - mask.sum(dim=1))
+        rest_inputs["attention_mask"] = mask
+        cache.place_after(mask.shape[1] - mask.sum(dim=1))
     cache.length = 0
-    one = stack.before(**first)
+    prefix = stack.before(**prefix_inputs)
     cache.length = cache.tokens
-    two = stack.before(**rest)
-    calls: Any = [PairCall(a, b, cache) for a, b in zip(one.calls, two.calls, strict=True)]
-    hidden: Any = Pair(one.hidden, two.hidden)
+    rest = stack.before(**rest_inputs)
+    calls: Any = [PairCall(a, b, cache) for a, b in zip(prefix.calls, rest.calls, strict=True)]
+    hidden: Any = Pair(prefix.hidden, rest.hidden)
     return Entry(hidden, calls)

@@ -1,16 +1,22 @@
-"""What is read: rows of requests, batches of rows, and groups of rows that begin alike."""
+"""Rows of tokens that a model reads: made from requests, checked, batched and padded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
 
 from layerswap.errors import EvaluationError
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
 Question = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a context and of the continuation whose probability is asked for."""
+"""Token ids of a context and of the continuation to score after it."""
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""Configuration keys for the longest text that a model reads, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +24,9 @@ class TokenRow:
     """One sequence that the model reads.
 
     Attributes:
-        tokens: what is read: a context and all of a continuation but its last token.
-        requests: positions of the requests that it answers: those whose own tokens begin it.
-        ends: per request, how many of `tokens` are its own.
+        tokens: a context and its continuation without the last token.
+        requests: numbers of the requests that the row answers.
+        ends: per request, how many of `tokens` belong to it.
     """
 
     tokens: tuple[int, ...]
@@ -29,214 +35,191 @@ class TokenRow:
 
 
 def make_rows(
-    requests: Sequence[Question], max_length: int | None, *, rotary: int | None = None
+    requests: Sequence[Question], max_length: int | None, *, rotary_limit: int | None = None
 ) -> list[TokenRow]:
-    """The distinct rows of some requests, longest first, equal ones in the order of their tokens.
+    """Make the distinct rows of some requests, longest first.
 
-    Requests that differ in their last token alone, such as the letters of a multiple-choice
-    question, share a row; so do those whose tokens begin another's, such as choices of one token
-    beside a longer one, since no token reads what follows it.
+    Requests that differ only in their last token share a row, such as the letters of a
+    multiple-choice question. So do requests whose tokens begin another's, because no token reads
+    the tokens after it.
 
-    Args:
-        requests: what is asked.
-        max_length: most tokens that the model reads; longer rows lose tokens on the left.
-        rotary: tokens beyond which what the model reads depends on the length of a row, which
-            then answers for no shorter one.
-
-    Raises:
-        EvaluationError: a context or a continuation is empty, or a continuation alone is longer
-            than `max_length`.
+    Rows longer than `max_length` lose tokens on the left. Rows longer than the `rotary_limit` of a
+    model answer only requests of their own length.
     """
-    asked: dict[tuple[int, ...], list[int]] = {}
-    for index, (context, continuation) in enumerate(requests):
-        if not context or not continuation:
-            empty = "continuation" if context else "context"
-            raise EvaluationError(
-                f"request {index} has an empty {empty}; a context has at least one token, "
-                "such as the one that begins every text"
-            )
-        if max_length is not None and len(continuation) > max_length:
-            raise EvaluationError(
-                f"request {index} has a continuation of {len(continuation)} tokens, but the "
-                f"model reads {max_length}"
-            )
+    requests_of: dict[tuple[int, ...], list[int]] = {}
+    for number, (context, continuation) in enumerate(requests):
+        _check_request(number, context, continuation, max_length)
         tokens = (*context, *continuation)[:-1]
-        asked.setdefault(tokens[-max_length:] if max_length else tokens, []).append(index)
-    rows: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    longest: tuple[int, ...] = ()
-    # In this order what begins other rows stands directly before one of them.
-    for tokens in sorted(asked, reverse=True):
-        too_long = rotary is not None and len(longest) > rotary
-        if too_long or longest[: len(tokens)] != tokens:
-            longest = tokens
-        rows.setdefault(longest, []).extend((index, len(tokens)) for index in asked[tokens])
+        tokens = tokens[-max_length:] if max_length else tokens
+        requests_of.setdefault(tokens, []).append(number)
+    answers: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    row: tuple[int, ...] = ()
+    # In descending order, the beginnings of a row come directly after it.
+    for tokens in sorted(requests_of, reverse=True):
+        length_matters = rotary_limit is not None and len(row) > rotary_limit
+        if length_matters or row[: len(tokens)] != tokens:
+            row = tokens
+        answers.setdefault(row, []).extend((n, len(tokens)) for n in requests_of[tokens])
     return longest_first(
-        TokenRow(tokens, *zip(*sorted(found), strict=True)) for tokens, found in rows.items()
+        TokenRow(tokens, *zip(*sorted(pairs), strict=True)) for tokens, pairs in answers.items()
     )
 
 
-def make_batches(
-    rows: Sequence[TokenRow],
-    max_rows: int,
-    max_tokens: int | None,
-    *,
-    rotary: int | None = None,
-    prefix: int = 0,
-) -> Iterator[list[TokenRow]]:
-    """Rows together that are read together.
-
-    Args:
-        rows: longest first.
-        max_rows: most rows of a batch.
-        max_tokens: most tokens of a batch, padding included; a row alone may have more.
-        rotary: tokens beyond which what the model reads depends on the longest row of a batch;
-            longer rows are read with those of their own length.
-        prefix: first tokens of all rows that are read once.
-    """
-
-    def reading(row: TokenRow) -> int:
-        return len(row.tokens) if rotary is not None and len(row.tokens) > rotary else 0
-
-    for _, alike in groupby(rows, key=reading):
-        left = list(alike)
-        while left:
-            width = len(left[0].tokens)
-            fit = max_rows
-            if max_tokens is not None:
-                fit = min(max_rows, max(1, (max_tokens - prefix) // (width - prefix)))
-            yield left[:fit]
-            left = left[fit:]
-
-
-def first_asked(row: TokenRow, requests: Sequence[Question]) -> int:
-    """The first position of a row whose logits some request needs."""
-    asked = zip(row.requests, row.ends, strict=True)
-    return min(end - len(requests[request][1]) for request, end in asked)
-
-
-def rolling_requests(
-    tokens: Sequence[int], max_length: int, prefix: int
-) -> list[tuple[list[int], list[int]]]:
-    """Requests whose log-probabilities sum to that of a whole text.
-
-    The windows of lm-eval: each predicts up to `max_length` tokens, none twice, and reads as many
-    tokens before them as fit, at least one.
-
-    Args:
-        tokens: the text.
-        max_length: most tokens that the model reads.
-        prefix: the token that the first window starts from.
-
-    Example: `rolling_requests([5, 6, 7, 8, 9], 3, 0)` asks for `5 6 7` after `0`, and for `8 9`
-    after `6 7`.
-    """
-    found = []
-    for start in range(0, len(tokens), max_length):
-        stop = min(start + max_length, len(tokens))
-        # The window ends at `stop` and is full, so the last one reads further back.
-        first = max(0, stop - max_length - 1) if start else 0
-        context = [prefix] if not start else list(tokens[first:start])
-        found.append((context, list(tokens[start:stop])))
-    return found
-
-
-PASS_TOKENS = {"cpu": 128, "cuda": 2048}
-"""Tokens whose reading costs about as much as one more pass through the layers, by device."""
-DEEPEST = 64
-"""Levels of common prefixes within common prefixes that are looked at."""
-
-
-class PrefixGroup(NamedTuple):
-    """Rows that are read together, longest first, and how many first tokens are read once."""
-
-    rows: list[TokenRow]
-    prefix: int
-
-
-def group_by_prefix(
-    rows: Sequence[TokenRow], asked: Sequence[int], size: int, *, device: str = "cpu"
-) -> list[PrefixGroup]:
-    """Group rows by what they begin with, where reading that once saves more than it costs.
-
-    Args:
-        rows: what is read.
-        asked: per row, the first position whose logits are needed; a prefix ends before it.
-        size: rows of a batch.
-        device: its type, which says what a pass through the layers costs.
-
-    Returns:
-        Groups, the one with the longest row first; one without a prefix where nothing is saved.
-    """
-    one_pass = PASS_TOKENS.get(device, PASS_TOKENS["cuda"])
-
-    def cost(group: PrefixGroup) -> int:
-        widths = sorted((len(row.tokens) - group.prefix for row in group.rows), reverse=True)
-        return sum(
-            len(widths[start : start + size]) * widths[start]
-            + (group.prefix + 2 * one_pass if group.prefix else one_pass)
-            for start in range(0, len(widths), size)
+def _check_request(
+    number: int, context: Sequence[int], continuation: Sequence[int], max_length: int | None
+) -> None:
+    if not context or not continuation:
+        empty = "continuation" if context else "context"
+        raise EvaluationError(
+            f"request {number} has an empty {empty}; a context has at least one token, "
+            "such as the one that begins every text"
+        )
+    if max_length is not None and len(continuation) > max_length:
+        raise EvaluationError(
+            f"request {number} has a continuation of {len(continuation)} tokens, but the "
+            f"model reads {max_length}"
         )
 
-    pairs = sorted(zip(rows, asked, strict=True), key=lambda pair: pair[0].tokens)
-    shared = [
-        min(_common(one.tokens, two.tokens), bound, other)
-        for (one, bound), (two, other) in pairwise(pairs)
-    ]
-    found = _cheapest([row for row, _ in pairs], shared, cost)
-    groups = [PrefixGroup(longest_first(group.rows), group.prefix) for group in found]
-    return sorted(groups, key=lambda group: -len(group.rows[0].tokens))
+
+def rows_for(
+    model: PreTrainedModel, requests: Sequence[Question], max_length: int | None
+) -> list[TokenRow]:
+    """Make the rows of some requests, checked against the limits of a model."""
+    vocabulary = vocabulary_size(model)
+    check_tokens([c for c, _ in requests], vocabulary, "the context of request")
+    check_tokens([c for _, c in requests], vocabulary, "the continuation of request")
+    longest = model_max_length(model) if max_length is None else max_length
+    return make_rows(requests, longest, rotary_limit=rotary_limit(model))
+
+
+def make_batches(
+    rows: Sequence[TokenRow], size: int, *, rotary_limit: int | None = None
+) -> Iterator[list[TokenRow]]:
+    """Cut rows, longest first, into batches of at most `size` rows.
+
+    Rows longer than the `rotary_limit` of a model are batched with rows of their own length.
+    """
+
+    def length_that_matters(row: TokenRow) -> int:
+        return len(row.tokens) if rotary_limit and len(row.tokens) > rotary_limit else 0
+
+    for _, same in groupby(rows, key=length_that_matters):
+        batchable = list(same)
+        for start in range(0, len(batchable), size):
+            yield batchable[start : start + size]
 
 
 def longest_first(rows: Iterable[TokenRow]) -> list[TokenRow]:
-    """Rows by their length, equal ones in the order of their tokens."""
+    """Sort rows by descending length, equal lengths by their tokens."""
     return sorted(rows, key=lambda row: (-len(row.tokens), row.tokens))
 
 
-def _common(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many first tokens two rows share, by bisection: slices are compared in C."""
-    low, high = 0, min(len(one), len(two))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == two[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def first_scored(row: TokenRow, requests: Sequence[Question]) -> int:
+    """Return the first position of a row whose logits some request needs."""
+    pairs = zip(row.requests, row.ends, strict=True)
+    return min(end - len(requests[request][1]) for request, end in pairs)
 
 
-def _cheapest(
-    rows: list[TokenRow], shared: list[int], cost: Callable[[PrefixGroup], int], level: int = 0
-) -> list[PrefixGroup]:
-    """Groups of sorted rows: all of them together, or apart those that share more than all do.
+# --- the limits of a model ---
 
-    Rows go apart where that costs less than they would by themselves with what all share; the
-    others stay together. Whether that is cheaper in all is then seen from the whole cost, for rows
-    of one length are together only where all are sorted.
 
-    Args:
-        rows: in the order of their tokens.
-        shared: per row but the last, how many first tokens it shares with the next.
-        cost: of a group, padding and passes included, in tokens.
-        level: prefixes within prefixes so far.
+def model_max_length(model: PreTrainedModel) -> int | None:
+    """Return the most tokens that a model reads; None if its configuration sets no limit."""
+    config = model.config.get_text_config()
+    lengths = (getattr(config, key, None) for key in LENGTH_KEYS)
+    return next((length for length in lengths if isinstance(length, int)), None)
+
+
+def rotary_limit(model: PreTrainedModel) -> int | None:
+    """Return the length beyond which rotary tables depend on the longest text of a batch.
+
+    That is so with dynamic NTK scaling, and with LongRoPE and its two sets of frequencies. None if
+    the tables never change.
     """
-    prefix = min(shared, default=0)
+    limits = []
+    for module in model.modules():
+        rope_type: Any = getattr(module, "rope_type", None)
+        types = rope_type if isinstance(rope_type, dict) else {None: rope_type}
+        for layer_type, kind in types.items():
+            if "dynamic" in str(kind):
+                limits.append(int(cast("Any", module).original_max_seq_len))
+            elif kind == "longrope":
+                parameters: Any = cast("Any", module).config.rope_parameters
+                parameters = parameters if layer_type is None else parameters[layer_type]
+                limits.append(int(parameters["original_max_position_embeddings"]))
+    return min(limits, default=None)
 
-    def together(some: list[TokenRow]) -> PrefixGroup:
-        return min((PrefixGroup(some, 0), PrefixGroup(some, prefix)), key=cost)
 
-    whole = together(rows)
-    if len(rows) < 3 or level == DEEPEST:
-        return [whole]
-    cuts = [index + 1 for index, value in enumerate(shared) if value == prefix]
-    groups: list[PrefixGroup] = []
-    rest: list[TokenRow] = []
-    for start, stop in pairwise([0, *cuts, len(rows)]):
-        part = rows[start:stop]
-        found = _cheapest(part, shared[start : stop - 1], cost, level + 1)
-        if sum(map(cost, found)) < cost(together(part)):
-            groups += found
-        else:
-            rest += part
-    if rest:
-        groups.append(together(rest))
-    return groups if sum(map(cost, groups)) < cost(whole) else [whole]
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """Return the number of tokens that a model has an embedding for."""
+    embedding: Any = model.get_input_embeddings()
+    return int(embedding.weight.shape[0])
+
+
+def eos_tokens(model: PreTrainedModel) -> frozenset[int]:
+    """Return the tokens that end a text, from the generation configuration."""
+    # A model without a head has no generation configuration; `check_head` reports that.
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def check_prompts(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> None:
+    """Refuse prompts that are empty, too long, or have tokens that the model lacks."""
+    check_tokens(prompts, vocabulary_size(model), "prompt")
+    limit = model_max_length(model)
+    for number, prompt in enumerate(prompts):
+        if not prompt:
+            raise EvaluationError(f"prompt {number} is empty; give it at least one token")
+        if limit is not None and len(prompt) + max_new_tokens > limit:
+            raise EvaluationError(
+                f"prompt {number} has {len(prompt)} tokens, which with {max_new_tokens} new ones "
+                f"is more than the {limit} that the model reads"
+            )
+
+
+def check_tokens(texts: Sequence[Sequence[int]], vocabulary: int, label: str) -> None:
+    """Refuse token ids that the model has no embedding for."""
+    for number, text in enumerate(texts):
+        for token in text:
+            if not 0 <= token < vocabulary:
+                raise EvaluationError(
+                    f"{label} {number} holds token {token}, but the model has {vocabulary}; "
+                    "tokenise with the experts' tokenizer"
+                )
+
+
+# --- padding ---
+
+
+def pad(
+    texts: Sequence[Sequence[int]], *, fill: int = 0, left: bool = False, width: int | None = None
+) -> torch.Tensor:
+    """Pad texts to one tensor, int64 `(texts, width)`; by default as wide as the longest."""
+    import torch
+
+    width = max(map(len, texts)) if width is None else width
+    padded = torch.full((len(texts), width), fill, dtype=torch.long)
+    for row, text in enumerate(texts):
+        start = width - len(text) if left else 0
+        padded[row, start : start + len(text)] = torch.as_tensor(text, dtype=torch.long)
+    return padded
+
+
+def pad_with_mask(
+    texts: Sequence[Sequence[int]], *, left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad texts to token ids and an attention mask, int64 `(texts, longest)` each."""
+    return pad(texts, left=left), pad([[1] * len(text) for text in texts], left=left)
+
+
+def batches(
+    texts: Sequence[Sequence[int]], size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield ids and mask of `size` texts at a time, longest first, padded on the right."""
+    ordered = sorted(texts, key=lambda text: (-len(text), tuple(text)))
+    for start in range(0, len(ordered), size):
+        yield pad_with_mask(ordered[start : start + size])

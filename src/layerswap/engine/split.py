@@ -1,9 +1,9 @@
-"""Takes a model apart: what it does before its layers, the call of every layer, what it does after.
+"""A model split at its layers: the part before them, the call of each layer, the part after.
 
-What a model does around its layers differs from family to family: scaled embeddings, position
-embeddings, masks and windows, rotary tables, ALiBi, soft-capped or scaled logits. None of it is
-written again here. The model's own forward pass runs with the layers replaced: before them to
-record what every layer would be called with, after them to hand it a hidden state.
+Families differ in the parts around the layers: scaled embeddings, position embeddings, masks and
+windows, rotary tables, ALiBi, scaled or capped logits. This module reimplements none of that. It
+runs the model's own forward pass with the layers replaced: once to record the arguments of every
+layer, once to feed in the hidden state that comes out of the last layer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """What the model calls a layer with, besides the hidden state."""
+    """The arguments of a layer beside the hidden state.
+
+    Attributes:
+        args: positional arguments after the hidden state.
+        kwargs: keyword arguments.
+        keyword: name of the hidden state, if it is passed by keyword.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     keyword: str | None = None
 
     def __call__(self, layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """The layer's output for a hidden state, `[rows, tokens, width]`."""
+        """Run the layer on a hidden state, `[rows, tokens, width]`."""
         if self.keyword is None:
             output = layer(hidden, *self.args, **self.kwargs)
         else:
@@ -42,23 +48,23 @@ class Call:
 
 @dataclass(frozen=True)
 class Entry:
-    """What enters the layers: the first hidden state, and how every layer is called."""
+    """The input of the layers: the first hidden state, and the call of every layer."""
 
     hidden: torch.Tensor
     calls: Sequence[Call]
 
 
-class _Reached(Exception):
-    """The last layer was called: nothing after it is wanted."""
+class _LastLayerReached(Exception):
+    """Stops a forward pass of which only the part before the last layer is needed."""
 
 
 class SplitModel:
-    """The layers of a model, and what it does before and after them.
+    """The layers of a model, and the parts of its forward pass before and after them.
 
     Args:
         model: in evaluation mode.
         layers: its layers, in order.
-        device: where it runs.
+        device: of the model.
     """
 
     def __init__(
@@ -66,59 +72,57 @@ class SplitModel:
     ) -> None:
         self.model, self._device = model, device
         self.layers = list(layers)
-        # How a layer answers (a tensor, or a tuple that begins with it) is learnt once.
-        self._rests: list[tuple[Any, ...] | None] = [None] * len(self.layers)
+        # Per layer, the rest of its output after the hidden state; None for a bare tensor.
+        self._output_rests: list[tuple[Any, ...] | None] = [None] * len(self.layers)
         self._rotary = dynamic_rotary(model)
-        self._learn()
+        self._learn_outputs()
 
     def before(self, **inputs: Any) -> Entry:
-        """Run what the model does before its layers.
-
-        Args:
-            inputs: of the model's forward pass.
-        """
+        """Run the part before the layers on the inputs of a forward pass."""
         reset_rotary(self._rotary)
         calls: list[Call] = []
-        first: list[torch.Tensor] = []
+        entering: list[torch.Tensor] = []
 
         def record(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            hidden, call = _split(args, kwargs)
-            first.append(hidden)
+            hidden, call = _split_arguments(args, kwargs)
+            entering.append(hidden)
             calls.append(call)
             if layer == len(self.layers) - 1:
-                raise _Reached
-            return self._answer(layer, hidden)
+                raise _LastLayerReached
+            return self._output(layer, hidden)
 
         with self._replaced(record):
             try:
                 self.model(**inputs)
-            except _Reached:
-                return Entry(first[0], calls)
+            except _LastLayerReached:
+                return Entry(entering[0], calls)
         raise RuntimeError("the model did not call its last layer")
 
     def after(self, hidden: torch.Tensor, **inputs: Any) -> torch.Tensor:
-        """Logits of hidden states that come out of the last layer: final norm, head and all.
+        """Run the part after the layers, final norm and head, on hidden states.
 
         Args:
-            hidden: as the last layer gives it for `inputs`; without them, any number of hidden
-                states, `[n, width]`, for nothing after the layers depends on their neighbours.
-            inputs: of the model's forward pass.
+            hidden: the last layer's output for `inputs`; or, without inputs, any hidden states
+                `[n, width]`, because this part treats every position by itself.
+            inputs: of the forward pass.
 
         Returns:
-            `[rows, tokens, vocabulary]` in the model's dtype, or `[n, vocabulary]`.
+            Logits `[rows, tokens, vocabulary]` in the model's dtype, or `[n, vocabulary]`.
         """
-        # Each hidden state as a text of one token: some models restore the shape of their input.
+        # Without inputs, each hidden state is a text of one token: some models reshape to the
+        # shape of their input.
         state = hidden if inputs else hidden[:, None]
 
         def inject(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             del args, kwargs
-            return self._answer(layer, state)
+            return self._output(layer, state)
 
         with self._replaced(inject):
-            logits = self.model(**(inputs or self._tokens(len(hidden)))).logits
+            logits = self.model(**(inputs or self._one_token(len(hidden)))).logits
         return logits if inputs else logits.reshape(len(hidden), -1)  # type: ignore[no-any-return]
 
-    def _learn(self) -> None:
+    def _learn_outputs(self) -> None:
+        """Run one token, to learn the form of every layer's output."""
         import torch
 
         handles = []
@@ -126,31 +130,33 @@ class SplitModel:
 
             def keep(module: Any, args: Any, output: Any, index: int = index) -> None:
                 del module, args
-                self._rests[index] = output[1:] if isinstance(output, tuple) else None
+                self._output_rests[index] = output[1:] if isinstance(output, tuple) else None
 
             handles.append(layer.register_forward_hook(keep))
         try:
             with torch.inference_mode():
-                output = self.model(**self._tokens(1))
+                output = self.model(**self._one_token(1))
         finally:
             for handle in handles:
                 handle.remove()
         check_head(self.model, output)
 
-    def _tokens(self, rows: int) -> dict[str, Any]:
+    def _one_token(self, rows: int) -> dict[str, Any]:
         import torch
 
         ids = torch.zeros(rows, 1, dtype=torch.long, device=self._device)
         return {"input_ids": ids, "use_cache": False}
 
-    def _answer(self, layer: int, hidden: torch.Tensor) -> Any:
-        rest = self._rests[layer]
+    def _output(self, layer: int, hidden: torch.Tensor) -> Any:
+        rest = self._output_rests[layer]
         return hidden if rest is None else (hidden, *rest)
 
     @contextmanager
     def _replaced(
         self, replacement: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
     ) -> Iterator[None]:
+        """Replace the forward pass of every layer by `replacement(layer, args, kwargs)`."""
+
         def forward_of(layer: int) -> Callable[..., Any]:
             return lambda *args, **kwargs: replacement(layer, args, kwargs)
 
@@ -163,50 +169,46 @@ class SplitModel:
                 layer.__dict__.pop("forward", None)
 
 
-def takes_positions(model: PreTrainedModel) -> bool:
-    """Whether a model can be told the positions of its tokens."""
-    return "position_ids" in inspect.signature(model.forward).parameters
-
-
-def dynamic_rotary(model: nn.Module) -> list[Any]:
-    """The rotary embeddings of a model whose tables depend on the texts that it read before."""
-    return [m for m in model.modules() if "dynamic" in str(getattr(m, "rope_type", ""))]
-
-
-def reset_rotary(modules: Sequence[Any]) -> None:
-    """Undo what longer texts did to the tables of `dynamic_rotary` (dynamic NTK scaling)."""
-    for module in modules:
-        for name, original in list(module.named_buffers(recurse=False)):
-            prefix, found, _ = name.partition("original_inv_freq")
-            if found:
-                module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
-                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
-def check_head(model: PreTrainedModel, output: Any) -> None:
-    """Refuse a model without a language-model head, by what it gives for one token.
-
-    Raises:
-        EvaluationError: it gives no logits for each token.
-    """
-    logits = getattr(output, "logits", None)
-    if logits is None or logits.ndim != 3:
-        raise EvaluationError(
-            f"{type(model).__name__} has no language-model head, so there are no logits to "
-            "evaluate; its config.json names another architecture than a causal language model's"
-        )
-
-
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Call]:
-    """The hidden state that a layer is called with, and the rest of the call."""
+def _split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Call]:
+    """Separate the hidden state from the other arguments of a layer."""
     if args:
         return args[0], Call(args[1:], kwargs)
     rest = dict(kwargs)
     return rest.pop("hidden_states"), Call((), rest, "hidden_states")
 
 
-def other_state(model: PreTrainedModel) -> str | None:
-    """Why decoding needs more than keys and values per layer; None if it does not."""
+def takes_positions(model: PreTrainedModel) -> bool:
+    """True if the forward pass accepts the positions of the tokens."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def dynamic_rotary(model: nn.Module) -> list[Any]:
+    """Return the rotary embeddings whose tables depend on texts read before (dynamic NTK)."""
+    return [m for m in model.modules() if "dynamic" in str(getattr(m, "rope_type", ""))]
+
+
+def reset_rotary(modules: Sequence[Any]) -> None:
+    """Restore the tables of `dynamic_rotary`, which longer texts have changed."""
+    for module in modules:
+        for name, original in list(module.named_buffers(recurse=False)):
+            prefix, suffix, _ = name.partition("original_inv_freq")
+            if suffix:
+                module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
+                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
+def check_head(model: PreTrainedModel, output: Any) -> None:
+    """Refuse a model whose output for a token has no logits."""
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.ndim != 3:
+        raise EvaluationError(
+            f"{type(model).__name__} has no language-model head, so there are no logits to "
+            "evaluate; `architectures` in its config.json must be a causal language model"
+        )
+
+
+def why_no_kv_cache(model: PreTrainedModel) -> str | None:
+    """Return why keys and values per layer are not all the state of decoding; None if they are."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
     if getattr(model, "_is_stateful", False):
@@ -220,10 +222,10 @@ def other_state(model: PreTrainedModel) -> str | None:
 
 
 class LayerCache(Protocol):
-    """Keys and values that a layer's attention reads and adds to.
+    """Keys and values that a layer's attention reads and extends.
 
     Attributes:
-        length: tokens in it, padding included.
+        length: tokens in the cache, padding included.
     """
 
     length: int
@@ -233,7 +235,7 @@ class LayerCache(Protocol):
 
 
 def transformers_cache(cache: LayerCache, layers: int) -> Cache:
-    """A cache of ours, as the object that a transformers model of so many layers takes."""
+    """Wrap a cache for a transformers model of this many layers."""
     from transformers import Cache
 
     layer_class = _cache_layer_class()
@@ -242,7 +244,7 @@ def transformers_cache(cache: LayerCache, layers: int) -> Cache:
 
 @lru_cache
 def _cache_layer_class() -> Any:
-    """The class is made on first use, because transformers is only imported where it is needed."""
+    """Define the class on first use, since transformers is imported only where it is needed."""
     from transformers.cache_utils import DynamicLayer
 
     class CacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]

@@ -1,230 +1,58 @@
-"""Sweeps: many compositions of the same experts, scored and generated with together.
-
-Their memory is estimated first, to find the largest batch that fits.
-"""
+"""Sweeps: many compositions of the same experts, scored and generated with together."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerswap.engine.generation import (
-    Batch,
+    Decoding,
     Generation,
-    Request,
+    JointBatch,
     Sampling,
-    StoppingCriteria,
     generate_alone,
-    why_not_together,
+    why_not_joint,
 )
+from layerswap.engine.memory import MemoryEstimate, MemoryModel, free_bytes, largest_fitting
+from layerswap.engine.prefix import PrefixGroup, group_by_prefix
 from layerswap.engine.rows import (
-    PrefixGroup,
     Question,
     TokenRow,
-    first_asked,
-    group_by_prefix,
-    longest_first,
-    make_batches,
-    rolling_requests,
-)
-from layerswap.engine.scoring import (
-    LOGIT_BYTES,
-    Scorer,
-    Scores,
     check_prompts,
     eos_tokens,
-    merge_batches,
-    model_max_length,
-    rotary_bound,
+    first_scored,
+    longest_first,
+    make_batches,
+    rotary_limit,
     rows_for,
-    why_not_shared,
 )
+from layerswap.engine.scoring import Scores, merge_batches, score_batch, why_no_shared_prefix
 from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
-from layerswap.engine.virtual import VirtualModel, free_bytes
+from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
-    from transformers import PreTrainedConfig
-
-
-LOGIT_COPIES = 3
-"""Logits, their log-softmax and what it works in."""
-STREAMS = 8
-"""Tensors as wide as the hidden state that a layer holds at a time: residual, norms, q, k, v."""
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes that a sweep holds at its peak.
-
-    Attributes:
-        experts: the experts' tensors that some composition takes verbatim, each once.
-        made: blended and merged tensors, as far as their bound lets them stay.
-        states: hidden states of open branches.
-        layer: what one layer works in.
-        logits: logits at the positions asked for.
-        cache: keys and values, when generating.
-    """
-
-    experts: int
-    made: int
-    states: int = 0
-    layer: int = 0
-    logits: int = 0
-    cache: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.experts + self.made + self.states + self.layer + self.logits + self.cache
-
-    def __str__(self) -> str:
-        parts = {name.replace("_", " "): value for name, value in vars(self).items() if value}
-        listed = ", ".join(f"{name} {_human(value)}" for name, value in parts.items())
-        return f"about {_human(self.total)} of memory ({listed})"
-
-
-def estimate_scoring(
-    virtual: VirtualModel, counts: LayerCounts, rows: int, tokens: int
-) -> MemoryEstimate:
-    """Memory for scoring batches of `rows` rows of `tokens` tokens."""
-    experts, made = _weights(virtual)
-    per_row = _state_bytes(virtual, tokens)
-    return MemoryEstimate(
-        experts,
-        made,
-        states=rows * per_row * (counts.open + 1),
-        layer=rows * _layer_bytes(virtual, tokens, tokens),
-        logits=_logit_bytes(virtual, rows * tokens),
-    )
-
-
-def estimate_generating(
-    virtual: VirtualModel,
-    counts: LayerCounts,
-    *,
-    members: int,
-    prompts: int,
-    tokens: int,
-    new_tokens: int,
-) -> MemoryEstimate:
-    """Memory for `members` compositions answering `prompts` prompts of `tokens` tokens.
-
-    As if no two compositions wrote the same, so that no lane was shared.
-    """
-    experts, made = _weights(virtual)
-    rows = members * prompts
-    config = virtual.model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cached = 2 * heads * width * config.num_hidden_layers * _itemsize(virtual)
-    prefill = _layer_bytes(virtual, tokens, tokens)
-    decode = _layer_bytes(virtual, 1, tokens + new_tokens)
-    return MemoryEstimate(
-        experts,
-        made,
-        states=prompts * _state_bytes(virtual, tokens) * (counts.open + 1),
-        layer=max(prompts * prefill, rows * decode),
-        logits=_logit_bytes(virtual, rows),
-        # Room for a quarter more, and for the copies while one layer's room grows.
-        cache=int(1.25 * rows * cached * (tokens + new_tokens)),
-    )
-
-
-def largest_fitting(budget: int, estimate: Any, what: str) -> int:
-    """The largest power of two for which an estimate stays within a budget.
-
-    Powers of two, because the shape of a batch decides the last bits of its results: a little
-    more or less memory must not.
-
-    Args:
-        budget: bytes.
-        estimate: from a size to a `MemoryEstimate`.
-        what: the unit of the size, for the message.
-
-    Raises:
-        EvaluationError: not even one fits.
-    """
-    if estimate(1).total > budget:
-        raise EvaluationError(
-            f"one {what} at a time needs {estimate(1)}, but there are {_human(budget)}; evaluate "
-            "fewer compositions at a time, bound max_made_bytes, or take a smaller dtype"
-        )
-    size = 1
-    while size < 1 << 16 and estimate(2 * size).total <= budget:
-        size *= 2
-    return size
-
-
-def _weights(virtual: VirtualModel) -> tuple[int, int]:
-    stays, made = virtual.weight_bytes()
-    return stays, min(made, virtual.pool.max_made_bytes)
-
-
-def _state_bytes(virtual: VirtualModel, tokens: int) -> int:
-    config = virtual.model.config.get_text_config()
-    return int(tokens * config.hidden_size * _itemsize(virtual))
-
-
-def _layer_bytes(virtual: VirtualModel, queries: int, keys: int) -> int:
-    """What one layer works in for one row."""
-    config = virtual.model.config.get_text_config()
-    size = _itemsize(virtual)
-    wide = 3 * _inner_width(config) + STREAMS * config.hidden_size
-    # A mask, at most; and the scores of all heads where attention is spelt out.
-    scores = size * queries * keys
-    if config._attn_implementation == "eager":
-        scores += 3 * 4 * config.num_attention_heads * queries * keys
-    return int(queries * wide * size + scores)
-
-
-def _inner_width(config: PreTrainedConfig) -> int:
-    names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-    found: list[int] = [w for name in names if isinstance(w := getattr(config, name, None), int)]
-    return found[0] if found else 4 * int(config.hidden_size)
-
-
-def _logit_bytes(virtual: VirtualModel, positions: int) -> int:
-    vocabulary = virtual.model.config.get_text_config().vocab_size
-    return LOGIT_COPIES * min(LOGIT_BYTES, 4 * int(vocabulary) * positions)
-
-
-def _itemsize(virtual: VirtualModel) -> int:
-    return int(virtual.model.dtype.itemsize)
-
-
-def _human(count: float) -> str:
-    for unit in ("bytes", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
 
 ROWS = 256
-"""Compositions times prompts that are generated together by default."""
+"""Default number of rows of generation: compositions times prompts."""
 
 
 class Sweep(VirtualModel):
     """Compositions of the same experts, evaluated for the price of a few.
 
-    Compositions that begin alike share the work of their common layers: logits are bit for bit
-    those of every composition loaded and run alone on the same batch, on the same device. Where a
-    model's layers cannot be called one by one exactly, a warning says so and every composition
-    runs alone.
+    Compositions that begin alike share the work of their common layers. Logits are bit for bit
+    those of each composition loaded and run alone, on the same batch and device. If a model's
+    layers cannot be called one by one exactly, a warning says so and every composition runs alone.
 
     Args:
         plans: the compositions; see `Plan.grid` and `Plan.with_composition`.
         device: where the models run and their tensors live.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors in memory; None for half of the
-            memory that is free once the experts are there.
+            memory that is free once the experts are loaded.
         experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
             to the device when they are needed, within `max_made_bytes`.
 
@@ -238,8 +66,8 @@ class Sweep(VirtualModel):
         scores.logprob.shape  # (81, 2)
     """
 
-    _together: bool | None = None
-    _shares: bool | None = None
+    _decodes_jointly: bool | None = None  # None until checked
+    _shares_prefixes: bool | None = None
 
     @cached_property
     def runner(self) -> Runner:
@@ -253,15 +81,15 @@ class Sweep(VirtualModel):
         *,
         members: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Every composition's logits for one batch, in the order of the trie.
+        """Yield every composition's logits for one batch, in the order of the trie.
 
         Args:
             input_ids: int64 `(rows, tokens)`.
             attention_mask: of the same shape, 0 at padding; none when None.
-            members: positions of the compositions; all when None.
+            members: numbers of the compositions; all when None.
 
         Yields:
-            A composition's position, and `(rows, tokens, vocabulary)` in the model's dtype.
+            A composition's number, and `(rows, tokens, vocabulary)` in the model's dtype.
         """
         import torch
 
@@ -270,7 +98,7 @@ class Sweep(VirtualModel):
             inputs["attention_mask"] = attention_mask.to(self.device)
         leaves = self.runner.run(inputs, self.choose(members))
         while True:
-            # Not around the loop: what runs between two results is the caller's.
+            # Not around the loop: between two results the caller's code runs.
             with torch.inference_mode():
                 leaf = next(leaves, None)
                 if leaf is None:
@@ -282,11 +110,11 @@ class Sweep(VirtualModel):
     def loglikelihood(
         self, requests: Sequence[Question], *, members: Sequence[int] | None = None, **settings: Any
     ) -> Scores:
-        """Log-probabilities of continuations after contexts, under every composition.
+        """Score continuations after contexts, under every composition.
 
         Args:
             requests: token ids of context and continuation.
-            members: positions of the compositions; all when None.
+            members: numbers of the compositions; all when None.
             settings: as `iter_loglikelihood`.
         """
         batches = self.iter_loglikelihood(requests, members=members, **settings)
@@ -298,100 +126,63 @@ class Sweep(VirtualModel):
         *,
         members: Sequence[int] | None = None,
         batch_size: int = 16,
-        max_batch_tokens: int | None = None,
         max_length: int | None = None,
         softmax_dtype: str = "float32",
         share_prefixes: bool = True,
     ) -> Iterator[Scores]:
-        """`loglikelihood` batch by batch, to be stored as they come; the longest row in the first.
+        """Yield the scores of `loglikelihood` batch by batch, that of the longest row first.
 
         Args:
             requests: token ids of context and continuation, neither empty.
-            members: positions of the compositions; all when None.
+            members: numbers of the compositions; all when None.
             batch_size: most rows that are read together.
-            max_batch_tokens: most tokens that are read together, padding included.
             max_length: most tokens that the model reads; longer contexts lose tokens on the
-                left. The model's own bound when None.
+                left. The model's own limit when None.
             softmax_dtype: dtype of the log-softmax and of the sums over continuations; lm-eval
-                takes the model's.
-            share_prefixes: read what many rows begin with, such as the examples of few-shot
-                prompts, once in a batch, where the model allows it and tokens are saved. Scores
-                are then equal to rounding, and not to the bit.
+                uses the model's.
+            share_prefixes: read a common beginning of many rows once in a batch, such as few-shot
+                examples, where the model allows it and tokens are saved. Scores are then equal
+                except for rounding.
 
         Raises:
             EvaluationError: a request that cannot be answered.
         """
         chosen = self.choose(members)
         rows = rows_for(self.model, requests, max_length)
-        scorer = Scorer(self.runner, softmax_dtype)
-        rotary = rotary_bound(self.model)
+        limit = rotary_limit(self.model)
         groups = [PrefixGroup(rows, 0)]
         if share_prefixes:
-            asked = [first_asked(row, requests) for row in rows]
-            alike = group_by_prefix(rows, asked, batch_size, device=self.device.type)
-            groups = self._shared(alike, chosen) or groups
+            bounds = [first_scored(row, requests) for row in rows]
+            groups = self._prefix_groups(rows, bounds, batch_size, chosen) or groups
         for group, prefix in groups:
-            for batch in make_batches(
-                group, batch_size, max_batch_tokens, rotary=rotary, prefix=prefix
-            ):
-                yield scorer.score(batch, requests, chosen, prefix)
+            for batch in make_batches(group, batch_size, rotary_limit=limit):
+                yield score_batch(
+                    self.runner, batch, requests, chosen,
+                    prefix=prefix, softmax_dtype=softmax_dtype,
+                )  # fmt: skip
 
-    def _shared(self, groups: list[PrefixGroup], members: Sequence[int]) -> list[PrefixGroup]:
-        """The groups, if any has a prefix and the model can read one once; else none."""
+    def _prefix_groups(
+        self, rows: Sequence[TokenRow], bounds: Sequence[int], size: int, members: Sequence[int]
+    ) -> list[PrefixGroup]:
+        """Group rows by prefixes; no groups if that saves nothing or the model cannot share any."""
+        groups = group_by_prefix(rows, bounds, size, device=self.device.type)
         example = next((group for group in groups if group.prefix), None)
         if example is None:
             return []
-        if self._shares is None:
-            self._shares = why_not_shared(self.runner, members, *example) is None
-        return groups if self._shares else []
-
-    def perplexity(
-        self,
-        texts: Sequence[Sequence[int]],
-        *,
-        prefix: int,
-        members: Sequence[int] | None = None,
-        max_length: int | None = None,
-        **settings: Any,
-    ) -> npt.NDArray[np.float64]:
-        """Perplexity per token of every text under every composition, in lm-eval's windows.
-
-        Args:
-            texts: token ids, each at least one.
-            prefix: the token before the first, usually the one that begins every text.
-            members: positions of the compositions; all when None.
-            max_length: most tokens that the model reads; its own bound when None.
-            settings: as `iter_loglikelihood`.
-
-        Returns:
-            float64 `(compositions, texts)`: exp of minus the mean log-probability of a token.
-        """
-        import numpy as np
-
-        bound = max_length or model_max_length(self.model) or max(map(len, texts), default=1)
-        requests, owners = [], []
-        for index, text in enumerate(texts):
-            if not text:
-                raise EvaluationError(f"text {index} is empty")
-            windows = rolling_requests(text, bound, prefix)
-            requests += windows
-            owners += [index] * len(windows)
-        scores = self.loglikelihood(requests, members=members, max_length=bound, **settings)
-        total = np.zeros((len(scores.members), len(texts)))
-        np.add.at(total.T, owners, scores.logprob.T)
-        perplexity: npt.NDArray[np.float64] = np.exp(-total / np.array([len(t) for t in texts]))
-        return perplexity
+        if self._shares_prefixes is None:
+            self._shares_prefixes = why_no_shared_prefix(self.runner, members, *example) is None
+        return groups if self._shares_prefixes else []
 
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
-        """What every composition writes after every prompt: `[composition][prompt]`.
+        """Generate with every composition after every prompt: `[composition][prompt]`.
 
         Args:
             prompts: token ids.
             settings: as `iter_generate`.
         """
         members = self.choose(settings.get("members"))
-        found = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
-        return [[found[member, prompt] for prompt in range(len(prompts))] for member in members]
+        texts = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
+        return [[texts[member, prompt] for prompt in range(len(prompts))] for member in members]
 
     def iter_generate(
         self,
@@ -403,33 +194,28 @@ class Sweep(VirtualModel):
         tokenizer: Any = None,
         eos: Iterable[int] | None = None,
         sampling: Sampling | None = None,
-        streams: Sequence[int] | None = None,
-        processors: Any = None,
         batch_size: int | None = None,
         share_prefixes: bool = True,
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
-        """`generate` batch by batch, to be stored as they come; the longest prompt in the first.
+        """Yield the texts of `generate` batch by batch, that of the longest prompt first.
 
-        The first call checks, on a part of the first batch, that what is written is what the
-        compositions alone find likely; where it is not, or the model keeps another state than
-        keys and values, a warning says so and every composition generates alone.
+        The first call checks a part of the first batch: each composition alone must find the
+        written tokens likely. If it does not, or the model keeps another state than keys and
+        values, a warning says so and every composition generates alone.
 
-        Greedy by default. In float32 the tokens are those that transformers' `generate` gives each
-        composition, unless two tokens are equally likely but for rounding.
+        Greedy by default. In float32 the tokens are those of transformers' `generate` for each
+        composition, unless two tokens are equally likely except for rounding.
 
         Args:
             prompts: token ids, none empty.
-            max_new_tokens: most tokens that are written after a prompt.
-            members: positions of the compositions; all when None.
+            max_new_tokens: most tokens to write after a prompt.
+            members: numbers of the compositions; all when None.
             stop: strings that end a text; needs `tokenizer`.
             tokenizer: with transformers' `batch_decode`.
             eos: tokens that end a text; those of the generation configuration when None.
             sampling: how to draw tokens; greedy when None.
-            streams: per prompt, the number of its random numbers; its position when None. Give
-                them where only some of the prompts are generated again.
-            processors: transformers' logits processors to apply before all else.
-            batch_size: prompts of a batch; as many as make `ROWS` rows with all compositions
-                when None.
+            batch_size: prompts of a batch; when None, as many as make `ROWS` rows with all
+                compositions.
             share_prefixes: as `iter_loglikelihood`.
 
         Yields:
@@ -440,62 +226,59 @@ class Sweep(VirtualModel):
         """
         chosen = self.choose(members)
         ends = eos_tokens(self.model) if eos is None else frozenset(eos)
-        stopping = StoppingCriteria(max_new_tokens, ends, tuple(stop), tokenizer)
-        request = Request(stopping, sampling, processors)
+        decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling)
         check_prompts(self.model, prompts, max_new_tokens)
-        numbers = range(len(prompts)) if streams is None else streams
         size = batch_size or max(1, ROWS // len(chosen))
-        rows = [TokenRow(tuple(one), (i,), (len(one),)) for i, one in enumerate(prompts)]
-        groups = [PrefixGroup(longest_first(rows), 0)]
-        if share_prefixes and self._decodes_together(
-            chosen, [row.tokens for row in groups[0].rows[:size]]
-        ):
-            asked = [len(row.tokens) - 1 for row in rows]
-            alike = group_by_prefix(rows, asked, size, device=self.device.type)
-            groups = self._shared(alike, chosen) or groups
+        rows = longest_first(
+            TokenRow(tuple(prompt), (number,), (len(prompt),))
+            for number, prompt in enumerate(prompts)
+        )
+        groups = [PrefixGroup(rows, 0)]
+        if share_prefixes and self._joint(chosen, [row.tokens for row in rows[:size]]):
+            bounds = [len(row.tokens) - 1 for row in rows]
+            groups = self._prefix_groups(rows, bounds, size, chosen) or groups
         for group, prefix in groups:
-            for batch in make_batches(group, size, None):
-                part = [row.requests[0] for row in batch]
-                found = self._generate_batch(
-                    chosen, [prompts[i] for i in part], [numbers[i] for i in part], request, prefix
+            for batch in make_batches(group, size):
+                numbers = [row.requests[0] for row in batch]
+                texts = self._generate_batch(
+                    chosen, [row.tokens for row in batch], numbers, decoding, prefix
                 )
                 yield [
-                    ((member, part[i]), found[member, i])
+                    ((member, number), texts[member, index])
                     for member in chosen
-                    for i in range(len(part))
+                    for index, number in enumerate(numbers)
                 ]
 
     def _generate_batch(
         self,
         members: Sequence[int],
         prompts: Sequence[Sequence[int]],
-        streams: Sequence[int],
-        request: Request,
+        numbers: Sequence[int],
+        decoding: Decoding,
         prefix: int,
     ) -> dict[tuple[int, int], Generation]:
-        together = self._decodes_together(members, prompts)
-        bound = rotary_bound(self.model)
-        needed = max(map(len, prompts)) + request.stopping.max_new_tokens
-        if not together or (bound is not None and needed > bound):
-            return generate_alone(self.runner, members, prompts, streams, request)
-        return Batch(self.runner, members, prompts, streams, request, prefix=prefix).generate()
+        joint, limit = self._joint(members, prompts), rotary_limit(self.model)
+        longest = max(map(len, prompts)) + decoding.max_new_tokens
+        if not joint or (limit is not None and longest > limit):
+            return generate_alone(self.runner, members, prompts, numbers, decoding)
+        batch = JointBatch(self.runner, members, prompts, numbers, decoding, prefix=prefix)
+        return batch.generate()
 
-    def _decodes_together(self, members: Sequence[int], prompts: Sequence[Sequence[int]]) -> bool:
-        """Whether compositions can be decoded together; found out once, on some prompts."""
-        if self._together is None:
-            why = why_not_together(self.runner, members, prompts)
-            self._together = why is None
-            if why is not None:
+    def _joint(self, members: Sequence[int], prompts: Sequence[Sequence[int]]) -> bool:
+        """Check once, on some prompts, that compositions can be decoded together."""
+        if self._decodes_jointly is None:
+            reason = why_not_joint(self.runner, members, prompts)
+            self._decodes_jointly = reason is None
+            if reason is not None:
                 warnings.warn(
-                    f"{type(self.model).__name__} cannot be decoded for several "
-                    f"compositions together ({why}); every composition generates alone, at full "
-                    "price",
+                    f"{type(self.model).__name__} cannot be decoded for several compositions "
+                    f"together ({reason}); every composition generates alone, at full price",
                     stacklevel=4,
                 )
-        return bool(self._together)
+        return self._decodes_jointly
 
     def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
-        """How many layers run per batch, one by one and here."""
+        """Count the layers that run per batch, one by one and in the sweep."""
         chosen = self.choose(members)
         if not self.layers:
             runs = len(chosen) * self.plans[0].composition.layers
@@ -505,25 +288,24 @@ class Sweep(VirtualModel):
     def memory(
         self, rows: int, tokens: int, new_tokens: int = 0, members: Sequence[int] | None = None
     ) -> MemoryEstimate:
-        """What scoring takes in memory, or generating where there are new tokens.
+        """Estimate the memory of scoring, or of generating if there are new tokens.
 
         Args:
             rows: rows of a batch, or prompts of a batch.
             tokens: tokens of a row or prompt.
             new_tokens: tokens to write after a prompt; 0 for scoring.
-            members: positions of the compositions; all when None.
+            members: numbers of the compositions; all when None.
         """
-        counts, chosen = self.counts(members), self.choose(members)
-        if not new_tokens:
-            return estimate_scoring(self, counts, rows, tokens)
-        return estimate_generating(
-            self,
-            counts,
-            members=len(chosen),
-            prompts=rows,
-            tokens=tokens,
-            new_tokens=new_tokens,
+        experts, blends = self.weight_bytes()
+        model = MemoryModel(
+            self.model,
+            experts=experts,
+            blends=min(blends, self.pool.max_made_bytes),
+            open_states=self.counts(members).open_states,
         )
+        if not new_tokens:
+            return model.scoring(rows, tokens)
+        return model.generating(len(self.choose(members)), rows, tokens, new_tokens)
 
     def fit_batch_size(
         self,
@@ -533,14 +315,14 @@ class Sweep(VirtualModel):
         budget: int | None = None,
         members: Sequence[int] | None = None,
     ) -> int:
-        """The largest batch, a power of two, that fits into memory; as `memory`.
+        """Return the largest batch size, a power of two, that fits into memory.
 
         Args:
             tokens: tokens of the longest row or prompt.
             new_tokens: tokens to write after a prompt; 0 for scoring.
             budget: bytes for everything, experts included; when None, what they take now and
-                four fifths of what is free.
-            members: positions of the compositions; all when None.
+                80% of the free memory.
+            members: numbers of the compositions; all when None.
 
         Raises:
             EvaluationError: not even one row fits.
@@ -555,18 +337,18 @@ class Sweep(VirtualModel):
         )
 
     def choose(self, members: Sequence[int] | None) -> list[int]:
-        """Positions of compositions, checked; all when None.
+        """Check numbers of compositions; return all numbers for None.
 
         Raises:
-            EvaluationError: there is no such composition, or none is chosen.
+            EvaluationError: no such composition, or none chosen.
         """
         if members is None:
             return list(range(len(self)))
-        wrong = [member for member in members if not 0 <= member < len(self)]
-        if wrong or not members:
-            raise EvaluationError(
-                f"there is no composition {wrong[0]}; they are 0 to {len(self) - 1}"
-                if wrong
-                else "no composition is chosen"
-            )
+        if not members:
+            raise EvaluationError("no composition is chosen")
+        for member in members:
+            if not 0 <= member < len(self):
+                raise EvaluationError(
+                    f"there is no composition {member}; they are 0 to {len(self) - 1}"
+                )
         return list(members)

@@ -1,22 +1,42 @@
-"""Holds many compositions as one model in memory, re-pointed in milliseconds.
+"""Many compositions in one transformers model, which switches between them in milliseconds.
 
 A composition's stored tensors are mapped to the parameters of a transformers model. transformers
 renames tensors while it loads them, ties some, and fuses others (the experts of a mixture). A
-parameter that shares its memory with a stored tensor is that tensor; what is left over was
-converted, and is converted again by transformers whenever it is needed.
+parameter that shares its memory with a stored tensor is that tensor. The others were converted, and
+transformers converts them again whenever they are needed.
+
+Three numbers identify weights. An example: of a model with two layers, composition 0 takes layer 0
+from the language expert and composition 1 takes it from the task expert. Both take layer 1 from the
+task expert and blend the rest.
+
+    depth                  0 before    1 layer 0      2 layer 1    3 outside
+    bindings               embedding   9 matrices     9 matrices   embedding, norm, head
+    path of composition 0  0           0 (language)   0 (task)     0
+    path of composition 1  0           1 (task)       0 (task)     0
+
+- A *depth* is a part of the model that is switched as a whole: 0 for the part before the layers,
+  1 + l for layer l, and the last for everything outside the layers. The embedding belongs to both
+  ends: a forward pass needs it at depth 0, and a head tied to it at the last depth.
+- A *variant* is one choice of weights at one depth. A composition's *path* has one variant per
+  depth. Equal variants at a depth are equal bytes, so compositions share their work.
+- A *content* is all that the tensors of one binding are made of, and the key of the weight pool. A
+  variant is one content per binding. Contents are shared across depths: the embedding of depth 0
+  and of depth 3 is one.
+
+A *binding* says which parameters are made of which stored tensors.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NewType, TypeVar
 
 from layerswap.checkpoint import Place
-from layerswap.checkpoint.loading import check_dtype, open_device
+from layerswap.checkpoint.loading import check_dtype, open_device, without_progress_bars
 from layerswap.compose.blend import Operation
+from layerswap.engine.memory import ContentId, Tensors, WeightPool, moved
 from layerswap.errors import EvaluationError
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.lazy_tensors import MergedTensor, Term, Thresholds
@@ -28,16 +48,98 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
+T = TypeVar("T")
+VariantId = NewType("VariantId", int)
+"""Number of one choice of weights at one depth; see the module."""
+VariantPath = tuple[VariantId, ...]
+"""A composition, as one variant per depth."""
+
+
+class Numbering(Generic[T]):
+    """Numbers for equal items, from 0 in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self._numbers: dict[T, int] = {}
+
+    def __call__(self, item: T) -> int:
+        """Return the number of an item."""
+        number = self._numbers.setdefault(item, len(self.items))
+        if number == len(self.items):
+            self.items.append(item)
+        return number
+
+
+# --- what tensors are made of ---
+
 
 @dataclass(frozen=True)
-class Group:
-    """Parameters (or buffers) of a model that are made together.
+class WeightSource:
+    """All that one tensor of one composition is made of: equal sources make equal bytes.
 
     Attributes:
-        sources: names of the stored tensors that they are made of.
-        targets: their own names; tied parameters are together in one group.
-        converted: True if transformers computes them from the sources; otherwise every target is
-            the one source.
+        tensor: the stored tensors and their weights.
+        thresholds: of operations that rank a whole model; see `merge.writer.measure_model`.
+    """
+
+    tensor: OutputTensor
+    thresholds: tuple[tuple[Operation, Thresholds], ...] = ()
+
+    def compute(self) -> torch.Tensor:
+        """Compute the tensor on the CPU, bit for bit as `Plan.load` and `Plan.save` do."""
+        return load_tensor(self.tensor, dict(self.thresholds))
+
+
+class Measurements:
+    """Thresholds of operations that rank a whole model, measured once per set of tensors."""
+
+    def __init__(self) -> None:
+        self._thresholds: dict[frozenset[OutputTensor], dict[Operation, Thresholds]] = {}
+
+    def sources(self, plan: Plan) -> dict[str, WeightSource]:
+        """Return the source of every tensor of a plan, by the tensor's name."""
+        plan = plan.downloaded()
+        merged = frozenset(tensor for tensor in plan.tensors if not tensor.linear)
+        if merged not in self._thresholds:
+            self._thresholds[merged] = measure_model(plan.tensors) if merged else {}
+        thresholds = self._thresholds[merged]
+        return {tensor.name: _source(tensor, thresholds) for tensor in plan.tensors}
+
+
+def _source(tensor: OutputTensor, thresholds: dict[Operation, Thresholds]) -> WeightSource:
+    if tensor.linear or not thresholds:
+        return WeightSource(tensor)
+    used = _operations([term for term, _ in tensor.inputs])
+    return WeightSource(tensor, tuple((o, thresholds[o]) for o in used if o in thresholds))
+
+
+def _operations(terms: Sequence[Term]) -> list[Operation]:
+    """Collect the operations in some terms, nested ones too."""
+    operations: dict[Operation, None] = {}
+    for term in terms:
+        if isinstance(term, MergedTensor):
+            operations[term.operation] = None
+            for part in (*term.inputs, *((term.base,) if term.base else ())):
+                operations.update(dict.fromkeys(_operations([inner for inner, _ in part])))
+    return list(operations)
+
+
+Content = tuple[WeightSource, ...]
+"""All that the tensors of one binding are made of."""
+
+
+# --- parameters and stored tensors ---
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Parameters (or buffers) of a model, and the stored tensors that they are made of.
+
+    Attributes:
+        sources: names of the stored tensors.
+        targets: names of the parameters; tied parameters are in one binding.
+        converted: True if transformers computes the targets from the sources; otherwise every
+            target is the one source.
     """
 
     sources: tuple[str, ...]
@@ -47,83 +149,54 @@ class Group:
 
 @dataclass(frozen=True)
 class ParameterMap:
-    """The parts of a model that a composition can exchange.
+    """The bindings of a model, by the part that they belong to.
 
     Attributes:
-        stack: name of the list of layers, such as `model.layers`; None for a model that keeps
-            them otherwise, all of whose groups are `before` and `outside` then.
-        layers: the groups of every layer.
-        before: the groups outside the layers that act before them.
-        outside: all groups outside the layers.
+        stack: name of the list of layers, such as `model.layers`. None if the model keeps its
+            layers elsewhere; then `before` and `outside` have all bindings.
+        layers: bindings of every layer.
+        before: bindings outside the layers that act before them.
+        outside: all bindings outside the layers.
     """
 
     stack: str | None
-    layers: tuple[tuple[Group, ...], ...]
-    before: tuple[Group, ...]
-    outside: tuple[Group, ...]
+    layers: tuple[tuple[Binding, ...], ...]
+    before: tuple[Binding, ...]
+    outside: tuple[Binding, ...]
 
 
 def parameter_map(
     model: PreTrainedModel, weights: Mapping[str, torch.Tensor], places: Mapping[str, Place]
 ) -> ParameterMap:
-    """Map the parameters of a freshly loaded model to the stored tensors that they came from.
+    """Map the parameters of a model to the stored tensors that they came from.
 
-    Args:
-        model: still sharing memory with `weights`, as `merge.planner.build_model` leaves it.
-        weights: what it was loaded from.
-        places: the place of every stored tensor.
-
+    The model still shares memory with `weights`, as `merge.planner.build_model` leaves it.
     """
     direct, loose_sources, loose_targets = _match(model.state_dict(keep_vars=True), weights)
     layers = 1 + max(place.layer for place in places.values() if place.layer is not None)
     stack = _find_stack(model, direct, places, layers)
     if stack is None:
-        loose = [Group(tuple(loose_sources), tuple(loose_targets), True)] * bool(loose_targets)
+        loose = [Binding(tuple(loose_sources), tuple(loose_targets), True)] * bool(loose_targets)
         return ParameterMap(None, (), (*direct, *loose), (*direct, *loose))
-    groups: dict[int | None, list[Group]] = {layer: [] for layer in (None, *range(layers))}
-    for group in direct:
-        groups[places[group.sources[0]].layer].append(group)
-    for layer, found in groups.items():
+    by_layer: dict[int | None, list[Binding]] = {layer: [] for layer in (None, *range(layers))}
+    for binding in direct:
+        by_layer[places[binding.sources[0]].layer].append(binding)
+    for layer, bindings in by_layer.items():
         sources = tuple(name for name in loose_sources if places[name].layer == layer)
         targets = tuple(n for n in loose_targets if _layer_of(n, stack, layers) == layer)
         if targets:
-            found.append(Group(sources, targets, converted=True))
-    outside = tuple(groups[None])
-    first = tuple(
-        g for g in outside if {places[n].role for n in g.sources} - {"final_norm", "head"}
+            bindings.append(Binding(sources, targets, converted=True))
+    outside = tuple(by_layer[None])
+    before = tuple(
+        b for b in outside if {places[name].role for name in b.sources} - {"final_norm", "head"}
     )
-    return ParameterMap(stack, tuple(tuple(groups[i]) for i in range(layers)), first, outside)
-
-
-def convert(
-    model: PreTrainedModel, group: Group, weights: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """The targets of a converted group, made by transformers; the model holds them afterwards.
-
-    Args:
-        model: the model, in the dtype that is wanted.
-        group: a converted one.
-        weights: its sources by name.
-    """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import convert_and_load_state_dict_in_model
-    from transformers.modeling_utils import LoadStateDictConfig
-
-    from layerswap.checkpoint.loading import without_progress_bars
-
-    mapping: Any = get_model_conversion_mapping(model)
-    plan = model._get_dtype_plan(model.dtype)
-    config = LoadStateDictConfig(dtype=model.dtype, dtype_plan=plan, weight_mapping=mapping)
-    with without_progress_bars():
-        convert_and_load_state_dict_in_model(model, dict(weights), config)
-    found = model.state_dict(keep_vars=True)
-    return tuple(found[name] for name in group.targets)
+    return ParameterMap(stack, tuple(tuple(by_layer[i]) for i in range(layers)), before, outside)
 
 
 def _match(
     state: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
-) -> tuple[list[Group], list[str], list[str]]:
-    """Groups of parameters that are stored tensors, then the sources and targets left over."""
+) -> tuple[list[Binding], list[str], list[str]]:
+    """Bind parameters that share memory with a stored tensor; return the other names too."""
     by_memory: dict[Any, list[str]] = {}
     for name, tensor in state.items():
         if tensor.numel():
@@ -132,7 +205,7 @@ def _match(
     for name, tensor in weights.items():
         targets = by_memory.pop(_memory(tensor), None) if tensor.numel() else []
         if targets:
-            direct.append(Group((name,), tuple(targets)))
+            direct.append(Binding((name,), tuple(targets)))
         elif targets is None:
             loose.append(name)
     return direct, loose, [name for names in by_memory.values() for name in names]
@@ -143,15 +216,16 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 
 def _find_stack(
-    model: nn.Module, groups: Sequence[Group], places: Mapping[str, Place], layers: int
+    model: nn.Module, bindings: Sequence[Binding], places: Mapping[str, Place], layers: int
 ) -> str | None:
+    """Find the one list of modules that holds all parameters of all layers."""
     from torch.nn import ModuleList
 
     inside = [
-        (target, places[group.sources[0]].layer)
-        for group in groups
-        for target in group.targets
-        if places[group.sources[0]].layer is not None
+        (target, layer)
+        for binding in bindings
+        for target in binding.targets
+        if (layer := places[binding.sources[0]].layer) is not None
     ]
     for name, module in model.named_modules():
         if isinstance(module, ModuleList) and len(module) == layers:
@@ -167,194 +241,58 @@ def _layer_of(name: str, stack: str, layers: int) -> int | None:
     return int(index) if not head and index.isdigit() and int(index) < layers else None
 
 
-Tensors = tuple["torch.Tensor", ...]
-FREE_SHARE = 0.5
-"""Share of the free memory that made tensors may take where the user sets no bound."""
+def convert(
+    model: PreTrainedModel, binding: Binding, weights: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Let transformers compute the targets of a converted binding; the model then holds them.
+
+    The model has the dtype of the targets, and `weights` are the sources by name.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    mapping: Any = get_model_conversion_mapping(model)
+    plan = model._get_dtype_plan(model.dtype)
+    config = LoadStateDictConfig(dtype=model.dtype, dtype_plan=plan, weight_mapping=mapping)
+    with without_progress_bars():
+        convert_and_load_state_dict_in_model(model, dict(weights), config)
+    state = model.state_dict(keep_vars=True)
+    return tuple(state[name] for name in binding.targets)
 
 
-@dataclass(frozen=True)
-class WeightSource:
-    """All that one tensor of one composition is made of: equal sources make equal bytes.
+# --- the model ---
+
+
+@dataclass
+class _Part:
+    """The parameters at one depth.
 
     Attributes:
-        tensor: what is read, and how it is weighed.
-        thresholds: what its operations know of the whole model; see `merge.writer.measure_model`.
+        bindings: of the parameters.
+        variants: numbers the variants of the part, each of them one content per binding.
+        current: the variant that the model has now; None if another part has changed it.
     """
 
-    tensor: OutputTensor
-    thresholds: tuple[tuple[Operation, Thresholds], ...] = ()
-
-    def compute(self) -> torch.Tensor:
-        """The tensor on the CPU, bit for bit what `Plan.load` and `Plan.save` give it."""
-        return load_tensor(self.tensor, dict(self.thresholds))
-
-
-class Measurements:
-    """Thresholds of operations that rank a whole model, measured once for equal sets of tensors."""
-
-    def __init__(self) -> None:
-        self._found: dict[frozenset[OutputTensor], dict[Operation, Thresholds]] = {}
-
-    def sources(self, plan: Plan) -> dict[str, WeightSource]:
-        """The source of every tensor of a plan, by the tensor's name."""
-        plan = plan.downloaded()
-        derived = frozenset(tensor for tensor in plan.tensors if not tensor.linear)
-        if derived not in self._found:
-            self._found[derived] = measure_model(plan.tensors) if derived else {}
-        found = self._found[derived]
-        return {tensor.name: _source(tensor, found) for tensor in plan.tensors}
-
-
-class WeightPool:
-    """Tensors by the number of what they are made of.
-
-    Those that are an expert's own bytes are read once and stay. Made ones (blends, merge methods)
-    stay up to a bound in bytes; the least recently used go first, and are made again when needed.
-    Where the experts' stay in the memory of the CPU, their copies on the device come and go so.
-
-    Args:
-        max_made_bytes: the bound; None for half of the memory that is free on first need.
-        device: where tensors are needed.
-        home: where the experts' tensors stay.
-    """
-
-    def __init__(
-        self, max_made_bytes: int | None, device: torch.device, home: torch.device
-    ) -> None:
-        self.device, self.home = device, home
-        self._bound = max_made_bytes
-        self._kept: dict[int, Tensors] = {}
-        self._made: OrderedDict[int, Tensors] = OrderedDict()
-        self.made_bytes = 0
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the tensors that stay."""
-        return _nbytes(tuple(tensor for tensors in self._kept.values() for tensor in tensors))
-
-    @property
-    def max_made_bytes(self) -> int:
-        """The bound on made tensors, in bytes."""
-        if self._bound is None:
-            self._bound = int(free_bytes(self.device) * FREE_SHARE)
-        return self._bound
-
-    def get(self, number: int) -> Tensors | None:
-        """The tensors of this number, None where they are not at hand."""
-        if number in self._made:
-            self._made.move_to_end(number)
-            return self._made[number]
-        kept = self._kept.get(number)
-        if kept is None or self.device == self.home:
-            return kept
-        copies = {id(tensor): moved(tensor, self.device) for tensor in kept}  # tied ones stay one
-        tensors = tuple(copies[id(tensor)] for tensor in kept)
-        self._keep_bounded(number, tensors)
-        return tensors
-
-    def put(self, number: int, tensors: Tensors, *, stays: bool) -> None:
-        """Keep tensors, for ever or for as long as they fit.
-
-        Args:
-            number: of what they are made of.
-            tensors: at home if they stay, on the device otherwise.
-            stays: True for an expert's own tensors.
-        """
-        if stays:
-            self._kept[number] = tensors
-        else:
-            self._keep_bounded(number, tensors)
-
-    def _keep_bounded(self, number: int, tensors: Tensors) -> None:
-        self._made[number] = tensors
-        self.made_bytes += _nbytes(tensors)
-        while self.made_bytes > self.max_made_bytes and len(self._made) > 1:
-            _, dropped = self._made.popitem(last=False)
-            self.made_bytes -= _nbytes(dropped)
-
-
-def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on a device, a parameter as a parameter."""
-    from torch.nn import Parameter
-
-    if tensor.device == device:
-        return tensor
-    there = tensor.detach().to(device)
-    return Parameter(there, requires_grad=False) if isinstance(tensor, Parameter) else there
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that could be taken on a device now, in bytes."""
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        # Beside what is free, what holds copies of files and is given back when it is needed.
-        words = FilePath("/proc/meminfo").read_text("ascii").split()
-        return int(words[words.index("MemAvailable:") + 1]) << 10
-    except (ValueError, OSError):  # not every system tells; then a bound that suits a laptop
-        return 4 << 30
-
-
-def _source(tensor: OutputTensor, thresholds: dict[Operation, Thresholds]) -> WeightSource:
-    if tensor.linear or not thresholds:
-        return WeightSource(tensor)
-    used = _operations([term for term, _ in tensor.inputs])
-    known = [(operation, thresholds[operation]) for operation in used if operation in thresholds]
-    return WeightSource(tensor, tuple(known))
-
-
-def _operations(terms: Sequence[Term]) -> list[Operation]:
-    found: dict[Operation, None] = {}
-    for term in terms:
-        if isinstance(term, MergedTensor):
-            found[term.operation] = None
-            for part in (*term.inputs, *((term.base,) if term.base else ())):
-                found.update(dict.fromkeys(_operations([inner for inner, _ in part])))
-    return list(found)
-
-
-def _nbytes(tensors: Tensors) -> int:
-    # Tied parameters are one tensor under several names.
-    distinct = {id(tensor): tensor for tensor in tensors}.values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in distinct)
-
-
-def _same_bits(first: Tensors, second: Tensors) -> bool:
-    """True for tensors that are equal to the last bit, on one device."""
-    import torch
-
-    def bits(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().reshape(-1).view(torch.uint8)
-
-    return all(
-        (a.device, a.dtype) == (b.device, b.dtype) and torch.equal(bits(a), bits(b))
-        for a, b in zip(first, second, strict=True)
-    )
-
-
-Key = int
-"""One choice of sources for all tensors of a slot; equal keys mean equal bytes."""
-Path = tuple[Key, ...]
-"""A composition: a key before the layers, one per layer, one for all that lies outside them."""
+    bindings: tuple[Binding, ...]
+    variants: Numbering[tuple[ContentId, ...]] = field(default_factory=Numbering)
+    current: VariantId | None = None
 
 
 class VirtualModel:
     """Compositions of the same experts that share one transformers model and their tensors.
 
-    At verbatim places the model's parameters are the experts' tensors, read once and shared by
-    every composition; blended and merged places are made on demand by the same kernels as
-    `Plan.save`, and kept up to a bound. Whichever composition the model is switched to, its
-    weights are bit for bit those of `Plan.load`.
+    Unchanged tensors are the experts' own, read once and shared by every composition. Blended and
+    merged tensors are computed on demand by the code of `Plan.save`, and kept within a bound. The
+    weights are bit for bit those of `Plan.load`, whichever composition the model is switched to.
 
     Args:
-        plans: at least one; more can be added later. They agree on the model's shape.
+        plans: at least one; more can be added later. They must agree on the model's shape.
         device: where the tensors live and the model runs.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors; None for half of the free memory.
         experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
-            to the device when they are needed, and count among the bounded.
+            to the device when they are needed, within the same bound.
 
     Raises:
         EvaluationError: no plan; plans of different dtypes or shapes; an unknown model.
@@ -384,22 +322,17 @@ class VirtualModel:
         self.device = open_device(device)
         self._dtype = dtype
         self.plans: list[Plan] = []
-        self.paths: list[Path] = []
+        self.paths: list[VariantPath] = []
         self._measurements = Measurements()
         home = torch.device("cpu") if experts_on == "cpu" else self.device
         self.pool = WeightPool(max_made_bytes, self.device, home)
-        sources = self._measurements.sources(plans[0])
-        self._shape = _shape_of(plans[0], dtype)
-        # What a group is made of has a number, because hashing all of it takes long.
-        self._numbers: dict[tuple[WeightSource, ...], int] = {}
-        self._made_of: list[tuple[WeightSource, ...]] = []
-        self._held: dict[str, list[Tensors]] = defaultdict(list)  # the experts', by target
-        self.model, self.map = self._load(plans[0], sources)
-        slots = (self.map.before, *self.map.layers, self.map.outside)
-        self._slots: tuple[tuple[Group, ...], ...] = slots
-        self._keys: list[dict[tuple[int, ...], Key]] = [{} for _ in slots]
-        self._choices: list[list[tuple[int, ...]]] = [[] for _ in slots]
-        self._current: list[Key | None] = [None] * len(slots)
+        self._signature = _signature(plans[0], dtype)
+        # Contents have numbers because hashing all that tensors are made of takes long.
+        self._contents = Numbering[Content]()
+        self._expert_tensors: dict[str, list[Tensors]] = defaultdict(list)  # by first target
+        self.model, self.map = self._load(plans[0])
+        bindings = (self.map.before, *self.map.layers, self.map.outside)
+        self._parts = [_Part(of_part) for of_part in bindings]
         self._owners = self._find_owners()
         self.add(plans)
 
@@ -408,157 +341,175 @@ class VirtualModel:
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """The model's layers; none where they are not in one list."""
+        """The model's layers; empty if they are not in one list."""
         if self.map.stack is None:
             return ()
-        found: Any = self.model.get_submodule(self.map.stack)
-        return found  # type: ignore[no-any-return]
+        stack: Any = self.model.get_submodule(self.map.stack)
+        return stack  # type: ignore[no-any-return]
 
     def add(self, plans: Sequence[Plan]) -> list[int]:
-        """More compositions; returns their indices.
+        """Add compositions, and return their numbers.
 
         Raises:
             EvaluationError: a plan for another model, or in another dtype.
         """
-        added = []
         for plan in plans:
-            if _shape_of(plan, self._dtype) != self._shape:
+            if _signature(plan, self._dtype) != self._signature:
                 raise EvaluationError(
-                    "the compositions do not make models of one kind: tensors differ in name, "
-                    "shape or dtype; give a dtype, or evaluate them apart"
+                    "the compositions cannot share a model, since tensors differ in name, shape "
+                    "or dtype; set dtype, or evaluate them separately"
                 )
             sources = self._measurements.sources(plan)
-            self.paths.append(tuple(self._key(s, sources) for s in range(len(self._slots))))
+            self.paths.append(tuple(self._variant(part, sources) for part in self._parts))
             self.plans.append(plan)
-            added.append(len(self.plans) - 1)
-        return added
+        return list(range(len(self.plans) - len(plans), len(self.plans)))
 
     def switch(self, index: int) -> PreTrainedModel:
-        """The model as composition `index`; the same object every time."""
+        """Give the model the weights of composition `index`; it is the same object every time."""
         path = self.paths[index]
-        for layer, key in enumerate(path[1:-1]):
-            self.use_layer(layer, key)
+        for layer, variant in enumerate(path[1:-1]):
+            self.use_layer(layer, variant)
         self.use_outside(path[-1])
         return self.model
 
     def weight_bytes(self) -> tuple[int, int]:
-        """Bytes of all distinct tensors of the compositions: the experts' own, and made ones."""
-        stays = made = 0
-        for made_of in self._made_of:
-            count = sum(source.tensor.elements for source in made_of) * self.model.dtype.itemsize
-            verbatim = all(source.tensor.verbatim for source in made_of)
-            stays, made = (stays + count, made) if verbatim else (stays, made + count)
-        return stays, made
+        """Return the bytes of all distinct tensors: the experts' own, and blended ones."""
+        experts = blended = 0
+        for number, content in enumerate(self._contents.items):
+            nbytes = sum(source.tensor.elements for source in content) * self.model.dtype.itemsize
+            if self._is_verbatim(ContentId(number)):
+                experts += nbytes
+            else:
+                blended += nbytes
+        return experts, blended
 
-    def use_before(self, key: Key) -> None:
-        """Give all that acts before the layers these tensors."""
-        self._use(0, key)
+    def use_before(self, variant: VariantId) -> None:
+        """Give the part before the layers a variant."""
+        self._use(0, variant)
 
-    def use_layer(self, layer: int, key: Key) -> None:
-        """Give one layer these tensors."""
-        self._use(1 + layer, key)
+    def use_layer(self, layer: int, variant: VariantId) -> None:
+        """Give one layer a variant."""
+        self._use(1 + layer, variant)
 
-    def use_outside(self, key: Key) -> None:
-        """Give all that lies outside the layers these tensors."""
-        self._use(len(self._slots) - 1, key)
+    def use_outside(self, variant: VariantId) -> None:
+        """Give everything outside the layers a variant."""
+        self._use(len(self._parts) - 1, variant)
 
-    def _key(self, slot: int, sources: dict[str, WeightSource]) -> Key:
-        choice = tuple(self._number(group, sources) for group in self._slots[slot])
-        known = self._keys[slot]
-        if choice not in known:
-            known[choice] = len(known)
-            self._choices[slot].append(choice)
-        return known[choice]
+    def _variant(self, part: _Part, sources: Mapping[str, WeightSource]) -> VariantId:
+        return VariantId(
+            part.variants(tuple(self._content(binding, sources) for binding in part.bindings))
+        )
 
-    def _number(self, group: Group, sources: dict[str, WeightSource]) -> int:
-        made_of = tuple(sources[name] for name in group.sources)
-        if made_of not in self._numbers:
-            self._numbers[made_of] = len(self._made_of)
-            self._made_of.append(made_of)
-        return self._numbers[made_of]
+    def _content(self, binding: Binding, sources: Mapping[str, WeightSource]) -> ContentId:
+        return ContentId(self._contents(tuple(sources[name] for name in binding.sources)))
 
-    def _use(self, slot: int, key: Key) -> None:
-        last = len(self._slots) - 1
-        if self._current[slot] == key:
+    def _is_verbatim(self, content: ContentId) -> bool:
+        return all(source.tensor.verbatim for source in self._contents.items[content])
+
+    def _use(self, depth: int, variant: VariantId) -> None:
+        part = self._parts[depth]
+        if part.current == variant:
             return
-        for group, number in zip(self._slots[slot], self._choices[slot][key], strict=True):
-            tensors = self.pool.get(number)
-            if tensors is None:
-                self._make(group, number)
-                tensors = self.pool.get(number) or ()
-            for target, tensor in zip(group.targets, tensors, strict=True):
+        contents = part.variants.items[variant]
+        for binding, content in zip(part.bindings, contents, strict=True):
+            tensors = self._tensors(binding, content)
+            for target, tensor in zip(binding.targets, tensors, strict=True):
                 owner, name = self._owners[target]
                 owner[name] = tensor
-        self._current[slot] = key
-        if slot in (0, last):  # they have parameters in common
-            self._current[last - slot] = None
+        part.current = variant
+        last = len(self._parts) - 1
+        if depth in (0, last):  # both have the parameters of the part before the layers
+            self._parts[last - depth].current = None
 
-    def _make(self, group: Group, number: int) -> None:
-        made_of = self._made_of[number]
-        stays = all(source.tensor.verbatim for source in made_of)
-        where = self.pool.home if stays else self.device
-        if group.converted:
-            made = convert(self.model, group, {s.tensor.name: s.compute() for s in made_of})
-            pairs = zip(group.targets, made, strict=True)
-            tensors = tuple(self._placed(target, tensor, where) for target, tensor in pairs)
+    def _tensors(self, binding: Binding, content: ContentId) -> Tensors:
+        """Return the tensors of a content for the targets of a binding."""
+        tensors = self.pool.get(content)
+        if tensors is None:
+            self._compute(binding, content)
+            tensors = self.pool.get(content)
+            assert tensors is not None
+        return tensors
+
+    def _compute(self, binding: Binding, content: ContentId) -> None:
+        """Compute the tensors of a content, and put them into the pool."""
+        stays = self._is_verbatim(content)
+        device = self.pool.home if stays else self.device
+        sources = self._contents.items[content]
+        if binding.converted:
+            weights = {source.tensor.name: source.compute() for source in sources}
+            computed = convert(self.model, binding, weights)
+            pairs = zip(binding.targets, computed, strict=True)
+            tensors = tuple(self._fitted(target, tensor, device) for target, tensor in pairs)
         else:
-            tensor = self._placed(group.targets[0], made_of[0].compute(), where)
-            tensors = (tensor,) * len(group.targets)
-        # What no expert trained, such as an embedding, is held once for all of them.
-        held = self._held[group.targets[0]]
-        equal = next((one for one in held if _same_bits(one, tensors)), None)
+            tensor = self._fitted(binding.targets[0], sources[0].compute(), device)
+            tensors = (tensor,) * len(binding.targets)
+        # Tensors that no expert trained, such as an embedding, are kept once for all of them.
+        kept = self._expert_tensors[binding.targets[0]]
+        equal = next((other for other in kept if _same_bits(other, tensors)), None)
         if stays and equal is None:
-            held.append(tensors)
-        self.pool.put(number, equal or tensors, stays=stays or equal is not None)
+            kept.append(tensors)
+        self.pool.put(content, equal or tensors, stays=stays or equal is not None)
 
-    def _placed(self, target: str, tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
-        """A tensor as its parameter (or buffer) must be: dtype, device and class."""
+    def _fitted(self, target: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Give a tensor the dtype and class of its parameter or buffer, on a device."""
         from torch.nn import Parameter
 
         owner, name = self._owners[target]
-        placed = tensor.detach().to(where, owner[name].dtype)
+        fitted = tensor.detach().to(device, owner[name].dtype)
         is_parameter = isinstance(owner[name], Parameter)
-        return Parameter(placed, requires_grad=False) if is_parameter else placed
+        return Parameter(fitted, requires_grad=False) if is_parameter else fitted
 
-    def _load(
-        self, plan: Plan, sources: dict[str, WeightSource]
-    ) -> tuple[PreTrainedModel, ParameterMap]:
+    def _load(self, plan: Plan) -> tuple[PreTrainedModel, ParameterMap]:
+        """Load the model with one plan's weights, and put its tensors into the pool."""
         import torch
 
-        wanted = getattr(torch, self._dtype) if self._dtype else None
+        sources = self._measurements.sources(plan)
         weights = {name: source.compute() for name, source in sources.items()}
-        if wanted is not None:
-            weights = {n: t.to(wanted) if t.is_floating_point() else t for n, t in weights.items()}
-        model = build_model(plan, weights, wanted)
+        dtype = getattr(torch, self._dtype) if self._dtype else None
+        if dtype is not None:
+            weights = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}
+        model = build_model(plan, weights, dtype)
         mapped = parameter_map(model, weights, plan.reference.places)
         model.requires_grad_(False).to(self.pool.home)  # type: ignore[arg-type]
         state = model.state_dict(keep_vars=True)
-        for group in (*mapped.outside, *(g for layer in mapped.layers for g in layer)):
-            number = self._number(group, sources)
-            stays = all(source.tensor.verbatim for source in self._made_of[number])
-            where = self.pool.home if stays else self.device
-            placed = {id(t): moved(t, where) for t in (state[name] for name in group.targets)}
-            tensors = tuple(placed[id(state[name])] for name in group.targets)
+        for binding in (*mapped.outside, *(b for layer in mapped.layers for b in layer)):
+            content = self._content(binding, sources)
+            stays = self._is_verbatim(content)
+            device = self.pool.home if stays else self.device
+            placed = {id(t): moved(t, device) for t in (state[name] for name in binding.targets)}
+            tensors = tuple(placed[id(state[name])] for name in binding.targets)
             if stays:
-                self._held[group.targets[0]].append(tensors)
-            self.pool.put(number, tensors, stays=stays)
+                self._expert_tensors[binding.targets[0]].append(tensors)
+            self.pool.put(content, tensors, stays=stays)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.device)
         return model, mapped
 
     def _find_owners(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Per parameter or buffer, the dictionary that its module keeps it in, and its name."""
+        """Find, per parameter or buffer, the dictionary of its module and its name there."""
         owners = {}
-        for group in (group for slot in self._slots for group in slot):
-            for target in group.targets:
-                path, _, name = target.rpartition(".")
-                module = self.model.get_submodule(path)
-                inside = module._parameters if name in module._parameters else module._buffers
-                owners[target] = (inside, name)
+        for target in (t for part in self._parts for b in part.bindings for t in b.targets):
+            path, _, name = target.rpartition(".")
+            module = self.model.get_submodule(path)
+            inside = module._parameters if name in module._parameters else module._buffers
+            owners[target] = (inside, name)
         return owners
 
 
-def _shape_of(plan: Plan, dtype: str | None) -> frozenset[tuple[str, tuple[int, ...], str | None]]:
-    """What compositions that share a model have in common."""
+def _signature(plan: Plan, dtype: str | None) -> frozenset[tuple[str, tuple[int, ...], str | None]]:
+    """Return names, shapes and dtypes of tensors, which all compositions of a model share."""
     return frozenset((t.name, t.shape, None if dtype else t.dtype) for t in plan.tensors)
+
+
+def _same_bits(first: Tensors, second: Tensors) -> bool:
+    """True for tensors that are equal to the last bit, on one device."""
+    import torch
+
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().reshape(-1).view(torch.uint8)
+
+    return all(
+        (a.device, a.dtype) == (b.device, b.dtype) and torch.equal(bits(a), bits(b))
+        for a, b in zip(first, second, strict=True)
+    )

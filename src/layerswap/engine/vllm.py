@@ -1,11 +1,11 @@
-"""Answers for many compositions from one running vLLM, which is re-pointed from one to the next.
+"""Evaluation of many compositions with one running vLLM, whose weights are swapped.
 
-vLLM starts once, on an expert's own checkpoint. Each composition's tensors are computed by the
+vLLM starts once, on an expert's own checkpoint. The tensors of each composition are computed by the
 code that writes checkpoints, and loaded into the running engine by vLLM's own loader, which knows
-its fused projections; nothing is written and nothing is started again.
+its fused projections. Nothing is written, and nothing is started again.
 
-Compositions of adapters over one base are adapters themselves: vLLM starts on the base, and each is
-a LoRA request.
+Compositions of adapters over one base are adapters too: vLLM starts on the base, and each
+composition is a LoRA request.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import EngineName
 from layerswap.checkpoint.loading import check_dtype
 from layerswap.compose import Blend, Composition
-from layerswap.engine.generation import Generation, StoppingCriteria
-from layerswap.engine.rows import Question
-from layerswap.engine.scoring import Scores, check_prompts, eos_tokens, rows_for, vocabulary
+from layerswap.engine.generation import Decoding, Generation
+from layerswap.engine.rows import Question, check_prompts, eos_tokens, rows_for, vocabulary_size
+from layerswap.engine.scoring import Scores
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements
@@ -41,27 +41,101 @@ if TYPE_CHECKING:
     from layerswap.engine.generation import Sampling
 
 PROBES, PROBE_TOKENS, PROBE_NEW = 4, 24, 8
-"""Prompts of the opening check, their tokens, and the tokens that are written after each."""
+"""Size of the opening check: prompts, tokens of a prompt, and new tokens."""
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, in nats, that the opening check takes for rounding."""
-NOT_VLLM = "--engine-args (engine_args) are for the engine vllm"
+NOT_VLLM = "--engine-args (engine_args) needs the engine vllm; add --engine vllm, or leave it out"
+
+Answers = list[tuple[list[float], list[int]]]
+"""Per prompt of the opening check, the log-probabilities and the new tokens."""
+
+
+def open_engine(
+    plans: Sequence[Plan],
+    *,
+    engine: EngineName = "sweep",
+    device: str = "cpu",
+    dtype: str | None = None,
+    engine_args: Mapping[str, Any] | None = None,
+) -> Sweep | VllmSweep:
+    """Open compositions in `sweep`, which evaluates them together, or in `vllm`, one by one.
+
+    The device is of `sweep`, and the further arguments are of `vllm.LLM`.
+    """
+    if engine == "vllm":
+        return VllmSweep(plans, dtype=dtype, engine=engine_args)
+    if engine_args:
+        raise EvaluationError(NOT_VLLM)
+    return Sweep(plans, device=device, dtype=dtype)
+
+
+@dataclass
+class RunningEngine:
+    """A vLLM that runs.
+
+    Attributes:
+        llm: the `vllm.LLM`.
+        fresh: the plan that it was started with.
+        model: that plan's model without weights.
+        shapes: of every tensor, by name.
+        current: the plan whose weights it has; None while they are loaded.
+        answers: to the prompts of the opening check, with the first weights.
+        checked: True if the check has shown that its weights can be swapped.
+    """
+
+    llm: Any
+    fresh: Plan
+    model: PreTrainedModel
+    shapes: dict[str, tuple[int, ...]]
+    current: Plan | None
+    answers: Answers
+    checked: bool = False
+
+
+class VllmServer:
+    """Starts vLLM, and keeps the last engine running for the next sweep.
+
+    One engine at a time, because it takes most of a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._key: str | None = None
+        self._running: RunningEngine | None = None
+
+    def engine_for(self, plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> RunningEngine:
+        """Return the running engine if it suits a plan; otherwise stop it and start one."""
+        shapes = _shapes(plan)
+        config = json.dumps(plan.reference.config, sort_keys=True, default=str)
+        key = repr((dtype, sorted(arguments.items()), sorted(shapes.items()), config))
+        if self._running is None or key != self._key:
+            self._running = None
+            gc.collect()
+            fresh = _expert_alone(plan)
+            llm = _start(fresh, dtype, arguments)
+            model = build_empty_model(fresh)
+            answers = _probe(llm, model)
+            self._running = RunningEngine(llm, fresh, model, _shapes(fresh), fresh, answers)
+            self._key = key
+        return self._running
+
+
+SHARED_SERVER = VllmServer()
+"""The server of all sweeps that are given no other."""
 
 
 class VllmSweep:
-    """Compositions that one vLLM answers for, one after the other.
+    """Compositions that one vLLM evaluates, one after the other.
 
-    Where all compositions are adapters over one base, each is a LoRA request and the base stays
-    as it is; it is checked that a request changes the answers. Otherwise it is checked, before the
-    first answer, that the engine, re-pointed to another composition and back, gives the
-    log-probabilities and greedy tokens that it gave when it was fresh.
+    If all compositions are adapters over one base, each is a LoRA request and the base stays as it
+    is; a check makes sure that a request changes the answers. Otherwise a check makes sure, before
+    the first answer, that the engine gives the log-probabilities and greedy tokens of its start
+    again after its weights were swapped for another composition and back.
 
     Args:
         plans: the compositions; their tensors have the shapes of the experts'.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         engine: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
-
-    Raises:
-        EvaluationError: vLLM is not installed, or cannot run these models.
+        server: starts vLLM, or reuses the running one.
     """
 
     def __init__(
@@ -70,11 +144,13 @@ class VllmSweep:
         *,
         dtype: str | None = None,
         engine: Mapping[str, Any] | None = None,
+        server: VllmServer = SHARED_SERVER,
     ) -> None:
         check_dtype(dtype)
         if not plans:
             raise EvaluationError("there is no composition to evaluate")
         self.plans: list[Plan] = []
+        self._server = server
         self._measurements = Measurements()
         self._arguments = dict(engine or {})
         self._dtype = dtype or plans[0].recipe.dtype or "auto"
@@ -83,11 +159,12 @@ class VllmSweep:
         self.add(plans)
 
     def _open(self, plans: Sequence[Plan]) -> None:
-        """Start vLLM, or take the one that runs, for all of these compositions."""
+        """Get an engine for all of these compositions."""
         if self._adapters is not None and not all(map(self._adapters.adapter, plans)):
             self._adapters = None
-        served = {} if self._adapters is None else _lora_arguments(plans)
-        self._engine = _engine_for(plans[0], self._dtype, {**served, **self._arguments})
+        lora = {} if self._adapters is None else _lora_arguments(plans)
+        arguments = {**lora, **self._arguments}
+        self._engine = self._server.engine_for(plans[0], self._dtype, arguments)
         self._llm = self._engine.llm
 
     def __len__(self) -> int:
@@ -95,15 +172,11 @@ class VllmSweep:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model without weights: its configuration says what vLLM runs."""
+        """The model without weights, for its configuration."""
         return self._engine.model
 
     def add(self, plans: Sequence[Plan]) -> list[int]:
-        """More compositions; returns their positions.
-
-        Raises:
-            EvaluationError: one has tensors of other names or shapes than the experts.
-        """
+        """Add compositions, and return their numbers."""
         for plan in plans:
             if _shapes(plan) != self._engine.shapes:
                 raise EvaluationError(
@@ -117,20 +190,20 @@ class VllmSweep:
             if self._adapters is not None:
                 self._check_adapters(self._adapters)
             else:
-                self._check()
+                self._check_swapping()
         return list(range(len(self.plans) - len(plans), len(self.plans)))
 
     def choose(self, members: Sequence[int] | None) -> list[int]:
-        """Positions of compositions; all when None."""
+        """Return numbers of compositions; all when None."""
         return list(range(len(self))) if members is None else list(members)
 
     def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
-        """How many layers run per batch: all of every composition."""
+        """Count the layers that run per batch: all layers of every composition."""
         runs = len(self.choose(members)) * self._engine.fresh.composition.layers
         return LayerCounts(runs, runs, 1)
 
     def switch(self, member: int) -> PreTrainedModel:
-        """The model without weights; vLLM itself is re-pointed when it is asked."""
+        """Return the model without weights; vLLM's weights are swapped when it answers."""
         return self.model
 
     def iter_loglikelihood(
@@ -141,45 +214,34 @@ class VllmSweep:
         max_length: int | None = None,
         **settings: Any,
     ) -> Iterator[Scores]:
-        """Log-probabilities of continuations, one composition after the other.
+        """Yield the answers of one composition after the other, as `Sweep.iter_loglikelihood`.
 
-        Args:
-            requests: token ids of context and continuation, neither empty.
-            members: positions of the compositions; all when None.
-            max_length: most tokens that the model reads; longer contexts lose tokens on the left.
-            settings: those of a batch, which vLLM does not need.
-
-        Yields:
-            One composition's answers to all requests.
+        vLLM does not need the settings of a batch.
         """
         import numpy as np
         from vllm import SamplingParams
 
         rows = rows_for(self.model, requests, max_length)
-        asked = [index for row in rows for index in row.requests]
+        order = [request for row in rows for request in row.requests]
         # A row lacks the last token of its continuations, so each request has a text of its own.
         texts = [
-            [*row.tokens[:end], requests[index][1][-1]]
+            [*row.tokens[:end], requests[request][1][-1]]
             for row in rows
-            for index, end in zip(row.requests, row.ends, strict=True)
+            for request, end in zip(row.requests, row.ends, strict=True)
         ]
         sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
         for member in self.choose(members):
-            request = self._point_to(self.plans[member])
-            found = self._llm.generate(
-                [{"prompt_token_ids": text} for text in texts], sampling, use_tqdm=False,
-                lora_request=request,
-            )  # fmt: skip
             logprob, greedy, tokens = [], [], []
-            for text, output, index in zip(texts, found, asked, strict=True):
-                length = len(requests[index][1])
-                known = output.prompt_logprobs[-length:]
-                own = [places[token] for token, places in zip(text[-length:], known, strict=True)]
-                values = np.array([one.logprob for one in own], dtype=np.float64)
+            outputs = self._answer(member, texts, sampling)
+            for text, output, request in zip(texts, outputs, order, strict=True):
+                length = len(requests[request][1])
+                places = zip(text[-length:], output.prompt_logprobs[-length:], strict=True)
+                own = [candidates[token] for token, candidates in places]
+                values = np.array([candidate.logprob for candidate in own], dtype=np.float64)
                 logprob.append(float(values.sum()))
-                greedy.append(all(one.rank == 1 for one in own))
+                greedy.append(all(candidate.rank == 1 for candidate in own))
                 tokens.append(values[None])
-            yield Scores([member], asked, np.array([logprob]), np.array([greedy]), tokens)
+            yield Scores([member], order, np.array([logprob]), np.array([greedy]), tokens)
 
     def iter_generate(
         self,
@@ -192,46 +254,38 @@ class VllmSweep:
         sampling: Sampling | None = None,
         batch_size: int | None = None,
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
-        """What compositions write after prompts, one composition after the other.
+        """Yield the texts of one composition after the other, as `Sweep.iter_generate`.
 
-        Args:
-            prompts: token ids, none empty.
-            max_new_tokens: most tokens that are written after a prompt.
-            members: positions of the compositions; all when None.
-            stop: strings that end a text.
-            tokenizer: not needed; vLLM has that of the expert.
-            sampling: how to draw tokens; greedy when None. The draws are vLLM's own.
-            batch_size: not needed; vLLM schedules by itself.
-
-        Yields:
-            Per composition `((composition, prompt), generation)`.
+        vLLM does not need tokenizer and batch size. It draws with its own random numbers.
         """
         from vllm import SamplingParams
 
         check_prompts(self.model, prompts, max_new_tokens)
         ends = eos_tokens(self.model)
-        StoppingCriteria(max_new_tokens, ends, tuple(stop), tokenizer)  # refuses what cannot be
-        drawn = {} if sampling is None else {
+        Decoding(max_new_tokens, ends, tuple(stop), tokenizer)  # checks the settings
+        drawing = {} if sampling is None else {
             "top_k": sampling.top_k or -1, "top_p": sampling.top_p, "seed": sampling.seed,
         }  # fmt: skip
-        asked = SamplingParams(
+        parameters = SamplingParams(
             temperature=0.0 if sampling is None else sampling.temperature,
             max_tokens=max_new_tokens, stop=list(stop) or None, stop_token_ids=sorted(ends),
-            ignore_eos=True, skip_special_tokens=False, include_stop_str_in_output=True, **drawn,
+            ignore_eos=True, skip_special_tokens=False, include_stop_str_in_output=True, **drawing,
         )  # fmt: skip
         for member in self.choose(members):
-            request = self._point_to(self.plans[member])
-            found = self._llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt in prompts], asked, use_tqdm=False,
-                lora_request=request,
-            )  # fmt: skip
+            outputs = self._answer(member, prompts, parameters)
             yield [
                 ((member, number), _generation(output.outputs[0], ends))
-                for number, output in enumerate(found)
+                for number, output in enumerate(outputs)
             ]
 
-    def _point_to(self, plan: Plan) -> Any:
-        """Load a composition's tensors into the running engine, or give its LoRA request."""
+    def _answer(self, member: int, prompts: Sequence[Sequence[int]], parameters: Any) -> Any:
+        """Swap in a composition, and let it answer prompts."""
+        request = self._swap_in(self.plans[member])
+        texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        return self._llm.generate(texts, parameters, use_tqdm=False, lora_request=request)
+
+    def _swap_in(self, plan: Plan) -> Any:
+        """Load a composition's tensors into the engine, or return its LoRA request."""
         if self._adapters is not None:
             return self._adapters.request(plan)
         if plan is self._engine.current:
@@ -243,234 +297,62 @@ class VllmSweep:
         return None
 
     def _check_adapters(self, adapters: _LoraRequests) -> None:
-        """Refuse an engine that a LoRA request does not change.
-
-        Raises:
-            EvaluationError: it answers with an adapter as without.
-        """
+        """Refuse an engine on which adapters have no effect."""
         request = next(filter(None, map(adapters.request, self.plans)), None)
         if request is None:
             return
         if _probe(self._llm, self.model, request) == self._engine.answers:
             raise EvaluationError(
-                "vLLM answers with an adapter as without; it may not apply adapters to this "
+                "an adapter does not change vLLM's answers; vLLM may not support adapters of this "
                 "architecture. Use --engine sweep"
             )
         self._engine.checked = True
 
-    def _check(self) -> None:
-        """Refuse an engine that re-pointing changes.
-
-        Raises:
-            EvaluationError: it answers otherwise than when it was fresh.
-        """
+    def _check_swapping(self) -> None:
+        """Refuse an engine whose answers change when its weights are swapped and swapped back."""
         alone = self._engine.fresh
         other = next((p for p in self.plans if p.composition != alone.composition), None)
         if other is None:
             return
         fresh = self._engine.answers
-        self._point_to(other)
-        moved = _probe(self._llm, self.model)
-        self._point_to(alone)
+        self._swap_in(other)
+        swapped = _probe(self._llm, self.model)
+        self._swap_in(alone)
         again = _probe(self._llm, self.model)
         same = all(
-            written == before and max(abs(a - b) for a, b in zip(p, q, strict=True)) <= TOLERANCE
-            for (p, before), (q, written) in zip(fresh, again, strict=True)
+            tokens == before and max(abs(a - b) for a, b in zip(p, q, strict=True)) <= TOLERANCE
+            for (p, before), (q, tokens) in zip(fresh, again, strict=True)
         )
-        if not same or moved == fresh:
+        if not same or swapped == fresh:
             raise EvaluationError(
-                "vLLM answers otherwise after its weights were loaded again than when it was "
-                "fresh; this version cannot be re-pointed. Use --engine sweep"
+                "vLLM gives other answers after its weights were swapped than at its start; "
+                "this version cannot swap weights. Use --engine sweep"
             )
         self._engine.checked = True
 
 
-_Answers = list[tuple[list[float], list[int]]]
-"""Per prompt of the opening check the log-probabilities, and the tokens that were written."""
+# --- starting vLLM ---
 
 
-@dataclass
-class _Engine:
-    """A running vLLM.
-
-    Attributes:
-        llm: the engine.
-        fresh: what it was started with.
-        model: the same without weights.
-        shapes: of every tensor, by name.
-        current: what it answers for now; None while that changes.
-        answers: to the prompts of the opening check, before anything was loaded into it.
-        checked: whether it was seen that it can be re-pointed.
-    """
-
-    llm: Any
-    fresh: Plan
-    model: PreTrainedModel
-    shapes: dict[str, tuple[int, ...]]
-    current: Plan | None
-    answers: _Answers
-    checked: bool = False
-
-
-_RUNNING: dict[str, _Engine] = {}
-"""The engine that was started last, by what it was started with: it takes most of a GPU."""
-
-
-def _engine_for(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> _Engine:
-    """The running engine, where it suits, or a new one in its place."""
-    shapes = _shapes(plan)
-    config = json.dumps(plan.reference.config, sort_keys=True, default=str)
-    key = repr((dtype, sorted(arguments.items()), sorted(shapes.items()), config))
-    if key not in _RUNNING:
-        _RUNNING.clear()
-        gc.collect()
-        fresh = _expert_alone(plan)
-        llm = _start(fresh, dtype, arguments)
-        model = build_empty_model(fresh)
-        answers = _probe(llm, model)
-        _RUNNING[key] = _Engine(llm, fresh, model, _shapes(fresh), fresh, answers)
-    return _RUNNING[key]
-
-
-def _probe(llm: Any, model: PreTrainedModel, request: Any = None) -> _Answers:
-    """What an engine answers to the prompts of the opening check, always the same ones."""
-    from vllm import SamplingParams
-
-    draw = random.Random(0)
-    tokens = range(vocabulary(model))
-    texts = [{"prompt_token_ids": draw.choices(tokens, k=PROBE_TOKENS)} for _ in range(PROBES)]
-    asked = SamplingParams(temperature=0.0, max_tokens=PROBE_NEW, prompt_logprobs=0,
-                           logprobs=0, ignore_eos=True)  # fmt: skip
-    found = llm.generate(texts, asked, use_tqdm=False, lora_request=request)
-    return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in found]
-
-
-def open_engine(
-    plans: Sequence[Plan],
-    *,
-    engine: EngineName = "sweep",
-    device: str = "cpu",
-    dtype: str | None = None,
-    engine_args: Mapping[str, Any] | None = None,
-) -> Sweep | VllmSweep:
-    """Compositions behind the engine that is asked for.
-
-    Args:
-        plans: the compositions.
-        engine: `sweep` answers for all compositions together; `vllm` for one after the other.
-        device: where the models of `sweep` run.
-        dtype: of the models; as stored when None.
-        engine_args: further arguments of `vllm.LLM`.
-
-    Raises:
-        EvaluationError: the engine cannot run them.
-    """
-    if engine == "vllm":
-        return VllmSweep(plans, dtype=dtype, engine=engine_args)
-    if engine_args:
-        raise EvaluationError(NOT_VLLM)
-    return Sweep(plans, device=device, dtype=dtype)
-
-
-_NUMBERS = count(1)
-"""Of LoRA requests; an engine keeps what it loaded under one for as long as it runs."""
-
-
-class _LoraRequests:
-    """Compositions of adapters, each written once as an adapter that vLLM reads."""
-
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="layerswap-")
-        self._known: dict[int, tuple[Plan, AdapterPlan | None]] = {}
-        self._written: dict[int, Any] = {}
-
-    def adapter(self, plan: Plan) -> AdapterPlan | None:
-        """The same composition as an adapter; None where it is more than vLLM can serve."""
-        if id(plan) not in self._known:
-            self._known[id(plan)] = plan, _as_adapter(plan)
-        return self._known[id(plan)][1]
-
-    def request(self, plan: Plan) -> Any:
-        """The LoRA request of a composition; None for the base alone."""
-        from vllm.lora.request import LoRARequest
-
-        if id(plan) not in self._written:
-            adapter, request = self.adapter(plan), None
-            assert adapter is not None, "all compositions are adapters"
-            if next(adapter.modules(), None) is not None:
-                number = next(_NUMBERS)
-                folder = Path(self._folder.name) / str(number)
-                adapter.save(folder)
-                request = LoRARequest(str(number), number, str(folder))
-            self._written[id(plan)] = request
-        return self._written[id(plan)]
-
-
-def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
-    """What vLLM has to be started with to serve compositions of adapters.
-
-    The largest rank that any of them can have, and the modules that they adapt: vLLM cannot give
-    log-probabilities of prompts while it holds room for an adapter of the head.
-    """
-    adapters = [
-        [expert.adapter.modules for expert in plan.experts.values() if expert.adapter is not None]
-        for plan in plans
-    ]
-    ranks = (
-        sum(max((low.rank for low in one.values()), default=1) for one in modules)
-        for modules in adapters
-    )
-    names = {path.rpartition(".")[2] for modules in adapters for one in modules for path in one}
-    return {
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": served_rank(max(ranks)),
-        "lora_target_modules": sorted(names),
-    }
-
-
-def _as_adapter(plan: Plan) -> AdapterPlan | None:
-    """The same composition as an adapter that vLLM can serve; None where it is more than that."""
-    if plan.base is None or any(expert.adapter is None for expert in plan.used.values()):
-        return None
-    try:
-        found = AdapterPlan(**{one.name: getattr(plan, one.name) for one in fields(plan)})
-    except MergeError:  # an operation on adapters gives full weights
-        return None
-    outside = any("layers." not in path for path, _ in found.modules())
-    return None if outside or next(found.saved(), None) is not None else found
-
-
-class _Tensors:
-    """The tensors of a composition, computed where they are iterated.
-
-    Args:
-        plan: the composition.
-        measurements: what its operations know of the whole model.
-    """
-
-    def __init__(self, plan: Plan, measurements: Measurements) -> None:
-        self.sources = measurements.sources(plan)
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for name, source in self.sources.items():
-            yield name, load_tensor(source.tensor, dict(source.thresholds))
-
-
-def _load(worker: Any, tensors: _Tensors) -> None:
-    """Load tensors into a worker of vLLM, in the format of checkpoints."""
-    worker.reload_weights(weights_iterator=iter(tensors))
+def _expert_alone(plan: Plan) -> Plan:
+    """Return the plan of one full checkpoint alone: the first expert's, or the base's."""
+    full = [name for name, expert in plan.used.items() if expert.adapter is None]
+    names = [*full, *(["base"] if plan.base is not None else [])]
+    if not names:
+        raise EvaluationError("the engine vllm starts on a full checkpoint, but all are adapters")
+    alone = Composition.build(plan.composition.layers, lambda place: Blend.of(names[0]))
+    return plan.with_composition(alone)
 
 
 def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
-    """VLLM on the one checkpoint that a plan takes every place from."""
+    """Start vLLM on the one checkpoint of a plan."""
     if arguments.get("tensor_parallel_size", 1) == 1:
         # In this process, so that tensors need not be copied to another one.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     else:
-        # Every worker computes its tensors itself: what is sent is a function, not data.
+        # Every worker computes its tensors itself: it is sent a function, not data.
         os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-    # Its lines would be among the results on standard output.
+    # Its log lines would be among the results on standard output.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
@@ -485,37 +367,123 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
             disable_log_stats=True, use_tqdm_on_load=False, **{"max_logprobs": 1, **arguments},
         )  # fmt: skip
     except (ValueError, RuntimeError, TypeError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise EvaluationError(f"vLLM does not start on {expert.source}: {why}") from None
-
-
-def _expert_alone(plan: Plan) -> Plan:
-    """The first full checkpoint among a plan's experts, or its base, alone.
-
-    Raises:
-        EvaluationError: there is none; vLLM starts on a checkpoint on disk.
-    """
-    full = [name for name, expert in plan.used.items() if expert.adapter is None]
-    names = [*full, *(["base"] if plan.base is not None else [])]
-    if not names:
-        raise EvaluationError("the engine vllm starts on a full checkpoint, but all are adapters")
-    alone = Composition.build(plan.composition.layers, lambda place: Blend.of(names[0]))
-    return plan.with_composition(alone)
+        reason = " ".join(str(error).split())[:300]
+        raise EvaluationError(f"vLLM does not start on {expert.source}: {reason}") from None
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for tensor in plan.tensors}
 
 
+def _probe(llm: Any, model: PreTrainedModel, request: Any = None) -> Answers:
+    """Let an engine answer the prompts of the opening check."""
+    from vllm import SamplingParams
+
+    draw = random.Random(0)
+    tokens = range(vocabulary_size(model))
+    texts = [{"prompt_token_ids": draw.choices(tokens, k=PROBE_TOKENS)} for _ in range(PROBES)]
+    parameters = SamplingParams(temperature=0.0, max_tokens=PROBE_NEW, prompt_logprobs=0,
+                                logprobs=0, ignore_eos=True)  # fmt: skip
+    outputs = llm.generate(texts, parameters, use_tqdm=False, lora_request=request)
+    return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in outputs]
+
+
 def _own_logprobs(output: Any) -> list[float]:
-    """The log-probabilities of a prompt's own tokens, and of those that were written."""
+    """Return the log-probabilities of a prompt's own tokens, and of the new tokens."""
     prompt = [next(iter(places.values())).logprob for places in output.prompt_logprobs if places]
     written = output.outputs[0].logprobs
     return prompt + [next(iter(places.values())).logprob for places in written]
 
 
-def _generation(written: Any, ends: frozenset[int]) -> Generation:
-    tokens = tuple(written.token_ids)
+def _generation(output: Any, ends: frozenset[int]) -> Generation:
+    tokens = tuple(output.token_ids)
     if tokens and tokens[-1] in ends:
         return Generation(tokens, "eos")
-    return Generation(tokens, "length" if written.finish_reason == "length" else "stop")
+    return Generation(tokens, "length" if output.finish_reason == "length" else "stop")
+
+
+class _Tensors:
+    """The tensors of a composition, computed where they are iterated, maybe in another process."""
+
+    def __init__(self, plan: Plan, measurements: Measurements) -> None:
+        self.sources = measurements.sources(plan)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for name, source in self.sources.items():
+            yield name, load_tensor(source.tensor, dict(source.thresholds))
+
+
+def _load(worker: Any, tensors: _Tensors) -> None:
+    """Load tensors into a worker of vLLM, in the format of checkpoints."""
+    worker.reload_weights(weights_iterator=iter(tensors))
+
+
+# --- adapters ---
+
+_LORA_NUMBERS = count(1)
+"""Numbers of LoRA requests; an engine keeps what it has loaded under a number."""
+
+
+class _LoraRequests:
+    """Compositions of adapters, each written once as an adapter for vLLM."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="layerswap-")
+        self._adapters: dict[int, tuple[Plan, AdapterPlan | None]] = {}
+        self._requests: dict[int, Any] = {}
+
+    def adapter(self, plan: Plan) -> AdapterPlan | None:
+        """Return the same composition as an adapter; None if vLLM cannot serve it so."""
+        if id(plan) not in self._adapters:
+            self._adapters[id(plan)] = plan, _as_adapter(plan)
+        return self._adapters[id(plan)][1]
+
+    def request(self, plan: Plan) -> Any:
+        """Return the LoRA request of a composition; None for the base alone."""
+        from vllm.lora.request import LoRARequest
+
+        if id(plan) not in self._requests:
+            adapter, request = self.adapter(plan), None
+            assert adapter is not None, "all compositions are adapters"
+            if next(adapter.modules(), None) is not None:
+                number = next(_LORA_NUMBERS)
+                folder = Path(self._folder.name) / str(number)
+                adapter.save(folder)
+                request = LoRARequest(str(number), number, str(folder))
+            self._requests[id(plan)] = request
+        return self._requests[id(plan)]
+
+
+def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
+    """Return the arguments with which vLLM can serve compositions of adapters.
+
+    These are the largest rank that any of them can have, and the modules that they adapt: vLLM
+    gives no log-probabilities of prompts while it reserves an adapter of the head.
+    """
+    adapters = [
+        [expert.adapter.modules for expert in plan.experts.values() if expert.adapter is not None]
+        for plan in plans
+    ]
+    ranks = (
+        sum(max((low.rank for low in modules.values()), default=1) for modules in of_plan)
+        for of_plan in adapters
+    )
+    paths = {path for of_plan in adapters for modules in of_plan for path in modules}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": served_rank(max(ranks)),
+        "lora_target_modules": sorted({path.rpartition(".")[2] for path in paths}),
+    }
+
+
+def _as_adapter(plan: Plan) -> AdapterPlan | None:
+    """The same composition as an adapter that vLLM can serve; None where it is more than that."""
+    if plan.base is None or any(expert.adapter is None for expert in plan.used.values()):
+        return None
+    try:
+        found = AdapterPlan(**{one.name: getattr(plan, one.name) for one in fields(plan)})
+    except MergeError:  # an operation on adapters gives full weights
+        return None
+    outside = any("layers." not in path for path, _ in found.modules())
+    return None if outside or next(found.saved(), None) is not None else found

@@ -9,7 +9,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 
 from layerswap.engine.generation import Sampling
-from layerswap.engine.scoring import eos_tokens, pad
+from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError

@@ -14,7 +14,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Override
-from layerswap.engine.scoring import batches
+from layerswap.engine.rows import batches
 from layerswap.engine.split import SplitModel
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap.engine.scoring import pad
+from layerswap.engine.rows import pad
 from layerswap.lab.datasets import BaseMix, LanguageMix, take
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.tokenizer import MAX_LENGTH
