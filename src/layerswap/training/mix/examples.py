@@ -1,4 +1,4 @@
-"""Maps rows of a data set to examples, and examples to the rows that a trainer reads."""
+"""Makes training examples from rows of a data set, and a trainer's rows from examples."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.errors import DataError
-from layerswap.training.mix.schema import (
-    DatasetRow,
-    Messages,
-    Mix,
-    MixSource,
-    check_columns,
-    make_renderer,
-    template_columns,
-)
+from layerswap.training.mix.schema import Messages, Mix, MixSource
+from layerswap.training.mix.sources import check_columns
+from layerswap.training.mix.templates import DatasetRow, Template, parse_template
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -55,81 +49,78 @@ class MixExample(NamedTuple):
         return "\n".join(content for _, content in self.turns) or self.text
 
 
-def used_columns(source: MixSource) -> set[str]:
-    """The columns that a source's mapping reads."""
-    if source.messages is not None:
-        return {source.messages.column}
-    templates = filter(None, (source.prompt, source.completion, source.text))
-    return set[str]().union(*(template_columns(text, source.template) for text in templates))
-
-
-def example_maker(
-    source: MixSource, name: str, columns: list[str]
-) -> Callable[[DatasetRow], MixExample | None]:
-    """A function from a row of `source` to its example, or None if a part of it is empty.
+class ExampleMaker:
+    """Makes an example from a row of one source.
 
     Args:
         source: the source.
         name: its name in the mix.
-        columns: the columns that its rows have.
-
-    Raises:
-        DataError: a template or the mapping names a column that does not exist.
     """
 
-    def renderer(key: str) -> Callable[[DatasetRow], str]:
-        return make_renderer(getattr(source, key), source.template, columns, key)
+    def __init__(self, source: MixSource, name: str) -> None:
+        self._source, self._name = source, name
+        self._templates: dict[str, Template] = {
+            key: parse_template(text, source.template)
+            for key in ("prompt", "completion", "text")
+            if (text := getattr(source, key)) is not None
+        }
 
-    def example(turns: tuple[Turn, ...], text: str = "") -> MixExample:
-        return MixExample(turns, text, source.language, name)
+    @property
+    def columns(self) -> set[str]:
+        """The columns that the templates or the conversation read."""
+        if self._source.messages is not None:
+            return {self._source.messages.column}
+        return set[str]().union(*(template.columns for template in self._templates.values()))
 
-    mapping = source.messages
-    if mapping is not None:
-        check_columns({mapping.column}, columns, "messages.column")
+    def check(self, columns: list[str]) -> None:
+        """Refuse a template, or a conversation, whose column is not one of the data set's."""
+        if self._source.messages is not None:
+            check_columns(self.columns, columns, "messages.column")
+        for key, template in self._templates.items():
+            check_columns(template.columns, columns, key)
 
-        def from_messages(row: DatasetRow) -> MixExample | None:
-            turns = _turns(row[mapping.column], mapping)
-            return example(turns) if turns else None
+    def make(self, row: DatasetRow) -> MixExample | None:
+        """Make the example of a row; None if a part of it is empty.
 
-        return from_messages
-    if source.text is not None:
-        text = renderer("text")
-
-        def from_text(row: DatasetRow) -> MixExample | None:
-            rendered = text(row)
-            return example((), rendered) if rendered.strip() else None
-
-        return from_text
-    prompt, completion = renderer("prompt"), renderer("completion")
-
-    def from_pair(row: DatasetRow) -> MixExample | None:
-        ask, answer = prompt(row), completion(row)
-        if not ask.strip() or not answer.strip():
+        Raises:
+            DataError: the row lacks a part that a template or the conversation needs.
+        """
+        turns, text = self._parts(row)
+        if not turns and not text.strip():
             return None
-        return example((("user", ask), ("assistant", answer)))
+        return MixExample(turns, text, self._source.language, self._name)
 
-    return from_pair
+    def _parts(self, row: DatasetRow) -> tuple[tuple[Turn, ...], str]:
+        messages = self._source.messages
+        if messages is not None:
+            return _conversation(row[messages.column], messages), ""
+        if "text" in self._templates:
+            return (), self._render("text", row)
+        prompt, completion = self._render("prompt", row), self._render("completion", row)
+        if not prompt.strip() or not completion.strip():
+            return (), ""
+        return (("user", prompt), ("assistant", completion)), ""
+
+    def _render(self, key: str, row: DatasetRow) -> str:
+        try:
+            return self._templates[key].render(row)
+        except DataError as error:
+            raise error.within(key) from None
 
 
 def row_maker(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
-    """A function from examples to the rows of the mix's kind.
-
-    - `chat`: prompt and completion as lists of messages; the trainer applies the model's chat
-      template and trains on the completion alone.
-    - `prompt-completion`: two texts, joined by the separator or written by the chat template.
-    - `messages`: one list of messages.
-    - `text`: one text.
+    """Return a function from examples to the data set of their rows, in the mix's kind.
 
     Args:
-        mix: with its kind, separator and chat template.
-        folder: base folder of the chat template's path.
+        mix: the mix.
+        folder: base of the path of its chat template.
 
     Raises:
-        DataError: the chat template cannot be read or fails.
+        DataError: the chat template cannot be read.
     """
-    pair = _joined(mix.separator)
+    pair = _join_by(mix.separator)
     if mix.chat_template is not None:
-        pair = _templated(folder / Path(mix.chat_template).expanduser())
+        pair = _join_by_template(folder / Path(mix.chat_template).expanduser())
 
     def row(example: MixExample) -> tuple[Any, ...]:
         if mix.kind == "chat":
@@ -147,30 +138,30 @@ def row_maker(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
         value = [{"role": Value("string"), "content": Value("string")}] if chat else Value("string")
         paired = mix.kind in ("chat", "prompt-completion")
         names = ("prompt", "completion") if paired else (mix.kind,)
-        made = [row(example) for example in examples]
-        data = {name: [values[i] for values in made] for i, name in enumerate(names)}
+        values = [row(example) for example in examples]
+        data = {name: [row[i] for row in values] for i, name in enumerate(names)}
         return Dataset.from_dict(data, features=Features(dict.fromkeys(names, value)))
 
     return rows
 
 
-def _turns(value: Any, mapping: Messages) -> tuple[Turn, ...]:
+def _conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
+    """Return the turns up to the last answer; empty if a turn or the answer is missing."""
+    items = list(value or ())
     if mapping.layout == "messages":
-        turns = [_message(item, mapping) for item in value or ()]
+        turns = [_turn(item, mapping) for item in items]
     else:
-        said = list(value or ())
         if mapping.layout == "pairs":
-            said = [text for pair in said for text in (pair or ())]
+            items = [text for pair in items for text in (pair or ())]
         roles = ("user", "assistant")
-        turns = [(roles[i % 2], str(text or "").strip()) for i, text in enumerate(said)]
-    # Only a conversation that ends with an answer can be trained on; its beginning is kept.
+        turns = [(roles[i % 2], str(text or "").strip()) for i, text in enumerate(items)]
     while turns and turns[-1][0] != "assistant":
         turns.pop()
-    whole = len(turns) > 1 and all(text for _, text in turns)
-    return tuple(turns) if whole else ()
+    complete = len(turns) > 1 and all(text for _, text in turns)
+    return tuple(turns) if complete else ()
 
 
-def _message(item: Any, mapping: Messages) -> Turn:
+def _turn(item: Any, mapping: Messages) -> Turn:
     try:
         role, content = item[mapping.role], item[mapping.content]
     except (KeyError, TypeError):
@@ -181,8 +172,7 @@ def _message(item: Any, mapping: Messages) -> Turn:
     role = mapping.roles.get(str(role), str(role))
     if role not in ("system", "user", "assistant"):
         raise DataError(
-            f"messages.roles: says nothing about the role {role!r}; "
-            "write which of system, user, assistant it is"
+            f"messages.roles: unknown role {role!r}; map it to system, user or assistant"
         )
     return role, str(content or "").strip()
 
@@ -191,17 +181,17 @@ def _messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in turns]
 
 
-def _joined(separator: str) -> Callable[[MixExample], tuple[str, str]]:
+def _join_by(separator: str) -> Callable[[MixExample], tuple[str, str]]:
     def pair(example: MixExample) -> tuple[str, str]:
         prompt = separator.join(content for _, content in example.turns[:-1])
         # A prompt that ends in white space already separates itself from the completion.
-        apart = "" if prompt != prompt.rstrip() else separator
-        return prompt + apart, example.completion
+        end = "" if prompt != prompt.rstrip() else separator
+        return prompt + end, example.completion
 
     return pair
 
 
-def _templated(path: Path) -> Callable[[MixExample], tuple[str, str]]:
+def _join_by_template(path: Path) -> Callable[[MixExample], tuple[str, str]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
@@ -210,7 +200,7 @@ def _templated(path: Path) -> Callable[[MixExample], tuple[str, str]]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise DataError(f"chat_template: {path}: cannot be read ({reason})") from None
 
-    def render(turns: tuple[Turn, ...], prompt: bool) -> str:
+    def render(turns: tuple[Turn, ...], *, prompt: bool) -> str:
         try:
             rendered: Any = render_jinja_template(
                 conversations=[_messages(turns)],
@@ -222,11 +212,11 @@ def _templated(path: Path) -> Callable[[MixExample], tuple[str, str]]:
         return str(rendered[0][0])
 
     def pair(example: MixExample) -> tuple[str, str]:
-        prompt, whole = render(example.turns[:-1], True), render(example.turns, False)
+        prompt, whole = render(example.turns[:-1], prompt=True), render(example.turns, prompt=False)
         if not whole.startswith(prompt):
             raise DataError(
-                f"chat_template: {path}: the prompt is not the beginning of the whole; "
-                "the template must write the same prompt with and without the answer"
+                f"chat_template: {path}: the text of the prompt differs with and without the "
+                "answer; write a template that renders both alike"
             )
         return prompt, whole[len(prompt) :]
 
