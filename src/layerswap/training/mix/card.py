@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,17 +222,18 @@ def markdown(card: dict[str, Any]) -> str:
         _filters_table(card),
     ]
     if card["evaluation_sets"]:
-        header = ("set", "items", "n-gram", "too short to look for")
-        body = [
-            (name, f"{facts['items']:,}", f"{facts['n']} {facts['unit']}",
-             f"{facts['too_short']:,}")
+        sets = [
+            (name, facts["items"], f"{facts['n']} {facts['unit']}", facts["too_short"])
             for name, facts in card["evaluation_sets"].items()
-        ]  # fmt: skip
-        parts += ["### Evaluation items that were kept out", _table(header, body, "lrlr")]
-    sections = (("Warnings", "warnings"), ("Note", "note"), ("Not verified", "unverified"))
-    for title, key in sections:
-        if card[key]:
-            lines = card[key] if isinstance(card[key], list) else [card[key]]
+        ]
+        header = ("set", "items", "n-gram", "too short to look for")
+        parts += ["### Evaluation items that were kept out", _table(header, sets)]
+    for title, lines in (
+        ("Warnings", card["warnings"]),
+        ("Note", [card["note"]] if card["note"] else []),
+        ("Not verified", card["unverified"]),
+    ):
+        if lines:
             parts += [f"## {title}", "\n".join(f"- {' '.join(line.split())}" for line in lines)]
     parts += ["## Examples", *_examples(card)]
     libraries = ", ".join(f"{name} {number}" for name, number in card["versions"].items() if number)
@@ -249,38 +250,41 @@ def _front_matter(card: dict[str, Any]) -> str:
     return "\n".join([*lines, "tags:", "- layerswap", "---"])
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
-    rule = "".join("|--:" if side == "r" else "|---" for side in align) + "|"
-    return "\n".join([f"| {' | '.join(header)} |", rule, *(f"| {' | '.join(r)} |" for r in rows)])
-
-
 def _sources_table(card: dict[str, Any]) -> str:
-    numbers = ["rows", "looked_at", "dropped", "kept", *(["tokens"] if card["tokenizer"] else [])]
+    tokens = ["tokens"] if card["tokenizer"] else []
     rows = []
     for name, facts in card["sources"].items():
         dropped = sum(facts["dropped"].values()) + facts["empty"] + facts["left_out_by_where"]
-        counts = [f"{(facts | {'dropped': dropped})[key]:,}" for key in numbers]
-        rows.append([name, _cell(facts["origin"]), facts["licence"] or "not stated", *counts])
-    header = ["source", "from", "licence", *(key.replace("_", " ") for key in numbers)]
-    return _table(header, rows, "lll" + "r" * len(numbers))
+        texts = [name, _cell(facts["origin"]), facts["licence"] or "not stated"]
+        counts = [facts["rows"], facts["looked_at"], dropped, facts["kept"]]
+        rows.append([*texts, *counts, *(facts[key] for key in tokens)])
+    header = ["source", "from", "licence", "rows", "looked at", "dropped", "kept", *tokens]
+    return _table(header, rows)
 
 
 def _filters_table(card: dict[str, Any]) -> str:
-    always = ("left_out_by_where", "empty")
-    columns = [*always, *card["filters"]]
-    rows = []
-    for name, facts in card["sources"].items():
-        counts = {key: facts[key] for key in always} | facts["dropped"]
-        rows.append([name, *(f"{counts.get(column, 0):,}" for column in columns)])
-    header = ["source", *(column.replace("_", " ") for column in columns)]
+    filters = list(card["filters"])
+    rows = [
+        [name, facts["left_out_by_where"], facts["empty"],
+         *(facts["dropped"].get(key, 0) for key in filters)]
+        for name, facts in card["sources"].items()
+    ]  # fmt: skip
+    header = ["source", "left out by where", "empty", *(key.replace("_", " ") for key in filters)]
     dropped = [
         f"- {name.replace('_', ' ')}, {example['source']}: {example['why']}: "
         f"{_cell(example['text'])[:160]}"
         for name, facts in card["filters"].items()
         for example in facts["examples"]
     ]
-    table = _table(header, rows, "l" + "r" * len(columns))
-    return "\n".join([table, *([""] if dropped else []), *dropped])
+    return "\n".join([_table(header, rows), *([""] if dropped else []), *dropped])
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
+    """Write a Markdown table; columns of numbers are aligned right."""
+    rule = ["--:" if isinstance(value, int) else "---" for value in rows[0]]
+    body = [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *body)]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
 
 
 def _examples(card: dict[str, Any]) -> list[str]:
@@ -307,7 +311,7 @@ def _mean_length(texts: list[str]) -> float:
     return round(sum(map(len, texts)) / len(texts), 1) if texts else 0.0
 
 
-def _count_tokens(tokenizer: Any, texts: Iterable[str]) -> int:
+def _count_tokens(tokenizer: Any, texts: list[str]) -> int:
     texts = [text for text in texts if text]
     if not texts:
         return 0
