@@ -52,13 +52,12 @@ def data(
     if mix is None:
         raise RecipeError("give a mix, or --list for the ready recipes")
     values = _parameters(settings or ())
-    text = mix_text(mix, values)
     if show:
-        typer.echo(text, nl=False)
+        typer.echo(mix_text(mix, values), nl=False)
         return
     if out is None:
         raise RecipeError("give --out, the folder to create")
-    _build(mix, values, text, out, local, tokenizer, limit, overwrite)
+    _build(mix, values, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
 
 
 def _parameters(settings: Sequence[str]) -> dict[str, str]:
@@ -71,20 +70,20 @@ def _parameters(settings: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _build(  # noqa: PLR0917
-    mix: str, values: Mapping[str, str], text: str, out: Path, local: Path | None,
-    tokenizer: str | None, limit: int | None, overwrite: bool,
+def _build(
+    mix: str, values: Mapping[str, str], out: Path, *, local: Path | None, tokenizer: str | None,
+    limit: int | None, overwrite: bool,
 ) -> None:  # fmt: skip
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import load_tokenizer
     from layerswap.cli.tables import mix_table
     from layerswap.training.mix.build import build_mix
     from layerswap.training.mix.card import CARD, data_card, save_mix
-    from layerswap.training.mix.schema import read_mix
+    from layerswap.training.mix.schema import mix_text, read_mix
     from layerswap.versions import need_extras
 
     need_extras("a data mix", "train")
-    checked = read_mix(mix, values)
+    checked, text = read_mix(mix, values), mix_text(mix, values)
     refuse_target(out, marker=CARD, overwrite=overwrite)
     encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}") if tokenizer else None
     with output.named_progress() as progress:

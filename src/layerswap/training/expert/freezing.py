@@ -23,17 +23,11 @@ from layerswap.training.expert.trainer import train
 
 @dataclass(frozen=True)
 class FreezeOrRevert:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        partition: its name; None for the base, and for the expert that is trained whole.
-        treatment: treatment of the places outside the expert's part.
-        scores: score by task.
-    """
-
-    partition: str | None
-    treatment: str
-    scores: dict[str, float]
+    partition: str | None  # None for the base, and for the expert that is trained whole
+    treatment: str  # of the places outside the expert's part
+    scores: dict[str, float]  # by task
 
 
 def freeze_or_revert(

@@ -32,28 +32,16 @@ _PATHS = ("output_dir", "logging_dir", "run_name", "hub_token", "local_rank")
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A checked training.
-
-    Attributes:
-        spec: its specification.
-        base: the checkpoint to fine-tune; only headers have been read.
-        tokenizer: the base's.
-        sets: the data sets.
-        parts: the places that train.
-        rates: factors of the learning rate, at places where it is not 1.
-        config: TRL's configuration.
-        decay: fraction of the steps in which a stable schedule decays.
-        out: the output folder.
-    """
+    """A checked training."""
 
     spec: ExpertSpec
-    base: Checkpoint
+    base: Checkpoint  # only its headers have been read
     tokenizer: Any
     sets: tuple[TrainingRows, ...]
-    parts: tuple[Part, ...]
-    rates: Mapping[Place, float]
-    config: Any
-    decay: float | None
+    parts: tuple[Part, ...]  # the places that train; two where two data sets take turns
+    rates: Mapping[Place, float]  # factors of the learning rate where they are not 1
+    config: Any  # a trl.SFTConfig
+    decay: float | None  # fraction of the steps in which a stable schedule decays
     out: Path
 
     @cached_property

@@ -24,21 +24,13 @@ FORMS = (("prompt", "completion"), ("messages",), ("text",))
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """One data set, ready for the trainer.
+    """One data set, ready for the trainer."""
 
-    Attributes:
-        name: its name in messages and on the card.
-        train: rows with the columns of one of `FORMS`.
-        validation: rows with the same columns, or None.
-        fingerprints: fingerprints of its files, by name.
-        contaminated: known number of rows with an evaluation item, by evaluation set.
-    """
-
-    name: str
-    train: Dataset
-    validation: Dataset | None
-    fingerprints: dict[str, str]
-    contaminated: dict[str, int] = field(default_factory=dict)
+    name: str  # in messages and on the card
+    train: Dataset  # with the columns of one of `FORMS`
+    validation: Dataset | None  # with the same columns
+    fingerprints: dict[str, str]  # by file name
+    contaminated: dict[str, int] = field(default_factory=dict)  # rows by evaluation set
 
     @property
     def form(self) -> str:

@@ -87,11 +87,6 @@ def read_training(folder: Path) -> dict[str, Any]:
     return record
 
 
-def write_training(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the record atomically."""
-    write_json(folder / TRAINING, record)
-
-
 def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtype: str) -> None:
     """Turn the weights in the draft folder into the finished output.
 
@@ -133,7 +128,7 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
     for file in sorted(draft.iterdir(), key=lambda file: (file == last, file.name)):
         file.replace(out / file.name)
     draft.rmdir()
-    write_training(out, record)
+    write_json(out / TRAINING, record)
 
 
 def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:

@@ -38,21 +38,13 @@ ScorePlan = Callable[[Plan], dict[str, float]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint of a run.
+    """One checkpoint of a run."""
 
-    Attributes:
-        run: the folder that `layerswap train` wrote.
-        step: number of optimiser steps.
-        folder: folder of the checkpoint.
-        loss: validation loss in nats per token, where it was measured.
-        scores: mean score by task.
-    """
-
-    run: str
+    run: str  # the folder that `layerswap train` wrote
     step: int
-    folder: str
-    loss: float | None
-    scores: dict[str, float] = field(default_factory=dict)
+    folder: str  # of the checkpoint
+    loss: float | None  # validation loss in nats per token, where it was measured
+    scores: dict[str, float] = field(default_factory=dict)  # mean score by task
 
     @property
     def value(self) -> float:
@@ -64,15 +56,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """A ranking of checkpoints.
+    """A ranking of checkpoints."""
 
-    Attributes:
-        ranked: every candidate, the best first.
-        chosen: the best `keep`, no more of one run than its share.
-    """
-
-    ranked: tuple[Candidate, ...]
-    chosen: tuple[Candidate, ...]
+    ranked: tuple[Candidate, ...]  # every candidate, the best first
+    chosen: tuple[Candidate, ...]  # the best, no more of one run than its share
 
     def to_json(self) -> str:
         """Write the whole selection as JSON."""

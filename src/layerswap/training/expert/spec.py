@@ -80,21 +80,15 @@ Data = NonEmpty | Files
 class Trained(Strict):
     """The places that train; the others are frozen (paper 2, sections 3.3 and 4.4).
 
-    Attributes:
-        partition: `A`, `B`, `C` or `Z` of the second paper, scaled by depth.
-        part: the part of the partition that trains.
-        outside: the part that owns the places outside the layers; the partition's own if not given.
-        recipe: a recipe file, instead of a partition; the places that take something from its
-            `expert` train.
-        expert: name of an expert of the recipe.
-        places: layers and roles that train; they narrow the part of a partition or a recipe.
+    A part of a partition trains, or the places that take something from an expert of a recipe.
+    `places` narrows them, or names the places by itself.
     """
 
-    partition: Literal["A", "B", "C", "Z"] | None = None
-    outside: Side | None = None
-    recipe: NonEmpty | None = None
-    part: Side | None = None
-    expert: NonEmpty | None = None
+    partition: Literal["A", "B", "C", "Z"] | None = None  # of the second paper, scaled by depth
+    outside: Side | None = None  # owner of what is outside the layers; None: the partition's own
+    recipe: NonEmpty | None = None  # file
+    part: Side | None = None  # of the partition
+    expert: NonEmpty | None = None  # of the recipe
     places: Annotated[list[Where], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
@@ -111,25 +105,17 @@ class Trained(Strict):
 
 
 class Rate(Where):
-    """Places with their own learning rate (Howard and Ruder, 2018, section 3.2).
+    """Places with their own learning rate (Howard and Ruder, 2018, section 3.2)."""
 
-    Attributes:
-        scale: factor of the learning rate there; to freeze places, use `train`.
-    """
-
-    scale: Annotated[float, Field(gt=0, le=100, strict=False)]
+    scale: Annotated[float, Field(gt=0, le=100, strict=False)]  # factor; to freeze, use `train`
 
 
 class Lora(Strict):
     """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
 
     Rank, scaling and rsLoRA are by default those of the second paper, section 3.4; the rest is
-    PEFT's default. PEFT documents the keys.
-
-    Attributes:
-        target_modules: names or a regular expression, as in PEFT, that restrict the adapters among
-            the attention and mlp matrices at the places that train; all of them if not given.
-        use_dora: weight-decomposed adapters (Liu et al., 2024); `bake` them to compose them.
+    PEFT's default. `target_modules` and `exclude_modules` restrict the adapters among the attention
+    and mlp matrices at the places that train.
     """
 
     r: PositiveInt = 64
@@ -138,7 +124,7 @@ class Lora(Strict):
     # Not PEFT's default, which is False: `lora: {r: 8, lora_alpha: 16}` trains with the scale
     # 16/sqrt(8) = 5.7 here, and with 16/8 = 2 in PEFT.
     use_rslora: bool = True
-    use_dora: bool = False
+    use_dora: bool = False  # weight-decomposed (Liu et al., 2024); `bake` them to compose them
     target_modules: list[NonEmpty] | NonEmpty | None = None
     exclude_modules: list[NonEmpty] | NonEmpty | None = None
     rank_pattern: dict[NonEmpty, PositiveInt] = {}
@@ -149,70 +135,44 @@ class Lora(Strict):
 class Sparse(Strict):
     """Composable sparse fine-tuning (Ansell et al., 2022): train, keep, reset, train again.
 
-    Attributes:
-        keep: fraction of the trained parameters, those that the first training changes most, that
-            the second training may change.
+    The second training may change the fraction `keep` of the trained parameters, those that the
+    first training changes most.
     """
 
     keep: Annotated[float, Field(gt=0, lt=1)]
 
 
 class Simultaneous(Strict):
-    """Simultaneous partition SFT (paper 2, section 4.5).
-
-    Attributes:
-        task: data for the task's part.
-        language: data for the language's part.
-        every: optimiser steps in a turn (paper 2, appendix A.3).
-    """
+    """Simultaneous partition SFT (paper 2, section 4.5): data for each part of the places."""
 
     task: Data
     language: Data
-    every: PositiveInt = 1
+    every: PositiveInt = 1  # optimiser steps in a turn (paper 2, appendix A.3)
 
 
 class ExpertSpec(Strict):
-    """One training, on exactly one of `data`, `mix` and `simultaneous`.
+    """One training, on exactly one of `data`, `mix` and `simultaneous`."""
 
-    Attributes:
-        base: folder or Hub id `owner/name[@revision]` of the model to fine-tune.
-        mix: several data sets in one random order (paper 2, section 4.2).
-        simultaneous: two data sets in turns, each for a part of the places.
-        train: the places that train; all if not given.
-        rates: places with their own learning rate; the last entry for a place wins.
-        lora: train adapters instead of whole weights.
-        bake: under LoRA, write full weights with the adapter merged into the base.
-        load_in_4bit: under LoRA, hold the frozen base in 4 bits (QLoRA; needs bitsandbytes).
-        sparse: train twice, the second time only the parameters that changed most.
-        preset: hyperparameters of a row of paper 1, table 4, or of paper 2, appendix A.4.
-        hyperparameters: any of TRL's `SFTConfig` by its own name; they override the preset.
-        effective_batch: examples in an optimiser step over all processes; sets the number of
-            accumulated forward passes.
-        save_every: training examples between checkpoints (paper 1: 5,000).
-        save_minutes: maximum time between checkpoints; one saved by time is replaced by the next.
-        limit: maximum number of examples of each data set.
-        dtype: dtype of the training weights; float32, or the stored one under LoRA.
-        seed: seed of the data order, of dropout and of new adapters.
-    """
-
-    base: NonEmpty
+    base: NonEmpty  # folder or Hub id owner/name[@revision] of the model to fine-tune
     data: Data | None = None
+    # Several data sets in one random order (paper 2, section 4.2).
     mix: Annotated[list[Data], Field(min_length=2)] | None = None
-    simultaneous: Simultaneous | None = None
-    train: Trained | None = None
-    rates: list[Rate] = []
+    simultaneous: Simultaneous | None = None  # two data sets in turns
+    train: Trained | None = None  # None: all places
+    rates: list[Rate] = []  # the last entry for a place wins
     lora: Lora | None = None
-    bake: bool = False
-    load_in_4bit: bool = False
+    bake: bool = False  # under LoRA, write full weights with the adapter merged into the base
+    load_in_4bit: bool = False  # under LoRA, hold the frozen base in 4 bits (needs bitsandbytes)
     sparse: Sparse | None = None
-    preset: str | None = None
-    hyperparameters: dict[str, Any] = {}
-    effective_batch: PositiveInt | None = None
-    save_every: PositiveInt = 5000
-    save_minutes: Annotated[float, Field(gt=0, strict=False)] = 10.0
-    limit: PositiveInt | None = None
+    preset: str | None = None  # a row of paper 1, table 4, or of paper 2, appendix A.4
+    hyperparameters: dict[str, Any] = {}  # of TRL's SFTConfig; they override the preset
+    effective_batch: PositiveInt | None = None  # examples in an optimiser step, all processes
+    save_every: PositiveInt = 5000  # examples between checkpoints (paper 1: 5,000)
+    save_minutes: Annotated[float, Field(gt=0, strict=False)] = 10.0  # maximum between checkpoints
+    limit: PositiveInt | None = None  # maximum number of examples of each data set
+    # Of the training weights; None: float32, or the stored dtype under LoRA.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
-    seed: int = 0
+    seed: int = 0  # of the data order, of dropout and of new adapters
 
     @field_validator("preset")
     @classmethod

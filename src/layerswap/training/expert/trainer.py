@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Log, PathLike
-from layerswap.checkpoint.commit import refuse_target
+from layerswap.checkpoint.commit import refuse_target, write_json
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm, without_progress_bars
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.errors import TrainingError
@@ -26,7 +26,6 @@ from layerswap.training.expert.save import (
     put_in_place,
     read_training,
     resumable,
-    write_training,
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
 from layerswap.training.expert.trainable import (
@@ -345,7 +344,7 @@ def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
         refuse_target(job.out, marker=TRAINING, overwrite=overwrite)
         shutil.rmtree(job.out, ignore_errors=True)
         job.out.mkdir()
-        write_training(job.out, job.record)
+        write_json(job.out / TRAINING, job.record)
     except OSError as error:
         raise TrainingError(f"{job.out}: cannot be written ({error.strerror})") from None
     return True

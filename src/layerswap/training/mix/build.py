@@ -36,47 +36,29 @@ SourceProgress = Callable[[str, int, int], None]
 class Tally:
     """Counts of one source's rows.
 
-    Attributes:
-        origin: where the rows came from.
-        rows: number of rows that the source holds, up to its `read`.
-        looked_at: rows drawn before its share was full.
-        not_wanted: rows excluded by `where`.
-        empty: rows without a prompt, a completion or a text.
-        kept: examples in the mix, validation included.
-        contaminated: examples in the mix that contain an evaluation item, by evaluation set, where
-            the source skips that filter.
+    A source that skips the evaluation filter has contaminated examples, by evaluation set.
     """
 
     origin: str
-    rows: int
-    looked_at: int = 0
-    not_wanted: int = 0
-    empty: int = 0
-    kept: int = 0
+    rows: int  # rows that the source holds, up to its `read`
+    looked_at: int = 0  # rows drawn before its share was full
+    not_wanted: int = 0  # rows excluded by `where`
+    empty: int = 0  # rows without a prompt, a completion or a text
+    kept: int = 0  # examples in the mix, validation included
     contaminated: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class BuiltMix:
-    """A mix that is ready to train on.
-
-    Attributes:
-        mix: its definition.
-        train: rows `{"prompt", "completion"}`, `{"messages"}` or `{"text"}`, shuffled.
-        validation: rows that the mix holds out for validation; may be empty.
-        tallies: counts by source.
-        filters: the filters with their counts.
-        index: the evaluation items, if the mix names any.
-        examples: the examples of `train` and then of `validation`, in their order.
-    """
+    """A mix that is ready to train on."""
 
     mix: Mix
-    train: Dataset
-    validation: Dataset
-    tallies: dict[str, Tally]
+    train: Dataset  # rows {"prompt", "completion"}, {"messages"} or {"text"}, shuffled
+    validation: Dataset  # rows held out; may be empty
+    tallies: dict[str, Tally]  # by source
     filters: FilterPipeline
-    index: ItemIndex | None
-    examples: list[MixExample] = field(repr=False)
+    index: ItemIndex | None  # None if the mix names no evaluation items
+    examples: list[MixExample] = field(repr=False)  # of `train`, then of `validation`
 
 
 def build_mix(

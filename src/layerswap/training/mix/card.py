@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.commit import atomic_folder
 from layerswap.errors import DataError
-from layerswap.training.mix.schema import Mix, parse_mix
+from layerswap.training.mix.schema import EvaluationSet, Mix, MixSource, parse_mix
 from layerswap.versions import versions
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
     sources = {name: _source_facts(built, name, tokenizer) for name in built.tallies}
     tokens = {"tokens": sum(facts["tokens"] for facts in sources.values())} if tokenizer else {}
     evaluation = mix.filters.evaluation
-    described = {**mix.sources, **(evaluation.against if evaluation else {})}
+    described: dict[str, MixSource | EvaluationSet] = {
+        **mix.sources, **(evaluation.against if evaluation else {})
+    }  # fmt: skip
     contaminated = [
         f"{name}: {count:,} examples contain an item of the evaluation set {evaluation_set}"
         for name, tally in built.tallies.items()

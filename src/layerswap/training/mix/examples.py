@@ -19,18 +19,11 @@ Turn = tuple[str, str]
 
 
 class MixExample(NamedTuple):
-    """One training example, before it becomes a row.
+    """One training example, before it becomes a row."""
 
-    Attributes:
-        turns: the conversation; empty for raw text.
-        text: the raw text; empty for a conversation.
-        language: ISO 639-1 code of its source, if known.
-        source: name of its source.
-    """
-
-    turns: tuple[Turn, ...]
-    text: str = ""
-    language: str | None = None
+    turns: tuple[Turn, ...]  # empty for raw text
+    text: str = ""  # empty for a conversation
+    language: str | None = None  # ISO 639-1 code of its source, if known
     source: str = ""
 
     @property

@@ -60,81 +60,53 @@ def _switch(value: object) -> object:
 
 
 class Origin(Strict):
-    """Where rows come from: a Hub data set (`id`) or local files (`path`).
+    """Where rows come from: a Hub data set (`id`) or local files (`path`)."""
 
-    Attributes:
-        id: id of a data set on the Hub, `owner/name`, with its `config`, `split` and `revision`.
-        path: a local file or a pattern of files, relative to the mix's folder.
-        files: patterns of files in the data set's repository, or URLs, read instead of the files
-            that the `datasets` library would choose.
-        without: patterns of files to exclude from `files`.
-        format: format of the files; detected from their names if not given.
-        header: column names of a csv without a header line.
-        quotes: true if csv fields may be quoted.
-        where: allowed values by column; other rows are left out.
-        read: number of rows to read, from the start; all if not given.
-    """
-
-    id: NonEmpty | None = None
+    id: NonEmpty | None = None  # owner/name
     config: NonEmpty | None = None
     split: NonEmpty = "train"
     revision: NonEmpty | None = None
-    path: NonEmpty | None = None
-    files: list[NonEmpty] = []
-    without: list[NonEmpty] = []
-    format: Literal["jsonl", "json", "csv", "parquet", "text"] | None = None
+    path: NonEmpty | None = None  # a file or a pattern of files, relative to the mix's folder
+    files: list[NonEmpty] = []  # patterns or URLs, in place of the data set's own choice of files
+    without: list[NonEmpty] = []  # patterns of files to exclude from `files`
+    format: Literal["jsonl", "json", "csv", "parquet", "text"] | None = None  # None: by file name
     delimiter: NonEmpty = ","
-    header: list[NonEmpty] | None = None
-    quotes: bool = True
-    where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}
-    read: PositiveInt | None = None
+    header: list[NonEmpty] | None = None  # column names of a csv without a header line
+    quotes: bool = True  # false: quotation marks in a csv are ordinary characters
+    where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}  # allowed values
+    read: PositiveInt | None = None  # number of rows, from the start; None: all
 
 
 class Messages(Strict):
     """The column that holds a conversation, and its layout.
 
-    Attributes:
-        layout: `messages` (mappings with a role and a content), `pairs` (lists of a user's and an
-            assistant's text), or `alternating` (texts, the user first).
-        role, content: keys of a message.
-        roles: system, user or assistant by the data set's name of the role.
+    The layout is `messages` (mappings with a role and a content), `pairs` (lists of a user's and an
+    assistant's text), or `alternating` (texts, the user first).
     """
 
     column: NonEmpty
     layout: Literal["messages", "pairs", "alternating"] = "messages"
-    role: NonEmpty = "role"
-    content: NonEmpty = "content"
-    roles: dict[NonEmpty, Literal["system", "user", "assistant"]] = {}
+    role: NonEmpty = "role"  # key of the role in a message
+    content: NonEmpty = "content"  # key of the text in a message
+    roles: dict[NonEmpty, Literal["system", "user", "assistant"]] = {}  # by the data set's name
 
 
 class MixSource(Origin):
-    """One source of a mix: where its rows come from and how they become examples.
+    """One source of a mix: where its rows come from and how they become examples."""
 
-    Attributes:
-        prompt, completion: templates of the two parts of an example.
-        text: template of a raw text, for continued pretraining.
-        template: syntax of the templates.
-        cap: maximum number of examples.
-        weight: share of the mix's `total`, relative to the other sources' weights.
-        seed: seed of the order in which rows are drawn; the mix's seed if not given.
-        language: ISO 639-1 code, for the language filter.
-        licence, note, unverified: for the card; `unverified` lists facts that could not be checked.
-        skip: filters of the mix that this source bypasses.
-    """
-
-    prompt: NonEmpty | None = None
-    completion: NonEmpty | None = None
-    text: NonEmpty | None = None
+    prompt: NonEmpty | None = None  # template
+    completion: NonEmpty | None = None  # template
+    text: NonEmpty | None = None  # template of a raw text, for continued pretraining
     messages: Messages | None = None
-    template: Literal["plain", "jinja"] = "plain"
-    cap: PositiveInt | None = None
-    weight: Positive = 1.0
-    seed: NonNegativeInt | None = None
-    language: NonEmpty | None = None
+    template: Literal["plain", "jinja"] = "plain"  # syntax of the templates
+    cap: PositiveInt | None = None  # maximum number of examples
+    weight: Positive = 1.0  # share of the mix's `total`, relative to the other sources' weights
+    seed: NonNegativeInt | None = None  # of the order of the rows; None: the mix's seed
+    language: NonEmpty | None = None  # ISO 639-1 code, for the language filter
     licence: NonEmpty | None = None
-    skip: list[FilterName] = []
-    note: NonEmpty | None = None
-    unverified: list[NonEmpty] = []
+    skip: list[FilterName] = []  # filters of the mix that this source bypasses
+    note: NonEmpty | None = None  # for the card
+    unverified: list[NonEmpty] = []  # facts that could not be checked, for the card
 
 
 class EvaluationSet(Origin):
@@ -163,19 +135,12 @@ class MathFilter(Strict):
 
 
 class LanguageFilter(Strict):
-    """Keeps examples that py3langid detects as one of the languages.
+    """Keeps examples that py3langid detects as one of the languages."""
 
-    Attributes:
-        allow: ISO 639-1 codes; the source's language if not given.
-        look_at: part of an example that must be in the language.
-        min_probability: minimum probability of the allowed languages together.
-        min_letters: shorter texts are not reliable, and pass.
-    """
-
-    allow: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+    allow: Annotated[list[NonEmpty], Field(min_length=1)] | None = None  # None: the source's own
     look_at: Literal["completion", "prompt", "all"] = "completion"
-    min_probability: Fraction = 0.5
-    min_letters: NonNegativeInt = 20
+    min_probability: Fraction = 0.5  # of the allowed languages together
+    min_letters: NonNegativeInt = 20  # shorter texts are not reliable, and pass
 
 
 class EvaluationFilter(Strict):
@@ -208,31 +173,22 @@ class Filters(Strict):
 class Mix(Strict):
     """A whole mix.
 
-    Attributes:
-        name, description, languages, note, unverified: for the card.
-        kind: kind of rows: `chat` (prompt and completion as lists of messages),
-            `prompt-completion` (texts), `messages`, or `text`.
-        sources: the sources by name.
-        total: number of examples, shared by the sources' weights; all if not given.
-        validation: number of examples held out for validation.
-        row_tokens: mean tokens of a row, for estimates of a study before the mix is built.
-        separator: text between prompt and completion where they are joined as plain text.
-        chat_template: a file with a chat template that turns messages into text.
-        seed: seed of every random choice.
+    Its rows are of one kind: `chat` (prompt and completion as lists of messages),
+    `prompt-completion` (texts), `messages`, or `text`.
     """
 
     name: NonEmpty
     description: str = ""
     kind: Literal["chat", "prompt-completion", "messages", "text"] = "chat"
     sources: Annotated[dict[NonEmpty, MixSource], Field(min_length=1)]
-    total: PositiveInt | None = None
-    validation: NonNegativeInt = 0
-    row_tokens: PositiveInt | None = None
-    separator: str = "\n"
-    chat_template: NonEmpty | None = None
+    total: PositiveInt | None = None  # examples, shared by the sources' weights; None: all
+    validation: NonNegativeInt = 0  # examples held out of them
+    row_tokens: PositiveInt | None = None  # mean of a row, for a study's estimates
+    separator: str = "\n"  # between prompt and completion where they are joined as plain text
+    chat_template: NonEmpty | None = None  # file of a template that turns messages into text
     filters: Filters = Filters()
-    seed: NonNegativeInt = 0
-    languages: list[NonEmpty] = []
+    seed: NonNegativeInt = 0  # of every random choice
+    languages: list[NonEmpty] = []  # for the card, as are the next two
     note: NonEmpty | None = None
     unverified: list[NonEmpty] = []
 

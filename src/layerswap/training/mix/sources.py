@@ -138,7 +138,7 @@ def _select_files(
     known: list[str], patterns: list[str], without: list[str], *, place: object
 ) -> list[str]:
     """Select the files that match one of `patterns` and none of `without`, each once."""
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     selected: dict[str, None] = {}
     for pattern in patterns:

@@ -79,7 +79,8 @@ def _pieces(text: str) -> list[tuple[str, tuple[str, ...]]]:
             continue
         match = _FIELD.fullmatch(field)
         if match is None or layout or conversion:
-            whole = field + (f"!{conversion}" if conversion else "") + (layout and f":{layout}")
+            whole = field + (f"!{conversion}" if conversion else "")
+            whole += f":{layout}" if layout else ""
             raise ValueError(
                 f"{{{whole}}} is not {{column}} or {{column[key]}}; for more write template: jinja"
             )
