@@ -9,7 +9,13 @@ from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layerswap.training.mix.filters import LEAST_UNITS, ItemIndex, is_unspaced, ngrams, units
+from layerswap.training.mix.contamination import (
+    MINIMUM_UNITS,
+    ItemIndex,
+    is_unspaced,
+    ngrams,
+    units,
+)
 
 LANGUAGES = {"eng_Latn": "en", "swh_Latn": "sw", "ben_Beng": "bn", "tel_Telu": "te",
              "jpn_Jpan": "ja"}  # fmt: skip
@@ -17,11 +23,11 @@ LANGUAGES = {"eng_Latn": "en", "swh_Latn": "sw", "ben_Beng": "bn", "tel_Telu": "
 
 @pytest.fixture(scope="module")
 def index():
-    found = ItemIndex()
+    index = ItemIndex()
     for code, language in LANGUAGES.items():
-        found.add(f"flores-{language}", read_lines(f"flores.{code}"))
-        found.add(f"mgsm-{language}", [question for question, _ in read_mgsm(language)])
-    return found
+        index.add(f"flores-{language}", read_lines(f"flores.{code}"))
+        index.add(f"mgsm-{language}", [question for question, _ in read_mgsm(language)])
+    return index
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
@@ -75,7 +81,7 @@ def test_n_is_the_fifth_percentile_of_the_lengths_within_bounds():
     assert index.find("only three words1") is None
 
 
-def test_an_item_between_the_least_and_n_counts_only_whole():
+def test_an_item_between_the_minimum_and_n_counts_only_whole():
     index = ItemIndex()
     items = [" ".join(f"long{i}x{j}" for j in range(40)) for i in range(40)]
     index.add("set", [*items, "nine words that stand here in one short item"])
@@ -91,7 +97,7 @@ word = st.text(alphabet="abcdefgh", min_size=1, max_size=3)
     st.lists(word, max_size=30),
     st.integers(0, 20),
 )
-def test_finds_what_a_direct_comparison_finds(items, noise, at):
+def test_the_index_agrees_with_a_direct_comparison(items, noise, at):
     index = ItemIndex()
     n = index.add("set", [" ".join(item) for item in items]).n
     text = noise[:at] + items[0][: n - 1] + noise[at:]
@@ -113,6 +119,6 @@ def test_units_agree_with_the_unicode_tables(text):
     assert "".join(units(text, "characters")) == kept.replace(" ", "")
 
 
-def test_ngrams_of_a_short_text_are_none():
+def test_a_short_text_has_no_ngrams():
     assert list(ngrams(["a", "b"], 3)) == []
-    assert LEAST_UNITS == {"words": 8, "characters": 15}
+    assert MINIMUM_UNITS == {"words": 8, "characters": 15}
