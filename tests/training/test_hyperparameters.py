@@ -70,13 +70,13 @@ def test_texts_are_packed_and_the_seed_orders_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "processes", "message"),
     [
-        ({"effective_batch": 3}, 2, "3 is no multiple of 2 processes"),
+        ({"effective_batch": 3}, 2, "3 is not a multiple of 2 processes"),
         ({"effective_batch": 8, "hyperparameters": {"gradient_accumulation_steps": 2}}, 1,
          "not both"),
-        ({"hyperparameters": {"learning_rate": True}}, 1, "True is not a number"),
-        ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: -1 is not above 0"),
-        ({"hyperparameters": {"max_steps": -3}}, 1, "max_steps: -3 is not at least 1, nor -1"),
-        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: 3 is neither true nor false"),
+        ({"hyperparameters": {"learning_rate": True}}, 1, "must be a number; found True"),
+        ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: must be above 0; found -1"),
+        ({"hyperparameters": {"max_steps": -3}}, 1, "must be at least 1, or -1 for all; fo"),
+        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: must be true or false; found 3"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, spec, processes, message):

@@ -58,7 +58,7 @@ def test_where_takes_a_value_or_several():
         (("id: owner/name", "split: train"), "m.yaml, line 3: sources.aya: give one of id (a Hub "
          "data set) and path (a local file)"),
         (("path: notes.jsonl", "path: notes.jsonl\n    config: x"), "m.yaml, line 9: "
-         "sources.notes.config: belongs to a Hub data set; a path takes none"),
+         "sources.notes.config: is for a Hub data set; remove it, or give id in place of path"),
         (('    completion: "{a}"\n', ""), "m.yaml, line 3: sources.aya: prompt and completion go "
          "together"),
         (('"{q}"', '"{q:>3}"'), "m.yaml, line 5: sources.aya.prompt: {q:>3} is not {column} or "
@@ -68,7 +68,7 @@ def test_where_takes_a_value_or_several():
         (("layout: pairs", "layout: pears"), "m.yaml, line 9: sources.notes.messages.layout: "
          "'pears' is not allowed; did you mean 'pairs'?"),
         (("id: owner/name", "id: owner/name\n    weight: 2.0"), "m.yaml, line 5: "
-         "sources.aya.weight: a weight shares out `total`; give `total`"),
+         "sources.aya.weight: a weight divides `total`; give `total`"),
         (("id: owner/name", "id: owner/name\n    where: {a: [{}]}"), "m.yaml, line 5: "
          "sources.aya.where: a: write a value, or a list of values, to keep"),
         (("id: owner/name", "id: owner/name\n    without: [x]"), "m.yaml, line 5: "
@@ -80,9 +80,9 @@ def test_where_takes_a_value_or_several():
         (("  math: true", "  maths: true"), "m.yaml, line 11: filters.maths: unknown key; did you "
          "mean 'math'?"),
         (("name: mine", "name: mine\ntotal: 5\nvalidation: 5"), "m.yaml, line 3: validation: 5 of "
-         "5 examples leaves none to train on"),
+         "5 examples leaves none for training"),
         (("name: mine", "name: mine\nchat_template: x.jinja"), "m.yaml, line 2: chat_template: "
-         "makes text; give kind: prompt-completion or kind: text"),
+         "needs kind: prompt-completion or kind: text"),
         (("name: mine", "name: mine\nname: yours"), "m.yaml: line 2: key 'name' is given twice"),
     ],
 )  # fmt: skip

@@ -33,7 +33,7 @@ def test_full_sft_writes_an_ordinary_float32_checkpoint(tmp_path, base, rows):
     after, before = (json.loads((f / "config.json").read_text()) for f in (out, base))
     assert {key for key in after if after[key] != before[key]} == {"dtype"}
     card = (out / "README.md").read_text()
-    assert "128 rows, 32 to validate on" in card
+    assert "128 training rows, 32 validation rows" in card
     assert "base_model" not in card.partition("# An expert")[0]  # a folder is no id of the Hub
     record = read_training(out)
     assert record["finished"]

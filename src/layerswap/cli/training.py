@@ -98,7 +98,7 @@ def _build(
         output.log(f"warning: {warning}")
     if checked.total is not None and len(built.examples) < checked.total:
         output.say(
-            f"the sources hold {len(built.examples):,} of the {checked.total:,} examples wanted"
+            f"the sources hold {len(built.examples):,} of the {checked.total:,} examples in `total`"
         )
 
 
@@ -169,7 +169,7 @@ def select(
     include: options.Include = None,
     role: Annotated[
         Literal["task", "language"] | None,
-        typer.Option(help="Kind of expert, whose published signals replace --task."),
+        typer.Option(help="Kind of expert. Its published signals replace --task."),
     ] = None,
     language: options.Language = None,
     num_fewshot: options.NumFewshot = None,

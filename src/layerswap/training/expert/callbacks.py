@@ -24,11 +24,6 @@ class Checkpointing(TrainerCallback):
     A checkpoint that was saved by time only serves to resume: a newer one replaces it, so the
     checkpoints of a finished training do not depend on the speed of the machine. Older checkpoints
     lose their optimiser states.
-
-    Args:
-        samples: examples between checkpoints.
-        minutes: maximum time between checkpoints.
-        validate: compute the validation loss.
     """
 
     def __init__(self, samples: int, minutes: float, *, validate: bool) -> None:
@@ -74,12 +69,9 @@ class Checkpointing(TrainerCallback):
 
 
 class ProgressLines(TrainerCallback):
-    """Logs the step, the loss, the speed and the time left.
+    """Logs the step, the loss, the speed and the time left every `seconds`.
 
-    Args:
-        log: called with each line.
-        tokens: returns the number of tokens that this process has trained on.
-        seconds: time between lines.
+    `tokens` returns the number of tokens that this process has trained on.
     """
 
     def __init__(self, log: Log, tokens: Callable[[], int], seconds: float = 30.0) -> None:

@@ -58,13 +58,8 @@ def launch_training(
 ) -> None:
     """Train as `layerswap train` does, in the processes that accelerate starts.
 
-    Specification, configuration and output of the processes are files beside `out`.
-
-    Args:
-        spec: the expert, as in its YAML.
-        out: the folder of the expert.
-        launch: `processes`, and accelerate's `configuration`; on the CPU when that is None.
-        resume: start from the newest checkpoint.
+    Specification, configuration and output of the processes are files beside `out`. `launch` holds
+    the number of `processes`, and accelerate's `configuration`; None is for the CPU.
     """
     folder = out.parent
     write_json(folder / "expert.yaml", dict(spec))  # JSON is YAML too
@@ -88,8 +83,8 @@ def launch_training(
     if ended.returncode:
         text = log.read_text("utf-8", errors="replace")
         raise StudyError(
-            f"the launched training ended with exit status {ended.returncode}; its output is in "
-            f"{log}, last: {_last_line(text)}"
+            f"the training failed with exit status {ended.returncode}; its log is {log}, "
+            f"last line: {_last_line(text)}"
         )
 
 

@@ -16,16 +16,18 @@ from layerswap.training.expert.spec import DECAY, EFFECTIVE_BATCH, PRESETS, Expe
 
 LARGE = 50_000_000
 """Parameters from which the matrix products are the main cost of a step."""
-_SET_ELSEWHERE = {
-    "output_dir": "--out", "seed": "`seed`", "data_seed": "`seed`", "save_steps": "`save_every`",
-    "save_strategy": "`save_every`", "eval_strategy": "`save_every`", "eval_steps": "`save_every`",
-    "resume_from_checkpoint": "--resume", "load_best_model_at_end": "`layerswap select`",
-    "push_to_hub": "`layerswap merge --push`", "model_init_kwargs": "`dtype`",
-    "chat_template_path": "the base's own template", "dataset_text_field": "`data`",
-    "trust_remote_code": "layerswap, which runs no code of a repository",
-    "dataset_kwargs": "`data`",
+_INSTEAD = {
+    **dict.fromkeys(("save_steps", "save_strategy", "eval_strategy", "eval_steps"),
+                    "give `save_every`"),
+    **dict.fromkeys(("seed", "data_seed"), "give `seed`"),
+    **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), "give `data`"),
+    "output_dir": "give --out", "resume_from_checkpoint": "give --resume",
+    "model_init_kwargs": "give `dtype`", "load_best_model_at_end": "run `layerswap select`",
+    "push_to_hub": "run `layerswap merge --push`",
+    "chat_template_path": "the base's own template is used",
+    "trust_remote_code": "code of a repository is never run",
 }  # fmt: skip
-"""Names of `SFTConfig` that another setting decides, and that setting."""
+"""Names of `SFTConfig` that cannot be set, and what to do instead."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
            "gradient_accumulation_steps", "max_length")  # fmt: skip
@@ -55,10 +57,6 @@ def sft_config(
     Returns:
         A `trl.SFTConfig`, and the fraction of the steps in which a stable schedule decays, where
         it is not given in steps.
-
-    Raises:
-        TrainingError: a name that SFTConfig does not have or that another setting decides, or a
-            value that does not fit it.
     """
     from trl import SFTConfig
 
@@ -83,7 +81,7 @@ def sft_config(
 
 
 def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:
-    """Check the hyperparameters of the preset and of the specification, by `SFTConfig`'s names."""
+    """Check the hyperparameters of the preset and of the specification."""
     from trl import SFTConfig
 
     fields = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
@@ -95,8 +93,8 @@ def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:
 
 
 def _check(name: str, value: Any, fields: Mapping[str, dataclasses.Field[Any]]) -> Any:
-    if name in _SET_ELSEWHERE:
-        raise TrainingError(f"hyperparameters.{name}: is decided by {_SET_ELSEWHERE[name]}")
+    if name in _INSTEAD:
+        raise TrainingError(f"hyperparameters.{name}: cannot be set here; {_INSTEAD[name]}")
     if name not in fields:
         hint = nearest(name, list(fields))
         raise TrainingError(f"hyperparameters.{name}: TRL's SFTConfig has no such name{hint}")
@@ -104,19 +102,19 @@ def _check(name: str, value: Any, fields: Mapping[str, dataclasses.Field[Any]]) 
         value = float(value)  # YAML 1.1 reads 1e-7 as a text
     default = fields[name].default
     number = isinstance(default, int | float) and not isinstance(default, bool)
-    mistake = None
+    wanted = None
     if number and (isinstance(value, bool) or not isinstance(value, int | float)):
-        mistake = "not a number"
+        wanted = "a number"
     elif name in _COUNTS and value is not None and value < 1:
-        mistake = "not at least 1"
+        wanted = "at least 1"
     elif name in _POSITIVE and not value > 0:
-        mistake = "not above 0"
+        wanted = "above 0"
     elif name == "max_steps" and value < 1 and value != -1:
-        mistake = "not at least 1, nor -1 for all"
+        wanted = "at least 1, or -1 for all"
     elif str(fields[name].type) in _BOOLEANS and not isinstance(value, bool | None):
-        mistake = "neither true nor false"
-    if mistake:
-        raise TrainingError(f"hyperparameters.{name}: {value!r} is {mistake}")
+        wanted = "true or false"
+    if wanted:
+        raise TrainingError(f"hyperparameters.{name}: must be {wanted}; found {value!r}")
     return value
 
 
@@ -168,12 +166,12 @@ def _batch_sizes(
     world = int(os.environ.get("WORLD_SIZE", "1")) if processes is None else processes
     each, rest = divmod(batch, world)
     if rest:
-        raise TrainingError(f"effective_batch: {batch} is no multiple of {world} processes")
+        raise TrainingError(f"effective_batch: {batch} is not a multiple of {world} processes")
     default = next(size for size in range(min(8, each), 0, -1) if each % size == 0)
     device = int(chosen.get("per_device_train_batch_size", default))
     if each % device:
         raise TrainingError(
-            f"effective_batch: {batch} is no multiple of {world} processes x "
+            f"effective_batch: {batch} is not a multiple of {world} processes x "
             f"per_device_train_batch_size {device}"
         )
     return {

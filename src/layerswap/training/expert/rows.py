@@ -44,16 +44,7 @@ class TrainingRows:
 
 
 def load_rows(data: Data, *, folder: Path, limit: int | None = None) -> TrainingRows:
-    """Load training and validation rows.
-
-    Args:
-        data: a folder that `layerswap data` wrote, or files.
-        folder: base of relative paths.
-        limit: maximum number of training rows.
-
-    Raises:
-        DataError: they cannot be read, or have other columns than a trainer takes.
-    """
+    """Load validation rows and at most `limit` training rows; `folder` is the base of paths."""
     rows = _from_files(data, folder) if isinstance(data, Files) else _from_folder(data, folder)
     if limit is not None and limit < len(rows.train):
         rows = replace(rows, train=rows.train.select(range(limit)))
@@ -96,7 +87,7 @@ def _from_files(data: Files, folder: Path) -> TrainingRows:
             raise error.within(f"data.{split}: {pattern}") from None
     rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], fingerprints)
     if rows.validation is not None and rows.validation.column_names != rows.train.column_names:
-        raise DataError("data.validation: its columns are not those of the training rows")
+        raise DataError("data.validation: its columns differ from those of the training rows")
     return rows
 
 

@@ -72,7 +72,7 @@ def forget_older_states(folder: Path) -> None:
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """Read the record of a training; an error says that the folder has none."""
+    """Read the record of a training."""
     path = folder / TRAINING
     try:
         record = json.loads(path.read_text("utf-8"))
@@ -83,7 +83,7 @@ def read_training(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read ({error})") from None
     if not isinstance(record, dict) or "key" not in record:
-        raise TrainingError(f"{path}: not the record of a training")
+        raise TrainingError(f"{path}: is not the record of a training")
     return record
 
 
@@ -147,7 +147,8 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
     ).to_yaml()
     spec = yaml.safe_dump({**record["spec"], "base": name}, sort_keys=False, allow_unicode=True)
     data = "\n".join(
-        f"- {entry['name']}: {entry['train']:,} rows, {entry['validation']:,} to validate on"
+        f"- {entry['name']}: {entry['train']:,} training rows, "
+        f"{entry['validation']:,} validation rows"
         for entry in record["data"]
     )
     losses = record["losses"]

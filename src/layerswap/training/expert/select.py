@@ -94,9 +94,6 @@ def select(
             possible: one each where there are as many runs as checkpoints to keep.
         score: score by task of a checkpoint (or an adapter over its base), as a plan; rank by
             validation loss when None.
-
-    Raises:
-        TrainingError: a folder is not a training, or no validation loss was measured.
     """
     found = [candidate for run in runs for candidate in candidates(run)]
     if score is not None:

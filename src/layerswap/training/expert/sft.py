@@ -65,11 +65,7 @@ class AlternatingTurns(TrainerCallback):
     """Unfreezes the active part, and freezes the other.
 
     A frozen parameter has no gradient, so AdamW neither steps it nor updates its moments, and
-    clipping sees only the active part (paper 2, section 4.5, "Optimizer").
-
-    Args:
-        parts: the parameters of each part.
-        every: steps in a turn.
+    clipping sees only the active part (paper 2, section 4.5, "Optimizer"). A turn is `every` steps.
     """
 
     def __init__(self, parts: Sequence[Sequence[torch.nn.Parameter]], every: int) -> None:

@@ -29,9 +29,6 @@ def most_changed(before: Tensors, after: Tensors, keep: float) -> dict[str, torc
         before: parameters by name, of any float dtype.
         after: the same parameters after a training.
         keep: fraction of all elements, in (0, 1).
-
-    Returns:
-        bool tensors of the parameters' shapes.
     """
     deltas = {name: (after[name] - before[name]).float().abs() for name in before}
     values = torch.cat([delta.flatten().cpu() for delta in deltas.values()])
@@ -53,14 +50,10 @@ def load_masks(path: Path) -> dict[str, torch.Tensor]:
 
 
 class Masked(TrainerCallback):
-    """Restricts a training to the elements in masks.
+    """Restricts a training to the elements in masks: bool tensors by name of a parameter.
 
     Gradients are masked before clipping, and weight decay of the other elements is undone after
     every step.
-
-    Args:
-        parameters: the trained parameters, by name.
-        masks: bool tensors of their shapes.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], masks: Tensors) -> None:

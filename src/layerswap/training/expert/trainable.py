@@ -26,14 +26,7 @@ Part = frozenset[Place]
 def trained_parts(spec: ExpertSpec, layers: int, folder: Path) -> list[Part]:
     """Return the places that train: one set, or two sets that take turns, the task's first.
 
-    Args:
-        spec: the expert.
-        layers: number of layers of the base, L.
-        folder: base of the path of a recipe.
-
-    Raises:
-        RecipeError: the partition, the recipe or the places do not fit the base, or nothing would
-            train.
+    `layers` is the depth of the base; the path of a recipe is relative to `folder`.
     """
     chosen = spec.train
     if chosen is None:
@@ -47,9 +40,11 @@ def trained_parts(spec: ExpertSpec, layers: int, folder: Path) -> list[Part]:
     for name in experts:
         part = frozenset(p for p, blend in composition.blends.items() if name in blend.experts)
         if not part:
-            raise RecipeError(f"train: no place takes anything from {name!r}; nothing would train")
+            raise RecipeError(
+                f"train: the recipe takes no place from {name!r}; nothing would train"
+            )
         if not part & selected:
-            raise RecipeError(f"train.places: none belongs to {name!r}; nothing would train")
+            raise RecipeError(f"train.places: no place belongs to {name!r}; nothing would train")
         parts.append(part & selected)
     if len(parts) == 2:
         # A blended place has one value, so only one of the two can train it.
@@ -105,10 +100,8 @@ def names_by_part(
 ) -> list[list[str]]:
     """List the names of the parameters that train in each part.
 
-    Args:
-        parameters: names in the trained model, with PEFT's prefix and adapters.
-        places: places of the base's parameters.
-        parts: the places of each part.
+    `parameters` are names in the trained model, with PEFT's prefix and adapters; `places` are those
+    of the base's parameters.
     """
     place_of = _trained_places(parameters, places)
     return [[name for name, where in place_of.items() if where in part] for part in parts]
@@ -147,7 +140,7 @@ def _trained_places(parameters: Iterable[str], places: Mapping[str, Place]) -> d
 
 
 def _selected_places(chosen: Trained, layers: int) -> Part:
-    """Return the places that `places` names; all if it is not given."""
+    """Return the places in `places`; all if it is not given."""
     if chosen.places is None:
         return frozenset(all_places(layers))
     try:

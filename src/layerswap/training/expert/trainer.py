@@ -89,7 +89,7 @@ def train(
         spec = check_expert(given | overrides)
     job = plan_training(spec, out, folder=folder, resume=resume)
     if not _open_output(job, resume=resume, overwrite=overwrite):
-        log(f"{job.out}: finished already")
+        log(f"{job.out}: already finished")
         return job.out
     try:
         with without_progress_bars(), warnings.catch_warnings():
@@ -163,7 +163,9 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     except (ValueError, RuntimeError, ImportError) as error:  # from TRL and from trackers
         raise TrainingError(" ".join(str(error).split())[:300]) from None
     if not len(trainer.train_dataset):
-        raise TrainingError("no row has anything to learn within max_length tokens")
+        raise TrainingError(
+            "no row has a label within max_length tokens; raise hyperparameters.max_length"
+        )
     named = dict(trainer.model.named_parameters())
     parts = names_by_part(named, places, job.parts)
     trained = {name for part in parts for name in part}
@@ -207,7 +209,7 @@ def _load_model(job: TrainingJob) -> PreTrainedModel:
 
 
 def _quantization() -> dict[str, Any]:
-    """Quantize the base as QLoRA does: 4-bit NormalFloat, twice (Dettmers et al., 2023)."""
+    """Quantize as QLoRA does: 4-bit NormalFloat, scales quantized too (Dettmers et al., 2023)."""
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -287,7 +289,7 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
     if spec.dtype in ("bfloat16", "float16") and not spec.lora:
         yield (
             f"note: weights in {spec.dtype} lose steps smaller than their rounding; "
-            "the papers' rates of 1e-7 vanish in it (docs/training.md)"
+            "the papers' learning rates of 1e-7 have no effect in it (docs/training.md)"
         )
     default = "bf16" not in spec.hyperparameters and spec.dtype in (None, "float32")
     if trainer.args.use_cpu and trainer.args.bf16 and default:

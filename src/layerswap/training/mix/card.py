@@ -44,12 +44,9 @@ def save_mix(
     Args:
         built: the mix.
         out: the folder to create.
-        recipe: its YAML.
+        recipe: the mix's YAML.
         card: the result of `data_card`; computed if not given.
         overwrite: overwrite a folder that this function wrote.
-
-    Raises:
-        MergeError: the folder exists and may not be overwritten, or the disk refuses.
     """
     card = card or data_card(built)
     target = out.expanduser().absolute()
@@ -81,12 +78,7 @@ def load_saved(folder: Path) -> tuple[Mix, Dataset, Dataset | None]:
 
 
 def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
-    """Collect the facts about a built mix as plain data.
-
-    Args:
-        built: the mix.
-        tokenizer: counts the tokens of the texts, without those that a chat template adds.
-    """
+    """Collect the facts about a built mix; a tokenizer counts the tokens of its texts."""
     mix = built.mix
     sources = {name: _source_facts(built, name, tokenizer) for name in built.tallies}
     tokens = {"tokens": sum(facts["tokens"] for facts in sources.values())} if tokenizer else {}
@@ -178,11 +170,8 @@ def boundary_warning(rows: Dataset, tokenizer: Any | None = None) -> str | None:
     """Warn if the tokens of prompts do not begin those of prompt and completion.
 
     A space at the end of a prompt usually belongs to the first token of the completion. The prompt
-    that is trained then differs from the prompt that is evaluated.
-
-    Args:
-        rows: rows of a trainer; those without a prompt of text give no warning.
-        tokenizer: counts the rows; without it, prompts that end with a space count.
+    that is trained then differs from the prompt that is evaluated. Without a tokenizer, the prompts
+    that end with a space are counted.
     """
     rows = rows.select(range(min(len(rows), CHECKED_ROWS)))
     if "prompt" not in rows.column_names or not len(rows) or isinstance(rows[0]["prompt"], list):
@@ -216,7 +205,7 @@ def markdown(card: dict[str, Any]) -> str:
         f"# {card['name']}\n\n{card['description']}".rstrip(),
         f"{rows['train']:,} rows for training and {rows['validation']:,} for validation, as "
         f"`{card['kind']}`, drawn with seed {card['seed']}."
-        + (f" {card['wanted']:,} were asked for." if card["wanted"] else "")
+        + (f" {card['wanted']:,} were requested." if card["wanted"] else "")
         + (f" {card['tokens']:,} tokens of {card['tokenizer']}." if card["tokenizer"] else ""),
         "## Sources",
         _sources_table(card),
@@ -228,8 +217,8 @@ def markdown(card: dict[str, Any]) -> str:
             (name, facts["items"], f"{facts['n']} {facts['unit']}", facts["too_short"])
             for name, facts in card["evaluation_sets"].items()
         ]
-        header = ("set", "items", "n-gram", "too short to look for")
-        parts += ["### Evaluation items that were kept out", _table(header, sets)]
+        header = ("set", "items", "n-gram", "too short to match")
+        parts += ["### Excluded evaluation items", _table(header, sets)]
     for title, lines in (
         ("Warnings", card["warnings"]),
         ("Note", [card["note"]] if card["note"] else []),

@@ -43,12 +43,7 @@ class MixExample(NamedTuple):
 
 
 class ExampleMaker:
-    """Makes an example from a row of one source.
-
-    Args:
-        source: the source.
-        name: its name in the mix.
-    """
+    """Makes examples from the rows of a source with a name."""
 
     def __init__(self, source: MixSource, name: str) -> None:
         self._source, self._name = source, name
@@ -73,11 +68,7 @@ class ExampleMaker:
             check_columns(template.columns, columns, key)
 
     def make(self, row: DatasetRow) -> MixExample | None:
-        """Make the example of a row; None if a part of it is empty.
-
-        Raises:
-            DataError: the row lacks a part that a template or the conversation needs.
-        """
+        """Make the example of a row; None if a part of it is empty."""
         turns, text = self._parts(row)
         if not turns and not text.strip():
             return None
@@ -104,12 +95,7 @@ class ExampleMaker:
 def row_maker(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
     """Return a function from examples to the data set of their rows, in the mix's kind.
 
-    Args:
-        mix: the mix.
-        folder: base of the path of its chat template.
-
-    Raises:
-        DataError: the chat template cannot be read.
+    The path of the mix's chat template is relative to `folder`.
     """
     pair = _join_by(mix.separator)
     if mix.chat_template is not None:

@@ -55,7 +55,7 @@ class FilterPipeline:
 
 
 def build_filters(settings: Filters, index: ItemIndex | None, seed: int) -> FilterPipeline:
-    """Build the filters of a mix; `index` holds its evaluation items, and `seed` is MinHash's."""
+    """Build the filters of a mix from its settings, evaluation items and seed (of MinHash)."""
     filters: dict[str, MixFilter] = {}
     if settings.length is not None:
         filters["length"] = length_filter(settings.length)

@@ -50,12 +50,7 @@ MATH_BIAS = -1.75
 
 
 def math_probability(prompt: str, completion: str = "") -> float:
-    """Compute the probability, from 0 to 1, that an example is mathematics.
-
-    Args:
-        prompt: the instruction or question; for raw text, the text.
-        completion: the answer, if there is one.
-    """
+    """Compute the probability that a question with its answer, or a text, is mathematics."""
     features = math_features(prompt, completion)
     score = MATH_BIAS + sum(
         weight * value for weight, value in zip(MATH_WEIGHTS, features, strict=True)

@@ -31,14 +31,7 @@ _PLACEHOLDER = re.compile(r"\$(\$?)\{([\w-]+)\}")
 def fill_parameters(data: Any, lines: Lines, settings: Values, *, where: str) -> tuple[Any, Lines]:
     """Replace the placeholders in a parsed mix, and in the key paths of its lines.
 
-    Args:
-        data: the mix as plain data.
-        lines: line of each key path.
-        settings: values of the parameters by name.
-        where: the file, for messages.
-
-    Raises:
-        RecipeError: a setting is not a parameter, or a parameter has no value.
+    Refuses a setting that is not a parameter, and a parameter without a value; errors name `where`.
     """
     declared = data.get(PARAMETERS) if isinstance(data, dict) else None
     try:

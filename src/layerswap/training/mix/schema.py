@@ -110,7 +110,7 @@ class MixSource(Origin):
 
 
 class EvaluationSet(Origin):
-    """Items that must not be trained on: the columns of a data set that hold their texts."""
+    """Items that must not be trained on: the columns of a data set with their texts."""
 
     columns: Annotated[list[NonEmpty], Field(min_length=1)]
     note: NonEmpty | None = None
@@ -204,14 +204,14 @@ def _mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
         yield from _origin_mistakes(path, source)
         yield from _example_mistakes(path, source, data.get("kind", "chat"))
         if source.get("weight") is not None and data.get("total") is None:
-            yield (*path, "weight"), "a weight shares out `total`; give `total`"
+            yield (*path, "weight"), "a weight divides `total`; give `total`"
     for path, origin in _mappings(data, "filters", "evaluation", "against"):
         yield from _origin_mistakes(path, origin)
     total, validation = data.get("total"), data.get("validation")
     if isinstance(total, int) and isinstance(validation, int) and validation >= total:
-        yield ("validation",), f"{validation} of {total} examples leaves none to train on"
+        yield ("validation",), f"{validation} of {total} examples leaves none for training"
     if data.get("chat_template") is not None and data.get("kind", "chat") in ("chat", "messages"):
-        yield ("chat_template",), "makes text; give kind: prompt-completion or kind: text"
+        yield ("chat_template",), "needs kind: prompt-completion or kind: text"
 
 
 def _mappings(data: Any, *path: str) -> Iterator[tuple[KeyPath, Mapping[Any, Any]]]:
@@ -231,7 +231,7 @@ def _origin_mistakes(path: KeyPath, origin: Mapping[Any, Any]) -> Iterator[Mista
         yield (*path, "id"), f"{name!r:.60} is not a Hub id like 'owner/name'; for a file give path"
     for key in ("config", "revision", "files", "without"):
         if local is not None and origin.get(key):
-            yield (*path, key), "belongs to a Hub data set; a path takes none"
+            yield (*path, key), "is for a Hub data set; remove it, or give id in place of path"
     if origin.get("without") and not origin.get("files"):
         yield (*path, "without"), "excludes files from `files`; give `files`"
 
@@ -278,10 +278,8 @@ def mix_text(source: str | Path, settings: Values | None = None) -> str:
     text, ready_settings = _open_recipe(source)
     data, lines = parse_yaml(text, str(source))
     settings = {**ready_settings, **(settings or {})}
-    if PARAMETERS not in (data or ()) and not settings:
-        return text
-    data, _ = fill_parameters(data, lines, settings, where=str(source))
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    filled, _ = fill_parameters(data, lines, settings, where=str(source))
+    return text if filled is data else yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)
 
 
 def parse_mix(text: str, *, where: str = "mix", settings: Values | None = None) -> Mix:
@@ -301,7 +299,7 @@ def missing_parameters(source: str | Path) -> list[str]:
     """List the parameters of a file or of a ready recipe that have no value."""
     text, settings = _open_recipe(source)
     data, _ = parse_yaml(text, str(source))
-    declared = data.get(PARAMETERS) or {}
+    declared = data.get(PARAMETERS, {})
     return [name for name, value in {**declared, **settings}.items() if value is None]
 
 

@@ -40,17 +40,13 @@ def open_rows(
         local: a folder with downloaded data sets, as `<owner>/<name>` or `<name>`; the others come
             from the Hub.
         limit: maximum number of rows.
-
-    Raises:
-        DataError: no such file, an unknown format, or a data set that is not available.
     """
     count = min((n for n in (origin.read, limit) if n is not None), default=None)
     copy = _downloaded_copy(origin, local)
     try:
         if origin.path is not None:
-            return Opened(
-                _read_files(matching_files(folder, origin.path), origin, count), origin.path
-            )
+            files = matching_files(folder, origin.path)
+            return Opened(_read_files(files, origin, count), origin.path)
         if copy is not None:
             return Opened(_read_copy(copy, origin, count), f"{origin.id} (local copy)")
         at = f"@{origin.revision}" if origin.revision else ""
