@@ -282,15 +282,3 @@ def test_raw_text_is_packed(tmp_path, base):
     )
     assert record["hyperparameters"]["packing"]
     assert record["steps"] == 1  # 64 short lines in about a dozen blocks of 64 tokens
-
-
-@pytest.mark.slow
-def test_experts_of_one_base_swap(tmp_path, base, rows):
-    import layerswap as ls
-
-    task, language = (
-        train_expert(tmp_path, base, name=name, data=data_files(rows, name))
-        for name in ("task", "language")
-    )
-    merged = ls.swap(task=task, language=language, base=base).save(tmp_path / "merged")
-    assert open_checkpoint(str(merged)).layers == 4
