@@ -153,6 +153,8 @@ def test_parameters_fill_keys_and_values_of_a_mix(tmp_path):
          "m.yaml: parameters: write a mapping of names to defaults"),
         (("prompt:", "promt:"), {"language": "x"}, "m.yaml, line 7: sources.from-x.promt: unknown "
          "key; did you mean 'prompt'?"),
+        (("", ""), {"language": "x", "total": "{"}, "m.yaml, line 3: total: write a whole number; "
+         "found '{'"),
         (("", ""), {"language": "x", "total": "many"}, "m.yaml, line 3: total: write a whole "
          "number; found 'many'"),
     ],

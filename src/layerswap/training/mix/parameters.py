@@ -64,8 +64,12 @@ def _values(declared: Any, settings: Values) -> dict[str, Any]:
 
 def _like_default(value: Any, default: Any) -> Any:
     """Read a text from the command line as YAML where the default is not a text."""
-    typed = default is not None and not isinstance(default, str)
-    return yaml.safe_load(value) if typed and isinstance(value, str) else value
+    if default is None or isinstance(default, str) or not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
 
 
 def _fill(value: Any, values: Values) -> Any:
