@@ -388,7 +388,7 @@ LAB = {
         ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
                    "by": {"tasks": ["sel_nela"]}}}, "no task 'sel_nela'"),
-        ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: must be a number; found 'many'"),
+        ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: must be a number"),
         ({"both": {"preset": "math-9"}}, "no preset 'math-9'; there are math-1"),
     ],
 )  # fmt: skip
@@ -1017,7 +1017,7 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
     assert "64 rows" in (tmp_path / "training.txt").read_text()
     # A process that ends with an error is told by what it said.
     (tmp_path / "expert" / TRAINING).unlink()
-    with pytest.raises(StudyError, match=r"its output is in .*, last: error: .*expert"):
+    with pytest.raises(StudyError, match=r"its log is .*, last line: error: .*expert"):
         step_functions()["train"](context)
 
 
