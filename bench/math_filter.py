@@ -1,4 +1,4 @@
-"""Fit and measure the detector of mathematics (`layerswap.training.mix.filters`).
+"""Fit and measure the detector of mathematics (`layerswap.training.mix.mathematics`).
 
     python bench/math_filter.py DATA          # the table of docs/data.md
     python bench/math_filter.py DATA --fit    # the weights, from the other half of the data
@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from layerswap.training.mix.filters import (
+from layerswap.training.mix.mathematics import (
     MATH_THRESHOLD,
     MathFeatures,
     math_features,

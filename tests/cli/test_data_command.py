@@ -42,7 +42,7 @@ def test_too_few_rows_are_said_and_no_error(layerswap, mix, tmp_path):
     mix.write_text(mix.read_text() + "total: 100\n")
     result = layerswap("data", mix, "--out", tmp_path / "out")
     assert result.code == 0
-    assert result.out.splitlines()[-1] == "the sources hold 20 of the 100 examples wanted"
+    assert result.out.splitlines()[-1] == "the sources hold 20 of the 100 examples in `total`"
 
 
 def test_the_ready_recipes_are_listed_and_shown(layerswap):
@@ -50,7 +50,20 @@ def test_the_ready_recipes_are_listed_and_shown(layerswap):
     assert "swahili: Generic Swahili instructions" in listed
     assert "    orca-math: microsoft/orca-math-word-problems-200k, MIT" in listed
     assert "    inkuba: lelapa/Inkuba-instruct, licence not stated" in listed
+    assert "news: a template; give --set language=... --set code=..." in listed
     assert layerswap("data", "orca-math", "--show").out.startswith("name: orca-math\n")
+
+
+def test_parameters_are_set_on_the_command_line(layerswap, mix, tmp_path):
+    text = mix.read_text().replace("name: small", "parameters: {name: null}\nname: ${name}-mix")
+    mix.write_text(text)
+    assert "name: a=b-mix\n" in layerswap("data", mix, "--set", "name=a=b", "--show").out
+    layerswap("data", mix, "--set", "name=x", "--out", tmp_path / "out")
+    assert "name: x-mix" in (tmp_path / "out" / "mix.yaml").read_text()
+    assert layerswap("data", mix, "--set", "name", "--show").err == (
+        "error: --set name: write NAME=VALUE\n"
+    )
+    assert layerswap("data", mix, "--show").err.endswith("give --set name=VALUE\n")
 
 
 def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
@@ -84,11 +97,9 @@ def test_prompts_that_end_within_a_token_are_warned_of(layerswap, mix, tmp_path)
     spaced = mix.read_text() + 'kind: prompt-completion\nseparator: " "\n'
     mix.write_text(spaced)
     asked = ["--tokenizer", tmp_path / "tokenizer"]
-    found = layerswap("data", mix, "--out", tmp_path / "spaced", *asked)
-    assert "warning: in 18 of 18 rows the prompt ends within a token" in found.err
-    assert "a separator that ends with a space" in layerswap(
-        "data", mix, "--out", tmp_path / "unmeasured"
-    ).err  # fmt: skip
+    for options in (asked, []):
+        found = layerswap("data", mix, "--out", tmp_path / f"spaced-{len(options)}", *options)
+        assert "warning: in 18 of 18 rows the tokens of the prompt do not begin" in found.err
     safe = spaced.replace('"{a}"', '" {a}"').replace('separator: " "', 'separator: ""')
     mix.write_text(safe)
     found = layerswap("data", mix, "--out", tmp_path / "safe", *asked)

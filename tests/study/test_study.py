@@ -430,7 +430,7 @@ def test_in_other_languages_nothing_is_chosen_anew():
         ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
                    "by": {"tasks": ["sel_nela"]}}}, "no task 'sel_nela'"),
-        ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: 'many' is not a number"),
+        ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: must be a number"),
         ({"both": {"preset": "math-9"}}, "no preset 'math-9'; there are math-1"),
     ],
 )  # fmt: skip
@@ -442,7 +442,7 @@ def test_what_cannot_work_is_refused_before_training(folder, changes, said):
 @pytest.mark.parametrize(
     ("source", "said"),
     [({"path": "gone.jsonl"}, "gone.jsonl: no such file"),
-     ({"path": "task-train.jsonl", "config": "swa"}, "config: belongs to a Hub data set"),
+     ({"path": "task-train.jsonl", "config": "swa"}, "config: is for a Hub data set"),
      ({"path": "task-train.jsonl", "prompt": "{text}"}, "prompt and completion go together")],
 )  # fmt: skip
 def test_a_mix_that_cannot_be_built_is_refused_before_training(folder, source, said):
@@ -1042,7 +1042,7 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
     assert "64 rows" in (tmp_path / "training.txt").read_text()
     # A process that ends with an error is told by what it said.
     (tmp_path / "expert" / TRAINING).unlink()
-    with pytest.raises(StudyError, match=r"its output is in .*, last: error: .*expert"):
+    with pytest.raises(StudyError, match=r"its log is .*, last line: error: .*expert"):
         step_functions()["train"](context)
 
 

@@ -8,7 +8,7 @@ from layerswap.training.expert.spec import check_expert
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])
-def test_accelerate_reads_what_ships(name, tmp_path):
+def test_accelerate_reads_the_configurations_that_ship(name, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     file = tmp_path / "config.yaml"
@@ -23,23 +23,23 @@ def test_accelerate_reads_what_ships(name, tmp_path):
         assert read.mixed_precision == "no"
 
 
-def test_another_name_is_refused():
+def test_an_unknown_configuration_is_refused():
     with pytest.raises(RecipeError, match="did you mean 'fsdp2'"):
         accelerate_configuration("fsdp")
 
 
-def test_what_needs_whole_parameters_is_refused_if_cut(monkeypatch):
-    turns = {"task": "a", "language": "b"}
-    both = check_expert({"base": "b", "simultaneous": turns, "train": {"partition": "A"}})
+def test_sharded_parameters_refuse_turns_and_masks(monkeypatch):
+    sets = {"task": "a", "language": "b"}
+    turns = check_expert({"base": "b", "simultaneous": sets, "train": {"partition": "A"}})
     sparse = check_expert({"base": "b", "data": "d", "sparse": {"keep": 0.1}})
-    check_distributed(both)
+    check_distributed(turns)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    for spec in (both, sparse):
+    for spec in (turns, sparse):
         with pytest.raises(TrainingError, match="launch with ddp"):
             check_distributed(spec)
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    check_distributed(both)
+    check_distributed(turns)
     with pytest.raises(TrainingError, match="whole parameters"):
         check_distributed(sparse)
 
@@ -52,7 +52,7 @@ def test_under_deepspeed_weights_stay_float32(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     spec = check_expert({"base": "b", "data": "d"})
-    assert _defaults(spec, "prompt", {}, 1)["bf16"]
+    assert _defaults(spec, "prompt", 1)["bf16"]
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    assert not _defaults(spec, "prompt", {}, 1)["bf16"]
-    assert _defaults(spec, "prompt", {}, 1)["tf32"]
+    values = _defaults(spec, "prompt", 1)
+    assert (values["bf16"], values["tf32"]) == (False, True)

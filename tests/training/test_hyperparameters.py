@@ -19,19 +19,19 @@ def config(tmp_path, *, processes=1, rows="prompt", **spec):
 
 @pytest.mark.parametrize("row", TABLE_4)
 def test_presets_are_the_rows_of_table_4(tmp_path, row):
-    theirs = TABLE_4[row]
-    made, decay = config(tmp_path, preset=row.replace(" #", "-"))
-    assert made.learning_rate == theirs["learning_rate"]
-    assert made.per_device_train_batch_size == theirs["batch_size"]
-    assert made.max_length == theirs["seq_length"]
-    assert made.weight_decay == theirs["weight_decay"]
-    assert made.max_grad_norm == theirs["clip_max_norm"]
-    assert made.warmup_steps == theirs["warmup"]
-    assert made.adam_beta2 == theirs["beta2"]
-    stable = theirs["scheduler"] == "WSD"
-    assert made.lr_scheduler_type == ("warmup_stable_decay" if stable else "linear")
+    published = TABLE_4[row]
+    settings, decay = config(tmp_path, preset=row.replace(" #", "-"))
+    assert settings.learning_rate == published["learning_rate"]
+    assert settings.per_device_train_batch_size == published["batch_size"]
+    assert settings.max_length == published["seq_length"]
+    assert settings.weight_decay == published["weight_decay"]
+    assert settings.max_grad_norm == published["clip_max_norm"]
+    assert settings.warmup_steps == published["warmup"]
+    assert settings.adam_beta2 == published["beta2"]
+    stable = published["scheduler"] == "WSD"
+    assert settings.lr_scheduler_type == ("warmup_stable_decay" if stable else "linear")
     assert decay == (0.1 if stable else None)
-    assert made.num_train_epochs == 1
+    assert settings.num_train_epochs == 1
 
 
 def test_the_table_and_the_presets_have_the_same_rows():
@@ -48,37 +48,37 @@ def test_the_second_papers_batches(tmp_path):
     assert both.lr_scheduler_type == "constant_with_warmup"
 
 
-def test_values_win_over_the_preset_and_may_be_texts(tmp_path):
-    made, _ = config(tmp_path, preset="math-1", hyperparameters={"learning_rate": "3e-5"})
-    assert made.learning_rate == 3e-5
-    assert made.max_length == 2048
+def test_hyperparameters_override_the_preset_and_may_be_texts(tmp_path):
+    settings, _ = config(tmp_path, preset="math-1", hyperparameters={"learning_rate": "3e-5"})
+    assert settings.learning_rate == 3e-5
+    assert settings.max_length == 2048
 
 
-def test_a_decay_in_steps_is_kept(tmp_path):
-    said = {"lr_scheduler_kwargs": {"num_decay_steps": 7}}
-    made, decay = config(tmp_path, preset="swh-1", hyperparameters=said)
+def test_a_decay_in_steps_overrides_the_fraction(tmp_path):
+    steps = {"lr_scheduler_kwargs": {"num_decay_steps": 7}}
+    settings, decay = config(tmp_path, preset="swh-1", hyperparameters=steps)
     assert decay is None
-    assert made.lr_scheduler_kwargs == {"num_decay_steps": 7}
+    assert settings.lr_scheduler_kwargs == {"num_decay_steps": 7}
 
 
 def test_texts_are_packed_and_the_seed_orders_the_data(tmp_path):
-    made, _ = config(tmp_path, rows="text", seed=9)
-    assert made.packing
-    assert (made.seed, made.data_seed) == (9, 9)
+    settings, _ = config(tmp_path, rows="text", seed=9)
+    assert settings.packing
+    assert (settings.seed, settings.data_seed) == (9, 9)
 
 
 @pytest.mark.parametrize(
-    ("spec", "processes", "said"),
+    ("spec", "processes", "message"),
     [
-        ({"effective_batch": 3}, 2, "3 is no multiple of 2 processes"),
+        ({"effective_batch": 3}, 2, "3 is not a multiple of 2 processes"),
         ({"effective_batch": 8, "hyperparameters": {"gradient_accumulation_steps": 2}}, 1,
-         "say the same thing"),
-        ({"hyperparameters": {"learning_rate": True}}, 1, "True is not a number"),
-        ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: -1 is not above 0"),
-        ({"hyperparameters": {"max_steps": -3}}, 1, "max_steps: -3 is not at least 1, nor -1"),
-        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: 3 is neither true nor false"),
+         "not both"),
+        ({"hyperparameters": {"learning_rate": True}}, 1, "must be a number; found True"),
+        ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: must be above 0; found -1"),
+        ({"hyperparameters": {"max_steps": -3}}, 1, "must be at least 1, or -1 for all; fo"),
+        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: must be true or false; found 3"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(tmp_path, spec, processes, said):
-    with pytest.raises(TrainingError, match=said):
+def test_a_wrong_value_is_refused(tmp_path, spec, processes, message):
+    with pytest.raises(TrainingError, match=message):
         config(tmp_path, processes=processes, **spec)

@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+import torch
+from small_experts import tensors
 from typer.testing import CliRunner
 
 from layerswap.cli import app
@@ -43,20 +45,19 @@ def tasks(tmp_path_factory):
 
 def test_every_checkpoint_and_the_output_are_candidates(runs):
     for run in runs:
-        found = candidates(run)
-        assert [one.step for one in found] == [2, 4, 6, 8]
-        assert found[-1].folder == str(run)
-        assert all(one.loss is not None and math.isfinite(one.loss) for one in found)
-        assert found[-1].loss < found[0].loss
+        steps = candidates(run)
+        assert [candidate.step for candidate in steps] == [2, 4, 6, 8]
+        assert steps[-1].folder == str(run)
+        assert all(math.isfinite(candidate.loss) for candidate in steps)
+        assert steps[-1].loss < steps[0].loss
 
 
 def test_the_best_are_kept_but_not_all_of_one_run(runs):
     spread = select(runs, keep=3)
-    losses = [one.loss for one in spread.ranked]
+    losses = [candidate.loss for candidate in spread.ranked]
     assert losses == sorted(losses)
     assert len(spread.ranked) == 8
-    per_run = [sum(one.run == str(run) for one in spread.chosen) for run in runs]
-    assert sorted(per_run) == [1, 2]
+    assert sorted(sum(c.run == str(run) for c in spread.chosen) for run in runs) == [1, 2]
     free = select(runs, keep=3, of_any_run=True)
     assert free.chosen == free.ranked[:3]
     assert len(json.loads(spread.to_json())["chosen"]) == 3
@@ -64,17 +65,17 @@ def test_the_best_are_kept_but_not_all_of_one_run(runs):
 
 def test_checkpoints_and_adapters_are_scored_on_lm_eval_tasks(runs, tasks):
     score = scorer(["lab_problem_basu"], include=[tasks], settings=EvaluationSettings(limit=12))
-    found = select(runs, keep=2, score=score)
-    assert all(0 <= one.scores["lab_problem_basu"] <= 1 for one in found.ranked)
-    assert {one.run for one in found.chosen} == set(map(str, runs))
+    selection = select(runs, keep=2, score=score)
+    assert all(0 <= candidate.scores["lab_problem_basu"] <= 1 for candidate in selection.ranked)
+    assert {candidate.run for candidate in selection.chosen} == set(map(str, runs))
 
 
 def test_an_unknown_task_fails_before_a_run_is_opened(tmp_path):
-    done = CliRunner().invoke(app, ["select", str(tmp_path / "no-run"), "--task", "belebele_swh"])
-    assert str(done.exception).startswith("no task 'belebele_swh'; did you mean ")
+    ended = CliRunner().invoke(app, ["select", str(tmp_path / "no-run"), "--task", "belebele_swh"])
+    assert str(ended.exception).startswith("no task 'belebele_swh'; did you mean ")
 
 
-def test_without_a_validation_loss_tasks_are_asked_for(tmp_path, base, rows):
+def test_without_a_validation_loss_selection_needs_tasks(tmp_path, base, rows):
     spec = spec_of(base, rows, data={"train": str(rows / "task-train.jsonl")}, limit=32)
     run = train(spec, tmp_path / "run")
     with pytest.raises(TrainingError, match="select by tasks instead"):
@@ -96,38 +97,30 @@ def test_the_signals_of_the_second_paper():
 
 
 @pytest.mark.slow
-def test_freeze_against_revert_evaluates_both_ways(tmp_path, base, rows, tasks):
-    import torch
+def test_freeze_or_revert_evaluates_both_ways(tmp_path, base, rows):
+    from layerswap.merge.planner import load_tensor
+    from layerswap.merge.writer import measure_model
 
-    from layerswap.checkpoint import open_checkpoint
-
-    judged = []
+    weights = []
 
     def score(plan):
-        judged.append({t.name: plan_tensor(plan, t.name) for t in plan.tensors})
+        facts = measure_model(plan.tensors)
+        weights.append({t.name: load_tensor(t, facts).float() for t in plan.tensors})
         return {"task": 0.5}
 
-    def plan_tensor(plan, name):
-        from layerswap.merge.planner import load_tensor
-        from layerswap.merge.writer import measure_model
-
-        tensor = next(t for t in plan.tensors if t.name == name)
-        return load_tensor(tensor, measure_model(plan.tensors)).float()
-
     spec = spec_of(base, rows, limit=32)
-    found = freeze_or_revert(spec, tmp_path, part="task", score=score, partitions=["A", "C"])
-    assert [(row.partition, row.treatment) for row in found] == [
+    table = freeze_or_revert(spec, tmp_path, part="task", score=score, partitions=["A", "C"])
+    assert [(row.partition, row.treatment) for row in table] == [
         (None, "the base"), (None, "all trained"),
         ("A", "reverted"), ("A", "frozen"), ("C", "reverted"), ("C", "frozen"),
     ]  # fmt: skip
-    opened = open_checkpoint(str(base))
-    start = {name: opened.read(name).float() for name in opened.tensors}
-    moved = [{n for n in start if not torch.equal(w[n], start[n])} for w in judged]
+    start = {name: tensor.float() for name, tensor in tensors(base).items()}
+    moved = [{n for n in start if not torch.equal(w[n], start[n])} for w in weights]
     assert moved[0] == set()
     assert moved[1] == set(start)
     assert moved[2] == moved[3] != moved[1]
     assert moved[4] == moved[5] != moved[2]
-    assert any(not torch.equal(judged[2][n], judged[3][n]) for n in moved[2])
+    assert any(not torch.equal(weights[2][n], weights[3][n]) for n in moved[2])
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     freeze_or_revert(spec, tmp_path, part="task", score=score, partitions=["A", "C"])
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}

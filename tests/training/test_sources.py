@@ -12,7 +12,7 @@ import pytest
 
 from layerswap.errors import DataError
 from layerswap.training.mix.schema import Origin
-from layerswap.training.mix.sources import keep_where, open_rows
+from layerswap.training.mix.sources import open_rows, where_filter
 
 ROWS = [{"q": "What?", "a": "NA"}, {"q": "Why, then?", "a": "null"}, {"q": '"So"', "a": "07"}]
 
@@ -41,10 +41,13 @@ def rows_of(tmp_path, local=None, limit=None, **origin):
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.csv"])
-def test_every_format_gives_the_same_texts(tmp_path, name):
+def test_every_format_gives_the_same_texts_up_to_read_and_limit(tmp_path, name):
     write(tmp_path / name)
     rows = rows_of(tmp_path, path=name)
     assert [{key: str(value) for key, value in row.items()} for row in rows][:2] == ROWS[:2]
+    assert len(rows_of(tmp_path, path=name, read=2)) == 2
+    assert len(rows_of(tmp_path, path=name, read=2, limit=1)) == 1
+    assert len(rows_of(tmp_path, path=name, limit=9)) == 3
 
 
 @pytest.mark.parametrize("name", ["x.tsv", "x.tsv.gz", "x.gz"])
@@ -55,7 +58,7 @@ def test_tables_without_header_and_quotes(tmp_path, name):
     assert [(row["q"], row["a"]) for row in rows] == [(row["q"], row["a"]) for row in ROWS]
 
 
-def test_text_is_one_row_a_line(tmp_path):
+def test_each_line_of_a_text_file_is_a_row(tmp_path):
     (tmp_path / "x.txt").write_text("one\ntwo\n")
     assert rows_of(tmp_path, path="x.txt") == [{"text": "one"}, {"text": "two"}]
 
@@ -65,13 +68,6 @@ def test_a_pattern_reads_its_files_in_order(tmp_path):
         write(tmp_path / "parts" / f"{name}.jsonl", [{"q": name}])
     assert [row["q"] for row in rows_of(tmp_path, path="parts/*.jsonl")] == ["a", "b", "c"]
     assert [row["q"] for row in rows_of(tmp_path, path="**/[ac].jsonl")] == ["a", "c"]
-
-
-def test_reading_stops_at_read_and_at_the_limit(tmp_path):
-    write(tmp_path / "x.jsonl")
-    assert len(rows_of(tmp_path, path="x.jsonl", read=2)) == 2
-    assert len(rows_of(tmp_path, path="x.jsonl", read=2, limit=1)) == 1
-    assert len(rows_of(tmp_path, path="x.jsonl", limit=9)) == 3
 
 
 @pytest.mark.parametrize(
@@ -97,7 +93,7 @@ def test_downloaded_copies_are_read_as_they_are_published(tmp_path, files, origi
     assert [row["q"] for row in rows] == [row["q"] for row in ROWS]
 
 
-def test_a_card_that_lays_out_configurations_is_heeded(tmp_path):
+def test_a_card_that_declares_configurations_decides_their_files(tmp_path):
     write(tmp_path / "owner/name/elsewhere/one.parquet")
     write(tmp_path / "owner/name/elsewhere/two.parquet", [{"q": "not this"}])
     (tmp_path / "owner/name/README.md").write_text(
@@ -111,14 +107,14 @@ def test_a_card_that_lays_out_configurations_is_heeded(tmp_path):
     ("origin", "message"),
     [
         ({"path": "no.jsonl"}, "{tmp}/no.jsonl: no such file"),
-        ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no file matches"),
-        ({"path": "x.unknown"}, "{tmp}/x.unknown: its name does not tell its format; give "
-         "format: jsonl, json, csv, parquet or text"),
+        ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no such file"),
+        ({"path": "x.unknown"}, "{tmp}/x.unknown: unknown format '.unknown'; give format: jsonl, "
+         "json, csv, parquet or text"),
         ({"path": "bad.json"}, "cannot be read ("),
         ({"path": "empty.csv"}, "cannot be read ("),
     ],
 )  # fmt: skip
-def test_a_local_file_that_cannot_be_read_is_named(tmp_path, origin, message):
+def test_a_missing_or_unreadable_file_is_named(tmp_path, origin, message):
     (tmp_path / "x.unknown").write_text("x")
     (tmp_path / "bad.json").write_text("{not json")
     (tmp_path / "empty.csv").write_text("")
@@ -142,7 +138,7 @@ def test_an_unreachable_hub_is_one_line_with_what_to_do(tmp_path):
         rows_of(tmp_path, id="a/b", files=["https://host/x.gz"], format="csv")
 
 
-def test_what_the_hub_refuses_is_told_apart(tmp_path, monkeypatch):
+def test_a_gated_data_set_and_a_missing_one_have_their_own_messages(tmp_path, monkeypatch):
     import datasets
 
     def refuse(message):
@@ -168,17 +164,17 @@ def test_a_copy_of_a_loading_script_asks_for_its_files(tmp_path):
     assert rows_of(tmp_path, tmp_path, id="owner/name", files=["sw/*.jsonl"]) == ROWS
 
 
-def test_where_keeps_the_rows_that_have_one_of_the_values(tmp_path):
+def test_where_keeps_rows_with_one_of_the_values(tmp_path):
     write(tmp_path / "x.jsonl", [{"l": "sw", "n": 1}, {"l": "en", "n": 1}, {"l": "sw", "n": 2}])
     origin = Origin.model_validate({"path": "x.jsonl", "where": {"l": ["sw", "swh"], "n": 1}})
     rows = open_rows(origin, folder=tmp_path).rows
-    assert [row for row in rows if keep_where(origin, rows)(row)] == [{"l": "sw", "n": 1}]
+    assert [row for row in rows if where_filter(origin, rows)(row)] == [{"l": "sw", "n": 1}]
     wrong = Origin.model_validate({"path": "x.jsonl", "where": {"lang": "sw"}})
     with pytest.raises(DataError, match="where: no column 'lang'; there are l, n"):
-        keep_where(wrong, rows)
+        where_filter(wrong, rows)
 
 
-def test_the_hub_is_asked_for_just_what_the_origin_says(tmp_path, monkeypatch):
+def test_the_hub_is_asked_for_what_the_origin_names(tmp_path, monkeypatch):
     import datasets
     import huggingface_hub
 
@@ -218,7 +214,7 @@ def test_an_empty_file_has_no_rows(tmp_path, name, limit):
 
 
 @pytest.mark.parametrize("limit", [None, 5])
-def test_files_that_are_damaged_are_one_line(tmp_path, limit):
+def test_a_damaged_file_is_one_line(tmp_path, limit):
     damaged = {
         "latin.jsonl": '{"text": "ok"}\n{"text": "café"}\n'.encode("latin-1"),
         "latin.jsonl.gz": gzip.compress('{"text": "ok"}\n{"text": "café"}\n'.encode("latin-1")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,6 +22,10 @@ def data(
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Parameter of the mix. Repeatable."),
+    ] = None,
     local: Annotated[
         Path | None, typer.Option(help="Folder of downloaded data sets (OWNER/NAME or NAME).")
     ] = None,
@@ -33,7 +38,7 @@ def data(
     list_recipes: Annotated[
         bool, typer.Option("--list", help="List the ready recipes and exit.")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the recipe and exit.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the mix and exit.")] = False,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Build a training set from sources and filters.
@@ -45,61 +50,72 @@ def data(
     from layerswap.training.mix.schema import mix_text
 
     if list_recipes:
-        _list()
+        _list_recipes()
         return
     if mix is None:
         raise RecipeError("give a mix, or --list for the ready recipes")
+    values = _parameters(settings or ())
     if show:
-        typer.echo(mix_text(mix), nl=False)
+        typer.echo(mix_text(mix, values), nl=False)
         return
     if out is None:
         raise RecipeError("give --out, the folder to create")
-    _build(mix, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
+    _build(mix, values, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
+
+
+def _parameters(settings: Sequence[str]) -> dict[str, str]:
+    values = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"--set {setting}: write NAME=VALUE")
+        values[name] = value
+    return values
 
 
 def _build(
-    mix: str, out: Path, *, local: Path | None, tokenizer: str | None, limit: int | None,
-    overwrite: bool,
+    mix: str, values: Mapping[str, str], out: Path, *, local: Path | None, tokenizer: str | None,
+    limit: int | None, overwrite: bool,
 ) -> None:  # fmt: skip
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import load_tokenizer
     from layerswap.cli.tables import mix_table
     from layerswap.training.mix.build import build_mix
-    from layerswap.training.mix.card import CARD, data_card, save_mix, separator_warning
-    from layerswap.training.mix.schema import mix_text, parse_mix
+    from layerswap.training.mix.card import CARD, data_card, save_mix
+    from layerswap.training.mix.schema import mix_text, read_mix
     from layerswap.versions import need_extras
 
     need_extras("a data mix", "train")
-    text = mix_text(mix)
-    checked = parse_mix(text, where=mix)
+    checked, text = read_mix(mix, values), mix_text(mix, values)
     refuse_target(out, marker=CARD, overwrite=overwrite)
-    if tokenizer is not None:
-        load_tokenizer(
-            tokenizer, named=f"--tokenizer {tokenizer}"
-        )  # a wrong one fails before the work
+    encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}") if tokenizer else None
     with output.named_progress() as progress:
         built = build_mix(
             checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress
         )
-    card = data_card(built, tokenizer)
+    card = data_card(built, encoder)
     written = save_mix(built, out, recipe=text, card=card, overwrite=overwrite)
     output.say(mix_table(card))
-    warning = separator_warning(card, checked.separator)
-    if warning:
-        output.log(f"warning: {warning}")
     output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
     for warning in card["warnings"]:
         output.log(f"warning: {warning}")
-    wanted = checked.total
-    if wanted is not None and len(built.examples) < wanted:
-        output.say(f"the sources hold {len(built.examples):,} of the {wanted:,} examples wanted")
+    if checked.total is not None and len(built.examples) < checked.total:
+        output.say(
+            f"the sources hold {len(built.examples):,} of the {checked.total:,} examples in `total`"
+        )
 
 
-def _list() -> None:
-    from layerswap.training.mix.schema import parse_mix, ready_recipes
+def _list_recipes() -> None:
+    from layerswap.training.mix.schema import missing_parameters, read_mix, ready_recipes
 
-    for name, text in ready_recipes().items():
-        mix = parse_mix(text, where=name)
+    for name in ready_recipes():
+        missing = missing_parameters(name)
+        if missing:
+            output.say(
+                f"{name}: a template; give {' '.join(f'--set {key}=...' for key in missing)}"
+            )
+            continue
+        mix = read_mix(name)
         output.say(f"{name}: {mix.description}")
         for source_name, source in mix.sources.items():
             config = f" ({source.config})" if source.config else ""
@@ -160,7 +176,7 @@ def select(
     include: options.Include = None,
     role: Annotated[
         Literal["task", "language"] | None,
-        typer.Option(help="Kind of expert, whose published signals replace --task."),
+        typer.Option(help="Kind of expert. Its published signals replace --task."),
     ] = None,
     language: options.Language = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write with all scores.")] = None,

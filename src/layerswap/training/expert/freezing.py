@@ -23,17 +23,11 @@ from layerswap.training.expert.trainer import train
 
 @dataclass(frozen=True)
 class FreezeOrRevert:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        partition: its name; None for the base, and for the expert that is trained whole.
-        treatment: treatment of the places outside the expert's part.
-        scores: score by task.
-    """
-
-    partition: str | None
-    treatment: str
-    scores: dict[str, float]
+    partition: str | None  # None for the base, and for the expert that is trained whole
+    treatment: str  # of the places outside the expert's part
+    scores: dict[str, float]  # by task
 
 
 def freeze_or_revert(
@@ -59,13 +53,9 @@ def freeze_or_revert(
         partitions: names of the partitions.
         folder: base of relative paths of the spec.
         log: called with one line about each training.
-
-    Raises:
-        RecipeError: the spec names places or two experts, or a partition does not exist.
-        LayerswapError: as `train`.
     """
     if spec.train is not None or spec.simultaneous is not None:
-        raise RecipeError("freeze or revert: the partitions say what trains; leave `train` out")
+        raise RecipeError("freeze or revert: the partitions decide what trains; leave `train` out")
     unknown = next((name for name in partitions if name not in PARTITIONS), None)
     if unknown is not None:
         raise RecipeError(f"no partition {unknown!r}; there are {', '.join(PARTITIONS)}")

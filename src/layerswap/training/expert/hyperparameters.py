@@ -14,21 +14,25 @@ from layerswap.errors import TrainingError
 from layerswap.training.expert.distributed import launched_with
 from layerswap.training.expert.spec import DECAY, EFFECTIVE_BATCH, PRESETS, ExpertSpec
 
-OURS = {
-    "output_dir": "--out", "seed": "`seed`", "data_seed": "`seed`", "save_steps": "`save_every`",
-    "save_strategy": "`save_every`", "eval_strategy": "`save_every`", "eval_steps": "`save_every`",
-    "resume_from_checkpoint": "--resume", "load_best_model_at_end": "`layerswap select`",
-    "push_to_hub": "`layerswap merge --push`", "model_init_kwargs": "`dtype`",
-    "chat_template_path": "the base's own", "trust_remote_code": "no code of a repository",
-    "dataset_text_field": "`data`", "dataset_kwargs": "`data`",
+LARGE = 50_000_000
+"""Parameters from which the matrix products are the main cost of a step."""
+_INSTEAD = {
+    **dict.fromkeys(("save_steps", "save_strategy", "eval_strategy", "eval_steps"),
+                    "give `save_every`"),
+    **dict.fromkeys(("seed", "data_seed"), "give `seed`"),
+    **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), "give `data`"),
+    "output_dir": "give --out", "resume_from_checkpoint": "give --resume",
+    "model_init_kwargs": "give `dtype`", "load_best_model_at_end": "run `layerswap select`",
+    "push_to_hub": "run `layerswap merge --push`",
+    "chat_template_path": "the base's own template is used",
+    "trust_remote_code": "code of a repository is never run",
 }  # fmt: skip
-"""Names of `SFTConfig` that another setting of layerswap decides, and that setting."""
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
-COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
-          "gradient_accumulation_steps", "max_length")  # fmt: skip
-POSITIVE = ("learning_rate", "num_train_epochs")
-SWITCHES = ("<class 'bool'>", "bool", "bool | None")
-SCHEDULE = "lr_scheduler_kwargs"
+"""Names of `SFTConfig` that cannot be set, and what to do instead."""
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
+           "gradient_accumulation_steps", "max_length")  # fmt: skip
+_POSITIVE = ("learning_rate", "num_train_epochs")
+_BOOLEANS = ("<class 'bool'>", "bool", "bool | None")
 
 
 def sft_config(
@@ -38,107 +42,91 @@ def sft_config(
     rows: str,
     processes: int | None = None,
     parameters: int = 0,
-    begun_in: bool | None = None,
+    bf16: bool | None = None,
 ) -> tuple[Any, float | None]:
-    """The configuration of a training.
+    """Make the configuration of a training.
 
     Args:
         spec: the specification.
         folder: folder of the checkpoints.
         rows: form of the data: `prompt`, `messages` or `text`; texts are packed by default.
         processes: number of training processes; the launcher's `WORLD_SIZE` when None.
-        parameters: of the model.
-        begun_in: whether a training that goes on was begun with products in bfloat16, which this
-            machine's default then is no choice for.
+        parameters: number of the model's parameters.
+        bf16: precision in which a resumed training was started; decided here when None.
 
     Returns:
         A `trl.SFTConfig`, and the fraction of the steps in which a stable schedule decays, where
         it is not given in steps.
-
-    Raises:
-        TrainingError: a name that SFTConfig does not have or that another setting decides, or a
-            value that does not fit it.
     """
     from trl import SFTConfig
 
-    known = _known()
     chosen = check_hyperparameters(spec)
-    share = chosen.pop(DECAY, None)
-    values = {**_defaults(spec, rows, known, parameters), **chosen}
+    decay = chosen.pop(DECAY, None)
+    values = {**_defaults(spec, rows, parameters), **chosen}
     if "bf16" not in chosen:
-        values["bf16"] &= not chosen.get("fp16")
-        values["bf16"] = values["bf16"] if begun_in is None else begun_in
-    batch = spec.effective_batch or EFFECTIVE_BATCH.get(spec.preset or "")
-    if batch is not None:
-        world = int(os.environ.get("WORLD_SIZE", "1")) if processes is None else processes
-        values |= _accumulated(batch, world, chosen)
+        values["bf16"] = values["bf16"] and not chosen.get("fp16") if bf16 is None else bf16
+    values |= _batch_sizes(spec, chosen, processes)
     if values.get("lr_scheduler_type") == "warmup_stable_decay":
-        if "num_decay_steps" in (values.get(SCHEDULE) or {}):
-            share = None
+        schedule = values.get("lr_scheduler_kwargs") or {}
+        if "num_decay_steps" in schedule:
+            decay = None
         else:
-            share = 0.1 if share is None else share
-            values[SCHEDULE] = {"num_decay_steps": 0, **(values.get(SCHEDULE) or {})}
+            decay = 0.1 if decay is None else decay
+            values["lr_scheduler_kwargs"] = {"num_decay_steps": 0, **schedule}
     try:
-        return SFTConfig(output_dir=str(folder), **values), share
+        return SFTConfig(output_dir=str(folder), **values), decay
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         raise TrainingError(f"hyperparameters: {why}") from None
 
 
 def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:
-    """The hyperparameters of the preset and of the specification, by the names of `SFTConfig`.
+    """Check the hyperparameters of the preset and of the specification."""
+    from trl import SFTConfig
 
-    Raises:
-        TrainingError: as `sft_config`.
-    """
-    known = _known()
-    asked = {**PRESETS.get(spec.preset or "", {}), **spec.hyperparameters}
+    fields = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
+    given = {**PRESETS.get(spec.preset or "", {}), **spec.hyperparameters}
     return {
-        name: value if name == DECAY else _value(name, value, known)
-        for name, value in asked.items()
+        name: value if name == DECAY else _check(name, value, fields)
+        for name, value in given.items()
     }
 
 
-def _known() -> dict[str, Any]:
-    from trl import SFTConfig
-
-    return {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
-
-
-def _value(name: str, value: Any, known: Mapping[str, Any]) -> Any:
-    if name in OURS:
-        raise TrainingError(f"hyperparameters.{name}: that is decided by {OURS[name]}")
-    if name not in known:
-        hint = nearest(name, list(known))
+def _check(name: str, value: Any, fields: Mapping[str, dataclasses.Field[Any]]) -> Any:
+    if name in _INSTEAD:
+        raise TrainingError(f"hyperparameters.{name}: cannot be set here; {_INSTEAD[name]}")
+    if name not in fields:
+        hint = nearest(name, list(fields))
         raise TrainingError(f"hyperparameters.{name}: TRL's SFTConfig has no such name{hint}")
-    if isinstance(value, str) and NUMBER.fullmatch(value):
-        value = float(value)  # YAML 1.1 takes 1e-7 for a text
-    default = known[name].default
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)  # YAML 1.1 reads 1e-7 as a text
+    default = fields[name].default
     number = isinstance(default, int | float) and not isinstance(default, bool)
-    wrong = None
+    wanted = None
     if number and (isinstance(value, bool) or not isinstance(value, int | float)):
-        wrong = "not a number"
-    elif name in COUNTS and value is not None and value < 1:
-        wrong = "not at least 1"
-    elif name in POSITIVE and not value > 0:
-        wrong = "not above 0"
+        wanted = "a number"
+    elif name in _COUNTS and value is not None and value < 1:
+        wanted = "at least 1"
+    elif name in _POSITIVE and not value > 0:
+        wanted = "above 0"
     elif name == "max_steps" and value < 1 and value != -1:
-        wrong = "not at least 1, nor -1 for all"
-    elif str(known[name].type) in SWITCHES and not isinstance(value, bool | None):
-        wrong = "neither true nor false"
-    if wrong:
-        raise TrainingError(f"hyperparameters.{name}: {value!r} is {wrong}")
+        wanted = "at least 1, or -1 for all"
+    elif str(fields[name].type) in _BOOLEANS and not isinstance(value, bool | None):
+        wanted = "true or false"
+    if wanted:
+        raise TrainingError(f"hyperparameters.{name}: must be {wanted}; found {value!r}")
     return value
 
 
-def _defaults(
-    spec: ExpertSpec, rows: str, known: Mapping[str, Any], parameters: int
-) -> dict[str, Any]:
+def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
     import torch
+    from trl import SFTConfig
 
     device = torch.cuda.is_available()
-    lower = torch.cuda.is_bf16_supported() if device else autocast_pays(parameters)
-    saving = "activation_checkpointing"
+    bf16 = torch.cuda.is_bf16_supported() if device else autocast_pays(parameters)
+    checkpointing = "activation_checkpointing"  # older versions of TRL have the other name alone
+    if checkpointing not in SFTConfig.__dataclass_fields__:
+        checkpointing = "gradient_checkpointing"
     values: dict[str, Any] = {
         "num_train_epochs": 1,
         "report_to": "none",
@@ -148,8 +136,8 @@ def _defaults(
         "eval_strategy": "no",
         "use_cpu": not device,
         # Autocast keeps weights and steps in float32; DeepSpeed's mode of that name would not.
-        "bf16": lower and not launched_with("deepspeed"),
-        saving if saving in known else "gradient_checkpointing": device,
+        "bf16": bf16 and not launched_with("deepspeed"),
+        checkpointing: device,
         "dataloader_pin_memory": device,
         "seed": spec.seed,
         "data_seed": spec.seed,
@@ -164,20 +152,26 @@ def _defaults(
     return values
 
 
-def _accumulated(batch: int, processes: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _batch_sizes(
+    spec: ExpertSpec, chosen: Mapping[str, Any], processes: int | None
+) -> dict[str, int]:
+    """Divide the examples of an optimiser step over processes and accumulated passes."""
+    batch = spec.effective_batch or EFFECTIVE_BATCH.get(spec.preset or "")
+    if batch is None:
+        return {}
     if "gradient_accumulation_steps" in chosen:
         raise TrainingError(
-            "effective_batch and hyperparameters.gradient_accumulation_steps say the same thing; "
-            "give one of them"
+            "give effective_batch or hyperparameters.gradient_accumulation_steps, not both"
         )
-    if batch % processes:
-        raise TrainingError(f"effective_batch: {batch} is no multiple of {processes} processes")
-    each = batch // processes
+    world = int(os.environ.get("WORLD_SIZE", "1")) if processes is None else processes
+    each, rest = divmod(batch, world)
+    if rest:
+        raise TrainingError(f"effective_batch: {batch} is not a multiple of {world} processes")
     default = next(size for size in range(min(8, each), 0, -1) if each % size == 0)
     device = int(chosen.get("per_device_train_batch_size", default))
     if each % device:
         raise TrainingError(
-            f"effective_batch: {batch} is no multiple of {processes} processes x "
+            f"effective_batch: {batch} is not a multiple of {world} processes x "
             f"per_device_train_batch_size {device}"
         )
     return {
@@ -186,22 +180,15 @@ def _accumulated(batch: int, processes: int, chosen: Mapping[str, Any]) -> dict[
     }
 
 
-LARGE = 50_000_000
-"""Parameters from which the matrix products are what a step costs."""
-
-
 def autocast_pays(parameters: int) -> bool:
-    """Whether a training on this processor is faster with products in bfloat16.
+    """Return true if training on this processor is faster with products in bfloat16.
 
-    That is so where it has instructions for them (AVX-512 BF16 or AMX, as far as torch can say;
-    Arm's were not measured) and the model is not tiny.
-
-    Args:
-        parameters: of the model.
+    The processor needs instructions for them (AVX-512 BF16 or AMX, as far as torch can say; Arm's
+    were not measured), and the model must not be tiny.
     """
     import torch
 
-    # Older versions of torch lack it.
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    able = any(found.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    # Older versions of torch lack the function.
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    able = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
     return able and parameters >= LARGE

@@ -24,21 +24,13 @@ FORMS = (("prompt", "completion"), ("messages",), ("text",))
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """One data set, ready for the trainer.
+    """One data set, ready for the trainer."""
 
-    Attributes:
-        name: its name in messages and on the card.
-        train: rows with the columns of one of `FORMS`.
-        validation: rows with the same columns, or None.
-        fingerprints: fingerprints of its files, by name.
-        contaminated: known number of rows with an evaluation item, by evaluation set.
-    """
-
-    name: str
-    train: Dataset
-    validation: Dataset | None
-    fingerprints: dict[str, str]
-    contaminated: dict[str, int] = field(default_factory=dict)
+    name: str  # in messages and on the card
+    train: Dataset  # with the columns of one of `FORMS`
+    validation: Dataset | None  # with the same columns
+    fingerprints: dict[str, str]  # by file name
+    contaminated: dict[str, int] = field(default_factory=dict)  # rows by evaluation set
 
     @property
     def form(self) -> str:
@@ -52,16 +44,7 @@ class TrainingRows:
 
 
 def load_rows(data: Data, *, folder: Path, limit: int | None = None) -> TrainingRows:
-    """Training and validation rows.
-
-    Args:
-        data: a folder that `layerswap data` wrote, or files.
-        folder: base of relative paths.
-        limit: maximum number of training rows.
-
-    Raises:
-        DataError: they cannot be read, or have other columns than a trainer takes.
-    """
+    """Load validation rows and at most `limit` training rows; `folder` is the base of paths."""
     rows = _from_files(data, folder) if isinstance(data, Files) else _from_folder(data, folder)
     if limit is not None and limit < len(rows.train):
         rows = replace(rows, train=rows.train.select(range(limit)))
@@ -69,7 +52,7 @@ def load_rows(data: Data, *, folder: Path, limit: int | None = None) -> Training
 
 
 def equal_parts(sets: list[Dataset]) -> list[Dataset]:
-    """As many rows of each as the smallest has: a fair validation set (paper 2, section 4.5)."""
+    """Cut every set to the size of the smallest: a fair validation set (paper 2, section 4.5)."""
     smallest = min(len(rows) for rows in sets)
     return [rows.select(range(smallest)) for rows in sets]
 
@@ -85,55 +68,58 @@ def _from_folder(data: str, folder: Path) -> TrainingRows:
         raise DataError(f"data: {path}: no such folder; for files write `train: FILE` under data")
     mix, train, validation = load_saved(path)
     files = [path / f"{split}.parquet" for split in SPLITS]
-    prints = {file.name: fingerprint(file) for file in files if file.is_file()}
-    card = json.loads((path / CARD).read_text("utf-8"))
+    fingerprints = {file.name: fingerprint(file) for file in files if file.is_file()}
     contaminated: Counter[str] = Counter()
-    for facts in card.get("sources", {}).values():
+    for facts in json.loads((path / CARD).read_text("utf-8")).get("sources", {}).values():
         contaminated.update(facts.get("contaminated", {}))
-    return TrainingRows(mix.name, train, validation, prints, dict(contaminated))
+    return TrainingRows(mix.name, train, validation, fingerprints, dict(contaminated))
 
 
 def _from_files(data: Files, folder: Path) -> TrainingRows:
     sets: dict[str, Any] = dict.fromkeys(SPLITS)
-    prints: dict[str, str] = {}
-    for key, pattern in data.model_dump(exclude_none=True).items():
+    fingerprints: dict[str, str] = {}
+    for split, pattern in data.model_dump(exclude_none=True).items():
         try:
-            sets[key] = _known_columns(open_rows(Origin(path=pattern), folder=folder).rows)
-            prints |= {Path(f).name: fingerprint(Path(f)) for f in matching_files(folder, pattern)}
+            sets[split] = _trainer_columns(open_rows(Origin(path=pattern), folder=folder).rows)
+            for file in map(Path, matching_files(folder, pattern)):
+                fingerprints[file.name] = fingerprint(file)
         except LayerswapError as error:
-            raise error.within(f"data.{key}: {pattern}") from None
-    rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], prints)
+            raise error.within(f"data.{split}: {pattern}") from None
+    rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], fingerprints)
     if rows.validation is not None and rows.validation.column_names != rows.train.column_names:
-        raise DataError("data.validation: its columns are not those of the training rows")
+        raise DataError("data.validation: its columns differ from those of the training rows")
     return rows
 
 
-def _known_columns(rows: Dataset) -> Dataset:
-    for form in FORMS:
-        if set(form) <= set(rows.column_names):
-            for column in form:
-                _check_values(rows, column)
-            if len(rows) and len({isinstance(rows[0][column], str) for column in form}) > 1:
-                raise DataError(
-                    f"{' and '.join(form)} must both be texts or both lists of messages"
-                )
-            return rows.select_columns(list(form))
-    wanted = "; ".join(" and ".join(form) for form in FORMS)
-    raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {wanted}")
+def _trainer_columns(rows: Dataset) -> Dataset:
+    form = next((form for form in FORMS if set(form) <= set(rows.column_names)), None)
+    if form is None:
+        forms = "; ".join(" and ".join(form) for form in FORMS)
+        raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {forms}")
+    for column in form:
+        _check_values(rows, column)
+    if len(rows) and len({isinstance(rows[0][column], str) for column in form}) > 1:
+        raise DataError(f"{' and '.join(form)} must both be texts or both lists of messages")
+    return rows.select_columns(list(form))
 
 
 def _check_values(rows: Dataset, column: str) -> None:
     """Refuse a column with values other than texts or lists of messages."""
-    for number, value in enumerate(rows[column]):
-        whole = isinstance(value, str) and column != "messages"
-        if isinstance(value, list) and value and column != "text":
-            whole = all(
-                isinstance(turn, dict)
-                and isinstance(turn.get("role"), str)
-                and isinstance(turn.get("content"), str)
-                for turn in value
-            )
-        if not whole or (column in ("text", "completion") and not value):
-            kind = "a text" if column == "text" else "a text or a list of messages"
-            kind = "a list of messages" if column == "messages" else kind
-            raise DataError(f"row {number + 1}: {column} is not {kind}, or is empty")
+    for number, value in enumerate(rows[column], start=1):
+        if isinstance(value, str):
+            valid = column != "messages" and (bool(value) or column == "prompt")
+        else:
+            valid = column != "text" and isinstance(value, list) and _are_messages(value)
+        if not valid:
+            kinds = {"text": "a text", "messages": "a list of messages"}
+            kind = kinds.get(column, "a text or a list of messages")
+            raise DataError(f"row {number}: {column} is not {kind}, or is empty")
+
+
+def _are_messages(turns: list[Any]) -> bool:
+    return bool(turns) and all(
+        isinstance(turn, dict)
+        and isinstance(turn.get("role"), str)
+        and isinstance(turn.get("content"), str)
+        for turn in turns
+    )

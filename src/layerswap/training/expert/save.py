@@ -25,23 +25,23 @@ _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", _ADAPTER, CONFIG)
 _STATE = "trainer_state.json"
 """The last file of a checkpoint; a checkpoint that has it is complete."""
-_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "optimizer_*", "global_step*")
+_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*")
 """Optimiser states of a checkpoint; the last two are folders of shards."""
 _NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints in a folder by their step, in order."""
-    found = {
+    """Return the complete checkpoints in a folder by their step, in order."""
+    complete = {
         int(match[1]): path
         for path in (folder.iterdir() if folder.is_dir() else ())
         if (match := _NAME.fullmatch(path.name)) and "global_step" in trainer_state(path)
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(complete.items()))
 
 
 def trainer_state(checkpoint: Path) -> dict[str, Any]:
-    """The state of the trainer in a checkpoint; empty if the checkpoint is not complete."""
+    """Read the state of the trainer in a checkpoint; empty if the checkpoint is not complete."""
     try:
         state = json.loads((checkpoint / _STATE).read_text("utf-8"))
     except (OSError, ValueError):
@@ -50,35 +50,29 @@ def trainer_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def resumable(folder: Path) -> Path | None:
-    """The newest checkpoint, or None if there is none; removes incomplete ones.
-
-    Raises:
-        TrainingError: the newest has no optimiser state.
-    """
+    """Return the newest checkpoint, or None if there is none; remove incomplete ones."""
     complete = list(checkpoints(folder).values())
     for path in folder.iterdir() if folder.is_dir() else ():
         if _NAME.fullmatch(path.name) and path not in complete:
             shutil.rmtree(path, ignore_errors=True)
     if not complete:
         return None
-    if not any(any(complete[-1].glob(name)) for name in _OPTIMIZER if "scheduler" not in name):
-        raise TrainingError(f"{complete[-1]}: has no optimiser state, so it cannot be gone on from")
-    return complete[-1]
+    newest = complete[-1]
+    if not any(any(newest.glob(name)) for name in _OPTIMIZER):
+        raise TrainingError(f"{newest}: has no optimiser state, so training cannot resume from it")
+    return newest
 
 
 def forget_older_states(folder: Path) -> None:
     """Remove optimiser states, two thirds of a checkpoint, from all but the newest checkpoint."""
     for path in list(checkpoints(folder).values())[:-1]:
-        for state in (file for name in _OPTIMIZER for file in path.glob(name)):
-            shutil.rmtree(state) if state.is_dir() else state.unlink()
+        for name in (*_OPTIMIZER, "scheduler.pt"):
+            for state in path.glob(name):
+                shutil.rmtree(state) if state.is_dir() else state.unlink()
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """The record of a training.
-
-    Raises:
-        TrainingError: the folder holds none.
-    """
+    """Read the record of a training."""
     path = folder / TRAINING
     try:
         record = json.loads(path.read_text("utf-8"))
@@ -89,13 +83,8 @@ def read_training(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read ({error})") from None
     if not isinstance(record, dict) or "key" not in record:
-        raise TrainingError(f"{path}: not the record of a training")
+        raise TrainingError(f"{path}: is not the record of a training")
     return record
-
-
-def write_training(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the record atomically."""
-    write_json(folder / TRAINING, record)
 
 
 def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtype: str) -> None:
@@ -112,8 +101,8 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
         dtype: dtype of the weights.
     """
     draft = out / DRAFT
-    wanted = {file for pattern in _WEIGHTS for file in draft.glob(pattern)}
-    for file in set(draft.iterdir()) - wanted:
+    weights = {file for pattern in _WEIGHTS for file in draft.glob(pattern)}
+    for file in set(draft.iterdir()) - weights:
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     adapter = (draft / _ADAPTER).is_file()
     for name in (name for group in (COPIED[1:2] if adapter else COPIED) for name in group):
@@ -139,11 +128,11 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
     for file in sorted(draft.iterdir(), key=lambda file: (file == last, file.name)):
         file.replace(out / file.name)
     draft.rmdir()
-    write_training(out, record)
+    write_json(out / TRAINING, record)
 
 
 def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:
-    """The model card of an expert."""
+    """Write the model card of an expert."""
     import yaml
     from huggingface_hub import ModelCardData
 
@@ -158,7 +147,8 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
     ).to_yaml()
     spec = yaml.safe_dump({**record["spec"], "base": name}, sort_keys=False, allow_unicode=True)
     data = "\n".join(
-        f"- {entry['name']}: {entry['train']:,} rows, {entry['validation']:,} to validate on"
+        f"- {entry['name']}: {entry['train']:,} training rows, "
+        f"{entry['validation']:,} validation rows"
         for entry in record["data"]
     )
     losses = record["losses"]

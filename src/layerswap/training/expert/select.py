@@ -38,21 +38,13 @@ ScorePlan = Callable[[Plan], dict[str, float]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint of a run.
+    """One checkpoint of a run."""
 
-    Attributes:
-        run: the folder that `layerswap train` wrote.
-        step: number of optimiser steps.
-        folder: folder of the checkpoint.
-        loss: validation loss in nats per token, where it was measured.
-        scores: mean score by task.
-    """
-
-    run: str
+    run: str  # the folder that `layerswap train` wrote
     step: int
-    folder: str
-    loss: float | None
-    scores: dict[str, float] = field(default_factory=dict)
+    folder: str  # of the checkpoint
+    loss: float | None  # validation loss in nats per token, where it was measured
+    scores: dict[str, float] = field(default_factory=dict)  # mean score by task
 
     @property
     def value(self) -> float:
@@ -64,31 +56,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """A ranking of checkpoints.
+    """A ranking of checkpoints."""
 
-    Attributes:
-        ranked: every candidate, the best first.
-        chosen: the best `keep`, no more of one run than its share.
-    """
-
-    ranked: tuple[Candidate, ...]
-    chosen: tuple[Candidate, ...]
+    ranked: tuple[Candidate, ...]  # every candidate, the best first
+    chosen: tuple[Candidate, ...]  # the best, no more of one run than its share
 
     def to_json(self) -> str:
-        """The whole selection, as JSON."""
-        data = {"ranked": list(map(asdict, self.ranked)), "chosen": list(map(asdict, self.chosen))}
-        return json.dumps(data, indent=2) + "\n"
+        """Write the whole selection as JSON."""
+        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def candidates(run: Path) -> list[Candidate]:
-    """The checkpoints of a run in the order of their steps, the finished expert last.
-
-    Raises:
-        TrainingError: the folder is not a training, or has no checkpoint yet.
-    """
+    """List the checkpoints of a run in the order of their steps, the finished expert last."""
     record = read_training(run)
     steps = list(checkpoints(run / CHECKPOINTS).items())
-    losses = _losses(record, steps[-1][1] if steps else None)
+    losses = _validation_losses(record, steps[-1][1] if steps else None)
     if record["finished"]:
         steps.append((int(record["steps"]), run))
     if not steps:
@@ -112,31 +94,27 @@ def select(
             possible: one each where there are as many runs as checkpoints to keep.
         score: score by task of a checkpoint (or an adapter over its base), as a plan; rank by
             validation loss when None.
-
-    Raises:
-        TrainingError: a folder is not a training, or no validation loss was measured.
     """
     found = [candidate for run in runs for candidate in candidates(run)]
     if score is not None:
-        found = [replace(one, scores=score(soup([one.folder]))) for one in found]
-    elif not any(one.loss is not None for one in found):
+        found = [replace(each, scores=score(soup([each.folder]))) for each in found]
+    elif all(candidate.loss is None for candidate in found):
         raise TrainingError("no run measured a validation loss; select by tasks instead")
-    ranked = sorted(found, key=lambda one: (-one.value, one.run, one.step))
-    share = len(ranked) if of_any_run else math.ceil(keep / len({one.run for one in found}))
+    ranked = sorted(found, key=lambda candidate: (-candidate.value, candidate.run, candidate.step))
+    share = len(ranked) if of_any_run else math.ceil(keep / len(set(map(str, runs))))
     chosen: list[Candidate] = []
-    for one in ranked:
-        if len(chosen) < keep and sum(other.run == one.run for other in chosen) < share:
-            chosen.append(one)
+    for candidate in ranked:
+        of_run = sum(other.run == candidate.run for other in chosen)
+        if len(chosen) < keep and of_run < share:
+            chosen.append(candidate)
     return Selection(tuple(ranked), tuple(chosen))
 
 
 def signal_tasks(role: ExpertRole, language: str | None = None) -> list[str]:
-    """The lm-eval tasks that predict an expert's value in a merge (paper 2, section 5).
+    """List the lm-eval tasks that predict an expert's value in a merge (paper 2, section 5).
 
-    Belebele and Global-MMLU in its language for a language expert, English MGSM for a task expert.
-
-    Raises:
-        EvaluationError: a language expert without a language, or neither benchmark has it.
+    These are Belebele and Global-MMLU in its language for a language expert, English MGSM for a
+    task expert.
     """
     from layerswap.evaluation.harness import task_names
 
@@ -144,16 +122,16 @@ def signal_tasks(role: ExpertRole, language: str | None = None) -> list[str]:
         return [ENGLISH_PROBLEMS]
     if language is None:
         raise EvaluationError("a language expert is selected in its language; give --language")
-    found = []
+    tasks = []
     names = task_names()
     for prefix, form in LANGUAGE_SIGNALS.items():
         codes = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         code = match(language, filter(re.compile(form).fullmatch, codes))
         if code is not None:
-            found.append(prefix + code)
-    if not found:
+            tasks.append(prefix + code)
+    if not tasks:
         raise EvaluationError(f"neither Belebele nor Global-MMLU has {language}; give --task")
-    return found
+    return tasks
 
 
 def scorer(
@@ -162,17 +140,15 @@ def scorer(
     include: Sequence[Path] = (),
     settings: EvaluationSettings | None = None,
 ) -> ScorePlan:
-    """A function from a plan to the mean of the first metric of each lm-eval task.
+    """Return a function from a plan to the mean of the first metric of each lm-eval task.
 
-    The plan is evaluated without being written.
+    The plan is evaluated without being written. An unknown task fails here, before any checkpoint
+    is loaded.
 
     Args:
         tasks: names of the tasks.
         include: folders with additional task YAMLs.
         settings: settings of the evaluation.
-
-    Raises:
-        EvaluationError: a task is unknown; before any checkpoint is loaded.
     """
     from layerswap.evaluation.harness import check_task_names
 
@@ -191,15 +167,16 @@ def scorer(
 
 
 def _first_metrics(result: dict[str, Any]) -> dict[str, float]:
-    found = {}
+    metrics = {}
     for task, values in result["results"].items():
         name = next((key for key in values if "," in key and "stderr" not in key), None)
         if name is not None:
-            found[task] = float(values[name])
-    return found
+            metrics[task] = float(values[name])
+    return metrics
 
 
-def _losses(record: dict[str, Any], newest: Path | None) -> dict[int, float]:
+def _validation_losses(record: dict[str, Any], newest: Path | None) -> dict[int, float]:
+    """Return the validation loss by step, from the record or from the newest checkpoint."""
     history = record.get("log")
     if history is None and newest is not None:
         history = trainer_state(newest).get("log_history")

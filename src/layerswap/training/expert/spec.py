@@ -19,43 +19,36 @@ from layerswap.training.mix.schema import NonEmpty
 
 DECAY = "decay"
 """Fraction of the steps in which warmup-stable-decay decays; not a name of TRL's."""
-
-
-def _preset(line: str) -> dict[str, Any]:
-    _, rate, batch, length, decay, clip, schedule, warmup, beta2 = line.split()
-    return {
-        "learning_rate": float(rate),
-        "per_device_train_batch_size": int(batch),
-        "max_length": int(length),
-        "weight_decay": float(decay),
-        "max_grad_norm": float(clip),
-        "lr_scheduler_type": "linear" if schedule == "Linear" else "warmup_stable_decay",
-        "warmup_steps": int(warmup),
-        "adam_beta2": float(beta2),
-        **({DECAY: 0.1} if schedule == "WSD" else {}),
-    }
-
-
+_COLUMNS = ("learning_rate", "per_device_train_batch_size", "max_length", "weight_decay",
+            "max_grad_norm", "warmup_steps", "adam_beta2", "lr_scheduler_type")  # fmt: skip
 _TABLE_4 = """
-math-1  2e-8  4  2048  0.1   1.0  Linear  1000  0.99
-math-2  1e-7  4  2048  0.01  0.5  Linear  1000  0.99
-math-3  4e-8  4  2048  0.1   1.0  Linear  500   0.999
-jpn-1   1e-7  8  1024  0.1   0.5  WSD     1000  0.995
-jpn-2   1e-7  8  1024  0.1   0.5  WSD     1000  0.99
-jpn-3   2e-7  8  1024  0.01  0.5  WSD     1000  0.99
-swh-1   7e-8  8  1024  0.1   0.5  WSD     1000  0.99
-swh-2   2e-7  8  1024  0.05  0.5  WSD     1000  0.99
-swh-3   1e-7  8  1024  0.1   1.0  WSD     1000  0.999
-tel-1   7e-8  8  1024  0.1   0.5  WSD     1000  0.99
-tel-2   5e-8  8  1024  0.05  0.5  WSD     300   0.99
-tel-3   1e-7  4  2048  0.1   0.5  WSD     1000  0.99
-ben-1   7e-8  8  1024  0.1   0.5  WSD     1000  0.99
-ben-2   5e-8  8  1024  0.05  0.5  WSD     300   0.99
-ben-3   1e-7  4  2048  0.1   0.5  WSD     1000  0.99
+math-1  2e-8  4  2048  0.1   1.0  1000  0.99   linear
+math-2  1e-7  4  2048  0.01  0.5  1000  0.99   linear
+math-3  4e-8  4  2048  0.1   1.0  500   0.999  linear
+jpn-1   1e-7  8  1024  0.1   0.5  1000  0.995  warmup_stable_decay
+jpn-2   1e-7  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
+jpn-3   2e-7  8  1024  0.01  0.5  1000  0.99   warmup_stable_decay
+swh-1   7e-8  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
+swh-2   2e-7  8  1024  0.05  0.5  1000  0.99   warmup_stable_decay
+swh-3   1e-7  8  1024  0.1   1.0  1000  0.999  warmup_stable_decay
+tel-1   7e-8  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
+tel-2   5e-8  8  1024  0.05  0.5  300   0.99   warmup_stable_decay
+tel-3   1e-7  4  2048  0.1   0.5  1000  0.99   warmup_stable_decay
+ben-1   7e-8  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
+ben-2   5e-8  8  1024  0.05  0.5  300   0.99   warmup_stable_decay
+ben-3   1e-7  4  2048  0.1   0.5  1000  0.99   warmup_stable_decay
 """
 
+
+def _preset(cells: list[str]) -> dict[str, Any]:
+    *numbers, schedule = cells
+    values = [float(cell) if set(cell) & set(".e") else int(cell) for cell in numbers]
+    preset: dict[str, Any] = dict(zip(_COLUMNS, [*values, schedule], strict=True))
+    return preset if schedule == "linear" else {**preset, DECAY: 0.1}
+
+
 PRESETS: dict[str, dict[str, Any]] = {
-    **{line.split()[0]: _preset(line) for line in _TABLE_4.strip().splitlines()},
+    **{line.split()[0]: _preset(line.split()[1:]) for line in _TABLE_4.strip().splitlines()},
     "unreasonable": {"max_length": 1024},
     "unreasonable-simultaneous": {
         "max_length": 1024,
@@ -63,9 +56,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Hyperparameters by name. Paper 2's published text has lost its rate and clipping norm."""
-
 EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
-"""Examples in an optimiser step, where the paper says it (paper 2, appendix A.4)."""
+"""Examples in an optimiser step, where the paper states it (paper 2, appendix A.4)."""
 
 Side = Literal["task", "language"]
 
@@ -88,30 +80,23 @@ Data = NonEmpty | Files
 class Trained(Strict):
     """The places that train; the others are frozen (paper 2, sections 3.3 and 4.4).
 
-    Attributes:
-        partition: `A`, `B`, `C` or `Z` of the second paper, scaled by depth.
-        part: the part of the partition that trains.
-        outside: the part that owns the places outside the layers; the partition's own if not given.
-        recipe: a recipe file, instead of a partition; the places that take something from its
-            `expert` train.
-        expert: name of an expert of the recipe.
-        places: layers and roles that train; with a partition or a recipe, those of them alone that
-            are the part's.
+    A part of a partition trains, or the places that take something from an expert of a recipe.
+    `places` narrows them, or names the places by itself.
     """
 
-    partition: Literal["A", "B", "C", "Z"] | None = None
-    outside: Side | None = None
-    recipe: NonEmpty | None = None
-    part: Side | None = None
-    expert: NonEmpty | None = None
+    partition: Literal["A", "B", "C", "Z"] | None = None  # of the second paper, scaled by depth
+    outside: Side | None = None  # owner of what is outside the layers; None: the partition's own
+    recipe: NonEmpty | None = None  # file
+    part: Side | None = None  # of the partition
+    expert: NonEmpty | None = None  # of the recipe
     places: Annotated[list[Where], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _one_way(self) -> Trained:
+    def _consistent(self) -> Trained:
         if self.partition and self.recipe:
             raise ValueError("give a partition or a recipe, not both")
         if not (self.partition or self.recipe or self.places):
-            raise ValueError("say what trains: partition, recipe or places")
+            raise ValueError("give what trains: partition, recipe or places")
         if self.partition is None and (self.part or self.outside):
             raise ValueError("part and outside go with a partition")
         if self.recipe is None and self.expert:
@@ -120,32 +105,26 @@ class Trained(Strict):
 
 
 class Rate(Where):
-    """Places with their own learning rate (Howard and Ruder, 2018, section 3.2).
+    """Places with their own learning rate (Howard and Ruder, 2018, section 3.2)."""
 
-    Attributes:
-        scale: factor of the learning rate there; to freeze places, use `train`.
-    """
-
-    scale: Annotated[float, Field(gt=0, le=100, strict=False)]
+    scale: Annotated[float, Field(gt=0, le=100, strict=False)]  # factor; to freeze, use `train`
 
 
 class Lora(Strict):
     """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
 
     Rank, scaling and rsLoRA are by default those of the second paper, section 3.4; the rest is
-    PEFT's default. PEFT documents the keys.
-
-    Attributes:
-        target_modules: names or a regular expression, as in PEFT, that restrict the adapters among
-            the attention and mlp matrices at the places that train; all of them if not given.
-        use_dora: weight-decomposed adapters (Liu et al., 2024); `bake` them to compose them.
+    PEFT's default. `target_modules` and `exclude_modules` restrict the adapters among the attention
+    and mlp matrices at the places that train.
     """
 
     r: PositiveInt = 64
     lora_alpha: Annotated[float, Field(gt=0, strict=False)] = 64.0
     lora_dropout: Annotated[float, Field(ge=0, lt=1, strict=False)] = 0.0
+    # Not PEFT's default, which is False: `lora: {r: 8, lora_alpha: 16}` trains with the scale
+    # 16/sqrt(8) = 5.7 here, and with 16/8 = 2 in PEFT.
     use_rslora: bool = True
-    use_dora: bool = False
+    use_dora: bool = False  # weight-decomposed (Liu et al., 2024); `bake` them to compose them
     target_modules: list[NonEmpty] | NonEmpty | None = None
     exclude_modules: list[NonEmpty] | NonEmpty | None = None
     rank_pattern: dict[NonEmpty, PositiveInt] = {}
@@ -156,71 +135,44 @@ class Lora(Strict):
 class Sparse(Strict):
     """Composable sparse fine-tuning (Ansell et al., 2022): train, keep, reset, train again.
 
-    Attributes:
-        keep: fraction of the trained parameters, those that the first training changes most, that
-            the second training may change.
+    The second training may change the fraction `keep` of the trained parameters, those that the
+    first training changes most.
     """
 
     keep: Annotated[float, Field(gt=0, lt=1)]
 
 
 class Simultaneous(Strict):
-    """Simultaneous partition SFT (paper 2, section 4.5).
-
-    Attributes:
-        task: data for the task's part.
-        language: data for the language's part.
-        every: optimiser steps in a turn (paper 2, appendix A.3).
-    """
+    """Simultaneous partition SFT (paper 2, section 4.5): data for each part of the places."""
 
     task: Data
     language: Data
-    every: PositiveInt = 1
+    every: PositiveInt = 1  # optimiser steps in a turn (paper 2, appendix A.3)
 
 
 class ExpertSpec(Strict):
-    """One training, on exactly one of `data`, `mix` and `simultaneous`.
+    """One training, on exactly one of `data`, `mix` and `simultaneous`."""
 
-    Attributes:
-        base: folder or Hub id `owner/name[@revision]` of the model to fine-tune.
-        data: the training data.
-        mix: several data sets in one random order (paper 2, section 4.2).
-        simultaneous: two data sets in turns, each for a part of the places.
-        train: the places that train; all if not given.
-        rates: places with their own learning rate; the last entry for a place wins.
-        lora: train adapters instead of whole weights.
-        bake: under LoRA, write full weights with the adapter merged into the base.
-        load_in_4bit: under LoRA, hold the frozen base in 4 bits (QLoRA; needs bitsandbytes).
-        sparse: train twice, the second time only the parameters that changed most.
-        preset: hyperparameters of a row of paper 1, table 4, or of paper 2, appendix A.4.
-        hyperparameters: any of TRL's `SFTConfig` by its own name; they override the preset.
-        effective_batch: examples in an optimiser step over all processes; sets the number of
-            accumulated forward passes.
-        save_every: training examples between checkpoints (paper 1: 5,000).
-        save_minutes: maximum time between checkpoints; one saved by time is replaced by the next.
-        limit: maximum number of examples of each data set.
-        dtype: dtype of the training weights; float32, or the stored one under LoRA.
-        seed: seed of the data order, of dropout and of new adapters.
-    """
-
-    base: NonEmpty
+    base: NonEmpty  # folder or Hub id owner/name[@revision] of the model to fine-tune
     data: Data | None = None
+    # Several data sets in one random order (paper 2, section 4.2).
     mix: Annotated[list[Data], Field(min_length=2)] | None = None
-    simultaneous: Simultaneous | None = None
-    train: Trained | None = None
-    rates: list[Rate] = []
+    simultaneous: Simultaneous | None = None  # two data sets in turns
+    train: Trained | None = None  # None: all places
+    rates: list[Rate] = []  # the last entry for a place wins
     lora: Lora | None = None
-    bake: bool = False
-    load_in_4bit: bool = False
+    bake: bool = False  # under LoRA, write full weights with the adapter merged into the base
+    load_in_4bit: bool = False  # under LoRA, hold the frozen base in 4 bits (needs bitsandbytes)
     sparse: Sparse | None = None
-    preset: str | None = None
-    hyperparameters: dict[str, Any] = {}
-    effective_batch: PositiveInt | None = None
-    save_every: PositiveInt = 5000
-    save_minutes: Annotated[float, Field(gt=0, strict=False)] = 10.0
-    limit: PositiveInt | None = None
+    preset: str | None = None  # a row of paper 1, table 4, or of paper 2, appendix A.4
+    hyperparameters: dict[str, Any] = {}  # of TRL's SFTConfig; they override the preset
+    effective_batch: PositiveInt | None = None  # examples in an optimiser step, all processes
+    save_every: PositiveInt = 5000  # examples between checkpoints (paper 1: 5,000)
+    save_minutes: Annotated[float, Field(gt=0, strict=False)] = 10.0  # maximum between checkpoints
+    limit: PositiveInt | None = None  # maximum number of examples of each data set
+    # Of the training weights; None: float32, or the stored dtype under LoRA.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
-    seed: int = 0
+    seed: int = 0  # of the data order, of dropout and of new adapters
 
     @field_validator("preset")
     @classmethod
@@ -231,31 +183,27 @@ class ExpertSpec(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> ExpertSpec:
-        train, turns = self.train, self.simultaneous
-        if [self.data, self.mix, turns].count(None) != 2:
+        if [self.data, self.mix, self.simultaneous].count(None) != 2:
             raise ValueError("give one of data, mix and simultaneous")
         for key in ("bake", "load_in_4bit"):
             if getattr(self, key) and not self.lora:
                 raise ValueError(f"{key} belongs to lora; give lora as well")
         if self.sparse and self.lora:
             raise ValueError("sparse is for whole weights, not for adapters")
-        if self.sparse and turns:
+        if self.sparse and self.simultaneous:
             raise ValueError("sparse does not go with simultaneous")
-        if turns and (train is None or not (train.partition or train.recipe)):
-            raise ValueError(
-                "simultaneous needs train.partition, or train.recipe, to share the places"
-            )
-        if turns and train and (train.part or train.expert):
-            raise ValueError(
-                "simultaneous trains both parts; leave train.part and train.expert out"
-            )
-        if train and not turns:
-            if train.partition and train.part is None:
+        train = self.train
+        if self.simultaneous:
+            if train is None or not (train.partition or train.recipe):
+                raise ValueError("simultaneous needs train.partition or train.recipe for its parts")
+            if train.part or train.expert:
                 raise ValueError(
-                    "train.part: say whose part of the partition trains, task or language"
+                    "simultaneous trains both parts; leave train.part and train.expert out"
                 )
-            if train.recipe and train.expert is None:
-                raise ValueError("train.expert: say whose places of the recipe train")
+        elif train and train.partition and train.part is None:
+            raise ValueError("train.part: give the part that trains, task or language")
+        elif train and train.recipe and train.expert is None:
+            raise ValueError("train.expert: give the expert whose places train")
         return self
 
     @property
@@ -266,8 +214,11 @@ class ExpertSpec(Strict):
         return list(self.mix) if self.mix else [self.data] if self.data else []
 
 
+_EXPECTED = "an expert is a mapping with `base` and `data`"
+
+
 def read_expert(path: Path) -> ExpertSpec:
-    """The expert in a YAML file; paths in it are relative to the file.
+    """Read the expert in a YAML file; paths in it are relative to the file.
 
     Raises:
         RecipeError: the file cannot be read, or is wrong; one line for each mistake, with its key
@@ -277,8 +228,5 @@ def read_expert(path: Path) -> ExpertSpec:
 
 
 def check_expert(data: Any, *, where: str = "expert") -> ExpertSpec:
-    """The expert in plain data; errors name `where`. See `read_expert`."""
+    """Validate an expert in plain data; errors name `where`. See `read_expert`."""
     return validate(ExpertSpec, data, where=where, expected=_EXPECTED)
-
-
-_EXPECTED = "an expert is a mapping with `base` and `data`"

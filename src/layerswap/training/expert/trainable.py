@@ -24,60 +24,50 @@ Part = frozenset[Place]
 
 
 def trained_parts(spec: ExpertSpec, layers: int, folder: Path) -> list[Part]:
-    """The places that train: one set, or the task's and the language's where they take turns.
+    """Return the places that train: one set, or two sets that take turns, the task's first.
 
-    Args:
-        spec: the expert.
-        layers: number of layers of the base, L.
-        folder: base of the path of a recipe.
-
-    Raises:
-        RecipeError: the partition, the recipe or the places do not fit the base, or nothing would
-            train.
+    `layers` is the depth of the base; the path of a recipe is relative to `folder`.
     """
     chosen = spec.train
     if chosen is None:
         return [frozenset(all_places(layers))]
-    asked = _places(chosen, layers)
+    selected = _selected_places(chosen, layers)
     if not (chosen.partition or chosen.recipe):
-        return [asked]
+        return [selected]
     composition, names = _composition(chosen, layers, folder)
-    wanted = names if spec.simultaneous else [_expert(chosen, names)]
-    parts = [_part(composition, name) for name in wanted]
-    for i, name in enumerate(wanted):
-        if not parts[i]:
-            raise RecipeError(f"train: no place takes anything from {name!r}; nothing would train")
-        parts[i] &= asked
-        if not parts[i]:
-            raise RecipeError(f"train.places: none belongs to {name!r}; nothing would train")
-    if len(parts) == 2 and parts[0] & parts[1]:
+    experts = names if spec.simultaneous else [_expert(chosen, names)]
+    parts = []
+    for name in experts:
+        part = frozenset(p for p, blend in composition.blends.items() if name in blend.experts)
+        if not part:
+            raise RecipeError(
+                f"train: the recipe takes no place from {name!r}; nothing would train"
+            )
+        if not part & selected:
+            raise RecipeError(f"train.places: no place belongs to {name!r}; nothing would train")
+        parts.append(part & selected)
+    if len(parts) == 2:
         # A blended place has one value, so only one of the two can train it.
-        parts[1] = parts[1] - parts[0]
+        parts[1] -= parts[0]
     return parts
 
 
 def parameter_places(model: PreTrainedModel) -> dict[str, Place]:
-    """The place of every parameter of a model without adapters, by name.
-
-    Raises:
-        CheckpointError: a name that no layout knows.
-    """
+    """Return the place of every parameter of a model without adapters, by name."""
     return place_tensors([name for name, _ in model.named_parameters()])
 
 
 def adapter_targets(model: PreTrainedModel, parts: Iterable[Part], lora: Lora) -> list[str]:
-    """Full names of the matrices that get an adapter: attention and mlp, at the trained places.
+    """List the full names of the matrices that get an adapter.
 
-    `lora.target_modules` and `lora.exclude_modules` restrict them as in PEFT.
-
-    Raises:
-        TrainingError: no matrix is at these places.
+    These are the attention and mlp matrices at the trained places, restricted by
+    `lora.target_modules` and `lora.exclude_modules` as in PEFT.
     """
     from torch.nn import Linear
     from transformers.pytorch_utils import Conv1D
 
     trained = frozenset[Place]().union(*parts)
-    found = [
+    targets = [
         name
         for name, module in model.named_modules()
         if isinstance(module, Linear | Conv1D)
@@ -89,12 +79,12 @@ def adapter_targets(model: PreTrainedModel, parts: Iterable[Part], lora: Lora) -
         and _matches(name, lora.target_modules, default=True)
         and not _matches(name, lora.exclude_modules, default=False)
     ]
-    if not found:
+    if not targets:
         restricted = " and in target_modules" if lora.target_modules else ""
         raise TrainingError(
             f"lora: no attention or mlp matrix is at the places that train{restricted}"
         )
-    return found
+    return targets
 
 
 def _matches(name: str, pattern: list[str] | str | None, *, default: bool) -> bool:
@@ -108,23 +98,17 @@ def _matches(name: str, pattern: list[str] | str | None, *, default: bool) -> bo
 def names_by_part(
     parameters: Iterable[str], places: Mapping[str, Place], parts: Iterable[Part]
 ) -> list[list[str]]:
-    """The names of the parameters that train in each part.
+    """List the names of the parameters that train in each part.
 
-    Args:
-        parameters: names in the trained model, with PEFT's prefix and adapters.
-        places: places of the base's parameters.
-        parts: the places of each part.
+    `parameters` are names in the trained model, with PEFT's prefix and adapters; `places` are those
+    of the base's parameters.
     """
-    where_of = _where_of(parameters, places)
-    return [[name for name, where in where_of.items() if where in part] for part in parts]
+    place_of = _trained_places(parameters, places)
+    return [[name for name, where in place_of.items() if where in part] for part in parts]
 
 
 def rates_by_place(rates: Iterable[Rate], layers: int) -> dict[Place, float]:
-    """Factors of the learning rate by place; the last rate that names a place wins.
-
-    Raises:
-        RecipeError: a rate names a place that a model of `layers` layers does not have.
-    """
+    """Return factors of the learning rate by place; the last rate that names a place wins."""
     scales: dict[Place, float] = {}
     for rate in rates:
         try:
@@ -137,25 +121,26 @@ def rates_by_place(rates: Iterable[Rate], layers: int) -> dict[Place, float]:
 def rates_by_name(
     parameters: Iterable[str], places: Mapping[str, Place], rates: Mapping[Place, float]
 ) -> dict[str, float]:
-    """Factors of the learning rate by parameter, named as in `names_by_part`."""
-    where_of = _where_of(parameters, places)
-    return {name: rates[where] for name, where in where_of.items() if where in rates}
+    """Return factors of the learning rate by parameter, named as in `names_by_part`."""
+    place_of = _trained_places(parameters, places)
+    return {name: rates[where] for name, where in place_of.items() if where in rates}
 
 
-def _where_of(parameters: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
+def _trained_places(parameters: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
+    """Return the places of adapters, or of all parameters of a model without adapters."""
     by_module = {name.rpartition(".")[0]: where for name, where in places.items()}
-    where_of: dict[str, Place] = {}
+    place_of: dict[str, Place] = {}
     for name in parameters:
         if ".lora_" in name:
             module = name.split(".lora_")[0].removeprefix("base_model.model.")
-            where_of[name] = by_module[module]
+            place_of[name] = by_module[module]
         elif not name.startswith("base_model."):
-            where_of[name] = places[name]
-    return where_of
+            place_of[name] = places[name]
+    return place_of
 
 
-def _places(chosen: Trained, layers: int) -> Part:
-    """The places that `places` names; all where it says nothing."""
+def _selected_places(chosen: Trained, layers: int) -> Part:
+    """Return the places in `places`; all if it is not given."""
     if chosen.places is None:
         return frozenset(all_places(layers))
     try:
@@ -165,6 +150,7 @@ def _places(chosen: Trained, layers: int) -> Part:
 
 
 def _composition(chosen: Trained, layers: int, folder: Path) -> tuple[Composition, list[str]]:
+    """Resolve the partition or the recipe; return the names of its two experts too."""
     if chosen.partition:
         return partition(chosen.partition, layers, outside=chosen.outside), ["task", "language"]
     assert chosen.recipe is not None, "the schema lets nothing else through"
@@ -172,8 +158,7 @@ def _composition(chosen: Trained, layers: int, folder: Path) -> tuple[Compositio
     method = recipe.swap or recipe.partition
     names = [method.task, method.language] if method else list(recipe.experts)
     # Experts of a recipe need not exist yet; only their names and places are read.
-    flat = {name: recipe.experts[name] for name in names}
-    if any(entry.source is None for entry in flat.values()) or len(names) != 2:
+    if len(names) != 2 or any(recipe.experts[name].source is None for name in names):
         raise RecipeError(f"train.recipe: {chosen.recipe}: needs two experts with a source each")
     return recipe.resolve(layers), names
 
@@ -183,7 +168,3 @@ def _expert(chosen: Trained, names: list[str]) -> str:
     if name not in names:
         raise RecipeError(f"train.expert: no expert {name!r}; there are {', '.join(names)}")
     return name
-
-
-def _part(composition: Composition, name: str) -> Part:
-    return frozenset(p for p, blend in composition.blends.items() if name in blend.experts)

@@ -1,7 +1,7 @@
 """Builds a mix: draws rows in a seeded order, filters them, shares them by weight, and shuffles.
 
 The result depends on the mix, the data and the seed alone. Rows of a source are drawn in random
-order until its share is full, so a cap is a fair sample of the rows that pass the filters, and a
+order until its share is full. So a cap is a fair sample of the rows that pass the filters, and a
 large source costs no more than its share.
 """
 
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.errors import DataError, LayerswapError
-from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
-from layerswap.training.mix.mapping import MixExample, example_maker, row_maker, used_columns
-from layerswap.training.mix.sources import keep_where, open_rows
+from layerswap.training.mix.contamination import ItemIndex
+from layerswap.training.mix.examples import ExampleMaker, MixExample, row_maker
+from layerswap.training.mix.filters import FilterPipeline, build_filters, check_languages
+from layerswap.training.mix.schema import Mix, Origin
+from layerswap.training.mix.sources import check_columns, open_rows, where_filter
 
 if TYPE_CHECKING:
     import numpy as np
     from datasets import Dataset
     from numpy.typing import NDArray
-
-    from layerswap.training.mix.schema import Mix, Origin
 
 SourceProgress = Callable[[str, int, int], None]
 """Called with a source's name, the number of rows read so far, and the number of its rows."""
@@ -36,47 +36,29 @@ SourceProgress = Callable[[str, int, int], None]
 class Tally:
     """Counts of one source's rows.
 
-    Attributes:
-        origin: where the rows came from.
-        rows: number of its rows, or of those that were read.
-        looked_at: rows drawn before its share was full.
-        not_wanted: rows excluded by `where`.
-        empty: rows without a prompt, a completion or a text.
-        kept: examples in the mix, validation included.
-        contaminated: examples in the mix that contain an evaluation item, by evaluation set, where
-            the source skips that filter.
+    A source that skips the evaluation filter has contaminated examples, by evaluation set.
     """
 
     origin: str
-    rows: int
-    looked_at: int = 0
-    not_wanted: int = 0
-    empty: int = 0
-    kept: int = 0
+    rows: int  # rows that the source holds, up to its `read`
+    looked_at: int = 0  # rows drawn before its share was full
+    not_wanted: int = 0  # rows excluded by `where`
+    empty: int = 0  # rows without a prompt, a completion or a text
+    kept: int = 0  # examples in the mix, validation included
     contaminated: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class BuiltMix:
-    """A mix that is ready to train on.
-
-    Attributes:
-        mix: its definition.
-        train: rows `{"prompt", "completion"}`, `{"messages"}` or `{"text"}`, shuffled.
-        validation: as many rows as the mix holds out for validation; may be empty.
-        tallies: counts by source.
-        filters: the filters with their counts.
-        index: the evaluation items, if the mix names any.
-        examples: the examples of `train` and then of `validation`, in their order.
-    """
+    """A mix that is ready to train on."""
 
     mix: Mix
-    train: Dataset
-    validation: Dataset
-    tallies: dict[str, Tally]
+    train: Dataset  # rows {"prompt", "completion"}, {"messages"} or {"text"}, shuffled
+    validation: Dataset  # rows held out; may be empty
+    tallies: dict[str, Tally]  # by source
     filters: FilterPipeline
-    index: ItemIndex | None
-    examples: list[MixExample] = field(repr=False)
+    index: ItemIndex | None  # None if the mix names no evaluation items
+    examples: list[MixExample] = field(repr=False)  # of `train`, then of `validation`
 
 
 def build_mix(
@@ -87,13 +69,13 @@ def build_mix(
     limit: int | None = None,
     progress: SourceProgress = lambda name, done, total: None,
 ) -> BuiltMix:
-    """The examples of a mix, filtered, shared by weight and shuffled.
+    """Build a mix: filter its examples, share them by weight, and shuffle them.
 
     Args:
         mix: the mix.
         folder: base of its relative paths; the working folder if not given.
         local: a folder with downloaded data sets, as `<owner>/<name>` or `<name>`.
-        limit: read at most so many rows of every source, for a trial.
+        limit: maximum number of rows to read of every source, for a trial.
         progress: called as rows are read.
 
     Raises:
@@ -105,13 +87,8 @@ def build_mix(
     folder = folder or Path()
     if local is not None and not local.is_dir():
         raise DataError(f"--local {local}: no such folder")
-    if mix.filters.language is not None:
-        asked = mix.filters.language.allow or [
-            source.language for source in mix.sources.values()
-            if source.language and "language" not in source.skip
-        ]  # fmt: skip
-        check_languages(asked)
-    index = _index(mix, folder, local)
+    _check_languages(mix)
+    index = _index_items(mix, folder, local)
     filters = build_filters(mix.filters, index, mix.seed)
     make_rows = row_maker(mix, folder)
     # Open every source before reading any, so that a missing one fails at once.
@@ -120,18 +97,13 @@ def build_mix(
         with _naming(f"source {name!r}", source):
             rows, origin = open_rows(source, folder=folder, local=local, limit=limit)
             tallies[name] = Tally(origin, len(rows))
-            streams[name] = _Stream(
-                name, mix, rows, tally=tallies[name], filters=filters, progress=progress
+            streams[name] = _stream(
+                mix, name, rows, tally=tallies[name], filters=filters, progress=progress
             )
-    drawn = _draw(mix, {name: stream.examples() for name, stream in streams.items()})
+    drawn = _draw(mix, streams)
     if not drawn:
         raise DataError(_nothing_left(mix, tallies, filters))
-    for name, count in Counter(example.source for example in drawn).items():
-        tallies[name].kept = count
-    for name, source in mix.sources.items():
-        if index is not None and "evaluation" in source.skip:
-            found = (index.find(example.whole) for example in drawn if example.source == name)
-            tallies[name].contaminated = dict(Counter(item[0] for item in found if item))
+    _count_kept(mix, tallies, drawn, index)
     examples = [drawn[i] for i in _order(len(drawn), mix.seed, mix.name)]
     split = len(examples) - min(mix.validation, max(0, len(examples) - 1))
     train, validation = make_rows(examples[:split]), make_rows(examples[split:])
@@ -139,7 +111,7 @@ def build_mix(
 
 
 def share(total: int, weights: dict[str, float]) -> dict[str, int]:
-    """`total` divided by weight into whole numbers, the largest remainders rounded up.
+    """Divide `total` by weight into whole numbers; the largest remainders are rounded up.
 
     Example: `share(10, {"a": 2, "b": 1})` is `{"a": 7, "b": 3}`.
     """
@@ -152,84 +124,76 @@ def share(total: int, weights: dict[str, float]) -> dict[str, int]:
     return shares
 
 
-@contextmanager
-def _naming(what: str, origin: Origin) -> Iterator[None]:
-    """Name the source in every error."""
-    try:
-        yield
-    except LayerswapError as error:
-        raise error.within(f"{what} ({origin.id or origin.path})") from None
+def _check_languages(mix: Mix) -> None:
+    if mix.filters.language is not None:
+        check_languages(
+            mix.filters.language.allow
+            or [
+                source.language
+                for source in mix.sources.values()
+                if source.language and "language" not in source.skip
+            ]
+        )
 
 
-def _nothing_left(mix: Mix, tallies: dict[str, Tally], filters: FilterPipeline) -> str:
-    reasons = {
-        "empty": sum(tally.empty for tally in tallies.values()),
-        "where": sum(tally.not_wanted for tally in tallies.values()),
-        **{name: sum(counts.values()) for name, counts in filters.counts.items()},
-    }
-    dropped = ", ".join(f"{name} {count:,}" for name, count in reasons.items() if count)
-    return f"mix {mix.name!r}: no example is left; dropped: {dropped}"
-
-
-def _index(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
-    wanted = mix.filters.evaluation
-    if wanted is None:
+def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
+    settings = mix.filters.evaluation
+    if settings is None:
         return None
-    index = ItemIndex(wanted.words, wanted.characters)
-    for name, origin in wanted.against.items():
+    index = ItemIndex(settings.words, settings.characters)
+    for name, origin in settings.against.items():
         with _naming(f"evaluation set {name!r}", origin):
             rows = open_rows(origin, folder=folder, local=local).rows
-            keep = keep_where(origin, rows, also=origin.columns)
+            keep = where_filter(origin, rows)
+            check_columns(origin.columns, rows.column_names, "columns")
         rows = rows.select_columns(sorted({*origin.columns, *origin.where}))
         index.add(name, (str(row[c]) for row in rows if keep(row) for c in origin.columns))
     return index
 
 
-class _Stream:
-    """The examples of one opened source, in a random order, as far as they are asked for."""
+def _stream(
+    mix: Mix, name: str, rows: Dataset, *, tally: Tally, filters: FilterPipeline,
+    progress: SourceProgress,
+) -> Iterator[MixExample]:  # fmt: skip
+    """Check the columns of a source, and return its examples in a random order, made lazily."""
+    source = mix.sources[name]
+    keep, maker = where_filter(source, rows), ExampleMaker(source, name)
+    maker.check(rows.column_names)
+    rows = rows.select_columns(sorted(maker.columns | set(source.where)))
+    seed = mix.seed if source.seed is None else source.seed
 
-    def __init__(
-        self, name: str, mix: Mix, rows: Dataset, *, tally: Tally, filters: FilterPipeline,
-        progress: SourceProgress,
-    ) -> None:  # fmt: skip
-        self.name, self.source, self.tally = name, mix.sources[name], tally
-        self.filters, self.progress = filters, progress
-        self.seed = mix.seed if self.source.seed is None else self.source.seed
-        self.keep = keep_where(self.source, rows)
-        self.make = example_maker(self.source, name, rows.column_names)
-        self.rows = rows.select_columns(sorted(used_columns(self.source) | set(self.source.where)))
-
-    def examples(self) -> Iterator[MixExample]:
-        tally = self.tally
-        for position in _order(len(self.rows), self.seed, self.name):
+    def examples() -> Iterator[MixExample]:
+        for position in _order(len(rows), seed, name):
             tally.looked_at += 1
             if tally.looked_at % 100 == 0 or tally.looked_at == tally.rows:
-                self.progress(self.name, tally.looked_at, tally.rows)
-            row = self.rows[int(position)]
-            if not self.keep(row):
+                progress(name, tally.looked_at, tally.rows)
+            row = rows[int(position)]
+            if not keep(row):
                 tally.not_wanted += 1
                 continue
-            with _naming(f"source {self.name!r}", self.source):
-                example = self.make(row)
+            with _naming(f"source {name!r}", source):
+                example = maker.make(row)
             if example is None:
                 tally.empty += 1
-            elif self.filters.keeps(example, self.source.skip):
+            elif filters.keeps(example, source.skip):
                 yield example
+
+    return examples()
 
 
 def _draw(mix: Mix, streams: dict[str, Iterator[MixExample]]) -> list[MixExample]:
     drawn: list[MixExample] = []
-    given: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def take(name: str, count: int | None) -> bool:
-        """Take `count` examples more, or all; False once the source has no more to give."""
+        """Take `count` more examples, or all; false once the source can give no more."""
         cap = mix.sources[name].cap
-        room = None if cap is None else cap - given[name]
+        room = None if cap is None else cap - counts[name]
         wanted = min((n for n in (count, room) if n is not None), default=None)
         taken = list(islice(streams[name], wanted))
         drawn.extend(taken)
-        given[name] += len(taken)
-        return len(taken) == wanted and (cap is None or given[name] < cap)
+        counts[name] += len(taken)
+        return len(taken) == wanted and (cap is None or counts[name] < cap)
 
     open_sources = list(streams)
     if mix.total is None:
@@ -243,8 +207,38 @@ def _draw(mix: Mix, streams: dict[str, Iterator[MixExample]]) -> list[MixExample
     return drawn
 
 
+def _count_kept(
+    mix: Mix, tallies: dict[str, Tally], drawn: list[MixExample], index: ItemIndex | None
+) -> None:
+    for name, count in Counter(example.source for example in drawn).items():
+        tallies[name].kept = count
+    for name, source in mix.sources.items():
+        if index is not None and "evaluation" in source.skip:
+            matches = (index.find(example.whole) for example in drawn if example.source == name)
+            tallies[name].contaminated = dict(Counter(match[0] for match in matches if match))
+
+
+def _nothing_left(mix: Mix, tallies: dict[str, Tally], filters: FilterPipeline) -> str:
+    reasons = {
+        "empty": sum(tally.empty for tally in tallies.values()),
+        "where": sum(tally.not_wanted for tally in tallies.values()),
+        **{name: sum(counts.values()) for name, counts in filters.counts.items()},
+    }
+    dropped = ", ".join(f"{name} {count:,}" for name, count in reasons.items() if count)
+    return f"mix {mix.name!r}: no example is left; dropped: {dropped}"
+
+
+@contextmanager
+def _naming(what: str, origin: Origin) -> Iterator[None]:
+    """Name the source in every error."""
+    try:
+        yield
+    except LayerswapError as error:
+        raise error.within(f"{what} ({origin.id or origin.path})") from None
+
+
 def _order(count: int, seed: int, name: str) -> NDArray[np.int64]:
-    """A permutation that depends on the seed and the name, and on nothing else."""
+    """Permute `count` numbers; the order depends on the seed and the name alone."""
     import numpy as np
 
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])

@@ -1,17 +1,15 @@
-"""Data models and validation of a mix: the YAML of sources, filters, templates and shares.
-
-A template turns a row of a data set into text: `{column}` fields, or sandboxed Jinja.
-"""
+"""Data models of a mix, its validation, and the ready recipes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from string import Formatter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+import yaml
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -32,147 +30,20 @@ from layerswap.compose.yaml_file import (
     validate,
     validate_whole,
 )
-from layerswap.errors import DataError, RecipeError
-
-DatasetRow = Mapping[str, Any]
-
-_FIELD = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
-_KEY = re.compile(r"\[([^\[\]]+)\]")
-_BLANK_LINES = re.compile(r"\n{3,}")
-
-
-def template_mistake(text: str, syntax: str, *, constant: bool = False) -> str | None:
-    """What is wrong with a template, or None; one that is `constant` need not name a column."""
-    try:
-        columns = template_columns(text, syntax)
-    except ValueError as error:
-        return str(error)
-    return None if columns or constant else "names no column, so every row would be the same"
-
-
-def template_columns(text: str, syntax: str) -> set[str]:
-    """The columns that a template reads.
-
-    Args:
-        text: the template.
-        syntax: `plain` or `jinja`.
-
-    Raises:
-        ValueError: the text is not a template.
-    """
-    if syntax == "jinja":
-        from jinja2 import Environment, meta
-
-        _compile_jinja(text)
-        return meta.find_undeclared_variables(Environment().parse(text))
-    return {path[0] for _, path in _parse_plain(text) if path}
-
-
-def make_renderer(
-    text: str, syntax: str, columns: list[str], key: str
-) -> Callable[[DatasetRow], str]:
-    """A function from a row to the text that a template makes of it.
-
-    Args:
-        text: the template.
-        syntax: `plain` or `jinja`.
-        columns: the columns of the rows.
-        key: key of the template, for messages.
-
-    Raises:
-        DataError: the template names a column that the rows do not have.
-    """
-    check_columns(template_columns(text, syntax), columns, key)
-    if syntax == "jinja":
-        template = _compile_jinja(text)
-
-        def jinja(row: DatasetRow) -> str:
-            try:
-                return str(template.render(dict(row)))
-            except Exception as error:  # jinja2 lets every error of the expression through
-                raise DataError(f"{key}: the template fails on a row ({error})") from None
-
-        return jinja
-    pieces = _parse_plain(text)
-
-    def plain(row: DatasetRow) -> str:
-        parts = [(literal, _value(row, path, key) if path else None) for literal, path in pieces]
-        joined = "".join(literal + (value or "") for literal, value in parts)
-        if any(value == "" for _, value in parts):
-            # An optional input that is empty leaves no hole, and no loose end.
-            joined = _BLANK_LINES.sub("\n\n", joined)
-            joined = joined.rstrip() if parts[-1][1] == "" else joined
-            joined = joined.lstrip() if parts[0] == ("", "") else joined
-        return joined
-
-    return plain
-
-
-def check_columns(names: set[str], columns: list[str], key: str) -> None:
-    """Refuse names that are not columns.
-
-    Raises:
-        DataError: naming the key and the nearest column.
-    """
-    for name in sorted(names - set(columns)):
-        raise DataError(f"{key}: no column {name!r}{nearest(name, columns)}")
-
-
-def _parse_plain(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Pieces of literal text, each followed by the path of a field (empty at the end)."""
-    pieces: list[tuple[str, tuple[str, ...]]] = []
-    try:
-        parsed = list(Formatter().parse(text))
-    except ValueError as error:
-        raise ValueError(
-            f"not a template ({error}); a brace of the text is written twice"
-        ) from None
-    for literal, field, layout, conversion in parsed:
-        if field is None:
-            pieces.append((literal, ()))
-            continue
-        match = _FIELD.fullmatch(field)
-        if match is None or layout or conversion:
-            found = f"{field}!{conversion}" if conversion else field
-            found = f"{{{found}:{layout}}}" if layout else f"{{{found}}}"
-            raise ValueError(
-                f"{found} is not {{column}} or {{column[key]}}; for more write template: jinja"
-            )
-        pieces.append((literal, (match[1], *_KEY.findall(match[2]))))
-    return pieces
-
-
-def _compile_jinja(text: str) -> Any:
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    try:
-        environment = ImmutableSandboxedEnvironment(
-            undefined=StrictUndefined, keep_trailing_newline=True
-        )
-        return environment.from_string(text)
-    except TemplateError as error:
-        raise ValueError(f"not a jinja template ({error})") from None
-
-
-def _value(row: DatasetRow, path: tuple[str, ...], key: str) -> str:
-    value: Any = row
-    for step in path:
-        try:
-            value = value[int(step)] if isinstance(value, list) else value[step]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise DataError(f"{key}: a row has no {path[0]}[{']['.join(path[1:])}]") from None
-    return "" if value is None else str(value).strip()
-
-
-KINDS = ("chat", "prompt-completion", "messages", "text")
-FORMATS = ("jsonl", "json", "csv", "parquet", "text")
-FILTERS = ("length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates")
-"""The filters in the order in which they run, from cheap to expensive."""
+from layerswap.errors import RecipeError
+from layerswap.training.mix.mathematics import MATH_THRESHOLD
+from layerswap.training.mix.parameters import PARAMETERS, Values, fill_parameters
+from layerswap.training.mix.templates import template_mistake
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+FilterName = Literal[
+    "length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates"
+]
+FILTERS: tuple[str, ...] = get_args(FilterName)
+"""The filters in the order in which they run, from cheap to expensive."""
+_HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 
 def _as_lists(where: dict[str, Any]) -> dict[str, list[Any]]:
@@ -184,95 +55,62 @@ def _as_lists(where: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def _switch(value: object) -> object:
-    """`true` is a filter with its defaults, `false` is no filter."""
+    """Read `true` as a filter with its defaults and `false` as no filter."""
     return {} if value is True else None if value is False else value
 
 
 class Origin(Strict):
-    """Where rows come from: a Hub data set (`id`) or local files (`path`).
+    """Where rows come from: a Hub data set (`id`) or local files (`path`)."""
 
-    Attributes:
-        id: id of a data set on the Hub, `owner/name`, with its `config`, `split` and `revision`.
-        path: a local file or a pattern of files, relative to the mix's folder.
-        files: patterns of files in the data set's repository, or URLs, read instead of the files
-            that the `datasets` library would choose.
-        without: patterns of files to exclude from `files`.
-        format: format of the files; detected from their names if not given.
-        delimiter: csv delimiter.
-        header: column names of a csv without a header line.
-        quotes: True if csv fields may be quoted.
-        where: allowed values by column; other rows are left out.
-        read: number of rows to read, from the start; all if not given.
-    """
-
-    id: NonEmpty | None = None
+    id: NonEmpty | None = None  # owner/name
     config: NonEmpty | None = None
     split: NonEmpty = "train"
     revision: NonEmpty | None = None
-    path: NonEmpty | None = None
-    files: list[NonEmpty] = []
-    without: list[NonEmpty] = []
-    format: Literal[FORMATS] | None = None  # type: ignore[valid-type]
+    path: NonEmpty | None = None  # a file or a pattern of files, relative to the mix's folder
+    files: list[NonEmpty] = []  # patterns or URLs, in place of the data set's own choice of files
+    without: list[NonEmpty] = []  # patterns of files to exclude from `files`
+    format: Literal["jsonl", "json", "csv", "parquet", "text"] | None = None  # None: by file name
     delimiter: NonEmpty = ","
-    header: list[NonEmpty] | None = None
-    quotes: bool = True
-    where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}
-    read: PositiveInt | None = None
+    header: list[NonEmpty] | None = None  # column names of a csv without a header line
+    quotes: bool = True  # false: quotation marks in a csv are ordinary characters
+    where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}  # allowed values
+    read: PositiveInt | None = None  # number of rows, from the start; None: all
 
 
 class Messages(Strict):
     """The column that holds a conversation, and its layout.
 
-    Attributes:
-        column: its name.
-        layout: `messages` (mappings with a role and a content), `pairs` (lists of a user's and an
-            assistant's text), or `alternating` (texts, the user first).
-        role: key of the role.
-        content: key of the content.
-        roles: system, user or assistant by the data set's name of the role.
+    The layout is `messages` (mappings with a role and a content), `pairs` (lists of a user's and an
+    assistant's text), or `alternating` (texts, the user first).
     """
 
     column: NonEmpty
     layout: Literal["messages", "pairs", "alternating"] = "messages"
-    role: NonEmpty = "role"
-    content: NonEmpty = "content"
-    roles: dict[NonEmpty, Literal["system", "user", "assistant"]] = {}
+    role: NonEmpty = "role"  # key of the role in a message
+    content: NonEmpty = "content"  # key of the text in a message
+    roles: dict[NonEmpty, Literal["system", "user", "assistant"]] = {}  # by the data set's name
 
 
 class MixSource(Origin):
-    """One source of a mix: where its rows come from and how they become examples.
+    """One source of a mix: where its rows come from and how they become examples."""
 
-    Attributes:
-        prompt: template of the prompt; `{column}` stands for a column's value.
-        completion: template of the completion.
-        text: template of a raw text, for continued pretraining.
-        messages: the column that holds a conversation.
-        template: syntax of the templates, `plain` or `jinja`.
-        cap: maximum number of examples.
-        weight: share of the mix's `total`, relative to the other sources' weights.
-        seed: seed of the order in which rows are drawn; the mix's seed if not given.
-        language: ISO 639-1 code, for the language filter.
-        licence, note, unverified: for the card; `unverified` lists facts that could not be checked.
-        skip: filters of the mix that this source bypasses.
-    """
-
-    prompt: NonEmpty | None = None
-    completion: NonEmpty | None = None
-    text: NonEmpty | None = None
+    prompt: NonEmpty | None = None  # template
+    completion: NonEmpty | None = None  # template
+    text: NonEmpty | None = None  # template of a raw text, for continued pretraining
     messages: Messages | None = None
-    template: Literal["plain", "jinja"] = "plain"
-    cap: PositiveInt | None = None
-    weight: Positive = 1.0
-    seed: NonNegativeInt | None = None
-    language: NonEmpty | None = None
+    template: Literal["plain", "jinja"] = "plain"  # syntax of the templates
+    cap: PositiveInt | None = None  # maximum number of examples
+    weight: Positive = 1.0  # share of the mix's `total`, relative to the other sources' weights
+    seed: NonNegativeInt | None = None  # of the order of the rows; None: the mix's seed
+    language: NonEmpty | None = None  # ISO 639-1 code, for the language filter
     licence: NonEmpty | None = None
-    skip: list[Literal[FILTERS]] = []  # type: ignore[valid-type]
-    note: NonEmpty | None = None
-    unverified: list[NonEmpty] = []
+    skip: list[FilterName] = []  # filters of the mix that this source bypasses
+    note: NonEmpty | None = None  # for the card
+    unverified: list[NonEmpty] = []  # facts that could not be checked, for the card
 
 
 class EvaluationSet(Origin):
-    """Items that must not be trained on: the columns of a data set that hold their texts."""
+    """Items that must not be trained on: the columns of a data set with their texts."""
 
     columns: Annotated[list[NonEmpty], Field(min_length=1)]
     note: NonEmpty | None = None
@@ -293,23 +131,16 @@ class Length(Strict):
 class MathFilter(Strict):
     """Drops mathematics; see `math_probability`."""
 
-    threshold: Fraction = 0.5
+    threshold: Fraction = MATH_THRESHOLD
 
 
 class LanguageFilter(Strict):
-    """Keeps examples that py3langid detects as one of the languages.
+    """Keeps examples that py3langid detects as one of the languages."""
 
-    Attributes:
-        allow: ISO 639-1 codes; the source's language if not given.
-        look_at: part of an example that must be in the language.
-        min_probability: minimum probability of the allowed languages together.
-        min_letters: shorter texts are not reliable, and pass.
-    """
-
-    allow: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+    allow: Annotated[list[NonEmpty], Field(min_length=1)] | None = None  # None: the source's own
     look_at: Literal["completion", "prompt", "all"] = "completion"
-    min_probability: Fraction = 0.5
-    min_letters: NonNegativeInt = 20
+    min_probability: Fraction = 0.5  # of the allowed languages together
+    min_letters: NonNegativeInt = 20  # shorter texts are not reliable, and pass
 
 
 class EvaluationFilter(Strict):
@@ -342,32 +173,22 @@ class Filters(Strict):
 class Mix(Strict):
     """A whole mix.
 
-    Attributes:
-        name, description, languages, note, unverified: for the card.
-        kind: kind of rows: `chat` (prompt and completion as lists of messages),
-            `prompt-completion` (texts), `messages`, or `text`.
-        sources: the sources by name.
-        total: number of examples, shared by the sources' weights; all if not given.
-        validation: how many of them are held out for validation.
-        row_tokens: mean tokens of a row, for estimates of a study before the mix is built.
-        separator: text between prompt and completion where they are joined as plain text.
-        chat_template: a file with a chat template that turns messages into text.
-        filters: the filters.
-        seed: seed of every random choice.
+    Its rows are of one kind: `chat` (prompt and completion as lists of messages),
+    `prompt-completion` (texts), `messages`, or `text`.
     """
 
     name: NonEmpty
     description: str = ""
-    kind: Literal[KINDS] = "chat"  # type: ignore[valid-type]
+    kind: Literal["chat", "prompt-completion", "messages", "text"] = "chat"
     sources: Annotated[dict[NonEmpty, MixSource], Field(min_length=1)]
-    total: PositiveInt | None = None
-    validation: NonNegativeInt = 0
-    row_tokens: PositiveInt | None = None
-    separator: str = "\n"
-    chat_template: NonEmpty | None = None
+    total: PositiveInt | None = None  # examples, shared by the sources' weights; None: all
+    validation: NonNegativeInt = 0  # examples held out of them
+    row_tokens: PositiveInt | None = None  # mean of a row, for a study's estimates
+    separator: str = "\n"  # between prompt and completion where they are joined as plain text
+    chat_template: NonEmpty | None = None  # file of a template that turns messages into text
     filters: Filters = Filters()
-    seed: NonNegativeInt = 0
-    languages: list[NonEmpty] = []
+    seed: NonNegativeInt = 0  # of every random choice
+    languages: list[NonEmpty] = []  # for the card, as are the next two
     note: NonEmpty | None = None
     unverified: list[NonEmpty] = []
 
@@ -377,42 +198,42 @@ class Mix(Strict):
         return validate_whole(cls.__name__, data, handler, _mistakes)
 
 
-HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
-
-
 def _mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
-    """Every mistake in a mix's raw data beyond the types of its fields."""
-    sources = data.get("sources")
-    for name, source in sources.items() if isinstance(sources, dict) else ():
-        if isinstance(source, dict):
-            yield from _origin_mistakes(("sources", name), source)
-            yield from _example_mistakes(("sources", name), source, data.get("kind", "chat"))
-            if source.get("weight") is not None and data.get("total") is None:
-                yield ("sources", name, "weight"), "a weight shares out `total`; give `total`"
-    filters = data.get("filters")
-    evaluation = filters.get("evaluation") if isinstance(filters, dict) else None
-    against = evaluation.get("against") if isinstance(evaluation, dict) else None
-    for name, origin in against.items() if isinstance(against, dict) else ():
-        if isinstance(origin, dict):
-            yield from _origin_mistakes(("filters", "evaluation", "against", name), origin)
+    """Yield the mistakes in a mix's raw data that the types of its fields do not show."""
+    for path, source in _mappings(data, "sources"):
+        yield from _origin_mistakes(path, source)
+        yield from _example_mistakes(path, source, data.get("kind", "chat"))
+        if source.get("weight") is not None and data.get("total") is None:
+            yield (*path, "weight"), "a weight divides `total`; give `total`"
+    for path, origin in _mappings(data, "filters", "evaluation", "against"):
+        yield from _origin_mistakes(path, origin)
     total, validation = data.get("total"), data.get("validation")
     if isinstance(total, int) and isinstance(validation, int) and validation >= total:
-        yield ("validation",), f"{validation} of {total} examples leaves none to train on"
+        yield ("validation",), f"{validation} of {total} examples leaves none for training"
     if data.get("chat_template") is not None and data.get("kind", "chat") in ("chat", "messages"):
-        yield ("chat_template",), "makes text; give kind: prompt-completion or kind: text"
+        yield ("chat_template",), "needs kind: prompt-completion or kind: text"
+
+
+def _mappings(data: Any, *path: str) -> Iterator[tuple[KeyPath, Mapping[Any, Any]]]:
+    """Yield the mappings within the mapping at a key path, each with its own path."""
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    for name, inner in data.items() if isinstance(data, dict) else ():
+        if isinstance(inner, dict):
+            yield (*path, name), inner
 
 
 def _origin_mistakes(path: KeyPath, origin: Mapping[Any, Any]) -> Iterator[Mistake]:
     name, local = origin.get("id"), origin.get("path")
     if (name is None) == (local is None):
         yield path, "give one of id (a Hub data set) and path (a local file)"
-    if isinstance(name, str) and not HUB_ID.fullmatch(name):
+    if isinstance(name, str) and not _HUB_ID.fullmatch(name):
         yield (*path, "id"), f"{name!r:.60} is not a Hub id like 'owner/name'; for a file give path"
     for key in ("config", "revision", "files", "without"):
         if local is not None and origin.get(key):
-            yield (*path, key), "belongs to a Hub data set; a path takes none"
+            yield (*path, key), "is for a Hub data set; remove it, or give id in place of path"
     if origin.get("without") and not origin.get("files"):
-        yield (*path, "without"), "takes away from `files`; give `files`"
+        yield (*path, "without"), "excludes files from `files`; give `files`"
 
 
 def _example_mistakes(path: KeyPath, source: Mapping[Any, Any], kind: object) -> Iterator[Mistake]:
@@ -422,21 +243,22 @@ def _example_mistakes(path: KeyPath, source: Mapping[Any, Any], kind: object) ->
     if (source.get("prompt") is None) != (source.get("completion") is None):
         yield path, "prompt and completion go together"
     if given == ["text"] and kind != "text":
-        yield (*path, "text"), f"a text has no prompt, as kind: {kind} needs; give kind: text"
+        yield (*path, "text"), f"a text has no prompt, but kind: {kind} needs one; give kind: text"
+    syntax = source.get("template", "plain")
     for key in ("prompt", "completion", "text"):
         text = source.get(key)
-        if isinstance(text, str) and source.get("template", "plain") in ("plain", "jinja"):
-            syntax = source.get("template", "plain")
-            wrong = template_mistake(text, syntax, constant=key == "prompt")
-            if wrong:
-                yield (*path, key), wrong
+        if isinstance(text, str) and syntax in ("plain", "jinja"):
+            mistake = template_mistake(text, syntax, constant=key == "prompt")
+            if mistake:
+                yield (*path, key), mistake
 
 
-def read_mix(source: str | Path) -> Mix:
-    """The mix in a YAML file, or the ready recipe of that name.
+def read_mix(source: str | Path, settings: Values | None = None) -> Mix:
+    """Read a mix from a YAML file, or the ready recipe of that name.
 
     Args:
-        source: a file, or a name that `ready_recipes` gives.
+        source: a file, or a name in `ready_recipes`.
+        settings: values of the mix's parameters by name.
 
     Raises:
         RecipeError: the file cannot be read, or the mix is wrong; one line for each mistake, with
@@ -444,30 +266,65 @@ def read_mix(source: str | Path) -> Mix:
 
     Example: `read_mix("swahili")`
     """
-    return parse_mix(mix_text(source), where=str(source))
+    text, ready_settings = _open_recipe(source)
+    return parse_mix(text, where=str(source), settings={**ready_settings, **(settings or {})})
 
 
-def mix_text(source: str | Path) -> str:
-    """The YAML of a file or of a ready recipe, verbatim; see `read_mix`."""
-    path = Path(source)
-    if not path.exists() and not path.suffix and len(path.parts) == 1:
-        recipes = ready_recipes()
-        if str(source) not in recipes:
-            hint = nearest(str(source), list(recipes))
-            raise RecipeError(f"{source}: no such file, and no such ready recipe{hint}")
-        return recipes[str(source)]
-    return read_text(path)
+def mix_text(source: str | Path, settings: Values | None = None) -> str:
+    """Return the YAML of a mix: verbatim, or with values in place of its parameters.
+
+    Args and errors are those of `read_mix`, but the mix is not validated.
+    """
+    text, ready_settings = _open_recipe(source)
+    data, lines = parse_yaml(text, str(source))
+    settings = {**ready_settings, **(settings or {})}
+    filled, _ = fill_parameters(data, lines, settings, where=str(source))
+    return text if filled is data else yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)
 
 
-def ready_recipes() -> dict[str, str]:
-    """The YAML of every recipe that ships with the package, by name."""
-    folder = resources.files("layerswap.training.mix") / "recipes"
-    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in folder.iterdir()}
-    return dict(sorted(texts.items()))
-
-
-def parse_mix(text: str, *, where: str = "mix") -> Mix:
-    """The mix in a YAML text; errors name `where`. See `read_mix`."""
+def parse_mix(text: str, *, where: str = "mix", settings: Values | None = None) -> Mix:
+    """Parse the YAML of a mix; errors name `where`. See `read_mix`."""
     data, lines = parse_yaml(text, where)
+    data, lines = fill_parameters(data, lines, settings or {}, where=where)
     expected = "a mix is a mapping with `name` and `sources`"
     return validate(Mix, data, where=where, expected=expected, lines=lines)
+
+
+def ready_recipes() -> list[str]:
+    """List the names of the recipes that ship with the package."""
+    return sorted(_shipped())
+
+
+def missing_parameters(source: str | Path) -> list[str]:
+    """List the parameters of a file or of a ready recipe that have no value."""
+    text, settings = _open_recipe(source)
+    data, _ = parse_yaml(text, str(source))
+    declared = data.get(PARAMETERS, {})
+    return [name for name, value in {**declared, **settings}.items() if value is None]
+
+
+def _open_recipe(source: str | Path) -> tuple[str, Values]:
+    """Read the YAML of a file or of a ready recipe, and the settings of its parameters."""
+    path = Path(source)
+    if path.exists() or path.suffix or len(path.parts) != 1:
+        return read_text(path), {}
+    recipes = _shipped()
+    if str(source) not in recipes:
+        hint = nearest(str(source), list(recipes))
+        raise RecipeError(f"{source}: no such file, and no such ready recipe{hint}")
+    return recipes[str(source)]
+
+
+@cache
+def _shipped() -> dict[str, tuple[str, Values]]:
+    """Read the recipes of the package: their YAML and settings by name.
+
+    A file is a mix. A YAML document before it names ready settings of its parameters.
+    """
+    recipes: dict[str, tuple[str, Values]] = {}
+    for file in (resources.files("layerswap.training.mix") / "recipes").iterdir():
+        variants, _, text = file.read_text("utf-8").rpartition("\n---\n")
+        recipes[file.name.removesuffix(".yaml")] = (text, {})
+        for name, settings in (yaml.safe_load(variants) or {}).items():
+            recipes[name] = (text, settings)
+    return recipes

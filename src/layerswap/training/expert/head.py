@@ -1,0 +1,157 @@
+"""Computes log-probabilities of labels without the logits of a whole batch, on a CPU.
+
+With a vocabulary of 262,144 the logits are the largest cost of a small model. TRL's fused head
+skips positions without a label only where Triton runs, and computes every tile again for the
+gradient. Here the head sees the labelled positions alone, in chunks, and the gradient of a chunk is
+computed while its logits exist: three matrix products instead of four, in constant memory.
+
+Imports torch and TRL when it is imported; import this module inside functions only.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+from trl.trainer.utils import FusedCausalLMOutput
+
+CHUNK_LOGITS = 1 << 25
+"""Logits in memory at a time (128 MiB of float32)."""
+IGNORED = -100
+_SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
+           "logits_scaling")  # fmt: skip
+"""Settings of models whose logits are not simply the product of hidden states and head."""
+
+
+class LinearLogProb(torch.autograd.Function):
+    """Log-probabilities of targets under `softmax(hidden @ weight.T + bias)`.
+
+    The gradient is that of a sum: every log-probability must be given the same gradient.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917, autograd passes them so
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        chunk: int,
+        train: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute the values, and the gradients of their sum where they are needed.
+
+        Args:
+            ctx: autograd's context.
+            hidden: [n, d], float32.
+            weight: [vocabulary, d], float32.
+            bias: [vocabulary], or None.
+            targets: [n], token ids.
+            chunk: logits in memory at a time.
+            train: compute the gradients.
+            dtype: dtype of matrix products, as under autocast; the rest is float32.
+
+        Returns:
+            Log-probability of each target, entropy (nats), and true where the target is the most
+            likely token; each [n].
+        """
+        inputs = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        grads = [
+            torch.zeros_like(tensor) if needed and train and tensor is not None else None
+            for tensor, needed in inputs
+        ]
+        values, entropies, hits = [], [], []
+        head = weight.to(dtype)
+        size = max(1, min(chunk // len(weight), len(targets)))
+        # The memory of a chunk is allocated once: fresh pages cost as much as writing to them.
+        buffers = [hidden.new_empty(size, len(weight)) for _ in range(2)]
+        narrow = buffers[0] if dtype == torch.float32 else buffers[0].to(dtype)
+        for rows in torch.split(torch.arange(len(targets)), size):
+            part, labels = hidden[rows].to(dtype), targets[rows]
+            first, second, product = (memory[: len(rows)] for memory in (*buffers, narrow))
+            torch.mm(part, head.t(), out=product)
+            logits = first if product is first else first.copy_(product)
+            if bias is not None:
+                logits += bias
+            logs = torch.log_softmax(logits, -1, out=second)
+            values.append(logs.gather(-1, labels[:, None])[:, 0])
+            hits.append(logs.argmax(-1) == labels)
+            probabilities = torch.exp(logs, out=first)
+            entropies.append(-logs.mul_(probabilities).sum(-1))
+            # d log p(target) / d logits = one_hot(target) - p. The subtraction precedes a product
+            # that rounds: near p = 1 only rounding errors would be left of the difference.
+            probabilities[torch.arange(len(labels)), labels] -= 1
+            rise = probabilities if product is first else product.copy_(probabilities)
+            if grads[0] is not None:
+                grads[0][rows] = -(rise @ head).to(hidden.dtype)
+            if grads[1] is not None:
+                if product is first:
+                    grads[1].addmm_(rise.t(), part, alpha=-1)
+                else:
+                    grads[1].sub_(rise.t() @ part)
+            if grads[2] is not None:
+                grads[2].sub_(probabilities.sum(0))
+        ctx.grads = grads
+        entropy, hit = torch.cat(entropies), torch.cat(hits)
+        ctx.mark_non_differentiable(entropy, hit)
+        return torch.cat(values), entropy, hit
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        """Scale the gradients that `forward` computed."""
+        factor = grad[:1].sum()  # 0 where no position has a label
+        scaled = [None if stored is None else stored.mul_(factor) for stored in ctx.grads]
+        ctx.grads = None
+        return (*scaled, None, None, None, None)
+
+
+def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
+    """Replace TRL's head of a model by `LinearLogProb` where its weights are float32 on a CPU.
+
+    Other devices and dtypes, mixtures of experts and models that scale their logits keep TRL's
+    head. Under autocast the matrix products of the head have its dtype.
+
+    Args:
+        model: a causal language model that `trl.SFTTrainer` prepared, without PEFT's wrapper.
+        chunk: logits in memory at a time.
+    """
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) is not None for name in _SCALED):
+        return
+    fused = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        head, labels = self.get_output_embeddings(), kwargs.get("labels")
+        fits = (
+            fused_lm_head
+            and labels is not None
+            and "shift_labels" not in kwargs
+            and head.weight.dtype == torch.float32
+            and head.weight.device.type == labels.device.type == "cpu"
+            and not getattr(config, "output_router_logits", False)
+            and not kwargs.get("output_router_logits")
+        )
+        if not fits:
+            return fused(*args, fused_lm_head=fused_lm_head, **kwargs)
+        labels, count = kwargs.pop("labels")[:, 1:], kwargs.pop("num_items_in_batch", None)
+        hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
+        mask = labels != IGNORED
+        autocast = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if autocast else torch.float32
+        values = LinearLogProb.apply(  # type: ignore[no-untyped-call]
+            hidden[mask].float(), head.weight, head.bias, labels[mask], chunk,
+            torch.is_grad_enabled(), dtype,
+        )  # fmt: skip
+        logs, entropy, hit = (
+            value.new_zeros(mask.shape).masked_scatter(mask, value) for value in values
+        )
+        loss = -logs.sum() / (mask.sum().clamp(min=1) if count is None else count)
+        return FusedCausalLMOutput(
+            loss=loss, log_probs=logs, entropy=entropy, is_top1=hit, label_mask=mask
+        )
+
+    model.forward = types.MethodType(forward, model)

@@ -1,0 +1,202 @@
+"""Makes training examples from rows of a data set, and a trainer's rows from examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerswap.errors import DataError
+from layerswap.training.mix.schema import Messages, Mix, MixSource
+from layerswap.training.mix.sources import check_columns
+from layerswap.training.mix.templates import DatasetRow, Template, parse_template
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Turn = tuple[str, str]
+"""A role (system, user, assistant) and its message."""
+
+
+class MixExample(NamedTuple):
+    """One training example, before it becomes a row."""
+
+    turns: tuple[Turn, ...]  # empty for raw text
+    text: str = ""  # empty for a conversation
+    language: str | None = None  # ISO 639-1 code of its source, if known
+    source: str = ""
+
+    @property
+    def prompt(self) -> str:
+        """The model's input: everything before the last turn; empty for raw text."""
+        return "\n".join(content for _, content in self.turns[:-1])
+
+    @property
+    def completion(self) -> str:
+        """The model's target: the last turn, or the raw text."""
+        return self.turns[-1][1] if self.turns else self.text
+
+    @property
+    def whole(self) -> str:
+        """The complete text."""
+        return "\n".join(content for _, content in self.turns) or self.text
+
+
+class ExampleMaker:
+    """Makes examples from the rows of a source with a name."""
+
+    def __init__(self, source: MixSource, name: str) -> None:
+        self._source, self._name = source, name
+        self._templates: dict[str, Template] = {
+            key: parse_template(text, source.template)
+            for key in ("prompt", "completion", "text")
+            if (text := getattr(source, key)) is not None
+        }
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns that the templates or the conversation read."""
+        if self._source.messages is not None:
+            return {self._source.messages.column}
+        return set[str]().union(*(template.columns for template in self._templates.values()))
+
+    def check(self, columns: list[str]) -> None:
+        """Refuse a template, or a conversation, whose column is not one of the data set's."""
+        if self._source.messages is not None:
+            check_columns(self.columns, columns, "messages.column")
+        for key, template in self._templates.items():
+            check_columns(template.columns, columns, key)
+
+    def make(self, row: DatasetRow) -> MixExample | None:
+        """Make the example of a row; None if a part of it is empty."""
+        turns, text = self._parts(row)
+        if not turns and not text.strip():
+            return None
+        return MixExample(turns, text, self._source.language, self._name)
+
+    def _parts(self, row: DatasetRow) -> tuple[tuple[Turn, ...], str]:
+        messages = self._source.messages
+        if messages is not None:
+            return _conversation(row[messages.column], messages), ""
+        if "text" in self._templates:
+            return (), self._render("text", row)
+        prompt, completion = self._render("prompt", row), self._render("completion", row)
+        if not prompt.strip() or not completion.strip():
+            return (), ""
+        return (("user", prompt), ("assistant", completion)), ""
+
+    def _render(self, key: str, row: DatasetRow) -> str:
+        try:
+            return self._templates[key].render(row)
+        except DataError as error:
+            raise error.within(key) from None
+
+
+def row_maker(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
+    """Return a function from examples to the data set of their rows, in the mix's kind.
+
+    The path of the mix's chat template is relative to `folder`.
+    """
+    pair = _join_by(mix.separator)
+    if mix.chat_template is not None:
+        pair = _join_by_template(folder / Path(mix.chat_template).expanduser())
+
+    def row(example: MixExample) -> tuple[Any, ...]:
+        if mix.kind == "chat":
+            return _messages(example.turns[:-1]), _messages(example.turns[-1:])
+        if mix.kind == "messages":
+            return (_messages(example.turns),)
+        if mix.kind == "prompt-completion":
+            return pair(example)
+        return ("".join(pair(example)) if example.turns else example.text,)
+
+    def rows(examples: list[MixExample]) -> Dataset:
+        from datasets import Dataset, Features, Value
+
+        chat = mix.kind in ("chat", "messages")
+        value = [{"role": Value("string"), "content": Value("string")}] if chat else Value("string")
+        paired = mix.kind in ("chat", "prompt-completion")
+        names = ("prompt", "completion") if paired else (mix.kind,)
+        values = [row(example) for example in examples]
+        data = {name: [row[i] for row in values] for i, name in enumerate(names)}
+        return Dataset.from_dict(data, features=Features(dict.fromkeys(names, value)))
+
+    return rows
+
+
+def _conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
+    """Return the turns up to the last answer; empty if a turn or the answer is missing."""
+    items = list(value or ())
+    if mapping.layout == "messages":
+        turns = [_turn(item, mapping) for item in items]
+    else:
+        if mapping.layout == "pairs":
+            items = [text for pair in items for text in (pair or ())]
+        roles = ("user", "assistant")
+        turns = [(roles[i % 2], str(text or "").strip()) for i, text in enumerate(items)]
+    while turns and turns[-1][0] != "assistant":
+        turns.pop()
+    complete = len(turns) > 1 and all(text for _, text in turns)
+    return tuple(turns) if complete else ()
+
+
+def _turn(item: Any, mapping: Messages) -> Turn:
+    try:
+        role, content = item[mapping.role], item[mapping.content]
+    except (KeyError, TypeError):
+        keys = ", ".join(sorted(item)) if isinstance(item, dict) else type(item).__name__
+        raise DataError(
+            f"messages: a message has no {mapping.role!r} and {mapping.content!r}; it has {keys}"
+        ) from None
+    role = mapping.roles.get(str(role), str(role))
+    if role not in ("system", "user", "assistant"):
+        raise DataError(
+            f"messages.roles: unknown role {role!r}; map it to system, user or assistant"
+        )
+    return role, str(content or "").strip()
+
+
+def _messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def _join_by(separator: str) -> Callable[[MixExample], tuple[str, str]]:
+    def pair(example: MixExample) -> tuple[str, str]:
+        prompt = separator.join(content for _, content in example.turns[:-1])
+        # A prompt that ends in white space already separates itself from the completion.
+        end = "" if prompt != prompt.rstrip() else separator
+        return prompt + end, example.completion
+
+    return pair
+
+
+def _join_by_template(path: Path) -> Callable[[MixExample], tuple[str, str]]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        template = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise DataError(f"chat_template: {path}: cannot be read ({reason})") from None
+
+    def render(turns: tuple[Turn, ...], *, prompt: bool) -> str:
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[_messages(turns)],
+                chat_template=template,
+                add_generation_prompt=prompt,
+            )
+        except Exception as error:  # jinja2 lets every error of the template through
+            raise DataError(f"chat_template: {path}: fails on a row ({error})") from None
+        return str(rendered[0][0])
+
+    def pair(example: MixExample) -> tuple[str, str]:
+        prompt, whole = render(example.turns[:-1], prompt=True), render(example.turns, prompt=False)
+        if not whole.startswith(prompt):
+            raise DataError(
+                f"chat_template: {path}: the text of the prompt differs with and without the "
+                "answer; write a template that renders both alike"
+            )
+        return prompt, whole[len(prompt) :]
+
+    return pair

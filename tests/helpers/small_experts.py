@@ -1,0 +1,36 @@
+"""Trains small experts in tests, and compares their weights."""
+
+from __future__ import annotations
+
+import torch
+
+from layerswap.checkpoint import adapt, open_checkpoint, read_adapter
+from layerswap.training.expert.spec import check_expert
+from layerswap.training.expert.trainer import train
+
+FAST = {"learning_rate": 1e-2, "per_device_train_batch_size": 16, "logging_steps": 1}
+
+
+def data_files(rows, name, *, validation=False):
+    parts = ("train", "validation") if validation else ("train",)
+    return {part: str(rows / f"{name}-{part}.jsonl") for part in parts}
+
+
+def train_expert(tmp_path, base, *, hyperparameters=None, name="out", **spec):
+    spec = {"base": str(base), "hyperparameters": {**FAST, **(hyperparameters or {})}, **spec}
+    return train(check_expert(spec), tmp_path / name)
+
+
+def tensors(folder):
+    opened = open_checkpoint(str(folder))
+    return {name: opened.read(name) for name in opened.tensors}
+
+
+def changed(folder, base):
+    """Names of the tensors that are not the base's."""
+    after, before = tensors(folder), tensors(base)
+    return {name for name in before if not torch.equal(after[name], before[name].float())}
+
+
+def open_adapter(folder, base):
+    return adapt(open_checkpoint(str(base)), read_adapter(folder), source=str(folder))

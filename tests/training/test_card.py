@@ -1,0 +1,229 @@
+"""A built mix on disk: files, data card, warnings, and training on its rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from excerpts import DATA, read_jsonl
+from test_mixes import TEMPLATE, TOKENIZER, write_jsonl
+
+from layerswap.errors import DataError, MergeError
+from layerswap.training.mix.build import build_mix
+from layerswap.training.mix.card import data_card, load_saved, save_mix
+from layerswap.training.mix.schema import parse_mix
+
+RECIPE = """\
+name: excerpts
+description: A little of everything
+languages: [sw]
+kind: chat
+validation: 4
+sources:
+  afriqa:
+    path: DATA/afriqa.jsonl
+    prompt: "{question}"
+    completion: "{answer}"
+    language: sw
+    licence: CC-BY-4.0
+  tico19:
+    path: DATA/tico19.jsonl
+    prompt: "Tafsiri:\\n{eng}"
+    completion: "{swa}"
+    language: sw
+    licence: CC0-1.0
+    unverified: [nothing at all]
+  problems:
+    path: DATA/mgsm_sw.tsv
+    header: [question, answer]
+    quotes: false
+    prompt: "{question}"
+    completion: "{answer}"
+  flores:
+    path: DATA/flores.swh_Latn
+    format: text
+    template: jinja
+    prompt: "Endelea: {{ text[:12] }}"
+    completion: "{{ text }}"
+    language: sw
+  english:
+    path: DATA/flores.eng_Latn
+    format: text
+    prompt: "Habari?"
+    completion: "{text}"
+    language: sw
+filters:
+  length: true
+  math: true
+  language: true
+  near_duplicates: true
+  evaluation:
+    against:
+      flores: {path: "DATA/flores.swh_Latn", format: text, columns: [text]}
+""".replace("DATA", str(DATA))
+
+
+@pytest.fixture
+def excerpts():
+    return build_mix(parse_mix(RECIPE))
+
+
+@pytest.mark.slow
+def test_the_files_depend_on_the_mix_alone(tmp_path):
+    (tmp_path / "mix.yaml").write_text(RECIPE)
+    here = save_mix(build_mix(parse_mix(RECIPE)), tmp_path / "here", recipe=RECIPE)
+    there = tmp_path / "there"
+    hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    subprocess.run(
+        [sys.executable, "-m", "layerswap", "data", str(tmp_path / "mix.yaml"), "--out", there],
+        check=True, capture_output=True,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "HF_HUB_OFFLINE": "1",
+             "OMP_NUM_THREADS": "3", "HF_HOME": str(tmp_path / "home")},
+    )  # fmt: skip
+    hashes = [
+        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+        for folder in (here, there)
+    ]
+    assert hashes[0] == hashes[1]
+    assert set(hashes[0]) == {
+        "train.parquet", "validation.parquet", "README.md", "data_card.json", "mix.yaml",
+    }  # fmt: skip
+
+
+def test_the_filters_drop_mathematics_other_languages_and_test_items(excerpts):
+    dropped = {
+        name: {filter_: n[name] for filter_, n in excerpts.filters.counts.items() if n[name]}
+        for name in excerpts.tallies
+    }
+    assert dropped["tico19"] == {}
+    assert dropped["afriqa"] == {}
+    assert dropped["problems"]["math"] >= 15
+    assert dropped["english"] == {"language": 16}
+    assert dropped["flores"]["evaluation"] >= 14
+    kept = {name: tally.kept for name, tally in excerpts.tallies.items()}
+    assert kept["tico19"] == len(read_jsonl("tico19.jsonl"))
+    assert kept["english"] == 0
+    assert sum(kept.values()) == len(excerpts.train) + len(excerpts.validation)
+
+
+def test_the_card_counts_rows_drops_and_tokens(excerpts):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    card = data_card(excerpts, tokenizer)
+    for name, facts in card["sources"].items():
+        assert facts["looked_at"] == (
+            facts["kept"] + facts["empty"] + facts["left_out_by_where"]
+            + sum(facts["dropped"].values())
+        ), name  # fmt: skip
+    assert card["rows"] == {"train": len(excerpts.train), "validation": 4}
+    assert card["filters"]["math"]["examples"][0]["source"] == "problems"
+    assert card["evaluation_sets"]["flores"]["items"] == 16
+    assert card["unverified"] == ["tico19: nothing at all"]
+    assert card["sources"]["afriqa"]["licence"] == "CC-BY-4.0"
+    tokens = [
+        len(tokenizer(part, add_special_tokens=False)["input_ids"])
+        for e in excerpts.examples if e.source == "tico19"
+        for part in (e.prompt, e.completion)
+    ]  # fmt: skip
+    assert card["sources"]["tico19"]["tokens"] == sum(tokens) > 0
+    assert card["tokens"] == sum(facts["tokens"] for facts in card["sources"].values())
+
+
+def test_a_saved_mix_is_a_data_set_that_loads(excerpts, tmp_path):
+    from datasets import load_dataset
+
+    out = save_mix(excerpts, tmp_path / "out", recipe=RECIPE)
+    mix, train, validation = load_saved(out)
+    assert mix == excerpts.mix
+    assert train.to_dict() == excerpts.train.to_dict()
+    assert validation.to_dict() == excerpts.validation.to_dict()
+    sizes = {split: len(rows) for split, rows in load_dataset(str(out)).items()}
+    assert sizes == {"train": len(train), "validation": len(validation)}
+    text = (out / "README.md").read_text("utf-8")
+    for expected in ("# excerpts", "| tico19 |", "CC0-1.0", "- tico19: nothing at all",
+                     "| flores | 16 |", "- math, problems: mathematics ("):  # fmt: skip
+        assert expected in text
+    with pytest.raises(MergeError, match="exists already; choose another output or pass --ov"):
+        save_mix(excerpts, out, recipe=RECIPE)
+    assert save_mix(excerpts, out, recipe=RECIPE, overwrite=True) == out
+    with pytest.raises(DataError, match=r"no data_card\.json; give a folder that `layerswap data"):
+        load_saved(tmp_path)
+
+
+@pytest.mark.slow
+def test_trl_trains_on_the_rows(excerpts, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer.chat_template = TEMPLATE
+    trainer = SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(TOKENIZER),
+        args=SFTConfig(
+            output_dir=str(tmp_path), max_steps=1, use_cpu=True, bf16=False, report_to="none",
+            max_length=128, per_device_train_batch_size=2, save_strategy="no",
+            activation_checkpointing=False,
+        ),
+        train_dataset=excerpts.train,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    labels = trainer.train_dataset[0]
+    assert "labels" in labels or "completion_mask" in labels
+    assert trainer.train().training_loss > 0
+
+
+@pytest.fixture
+def tokenizer():
+    """A byte-level tokenizer, in which a space belongs to the word after it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    core.train_from_iterator(["question 1 answer 1", "question 2 answer 2"] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def test_a_space_between_prompt_and_completion_gives_a_warning(tmp_path, tokenizer):
+    write_jsonl(
+        tmp_path / "r.jsonl", [{"q": f"question {i}", "a": f"answer {i}"} for i in range(9)]
+    )
+
+    def built(separator="\n", completion="{a}"):
+        rows = {"path": "r.jsonl", "prompt": "{q}", "completion": completion}
+        mix = {"name": "m", "kind": "prompt-completion", "separator": separator,
+               "sources": {"rows": rows}}  # fmt: skip
+        return build_mix(parse_mix(json.dumps(mix)), folder=tmp_path)
+
+    for counter in (None, tokenizer):
+        (warning,) = data_card(built(" "), counter)["warnings"]
+        assert warning.startswith("in 9 of 9 rows the tokens of the prompt do not begin")
+        assert data_card(built(), counter)["warnings"] == []
+        assert data_card(built("", " {a}"), counter)["warnings"] == []
+    out = save_mix(built(" "), tmp_path / "out", recipe="")
+    assert "## Warnings" in (out / "README.md").read_text()
+
+
+def test_a_source_that_skips_the_evaluation_filter_is_counted(tmp_path):
+    from layerswap.training.expert.rows import load_rows
+
+    items = [f"this is a long question number {i} about the same old thing again" for i in range(9)]
+    write_jsonl(tmp_path / "items.jsonl", [{"q": q} for q in items])
+    write_jsonl(tmp_path / "r.jsonl", [{"q": q, "a": "yes"} for q in [*items[:3], "short"]])
+    source = {"path": "r.jsonl", "prompt": "{q}", "completion": "{a}", "skip": ["evaluation"]}
+    against = {"items": {"path": "items.jsonl", "columns": ["q"]}}
+    recipe = json.dumps({"name": "m", "sources": {"rows": source}, "kind": "prompt-completion",
+                         "filters": {"evaluation": {"against": against}}})  # fmt: skip
+    built = build_mix(parse_mix(recipe), folder=tmp_path)
+    assert built.tallies["rows"].contaminated == {"items": 3}
+    out = save_mix(built, tmp_path / "out", recipe=recipe)
+    warning = "3 examples contain an item of the evaluation set items"
+    assert warning in (out / "README.md").read_text()
+    assert load_rows(str(out), folder=tmp_path).contaminated == {"items": 3}

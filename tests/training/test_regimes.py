@@ -1,0 +1,284 @@
+"""Regimes of training: what each one changes, and what it leaves bit for bit unchanged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import yaml
+from effort import mostly_slow
+from small_experts import changed, data_files, open_adapter, tensors, train_expert
+
+from layerswap.checkpoint import open_checkpoint
+from layerswap.errors import LayerswapError
+from layerswap.training.expert.save import read_training
+
+
+def layers_of(names):
+    return {name.split(".")[2] for name in names if "layers" in name}
+
+
+def test_full_sft_writes_an_ordinary_float32_checkpoint(tmp_path, base, rows):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    data = data_files(rows, "task", validation=True)
+    out = train_expert(tmp_path, base, data=data, save_every=64)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert changed(out, base) == set(open_checkpoint(str(base)).tensors)
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (out / file).read_bytes() == (base / file).read_bytes()
+    AutoTokenizer.from_pretrained(out)
+    after, before = (json.loads((f / "config.json").read_text()) for f in (out, base))
+    assert {key for key in after if after[key] != before[key]} == {"dtype"}
+    card = (out / "README.md").read_text()
+    assert "128 training rows, 32 validation rows" in card
+    assert "base_model" not in card.partition("# An expert")[0]  # a folder is no id of the Hub
+    record = read_training(out)
+    assert record["finished"]
+    assert record["steps"] == 8
+    assert record["parameters"]["trained"] == record["parameters"]["all"]
+    losses = [entry["loss"] for entry in record["log"] if "loss" in entry]
+    assert losses[-1] < losses[0]
+    assert len([entry for entry in record["log"] if "eval_loss" in entry]) == 2
+    assert [p.name for p in (out / "checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+@pytest.mark.parametrize("name", mostly_slow("ABCZ", "A"))
+@pytest.mark.parametrize("part", ["task", "language"])
+def test_partial_sft_changes_its_part_and_nothing_else(tmp_path, base, rows, name, part):
+    from layerswap.compose import partition
+
+    train = {"partition": name, "part": part}
+    out = train_expert(tmp_path, base, data=data_files(rows, "task"), train=train)
+    composition, places = partition(name, 4), open_checkpoint(str(out)).places
+    own = {tensor for tensor, place in places.items() if part in composition[place].experts}
+    assert changed(out, base) == own
+    assert 0 < len(own) < len(places)
+
+
+@pytest.mark.parametrize(
+    ("train", "layers", "mlp_only"),
+    mostly_slow(
+        [
+            ({"places": [{"layers": 0, "roles": ["mlp"]}, {"layers": "outside"}]}, {"0"}, True),
+            ({"recipe": "swap.yaml", "expert": "task"}, {"1", "2"}, False),
+            ({"partition": "C", "part": "task", "places": [{"layers": "0-2", "roles": ["mlp"]}]},
+             {"1", "2"}, True),
+        ],
+        ({"partition": "C", "part": "task", "places": [{"layers": "0-2", "roles": ["mlp"]}]},
+         {"1", "2"}, True),
+    ),
+)  # fmt: skip
+def test_places_come_from_a_list_a_recipe_or_a_part_that_a_list_narrows(
+    tmp_path, base, rows, train, layers, mlp_only, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    swap = {"bottom": 1, "top": 1, "outside": "language"}
+    recipe = {"experts": {"task": "none", "language": "none"}, "swap": swap}
+    (tmp_path / "swap.yaml").write_text(yaml.safe_dump(recipe))
+    names = changed(train_expert(tmp_path, base, data=data_files(rows, "task"), train=train), base)
+    assert layers_of(names) == layers
+    assert all("mlp" in name for name in names if "layers" in name) == mlp_only
+
+
+@pytest.mark.parametrize("lora", mostly_slow([None, {"r": 4}], None))
+def test_places_can_have_their_own_learning_rate(tmp_path, base, rows, lora):
+    # The first step of Adam moves every weight by the learning rate, whatever its gradient.
+    step = {"max_steps": 1, "weight_decay": 0.0, "adam_epsilon": 1e-30, "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant"}  # fmt: skip
+    rates = [{"layers": "0-1", "scale": 0.1}, {"layers": "outside", "scale": 0.5},
+             {"layers": 1, "roles": ["mlp"], "scale": 2}]  # fmt: skip
+    spec = {"data": data_files(rows, "task"), "rates": rates} | ({"lora": lora} if lora else {})
+    out = train_expert(tmp_path, base, hyperparameters=step, **spec)
+    expected = {"layers.0.": 1e-4, "layers.1.self_attn": 1e-4, "layers.1.mlp": 2e-3,
+                "layers.2.": 1e-3}  # fmt: skip
+    if lora:
+        from safetensors.torch import load_file
+
+        # B starts at zero, so it holds the first step.
+        adapter = load_file(out / "adapter_model.safetensors")
+        steps = {name: t.abs().max() for name, t in adapter.items() if "lora_B" in name}
+    else:
+        after, before = tensors(out), tensors(base)
+        steps = {name: (after[name] - before[name].float()).abs().max() for name in after}
+        expected["lm_head"] = 5e-4
+    for where, size in expected.items():
+        sizes = [float(moved) for name, moved in steps.items() if where in name]
+        assert sizes
+        assert sizes == pytest.approx([size] * len(sizes), rel=0.02), where
+
+
+@pytest.mark.parametrize("rslora", mostly_slow([True, False], True))
+def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows, rslora):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    lora = {"r": 4, "lora_alpha": 8, "use_rslora": rslora}
+    out = train_expert(tmp_path, base, data=data_files(rows, "task"), lora=lora)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), out)
+    scale = {m.scaling["default"] for m in model.modules() if isinstance(
+        getattr(m, "scaling", None), dict) and m.scaling}  # fmt: skip
+    assert scale == {8 / 2 if rslora else 8 / 4}
+    adapter = open_adapter(out, base)
+    assert {adapter.places[name].role for name in adapter.low_rank} == {"attention", "mlp"}
+    assert len(adapter.low_rank) == 4 * 7
+    assert not (out / "config.json").exists()
+    modules = json.loads((out / "adapter_config.json").read_text())["target_modules"]
+    assert len(modules) == 7
+    assert modules == sorted(modules)  # whatever the hash seed
+
+
+@pytest.mark.slow
+def test_partial_lora_has_no_adapter_at_frozen_places(tmp_path, base, rows):
+    train = {"partition": "A", "part": "language"}
+    lora = {"r": 2, "lora_alpha": 4}
+    out = train_expert(tmp_path, base, data=data_files(rows, "task"), lora=lora, train=train)
+    adapter = open_adapter(out, base)
+    places = {(adapter.places[name].layer, adapter.places[name].role) for name in adapter.low_rank}
+    assert places == {(0, "mlp"), (3, "mlp")} | {(layer, "attention") for layer in range(4)}
+
+
+def test_pefts_keys_restrict_the_matrices_at_the_places_that_train(tmp_path, base, rows):
+    out = train_expert(
+        tmp_path, base, data=data_files(rows, "task"), limit=16,
+        lora={"r": 4, "lora_alpha": 2.5, "target_modules": ["q_proj", "mlp.up_proj"],
+              "exclude_modules": r".*layers\.3\..*", "rank_pattern": {"q_proj": 2}},
+    )  # fmt: skip
+    adapter = open_adapter(out, base)
+    assert {".".join(name.split(".")[2:-1]) for name in adapter.low_rank} == {
+        f"{i}.{name}" for i in range(3) for name in ("self_attn.q_proj", "mlp.up_proj")
+    }
+    assert {low.rank for name, low in adapter.low_rank.items() if "q_proj" in name} == {2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dora", [True, False])
+def test_a_baked_adapter_is_a_checkpoint_that_can_be_composed(tmp_path, base, rows, dora):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    import layerswap as ls
+
+    spec = {"data": data_files(rows, "task"), "limit": 32, "lora": {"r": 4, "use_dora": dora}}
+    adapter = train_expert(tmp_path, base, **spec)
+    baked = train_expert(tmp_path, base, name="baked", bake=True, **spec)
+    start = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(start, adapter).merge_and_unload().state_dict()
+    after = tensors(baked)
+    assert all(torch.equal(after[name], merged[name]) for name in after)
+    assert not (baked / "adapter_config.json").exists()
+    assert changed(baked, base) == {name for name in after if "_proj" in name}
+    ls.soup([base, baked]).save(tmp_path / "soup")
+    if dora:
+        with pytest.raises(LayerswapError, match="DoRA"):
+            ls.soup([adapter])
+
+
+@pytest.mark.slow
+def test_joint_sft_reads_all_rows_of_both_sets(tmp_path, base, rows):
+    sets = [data_files(rows, name, validation=True) for name in ("task", "language")]
+    record = read_training(train_expert(tmp_path, base, mix=sets))
+    assert record["steps"] == 2 * 128 / 16
+    assert [entry["train"] for entry in record["data"]] == [128, 128]
+
+
+@pytest.mark.parametrize("kind", mostly_slow(["full", "lora"], "lora"))
+@pytest.mark.parametrize("every", mostly_slow([1, 2], 2))
+def test_simultaneous_sft_moves_the_part_whose_turn_it_is(
+    tmp_path, base, rows, kind, every, monkeypatch
+):
+    from layerswap.training.expert import sft
+
+    moved, parts = [], []
+
+    class Watching(sft.AlternatingTurns):
+        def __init__(self, parameters, every):
+            super().__init__(parameters, every)
+            parts.extend(parameters)
+
+        def on_step_begin(self, *args, **kwargs):
+            self.before = [[p.detach().clone() for p in part] for part in parts]
+            super().on_step_begin(*args, **kwargs)
+
+        def on_step_end(self, args, state, control, optimizer, **kwargs):
+            moved.append(tuple(
+                any(not torch.equal(a, b) for a, b in zip(part, old, strict=True))
+                for part, old in zip(parts, self.before, strict=True)
+            ))  # fmt: skip
+            steps = [
+                {int(optimizer.state[p]["step"]) for p in part if p in optimizer.state}
+                for part in parts
+            ]
+            turns = [state.global_step // (2 * every), state.global_step % (2 * every)]
+            task = turns[0] * every + min(turns[1], every)
+            expected = [task, state.global_step - task]
+            assert steps == [{n} if n else set() for n in expected]
+
+    monkeypatch.setattr(sft, "AlternatingTurns", Watching)
+    sets = {name: data_files(rows, name, validation=True) for name in ("task", "language")}
+    out = train_expert(
+        tmp_path, base, simultaneous={**sets, "every": every}, train={"partition": "C"},
+        effective_batch=16, hyperparameters={"per_device_train_batch_size": 8, "weight_decay": 0.1},
+        **({"lora": {"r": 2, "lora_alpha": 2}} if kind == "lora" else {}),
+    )  # fmt: skip
+    assert moved == ([(True, False)] * every + [(False, True)] * every) * (8 // every)
+    log = read_training(out)["log"]
+    assert len({entry["learning_rate"] for entry in log if "loss" in entry}) == 1
+    if kind == "full":
+        assert changed(out, base) == set(open_checkpoint(str(base)).tensors)
+
+
+def test_turns_take_each_batch_from_one_set():
+    from layerswap.training.expert.sft import TurnSampler
+
+    sampler = TurnSampler((10, 23), step=2, every=2, seed=1)
+    order = list(sampler)
+    assert len(order) == len(sampler) == 16
+    assert [i >= 10 for i in order] == [False] * 4 + [True] * 4 + [False] * 4 + [True] * 4
+    assert len(set(order)) == 16
+    assert order == list(TurnSampler((10, 23), step=2, every=2, seed=1))
+    sampler.set_epoch(1)
+    assert order != list(sampler)
+    with pytest.raises(ValueError, match="one turn of 2 steps, 12; they have 10 and 23"):
+        TurnSampler((10, 23), step=6, every=2, seed=1)
+
+
+@pytest.mark.parametrize("decay", mostly_slow([0.0, 0.1], 0.1))
+def test_sparse_sft_changes_the_elements_that_changed_most(tmp_path, base, rows, decay):
+    from layerswap.training.expert.sparse import load_masks
+
+    out = train_expert(
+        tmp_path, base, data=data_files(rows, "task"), sparse={"keep": 0.05},
+        hyperparameters={"weight_decay": decay},
+    )  # fmt: skip
+    after, before = tensors(out), tensors(base)
+    masks = load_masks(out / "checkpoints" / "mask.safetensors")
+    kept = sum(int(mask.sum()) for mask in masks.values())
+    assert kept == pytest.approx(0.05 * sum(t.numel() for t in before.values()), rel=0.01)
+    moved = {name: after[name] != before[name].float() for name in masks}
+    assert not any((moved[name] & ~mask).any() for name, mask in masks.items())
+    assert sum(int(m.sum()) for m in moved.values()) > 0.9 * kept
+
+
+def test_most_changed_ranks_the_elements_of_all_tensors():
+    from layerswap.training.expert.sparse import most_changed
+
+    before = {"a": torch.zeros(4), "b": torch.zeros(2, 2)}
+    after = {"a": torch.tensor([0.1, -5.0, 0, 2]), "b": torch.tensor([[3.0, 0], [0, -0.2]])}
+    masks = most_changed(before, after, 3 / 8)
+    assert masks["a"].tolist() == [False, True, False, True]
+    assert masks["b"].tolist() == [[True, False], [False, False]]
+    assert sum(int(m.sum()) for m in most_changed(before, after, 0.99).values()) == 5
+
+
+def test_raw_text_is_packed(tmp_path, base):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(["Ana bufo 7 nida. Ben fapa 5 gufe."] * 64))
+    data = {"train": str(text)}
+    record = read_training(
+        train_expert(tmp_path, base, data=data, hyperparameters={"max_length": 64})
+    )
+    assert record["hyperparameters"]["packing"]
+    assert record["steps"] == 1  # 64 short lines in about a dozen blocks of 64 tokens

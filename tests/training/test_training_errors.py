@@ -1,0 +1,155 @@
+"""Trainings that are refused: one line each, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+from small_experts import data_files, train_expert
+
+from layerswap.errors import LayerswapError
+from layerswap.training.expert import job
+from layerswap.training.expert.spec import check_expert
+from layerswap.training.expert.trainer import train
+
+PARTS = {"task": "D", "language": "D"}
+SPECS = [
+    ({}, "give one of data, mix and simultaneous"),
+    ({"data": "swahili"}, "swahili is a ready recipe; build it first"),
+    ({"data": "nowhere"}, "no such folder"),
+    ({"data": {"train": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
+    ({"data": "D", "preset": "math-9"}, "no preset 'math-9'"),
+    ({"data": "D", "hyperparameters": {"learning_rat": 1}}, "has no such name.*learning_rate"),
+    ({"data": "D", "hyperparameters": {"learning_rate": "fast"}}, "must be a number; found 'fast'"),
+    ({"data": "D", "hyperparameters": {"learning_rate": 1e30}}, "try a lower learning rate"),
+    ({"data": "D", "hyperparameters": {"max_length": 0}}, "must be at least 1; found 0"),
+    ({"data": "D", "hyperparameters": {"save_steps": 5}}, "cannot be set here; give `save_every`"),
+    ({"data": "D", "hyperparameters": {"lr_scheduler_type": "x"}}, "hyperparameters: x is not"),
+    ({"data": "D", "hyperparameters": {"report_to": "wandb"}}, "wandb"),
+    ({"data": "D", "hyperparameters": {"max_length": 2}}, "no row has a label within"),
+    ({"data": "D", "train": {"partition": "A"}}, "give the part that trains"),
+    ({"data": "D", "train": {"places": [{"layers": "0-9"}]}}, "not inside 0-3"),
+    ({"data": "D", "train": {"partition": "A", "recipe": "swap.yaml"}}, "not both"),
+    ({"data": "D", "train": {}}, "give what trains"),
+    ({"data": "D", "train": {"partition": "C", "part": "language", "places": [{"layers": "1-2"}]}},
+     "no place belongs to .language."),
+    ({"data": "D", "rates": [{"layers": "0-9", "scale": 0.1}]}, "rates.*not inside 0-3"),
+    ({"data": "D", "rates": [{"layers": 0, "scale": 0}]}, "rates.*greater than 0"),
+    ({"data": "D", "load_in_4bit": True}, "load_in_4bit belongs to lora"),
+    ({"data": "D", "load_in_4bit": True, "lora": {}}, "pip install bitsandbytes"),
+    ({"data": "D", "lora": {}, "sparse": {"keep": 0.1}}, "sparse is for whole weights"),
+    ({"data": "D", "lora": {"target_modules": ["no"]}}, "and in target_modules"),
+    ({"data": "D", "lora": {}, "train": {"places": [{"layers": "outside"}]}},
+     "no attention or mlp matrix"),
+    ({"data": "D", "effective_batch": 30, "hyperparameters": {"per_device_train_batch_size": 16}},
+     "not a multiple of"),
+    ({"simultaneous": PARTS}, "simultaneous needs train.partition"),
+    ({"simultaneous": PARTS, "train": {"partition": "A", "part": "task"}}, "leave train.part"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "message"), SPECS)
+def test_a_training_that_is_not_possible_is_one_line(
+    tmp_path, base, rows, spec, message, monkeypatch
+):
+    monkeypatch.setattr(job, "find_spec", lambda name: None)  # no bitsandbytes
+    text = json.dumps(spec).replace('"D"', json.dumps(data_files(rows, "task")))
+    with pytest.raises(LayerswapError, match=message) as caught:
+        train(check_expert({"base": str(base), **json.loads(text)}), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+TURNS = [{"role": "user", "content": "Ana"}, {"role": "assistant", "content": "Ben"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": 1, "completion": 2}, "row 1: prompt is not a text"),
+        ({"prompt": "a", "completion": None}, "row 1: completion is not a text"),
+        ({"prompt": "a", "completion": ""}, "row 1: completion is not a text .*or is empty"),
+        ({"text": ""}, "row 1: text is not a text, or is empty"),
+        ({"messages": [{"role": "user"}]}, "row 1: messages is not a list of messages"),
+        ({"question": "a"}, "has columns question; a trainer takes prompt and completion"),
+        ({"prompt": TURNS[:1], "completion": "b"}, "must both be texts or both lists of messages"),
+        ({"messages": TURNS}, "no chat template, and bad is made of messages"),
+    ],
+)
+def test_a_row_that_a_trainer_does_not_take_is_one_line(tmp_path, base, row, message):
+    (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(LayerswapError, match=message):
+        train_expert(tmp_path, base, data={"train": str(tmp_path / "bad.jsonl")})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_training_is_never_overwritten(tmp_path, base, rows):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    spec = check_expert({"base": str(base), "data": data_files(rows, "task")})
+    for overwrite in (False, True):
+        with pytest.raises(LayerswapError):
+            train(spec, out, overwrite=overwrite)
+    with pytest.raises(LayerswapError, match="did not write it"):
+        train(spec, out, resume=True)
+    assert (out / "thesis.txt").exists()
+
+
+def test_a_base_with_nan_is_not_trained(tmp_path, base, rows):
+    spoilt = shutil.copytree(base, tmp_path / "base")
+    weights = load_file(spoilt / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][2, 3] = float("nan")
+    save_file(weights, spoilt / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LayerswapError) as caught:
+        train_expert(tmp_path, spoilt, data=data_files(rows, "task"))
+    assert str(caught.value) == f"{spoilt}: tensor {name!r} holds NaN or infinity"
+    assert not (tmp_path / "out").exists()
+
+
+SPEAKER = "{% for m in messages %}{{ m.content }}{% endfor %}"
+ON_ALL = [
+    ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+    ("{% for m in messages %}{{ m.content", "unexpected end"),
+    ("{{ messages[9].content.x }}", "row 1 of train"),
+]
+ON_ONE = [
+    (SPEAKER + "{% if 'taboo' in messages[0].content %}"
+     "{{ raise_exception('no\\ntaboo') }}{% endif %}", "no taboo"),
+    (SPEAKER + "{{ 1 // (messages[0].content | length - 5) }}", "division"),
+    (SPEAKER + "{% if add_generation_prompt and 'taboo' in messages[0].content %}"
+     "{{ raise_exception('no prompt') }}{% endif %}", "no prompt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "split", "number"),
+    [
+        *((template, message, "train", 1) for template, message in ON_ALL),
+        *((*case, split, 3) for case in ON_ONE for split in ("train", "validation")),
+    ],
+)
+def test_a_chat_template_that_fails_names_the_row(tmp_path, base, template, message, split, number):
+    folder = shutil.copytree(base, tmp_path / "base")
+    (folder / "chat_template.jinja").write_text(template)
+
+    def row(text):
+        return {"prompt": [{"role": "user", "content": text}],
+                "completion": [{"role": "assistant", "content": "b"}]}  # fmt: skip
+
+    good = [row("good day")] * 4
+    for name in ("train", "validation"):
+        lines = [*good[:2], row("taboo")] if name == split else good
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "validation")}
+    with pytest.raises(LayerswapError) as caught:
+        train_expert(tmp_path, folder, data=data)
+    kind = {"train": "row", "validation": "validation row"}[split]
+    expected = f"its chat template fails on {kind} {number} of train, with the roles user, ass"
+    assert expected in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()

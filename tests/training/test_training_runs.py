@@ -1,0 +1,255 @@
+"""A run of training: its inputs, progress, checkpoints, resumption, processes and precision."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from small_experts import FAST, changed, data_files, tensors, train_expert
+
+import layerswap as ls
+from layerswap.errors import LayerswapError
+from layerswap.training.expert import callbacks, hyperparameters
+from layerswap.training.expert.job import plan_training
+from layerswap.training.expert.save import read_training
+from layerswap.training.expert.spec import check_expert
+from layerswap.training.expert.trainer import train
+
+COMMAND = [sys.executable, "-m", "layerswap", "train"]
+OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1"}
+
+
+def test_the_example_of_the_public_function_runs(tmp_path, base, rows, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").symlink_to(base)
+    lines = (rows / "task-train.jsonl").read_text().splitlines()[:8]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    runner = doctest.DocTestRunner()
+    for example in doctest.DocTestFinder(recurse=False).find(ls.train, globs={}):
+        runner.run(example)
+    assert runner.summarize().attempted == 3
+    assert runner.failures == 0
+    assert (tmp_path / "copy" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_file_a_mapping_and_a_specification_train_the_same(tmp_path, base, rows):
+    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 16,
+            "hyperparameters": FAST}  # fmt: skip
+    (tmp_path / "expert.yaml").write_text(yaml.safe_dump(spec))
+    forms = (tmp_path / "expert.yaml", str(tmp_path / "expert.yaml"), spec, check_expert(spec))
+    outs = [ls.train(form, tmp_path / f"{i}", seed=2) for i, form in enumerate(forms)]
+    records = [read_training(out) for out in outs]
+    assert len({record["key"] for record in records}) == 1
+    assert records[0]["spec"]["seed"] == 2
+    with pytest.raises(LayerswapError, match=r"seeds: unknown key; did you mean 'seed'"):
+        ls.train(spec, tmp_path / "none", seeds=2)
+
+
+def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd, monkeypatch):
+    lines, steps = [], []
+    save = callbacks.Checkpointing.on_save
+
+    def watched(self, args, state, *rest, **kwargs):
+        save(self, args, state, *rest, **kwargs)
+        steps.append(sorted(int(p.name[11:]) for p in (out / "checkpoints").glob("checkpoint-*")))
+
+    monkeypatch.setattr(callbacks.Checkpointing, "on_save", watched)
+    monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
+    out = tmp_path / "out"
+    train({
+        "base": str(base), "data": data_files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
+        "save_every": 48, "hyperparameters": FAST,
+    }, out, log=lines.append)  # fmt: skip
+    # By samples after steps 3 and 6 (the output itself); by time after every other step.
+    assert steps == [[1], [2], [3], [3, 4], [3, 5]]
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["checkpoint-3"]
+    progress = [line for line in lines if line.startswith("step")]
+    assert len(progress) == 6
+    assert re.fullmatch(r"step 2 of 6, loss \d+\.\d{3}, [\d,]+ tokens/s, \d+ s left", progress[1])
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "model shards" not in printed.err
+    assert "FutureWarning" not in printed.err
+
+
+@pytest.mark.slow
+def test_a_training_resumes_from_a_checkpoint_that_was_saved_by_time(tmp_path, base, rows):
+    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
+            "hyperparameters": FAST}  # fmt: skip
+    whole = train(spec, tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    def stop(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callbacks.ProgressLines, "on_step_begin", stop, raising=False)
+        with pytest.raises(Killed):
+            train(spec, tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-4"]
+    out = train(spec, tmp_path / "out", resume=True)
+    first, second = tensors(whole), tensors(out)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_killed_training_resumes_bit_for_bit(tmp_path, base, rows):
+    spec = tmp_path / "expert.yaml"
+    sets = {name: data_files(rows, name) for name in ("task", "language")}
+    spec.write_text(yaml.safe_dump({
+        "base": str(base), "save_every": 64, "seed": 4, "simultaneous": sets,
+        "train": {"partition": "C"}, "hyperparameters": {**FAST, "num_train_epochs": 40},
+    }))  # fmt: skip
+
+    def run(spec, out, *options):
+        command = [*COMMAND, str(spec), "--out", str(out), *options]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, env=OFFLINE
+        )  # fmt: skip
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(spec, whole).returncode == 0
+    process = subprocess.Popen(
+        [*COMMAND, str(spec), "--out", str(cut)], stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env=OFFLINE,
+    )  # fmt: skip
+    while not (cut / "checkpoints" / "checkpoint-100" / "trainer_state.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (cut / "config.json").exists()
+    refused = run(spec, cut)
+    assert refused.returncode == 2
+    assert "unfinished training; pass --resume" in refused.stderr
+    other = spec.with_name("other.yaml")
+    other.write_text(spec.read_text().replace("seed: 4", "seed: 5"))
+    refused = run(other, cut, "--resume")
+    assert refused.returncode == 2
+    assert "holds another training" in refused.stderr
+    assert run(spec, cut, "--resume").returncode == 0
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    losses = [
+        [(e["step"], e["loss"]) for e in read_training(folder)["log"] if "loss" in e]
+        for folder in (whole, cut)
+    ]
+    assert losses[0] == losses[1]
+    with_state = [p for p in (cut / "checkpoints").iterdir() if (p / "optimizer.pt").exists()]
+    assert [p.name for p in with_state] == ["checkpoint-636"]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows):
+    sets = {name: data_files(rows, name) for name in ("task", "language")}
+
+    def run(processes, batch, accumulate):
+        spec, out = tmp_path / f"{processes}.yaml", tmp_path / f"{processes}"
+        spec.write_text(yaml.safe_dump({
+            "base": str(base), "simultaneous": sets, "train": {"partition": "B"}, "save_every": 64,
+            "hyperparameters": {**FAST, "per_device_train_batch_size": batch,
+                                "gradient_accumulation_steps": accumulate},
+        }))  # fmt: skip
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes),
+                    "--master_port", "0", "--standalone"] if processes > 1 else []  # fmt: skip
+        command = [sys.executable, *launcher, *COMMAND[1:], str(spec), "--out", str(out)]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, env=OFFLINE)
+        assert ended.returncode == 0, ended.stderr
+        return tensors(out), [e["loss"] for e in read_training(out)["log"] if "loss" in e]
+
+    first, losses = run(1, 8, 2)
+    second, same = run(2, 8, 1)
+    assert len(losses) == 16
+    assert same == pytest.approx(losses, rel=1e-4)
+    for name in first:
+        assert torch.allclose(first[name], second[name], atol=2e-3)
+
+
+@pytest.mark.slow
+def test_float32_keeps_the_papers_rates_and_bfloat16_loses_them(tmp_path, base, rows):
+    kept = {}
+    for dtype in ("float32", "bfloat16"):
+        out = train_expert(
+            tmp_path, base, name=dtype, dtype=dtype, data=data_files(rows, "task"),
+            hyperparameters={"learning_rate": "1e-7", "bf16": dtype == "float32"},
+        )  # fmt: skip
+        after, before = tensors(out), tensors(base)
+        moved = [(after[n].float() != before[n].float()).float().mean() for n in before
+                 if "layernorm" not in n and "norm.weight" not in n]  # fmt: skip
+        kept[dtype] = float(torch.stack(moved).mean())
+    assert kept["float32"] > 0.8
+    assert kept["bfloat16"] < 0.01
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Sets what the processor can do, and counts every model as large."""
+    monkeypatch.setattr(hyperparameters, "LARGE", 1)
+    return lambda **able: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+
+
+@pytest.mark.parametrize(("able", "large", "given", "bf16"), [
+    (True, True, {}, True), (False, True, {}, False), (True, False, {}, False),
+    (True, True, {"bf16": False}, False),
+])  # fmt: skip
+def test_bfloat16_is_the_default_where_it_is_faster(
+    tmp_path, base, rows, monkeypatch, processor, able, large, given, bf16
+):
+    processor(avx512_bf16=able)
+    if not large:
+        monkeypatch.setattr(hyperparameters, "LARGE", 50_000_000)
+    lines = []
+    out = train({
+        "base": str(base), "data": data_files(rows, "task"), "limit": 4,
+        "hyperparameters": {"max_steps": 1, **given},
+    }, tmp_path / "out", log=lines.append)  # fmt: skip
+    assert read_training(out)["hyperparameters"]["bf16"] == bf16
+    assert any("bf16: false" in line for line in lines) == bf16
+
+
+def test_training_with_bf16_saves_float32_weights(tmp_path, base, rows):
+    out = train_expert(
+        tmp_path, base, data=data_files(rows, "task"), limit=8,
+        hyperparameters={"max_steps": 2, "bf16": True, "learning_rate": 1e-6},
+    )  # fmt: skip
+    saved, moved = tensors(out), changed(out, base)
+    assert {t.dtype for t in saved.values()} == {torch.float32}
+    assert moved
+    assert any(not torch.equal(saved[name], saved[name].bfloat16().float()) for name in moved)
+
+
+def test_a_training_resumes_in_the_precision_it_started_with(tmp_path, base, rows, processor):
+    spec = check_expert({"base": str(base), "data": data_files(rows, "task")})
+    out = tmp_path / "out"
+    for able in (False, True):
+        processor(amx_bf16=able)
+        job = plan_training(spec, out)
+        assert job.config.bf16 == able
+        out.mkdir()
+        (out / "layerswap-training.json").write_text(json.dumps(job.record))
+        processor(amx_bf16=not able)
+        assert plan_training(spec, out, resume=True).config.bf16 == able
+        assert plan_training(spec, out).config.bf16 != able
+        chosen = spec.model_copy(update={"hyperparameters": {"bf16": not able}})
+        assert plan_training(chosen, out, resume=True).config.bf16 != able
+        shutil.rmtree(out)
+
+
+def test_fp16_turns_the_default_bf16_off(tmp_path, base, rows, processor):
+    processor(amx_bf16=True)
+    spec = {"base": str(base), "data": data_files(rows, "task"), "hyperparameters": {"fp16": True}}
+    config = plan_training(check_expert(spec), tmp_path / "out").config
+    assert (config.fp16, config.bf16) == (True, False)
