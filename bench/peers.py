@@ -27,7 +27,6 @@ import yaml
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
 from layerswap.lab.lm_eval_tasks import export_tasks
-from layerswap.merge.api import export_mergekit
 from layerswap.merge.planner import make_plan
 
 TASK = "lab_problem_furo"
@@ -57,16 +56,29 @@ def recipe_of(bottom: int, top: int) -> dict[str, Any]:
     }
 
 
+def mergekit_of(bottom: int, top: int, layers: int) -> dict[str, Any]:
+    """The same swap as a mergekit configuration."""
+    lab = shipped()
+    task, language = str(lab.task_experts[0]), str(lab.language_experts["furo"][0])
+    parts = [(language, 0, bottom), (task, bottom, layers - top), (language, layers - top, layers)]
+    slices = [
+        {"sources": [{"model": model, "layer_range": [first, stop]}]}
+        for model, first, stop in parts
+        if first < stop
+    ]
+    return {"merge_method": "passthrough", "slices": slices, "dtype": "float32"}
+
+
 def timed(command: list[str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 
-def by_hand(mergekit: str, bottom: int, top: int, tasks: Path, root: Path) -> dict[str, float]:
+def by_hand(mergekit: str, swap: dict[str, Any], tasks: Path, root: Path) -> dict[str, float]:
     """One composition the way its users do it: seconds by step, megabytes written, its score."""
     config, folder, score = root / "config.yml", root / "merged", root / "score.json"
-    config.write_text(str(export_mergekit(check_recipe(recipe_of(bottom, top), where="peers"))))
+    config.write_text(yaml.safe_dump(swap))
     merging = timed([mergekit, str(config), str(folder), "--quiet"])
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     judging = timed([sys.executable, "-c", JUDGE, str(folder), str(tasks), str(score)])
@@ -107,7 +119,8 @@ def main() -> None:
         root = Path(name)
         export_tasks(root / "tasks", n=options.questions)
         runs = [
-            by_hand(options.mergekit, 1 + i, 1, root / "tasks", root) for i in range(options.loops)
+            by_hand(options.mergekit, mergekit_of(1 + i, 1, layers), root / "tasks", root)
+            for i in range(options.loops)
         ]
         print("| | compositions | seconds each | MB written each |")
         print("|---|---:|---:|---:|")

@@ -64,60 +64,6 @@ def test_check_shows_every_mistake(layerswap, tmp_path):
     ]
 
 
-def test_export_reads_the_depth_and_the_dtype_of_the_experts(layerswap, recipe, experts):
-    result = layerswap("recipe", "export", recipe, "--format", "mergekit")
-    assert result.code == 0, result.err
-    config = yaml.safe_load(result.out)
-    assert [s["sources"][0]["layer_range"] for s in config["slices"]] == [[0, 2], [2, 7], [7, 8]]
-    assert (config["merge_method"], config["dtype"]) == ("linear", "float32")
-    assert {s["model"] for s in config["slices"][0]["sources"]} == {experts.task, experts.language}
-
-
-def test_export_opens_nothing_when_the_layers_are_given(layerswap, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("experts: {task: org/a, language: org/b}\nswap: {outside: task}\n")
-    result = layerswap("recipe", "export", path)
-    assert (result.code, result.err) == (
-        2, "error: the number of layers is not known; give --layers\n"
-    )  # fmt: skip
-    result = layerswap("recipe", "export", path, "--layers", 32)
-    slices = yaml.safe_load(result.out)["slices"]
-    assert [s["sources"][0]["layer_range"] for s in slices] == [[0, 5], [5, 30], [30, 32]]
-
-
-def test_export_to_a_file(layerswap, recipe, tmp_path):
-    out = tmp_path / "mergekit-out.yml"
-    result = layerswap("recipe", "export", recipe, "--out", out)
-    assert (result.code, result.out) == (0, f"wrote {out}\n")
-    again = layerswap("recipe", "export", recipe, "--out", out)
-    assert (again.code, again.err) == (
-        2,
-        f"error: {out}: is there already; give --overwrite to replace it\n",
-    )
-    assert layerswap("recipe", "export", recipe, "--out", out, "--overwrite").code == 0
-    missing = tmp_path / "none" / "x.yml"
-    result = layerswap("recipe", "export", recipe, "--out", missing)
-    expected = f"error: {missing}: cannot be written (No such file or directory)\n"
-    assert (result.code, result.err) == (2, expected)
-
-
-def test_an_unknown_format(layerswap, recipe):
-    result = layerswap("recipe", "export", recipe, "--format", "yaml")
-    assert result.code == 2
-    assert "'yaml' is not" in result.err
-
-
-def test_the_way_through_mergekit_s_form_merges_the_same(layerswap, recipe, tmp_path):
-    config = tmp_path / "mergekit.yml"
-    assert layerswap("recipe", "export", recipe, "--out", config).code == 0
-    for source, out in ((recipe, "one"), (config, "two")):
-        result = layerswap("merge", source, "--out", tmp_path / out)
-        assert result.code == 0, result.err
-    one, two = (load_file(tmp_path / out / "model.safetensors") for out in ("one", "two"))
-    assert one.keys() == two.keys()
-    assert all(one[name].equal(two[name]) for name in one)
-
-
 def test_plan_and_merge_take_a_configuration(layerswap, configuration, experts, tmp_path):
     result = layerswap("plan", configuration)
     assert result.code == 0, result.err

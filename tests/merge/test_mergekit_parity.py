@@ -22,10 +22,8 @@ import yaml
 from merging import save_adapter, save_expert, tensors_of, tiny_llama
 from safetensors.torch import save_file
 
-from layerswap.compose.mergekit import llama_tensors
-from layerswap.compose.recipe import check_recipe, read_recipe
+from layerswap.compose.recipe import read_recipe
 from layerswap.merge import make_plan
-from layerswap.merge.api import export_mergekit
 
 MERGEKIT = os.environ.get("LAYERSWAP_MERGEKIT", "")
 pytestmark = [
@@ -479,59 +477,6 @@ def test_repeated_dropped_and_moved_layers_are_the_same_bits(models, tmp_path):
         json.loads((tmp_path / out / "config.json").read_text()) for out in ("ours", "theirs")
     ]
     assert [found["num_hidden_layers"] for found in configs] == [7, 7]
-
-
-TIES = {"method": "ties", "experts": ["task", "language"], "scope": "tensor", "density": 0.5}
-RECIPES = {
-    "swap": {"swap": {"bottom": 1, "top": 1, "bottom_transition": 1}},
-    "weighted swap": {"swap": {"top": 0}, "weights": {"task": 1, "language": 3}},
-    "swap, all copied": {"swap": {"bottom": 1, "top": 0, "outside": "task"}},
-    "partition": {"partition": {"name": "A"}},
-    "soup": {"soup": {"experts": ["task", "language", "third"]}},
-    "places": {
-        "swap": {"outside": "task"},
-        "places": [
-            {"layers": "1-2", "roles": ["mlp"], "take": {"third": 1, "task": 2}},
-            {"layers": "outside", "roles": ["head"], "take": ["language", "third"]},
-            {"layers": "0", "roles": ["norm"], "take": "third"},
-        ],
-    },
-    "ties": {"merge": {**TIES, "experts": {"task": 1, "language": 0.5}, "scale": 0.8}},
-    "ties between copies": {"swap": {"task": "both", "bottom": 1, "top": 1, "outside": "language"}},
-    "slerp between copies": {
-        "swap": {"task": "turned", "bottom": 1, "top": 1, "outside": "language"}
-    },
-}
-
-
-@pytest.mark.parametrize("case", RECIPES)
-def test_exports_give_what_the_recipe_gives(case, models, tmp_path):
-    kind = "" if "between" in case else "-bf16"
-    names = {"task": "a", "language": "b", "third": "c"}
-    experts = {name: str(models / f"{folder}{kind}") for name, folder in names.items()}
-    made = {
-        "both": {"merge": TIES},
-        "turned": {"merge": {"method": "slerp", "experts": {"task": 0.3, "language": 0.7}}},
-    }
-    data = {
-        "experts": {**experts, **made},
-        "base": str(models / f"base{kind}"),
-        "dtype": "bfloat16",
-        **RECIPES[case],
-    }
-    if case == "ties":
-        data["experts"] = {name: str(models / folder) for name, folder in names.items()}
-        data["base"] = str(models / "base")
-    recipe = check_recipe(data, where="test")
-    path = tmp_path / "exported.yml"
-    path.write_text(str(export_mergekit(recipe)))
-    ours = tensors_of(make_plan(recipe).save(tmp_path / "ours"))
-    theirs = run_mergekit(path, tmp_path / "theirs")
-    assert far_apart(ours, theirs, models) == {}
-    composition = recipe.resolve(LAYERS)
-    for name, place in llama_tensors(LAYERS).items():
-        if composition[place].verbatim and "between" not in case:
-            assert torch.equal(ours[name], theirs[name]), name
 
 
 def deltas(models, names, tensor, kind="-bf16"):

@@ -1,9 +1,9 @@
-"""`layerswap recipe`: check a recipe, or write it for mergekit."""
+"""`layerswap recipe`: check a recipe."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ app = typer.Typer(
     cls=options.PlainGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Check a recipe, or write it for mergekit.",
+    help="Check a recipe.",
 )
 
 File = Annotated[Path, typer.Argument(help="Recipe or mergekit configuration.")]
@@ -35,34 +35,3 @@ def check(file: File, *, layers: Layers = None) -> None:
     output.say(f"{file}: {recipe}")
     if composition is not None:
         output.say(composition)
-
-
-@options.command(app)
-def export(
-    file: File,
-    *,
-    form: Annotated[
-        Literal["mergekit"], typer.Option("--format", help="Format to write.")
-    ] = "mergekit",
-    out: Annotated[
-        Path | None, typer.Option(help="File to write. Default: standard output.")
-    ] = None,
-    layers: Layers = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Overwrite the file if it exists.")
-    ] = False,
-) -> None:
-    """Write a recipe as a mergekit configuration with the same result, where mergekit can.
-
-    Example: layerswap recipe export recipe.yaml --format mergekit --out mergekit.yml
-    """
-    from layerswap.compose.recipe import read_recipe
-    from layerswap.compose.yaml_file import write_text
-    from layerswap.merge.api import export_mergekit
-
-    text = str(export_mergekit(read_recipe(file), layers=layers))
-    if out is None:
-        typer.echo(text, nl=False)
-        return
-    write_text(out, text, overwrite=overwrite)
-    output.say(f"wrote {out}")

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from layerswap._types import PathLike
-from layerswap.checkpoint import Checkpoint, open_checkpoint
-from layerswap.checkpoint.read import FLOAT_NAMES
-from layerswap.compose import Outside, Recipe
+from layerswap.compose import Outside
 from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.measure import Axis
 from layerswap.errors import RecipeError
 from layerswap.merge.planner import Plan, make_plan
-
-if TYPE_CHECKING:
-    from layerswap.compose.mergekit.export import Exported
 
 Weighting = str | Mapping[str, float]
 """Weights of a blend: `uniform`, `magnitude`, or a weight per expert."""
@@ -353,36 +347,3 @@ def _listed(value: str | int | Sequence[str | int] | None) -> list[str | int]:
     if value is None:
         return []
     return [value] if isinstance(value, str | int) else list(value)
-
-
-def export_mergekit(recipe: Recipe, *, layers: int | None = None) -> Exported:
-    """The mergekit configuration that gives the same result as a recipe.
-
-    Opens the headers of the first expert that is a local folder, for its layers, its tensors'
-    names and its dtype. Nothing is downloaded: without such a folder, or with `layers`, names
-    are taken to be Llama's.
-
-    Args:
-        recipe: the recipe.
-        layers: number of layers; then nothing is opened.
-
-    Raises:
-        LayerswapError: mergekit cannot express it, the number of layers is not known, or the
-            folder cannot be read.
-    """
-    from layerswap.compose.mergekit.export import export
-
-    found = None if layers is not None else _first_folder(recipe)
-    if found is None:
-        return export(recipe, layers=layers)
-    stored = {tensor.dtype for tensor in found.tensors.values()}
-    dtypes = [name for name, short in FLOAT_NAMES.items() if short in stored]
-    dtype = dtypes[0] if len(dtypes) == 1 else None
-    return export(recipe, layers=found.layers, tensors=found.places, stored=dtype)
-
-
-def _first_folder(recipe: Recipe) -> Checkpoint | None:
-    for expert in recipe.experts.values():
-        if expert.source is not None and Path(expert.source).expanduser().is_dir():
-            return open_checkpoint(expert.source, patterns=recipe.place_patterns)
-    return None

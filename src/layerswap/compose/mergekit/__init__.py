@@ -1,4 +1,4 @@
-"""Reads mergekit configurations as recipes and writes recipes as mergekit configurations."""
+"""Reads mergekit configurations as recipes."""
 
 from layerswap.compose.mergekit.read import is_mergekit, recipe_data
 from layerswap.compose.mergekit.resolve import llama_tensors, resolve
