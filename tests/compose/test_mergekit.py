@@ -381,7 +381,9 @@ def test_an_expert_whose_layers_are_shifted_is_a_checkpoint():
     data = parse_recipe(SHIFTED).model_dump(mode="json", exclude_defaults=True)
     data["experts"]["c"] = data["experts"].pop("b")
     data["experts"]["b"] = {"soup": ["c", "a"]}
-    with pytest.raises(RecipeError, match="taken of 'b' than of the rest, so it must be a check"):
+    with pytest.raises(
+        RecipeError, match="expert 'b' takes other layers than the rest, so it must be a check"
+    ):
         check_recipe(data, where="test").resolve(4)
 
 
@@ -417,8 +419,8 @@ def test_a_filter_inside_a_place():
     text += "parameters: {t: [{filter: q_proj, value: 0}, {value: 1}]}"
     assert refusal(text, 2) == (
         "layer 0 attention: model.layers.0.self_attn.q_proj.weight would be a and "
-        "model.layers.0.self_attn.k_proj.weight b; layerswap merges all of it alike, so filters "
-        "can tell self_attn, mlp and norms apart, but not parts of them"
+        "model.layers.0.self_attn.k_proj.weight b; layerswap merges a place as a whole, so filters "
+        "can separate self_attn, mlp and norms, but not parts of them"
     )
 
 

@@ -93,8 +93,8 @@ def test_every_border():
         (Zones(5, 2, 1, 1), "zones overlap: bottom 5 + top 2 + bottom_transition 1 + "
          "top_transition 1 = 9, but there are 8 layers"),
         (Zones(9, 0), "zones overlap: bottom 9 = 9, but there are 8 layers"),
-        (Zones(-1, 0), "bottom is -1; a number of layers is from 0"),
-        (Zones(1, 1, 0, -2), "top_transition is -2; a number of layers is from 0"),
+        (Zones(-1, 0), "bottom is -1; write a number of layers from 0"),
+        (Zones(1, 1, 0, -2), "top_transition is -2; write a number of layers from 0"),
     ],
 )  # fmt: skip
 def test_illegal_zones(zones, message):
@@ -244,8 +244,8 @@ def test_a_chat_vector_by_layer():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weight": [1.0, -1.0]}, "a chat vector has one weight or several, from 0"),
-        ({"weight": []}, "a chat vector has one weight or several, from 0"),
+        ({"weight": [1.0, -1.0]}, "a chat vector needs one weight or more, each from 0"),
+        ({"weight": []}, "a chat vector needs one weight or more, each from 0"),
         ({"zones": Zones(3, 2)}, "zones overlap: bottom 3 + top 2 = 5, but there are 4 layers"),
     ],
 )

@@ -289,8 +289,8 @@ def test_adapters_of_two_bases(base, adapters, tmp_path):
     with pytest.raises(LayerswapError) as caught:
         ls.swap(task=adapters["plain"], language=other)
     assert str(caught.value) == (
-        f"task adapts {base} and language adapts org/other; if they are the same model, say which "
-        "to take with `base` (--base)"
+        f"task adapts {base} and language adapts org/other; if they are the same model, choose "
+        "one with `base` (--base)"
     )
     path.write_text(json.dumps({**config, "base_model_name_or_path": None}))
     with pytest.raises(LayerswapError, match="language: the adapter names no base; give one with"):

@@ -185,8 +185,8 @@ def test_a_fisher_of_other_tensors(experts, fishers, tmp_path, case):
 def test_the_fisher_of_another_checkpoint(experts, fishers):
     crossed = {**fishers, "task": fishers["language"]}
     assert refused(experts, crossed) == (
-        f"fisher of task: {fishers['language']}: was not estimated on {experts['task']} as it is "
-        "now; estimate it again"
+        f"fisher of task: {fishers['language']}: was not estimated on the present "
+        f"{experts['task']}; estimate it again"
     )
 
 

@@ -30,7 +30,7 @@ import layerswap as ls
 from layerswap.checkpoint.commit import JOURNAL
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.errors import LayerswapError
-from layerswap.merge import writer
+from layerswap.merge import gguf as gguf_format
 from layerswap.merge.gguf import RECORD_KEY, write_modelfile
 
 OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -254,7 +254,7 @@ def test_sources_that_moved_or_changed(files, tmp_path):
 
 
 def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 200_000)
+    monkeypatch.setattr(gguf_format, "SEGMENT_BYTES", 200_000)
     whole = swap(files).save(tmp_path / "whole.gguf").read_bytes()
     out = tmp_path / "out.gguf"
     pid = os.fork()
@@ -289,7 +289,7 @@ def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_another_merge_does_not_resume(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 200_000)
+    monkeypatch.setattr(gguf_format, "SEGMENT_BYTES", 200_000)
     left = tmp_path / "out.gguf.partial-host-1"
     monkeypatch.setattr(
         "layerswap.checkpoint.commit._leftovers", lambda target: [left] * left.exists()
@@ -396,7 +396,7 @@ def test_what_does_not_go_together(files, tmp_path):
     ("setting", "message"),
     [
         ({"tokenizer": "union"}, "tokenizer: vocabularies of GGUF files cannot be aligned"),
-        ({"dtype": "float16"}, "dtype: is of safetensors; a GGUF output has blend_type"),
+        ({"dtype": "float16"}, "dtype: is for safetensors; set blend_type"),
         ({"max_shard_size": "1GB"}, "max_shard_size: a GGUF output is one file"),
     ],
 )
@@ -429,7 +429,7 @@ def test_outputs_that_cannot_be(files, tmp_path):
     out.rmdir()
     plan.save(out)
     assert plan.save(out, overwrite=True) == out
-    with pytest.raises(LayerswapError, match="would write over the checkpoint of task"):
+    with pytest.raises(LayerswapError, match="would overwrite the checkpoint of task"):
         ls.swap(task=out, language=files["language"]).save(out, overwrite=True)
     with pytest.raises(LayerswapError, match="a GGUF file, where a transformers checkpoint is"):
         load_tokenizer(out)
@@ -514,7 +514,7 @@ def test_layers_of_an_architecture_without_known_roles(tmp_path, architecture):
     assert made["blk.1.ssm_in.weight"] == task["blk.1.ssm_in.weight"]
     assert made["blk.2.ssm_in.weight"] == language["blk.2.ssm_in.weight"]
     assert made["blk.2.ssm_in.weight"] != task["blk.2.ssm_in.weight"]
-    assert any(note.startswith("takes 'blk', the one list of 3") for note in swap(pair).notes)
+    assert any(note.startswith("takes 'blk', the only list of 3") for note in swap(pair).notes)
     attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
     recipe = swap(pair).recipe
     with pytest.raises(LayerswapError, match="cannot tell the role of 3 of 15 tensors"):

@@ -18,7 +18,7 @@ from layerswap.checkpoint import remote
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import CheckpointError, LayerswapError
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
 FAULTS = ["drop", "short", "wrong", "429", "503"]

@@ -173,7 +173,7 @@ def test_layers_are_swapped_where_no_role_is_known(family, tmp_path):
 
     assert plan.to_dict()["layers_by_number"] == stack
     assert json.loads((out / "layerswap.json").read_text())["layers_by_number"] == stack
-    assert any(note.startswith(f"takes {stack!r}, the one list of 3") for note in plan.notes)
+    assert any(note.startswith(f"takes {stack!r}, the only list of 3") for note in plan.notes)
     assert ls.verify(out, full=True).passed
     attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
     with pytest.raises(LayerswapError, match=r"cannot tell the role of .* say so in the recipe"):
@@ -185,7 +185,9 @@ def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
         save_tokenizer(save_expert(tmp_path / f"e{seed}", NUMBERED["rwkv"][0](), seed), words)
         for seed, words in enumerate(("a b c d e f", "b a c d e f"))
     )
-    with pytest.raises(LayerswapError, match=r"task: cannot tell whether .* has rows of tokens"):
+    with pytest.raises(
+        LayerswapError, match=r"task: the role of .* is unknown, so vocabularies cannot be aligned"
+    ):
         ls.swap(task=task, language=language, tokenizer="task")
     save_tokenizer(language)
     recipe = (

@@ -24,7 +24,7 @@ from merging import (
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError
-from layerswap.merge.writer import check_space
+from layerswap.merge.target import check_space
 
 UP = "model.layers.{}.mlp.up_proj.weight"
 
@@ -67,8 +67,8 @@ def refused_save(plan, out, **kwargs) -> str:
 def test_another_shape_of_model_is_refused(experts, tmp_path, changes, message):
     other = save_expert(tmp_path / "other", tiny_llama(**changes), 1)
     message = message or (
-        "vocabularies differ: 50 rows in task, 51 in language, which has no tokenizer.json to tell "
-        "whether the rows are the same tokens"
+        "vocabularies differ: 50 rows in task, 51 in language, which has no tokenizer.json to "
+        "compare the tokens by"
     )
     assert refused_together((experts["task"], other)).startswith(message)
 
@@ -166,7 +166,7 @@ def test_missing_tensors_are_counted(pair):
 
 # --- tokenizers ---
 
-CHOOSE = "; say which the output has with `tokenizer: task`, `language` or `union` (--tokenizer)"
+CHOOSE = "; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
 
 
 def test_permuted_ids_are_refused(pair):
@@ -487,7 +487,7 @@ def test_zones_that_do_not_fit_are_refused(experts):
 
 def test_only_a_swap_has_a_grid(experts):
     plan = ls.soup([experts["task"], experts["language"]])
-    with pytest.raises(LayerswapError, match="only a swap has zones to make a grid of"):
+    with pytest.raises(LayerswapError, match="only a swap or a partition has zones for a grid"):
         plan.grid(bottom=[1], top=[1])
 
 

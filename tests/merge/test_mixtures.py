@@ -14,9 +14,8 @@ from layerswap.checkpoint import Place
 from layerswap.compose import Blend
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import MergeError
-from layerswap.merge import verify
+from layerswap.merge import make_plan, verify
 from layerswap.merge.layout import pack_shards
-from layerswap.merge.planner import make_plan
 
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

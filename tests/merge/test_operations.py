@@ -20,12 +20,13 @@ from safetensors.torch import load_file
 
 import layerswap as ls
 from layerswap.compose import Composition
-from layerswap.compose.blend import METHODS, Operation
+from layerswap.compose.blend import Operation
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge import lazy_tensors as terms
+from layerswap.merge import evaluate as terms
 from layerswap.merge import make_plan
 from layerswap.merge import writer as engine
+from layerswap.methods import METHODS
 
 QUICK = ("della", "fisher", "ram", "slerp", "ties")
 

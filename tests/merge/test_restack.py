@@ -12,8 +12,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.views import restack, restacked_config
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge import verify
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan, verify
 
 
 @pytest.fixture(scope="module")

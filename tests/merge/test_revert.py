@@ -142,7 +142,7 @@ def test_a_part_of_a_partition_is_kept(pair, tmp_path, name, part):
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 def test_the_model_in_memory_and_other_chunks_are_the_same(pair, tmp_path, monkeypatch, scope):
-    from layerswap.merge import lazy_tensors as terms
+    from layerswap.merge import evaluate as terms
     from layerswap.merge import writer as engine
 
     plan = ls.revert(*pair, keep=0.4, scope=scope)
@@ -210,10 +210,10 @@ def test_an_adapter_is_reverted_over_its_base(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "say what to put back, in one way"),
-        ({"keep": 0.5, "layers": ["1"]}, "say what to put back, in one way"),
-        ({"keep": 0.5, "threshold": 0.1}, "say what to put back, in one way"),
-        ({"partition": "A"}, "say which part of the partition the expert keeps"),
+        ({}, "choose one way to revert"),
+        ({"keep": 0.5, "layers": ["1"]}, "choose one way to revert"),
+        ({"keep": 0.5, "threshold": 0.1}, "choose one way to revert"),
+        ({"partition": "A"}, "`partition` needs the part that the expert keeps"),
         ({"partition": "Q", "part": "task"}, "revert: partition.name: "),
         ({"keep": 1.5}, "1.5 is not a number from 0 to 1"),
         ({"threshold": -1.0}, "-1.0 is not a number from 0"),

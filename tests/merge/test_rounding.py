@@ -18,7 +18,7 @@ from merging import (
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 
 @pytest.fixture(scope="module")

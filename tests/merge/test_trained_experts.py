@@ -123,7 +123,7 @@ def test_evaluation_items_in_the_training_data_are_named(pair):
     write_record(pair[1], "language", data=data)
     assert (
         "language: 12 rows of its training data contain an item of mgsm_sw; scores on it are "
-        "flattered"
+        "inflated"
     ) in ls.swap(task=pair[0], language=pair[1], bottom=1, top=1, outside="task").notes
 
 

@@ -25,7 +25,8 @@ import layerswap as ls
 from layerswap.checkpoint import read_header
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import LayerswapError
-from layerswap.merge.verification import tensors as compare
+from layerswap.merge.metadata import record
+from layerswap.merge.verification import compare
 from layerswap.merge.verification import verify as verification
 
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -312,7 +313,7 @@ def test_a_record_whose_recipe_and_composition_were_edited_alike(experts, out):
         task=experts["task"], language=experts["language"], base=experts["base"], bottom=2, top=1,
         weights="magnitude", max_shard_size="20KB",
     )  # fmt: skip
-    (out / "layerswap.json").write_text(json.dumps(other.record))
+    (out / "layerswap.json").write_text(json.dumps(record(other)))
     found = findings(out)
     assert len(found) == 9
     assert all("model.layers.1." in line for line in found)
@@ -382,8 +383,8 @@ def test_a_source_that_is_gone(movable, experts):
     assert report.findings == []
     assert not report.passed
     assert report.unverified == [
-        f"language: {pair['language']}: no such folder, and not a Hub id like 'owner/name'; say "
-        "where a source is now with --source NAME=PATH",
+        f"language: {pair['language']}: no such folder, and not a Hub id like 'owner/name'; give "
+        "its new location with --source NAME=PATH",
         "21 of 39 tensors, which need language",
         "configuration, tokenizer and order of the tensors",
     ]
@@ -408,7 +409,7 @@ def test_a_source_that_does_not_fit_any_more(movable, tmp_path):
     save_expert(pair["task"], tiny_llama(hidden_size=48), 0)
     report = ls.verify(out)
     assert "task: model.safetensors changed since the merge" in report.findings
-    assert report.unverified[0].startswith("head_dim differs: 12 in task, 6 in language; say")
+    assert report.unverified[0].startswith("head_dim differs: 12 in task, 6 in language; give")
 
 
 # --- hashes ---
@@ -573,7 +574,7 @@ def test_progress_adds_up(out):
 
 @pytest.mark.parametrize("share", [0, -1, 1.1])
 def test_a_share_is_a_share(out, share):
-    with pytest.raises(LayerswapError, match="the share of a sample is above 0 and at most 1"):
+    with pytest.raises(LayerswapError, match="write a number above 0 and at most 1"):
         verification.verify(out, share=share)
 
 

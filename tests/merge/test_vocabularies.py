@@ -214,8 +214,8 @@ def test_rows_without_a_tokenizer_to_prove_them(tmp_path):
     with pytest.raises(LayerswapError) as caught:
         merged(experts, tmp_path / "out", None)
     assert str(caught.value) == (
-        "vocabularies differ: 8 rows in task, 7 in language, which has no tokenizer.json to tell "
-        "whether the rows are the same tokens"
+        "vocabularies differ: 8 rows in task, 7 in language, which has no tokenizer.json to "
+        "compare the tokens by"
     )
 
 
@@ -246,7 +246,7 @@ def test_how_tokenizers_differ(unlike):
     assert str(caught.value) == (
         "tokenizers of task and language differ: 8 tokens of 6 and 7 ('a' is id 1 and id 2, 'b' is "
         "id 2 and missing, 'c' is id 3 and id 1); eos_token is '</s>' and '<|end|>'; the chat "
-        "templates differ; say which the output has with `tokenizer: task`, `language` or `union` "
+        "templates differ; choose one with `tokenizer: task`, `language` or `union` "
         "(--tokenizer)"
     )
 
@@ -266,7 +266,7 @@ def test_a_choice_that_names_no_expert(unlike):
     }
     with pytest.raises(LayerswapError) as caught:
         ls.make_plan(check_recipe(recipe, where="test"))
-    assert str(caught.value) == "tokenizer: no expert 'tsak'; name an expert, or write union"
+    assert str(caught.value) == "tokenizer: no expert 'tsak'; write the name of an expert, or union"
 
 
 def test_another_chat_template_is_only_noted(unlike, tmp_path):
@@ -298,7 +298,7 @@ def test_an_expert_without_a_tokenizer_is_noted(unlike, tmp_path):
     same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
     (same["language"] / "tokenizer.json").unlink()
     assert ls.swap(**same).notes[1:] == [
-        "language has no tokenizer; its rows are taken to be the same tokens as the others'"
+        "language has no tokenizer; its rows are assumed to have the others' tokens"
     ]
 
 

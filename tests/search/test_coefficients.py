@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from layerswap.checkpoint import Place
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 from layerswap.search.coefficients import CoefficientModel, LearningSettings, learn_coefficients
 
 PROMPTS = {"task": [[3, 7, 9, 1], [4, 4, 8]], "language": [[11, 2, 30, 5, 6]]}

@@ -107,11 +107,11 @@ def test_freeze_against_revert_evaluates_both_ways(tmp_path, base, rows, tasks):
         return {"task": 0.5}
 
     def plan_tensor(plan, name):
-        from layerswap.merge.planner import load_tensor
-        from layerswap.merge.writer import measure_model
+        from layerswap.merge.loading import load_tensor
+        from layerswap.merge.writer import measure_tensors
 
         tensor = next(t for t in plan.tensors if t.name == name)
-        return load_tensor(tensor, measure_model(plan.tensors)).float()
+        return load_tensor(tensor, measure_tensors(plan.tensors)).float()
 
     spec = spec_of(base, rows, limit=32)
     found = freeze_or_revert(spec, tmp_path, part="task", score=score, partitions=["A", "C"])

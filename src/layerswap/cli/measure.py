@@ -40,7 +40,7 @@ def delta(
     Example: layerswap delta --base llama --expert math-expert --expert swahili-expert --out map
     """
     from layerswap.deltas.atlas import measure, open_subjects
-    from layerswap.merge.writer import check_apart
+    from layerswap.merge.target import check_apart
     from layerswap.report.measurements import atlas_facts, refuse_atlas, write_atlas
 
     if axis not in ("input", "output"):
@@ -290,7 +290,7 @@ def _measured(base: str, experts: list[str], threads: int | None) -> Atlas:
 
 
 def _note_tokenizers(subjects: Subjects) -> None:
-    from layerswap.merge.compatibility import differences
+    from layerswap.merge.tokenizers import differences
 
     found = differences({"base": subjects.base, **subjects.experts})
     if found is not None:
@@ -336,7 +336,8 @@ def learn(
     from layerswap.compose.recipe import check_recipe
     from layerswap.compose.yaml_file import refuse_text, write_text
     from layerswap.evaluation.examples import read_examples, tokenize
-    from layerswap.merge.planner import make_plan, plan_tokenizer
+    from layerswap.merge import make_plan
+    from layerswap.merge.loading import plan_tokenizer
     from layerswap.search.coefficients import LearningSettings, learn_coefficients
     from layerswap.versions import need_extras
 

@@ -18,9 +18,10 @@ from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
 from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import READ_DTYPES
-from layerswap.deltas.measure import Axis, Sums, TensorChange, measure_tensor
+from layerswap.deltas.measure import Sums, TensorChange, measure_tensor
 from layerswap.deltas.routing import Routing, routing_divergence
 from layerswap.errors import CheckpointError, RecipeError
+from layerswap.methods.rows import Axis
 from layerswap.versions import need_extras
 
 TOP_ROWS = 0.1

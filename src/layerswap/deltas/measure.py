@@ -1,8 +1,4 @@
-"""Rows of a tensor: which elements make one, and sums over them.
-
-A row of the papers is an input feature (see docs/method.md): for a weight stored `[out, in]` the
-elements of one column. A stack of matrices is taken matrix by matrix, and a vector is one row.
-"""
+"""Measures how the tensors of experts differ from their base, row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.read import (
@@ -23,6 +19,7 @@ from layerswap.checkpoint.read import (
     widened,
 )
 from layerswap.errors import CheckpointError
+from layerswap.methods.rows import Axis, Rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,79 +27,6 @@ if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats
 
     Array = npt.NDArray[Any]
-
-
-Axis = Literal["input", "output"]
-LINES = 256
-"""Lines that are added up in float32 before they join sums in float64."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """How the rows of a tensor lie in it.
-
-    Attributes:
-        width: elements of a stored line.
-        height: lines of a matrix.
-        matrices: matrices in the tensor.
-        lines: whether a row is a stored line, and not a column.
-    """
-
-    width: int
-    height: int
-    matrices: int
-    lines: bool
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], axis: Axis = "input", *, transposed: bool = False) -> Rows:
-        """The rows of a tensor of this shape; `transposed` where matrices are stored [in, out]."""
-        if len(shape) < 2:
-            return cls(max(1, math.prod(shape)), 1, 1, lines=True)
-        return cls(
-            shape[-1], shape[-2], math.prod(shape[:-2]), lines=(axis == "input") == transposed
-        )
-
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return self.matrices * (self.height if self.lines else self.width)
-
-    @property
-    def length(self) -> int:
-        """Elements of a row."""
-        return self.width if self.lines else self.height
-
-    def add(self, sums: Array, start: int, values: Array) -> None:
-        """Add whole lines of the tensor to the sums of their rows.
-
-        Args:
-            sums: one per row, float64.
-            start: position of the first value in the tensor, at the beginning of a line.
-            values: whole lines, as a vector.
-        """
-        table = values.reshape(-1, self.width)
-        line = start // self.width
-        if self.lines:
-            sums[line : line + len(table)] += table.sum(axis=1)
-            return
-        done = 0
-        while done < len(table):  # lines of one matrix after the other
-            matrix = (line + done) // self.height
-            stop = min(len(table), (matrix + 1) * self.height - line, done + LINES)
-            sums[matrix * self.width : (matrix + 1) * self.width] += table[done:stop].sum(axis=0)
-            done = stop
-
-    def spread(self, kept: Array, start: int, stop: int) -> Array:
-        """What a vector with one value per row says of elements [start, stop) of the tensor."""
-        import numpy as np
-
-        first, last = start // self.width, math.ceil(stop / self.width)
-        if self.lines:
-            table = np.broadcast_to(kept[first:last, None], (last - first, self.width))
-        else:
-            matrix = [line // self.height for line in range(first, last)]
-            table = kept.reshape(self.matrices, self.width)[matrix]
-        return table.reshape(-1)[start - first * self.width : stop - first * self.width]
 
 
 def read_chunks(

@@ -18,10 +18,11 @@ from layerswap.checkpoint import Place
 from layerswap.checkpoint.loading import check_dtype, open_device
 from layerswap.compose.blend import Operation
 from layerswap.errors import EvaluationError
+from layerswap.merge import Plan
 from layerswap.merge.layout import OutputTensor
-from layerswap.merge.lazy_tensors import MergedTensor, Term, Thresholds
-from layerswap.merge.planner import Plan, build_model, load_tensor
-from layerswap.merge.writer import measure_model
+from layerswap.merge.loading import build_model, load_tensor
+from layerswap.merge.terms import merged_tensors
+from layerswap.merge.writer import measure_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ def parameter_map(
     """Map the parameters of a freshly loaded model to the stored tensors that they came from.
 
     Args:
-        model: still sharing memory with `weights`, as `merge.planner.build_model` leaves it.
+        model: still sharing memory with `weights`, as `merge.loading.build_model` leaves it.
         weights: what it was loaded from.
         places: the place of every stored tensor.
 
@@ -178,11 +179,11 @@ class WeightSource:
 
     Attributes:
         tensor: what is read, and how it is weighed.
-        thresholds: what its operations know of the whole model; see `merge.writer.measure_model`.
+        thresholds: what its operations know of the whole model; see `merge.writer.measure_tensors`.
     """
 
     tensor: OutputTensor
-    thresholds: tuple[tuple[Operation, Thresholds], ...] = ()
+    thresholds: tuple[tuple[Operation, Any], ...] = ()
 
     def compute(self) -> torch.Tensor:
         """The tensor on the CPU, bit for bit what `Plan.load` and `Plan.save` give it."""
@@ -193,14 +194,14 @@ class Measurements:
     """Thresholds of operations that rank a whole model, measured once for equal sets of tensors."""
 
     def __init__(self) -> None:
-        self._found: dict[frozenset[OutputTensor], dict[Operation, Thresholds]] = {}
+        self._found: dict[frozenset[OutputTensor], dict[Operation, Any]] = {}
 
     def sources(self, plan: Plan) -> dict[str, WeightSource]:
         """The source of every tensor of a plan, by the tensor's name."""
         plan = plan.downloaded()
         derived = frozenset(tensor for tensor in plan.tensors if not tensor.linear)
         if derived not in self._found:
-            self._found[derived] = measure_model(plan.tensors) if derived else {}
+            self._found[derived] = measure_tensors(plan.tensors) if derived else {}
         found = self._found[derived]
         return {tensor.name: _source(tensor, found) for tensor in plan.tensors}
 
@@ -297,22 +298,10 @@ def free_bytes(device: torch.device) -> int:
         return 4 << 30
 
 
-def _source(tensor: OutputTensor, thresholds: dict[Operation, Thresholds]) -> WeightSource:
-    if tensor.linear or not thresholds:
-        return WeightSource(tensor)
-    used = _operations([term for term, _ in tensor.inputs])
+def _source(tensor: OutputTensor, thresholds: dict[Operation, Any]) -> WeightSource:
+    used = dict.fromkeys(merged.operation for merged in merged_tensors(tensor.inputs))
     known = [(operation, thresholds[operation]) for operation in used if operation in thresholds]
     return WeightSource(tensor, tuple(known))
-
-
-def _operations(terms: Sequence[Term]) -> list[Operation]:
-    found: dict[Operation, None] = {}
-    for term in terms:
-        if isinstance(term, MergedTensor):
-            found[term.operation] = None
-            for part in (*term.inputs, *((term.base,) if term.base else ())):
-                found.update(dict.fromkeys(_operations([inner for inner, _ in part])))
-    return list(found)
 
 
 def _nbytes(tensors: Tensors) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError
+from layerswap.merge import Plan
 from layerswap.merge.metadata import record
-from layerswap.merge.planner import Plan
 
 Answer = list[Any]
 """A log-probability and whether it was the greedy answer; or the tokens that were written."""

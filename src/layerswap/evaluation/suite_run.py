@@ -18,10 +18,11 @@ from layerswap.engine.vllm import NOT_VLLM, open_engine
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import PromptOptions, evaluate, load_tasks, run_tasks
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.merge import Plan, make_plan
 from layerswap.merge.adapters import MANIFEST, open_served
 from layerswap.merge.layout import widest
+from layerswap.merge.loading import plan_tokenizer
 from layerswap.merge.metadata import COPIED, tokenizer_folder
-from layerswap.merge.planner import Plan, make_plan, plan_tokenizer
 
 Result = dict[str, Any]
 

@@ -16,7 +16,9 @@ from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.checkpoint.strict_json import read_json_object
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import RecipeError
-from layerswap.merge.planner import AdapterPlan, Plan, make_plan
+from layerswap.merge.api import make_plan
+from layerswap.merge.lora import ranks_of
+from layerswap.merge.plan import Plan
 from layerswap.versions import __version__
 
 MANIFEST, SCRIPT = "serve.json", "serve.sh"
@@ -38,7 +40,7 @@ class ServedAdapters:
     folder: Path
     base: str
     rank: int
-    plans: Mapping[str, AdapterPlan]
+    plans: Mapping[str, Plan]
 
 
 def write_adapters(
@@ -84,7 +86,7 @@ def write_adapters(
     refuse_target(target, marker=MANIFEST, overwrite=overwrite)
     if not tasks or not languages:
         raise RecipeError("give at least one task adapter and one language adapter")
-    plans: dict[str, AdapterPlan] = {}
+    plans: dict[str, Plan] = {}
     for task, source in tasks.items():
         for language, other in languages.items():
             data = {
@@ -97,7 +99,7 @@ def write_adapters(
             }
             recipe = check_recipe(data, where=f"{task}, {language}")
             plan = make_plan(recipe, follow_training=True)
-            if not isinstance(plan, AdapterPlan):
+            if plan.format.name != "adapter":
                 raise RecipeError(f"{task}, {language}: not both are adapters")
             plans[f"{task}--{language}"] = plan
     served = ServedAdapters(target, _common_base(plans), _largest_rank(plans), plans)
@@ -131,16 +133,15 @@ def open_served(folder: Path) -> dict[str, Plan]:
     return found
 
 
-def _common_base(plans: Mapping[str, AdapterPlan]) -> str:
+def _common_base(plans: Mapping[str, Plan]) -> str:
     bases = {plan.base.source for plan in plans.values() if plan.base is not None}
     if len(bases) != 1:
         raise RecipeError(f"the adapters have several bases: {', '.join(sorted(bases))}")
     return bases.pop()
 
 
-def _largest_rank(plans: Mapping[str, AdapterPlan]) -> int:
-    ranks = [rank for plan in plans.values() for rank in plan.to_dict()["ranks"]]
-    return max(ranks, default=1)
+def _largest_rank(plans: Mapping[str, Plan]) -> int:
+    return max((rank for plan in plans.values() for rank in ranks_of(plan)), default=1)
 
 
 def served_rank(rank: int) -> int:
@@ -197,7 +198,7 @@ holds its whole record.
     (folder / "README.md").write_text(card, "utf-8")
 
 
-def _recipe(plan: AdapterPlan) -> dict[str, Any]:
+def _recipe(plan: Plan) -> dict[str, Any]:
     """The recipe as JSON, with sources that do not depend on the working directory."""
     data = plan.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     found: dict[str, Any] = {"experts": {}}

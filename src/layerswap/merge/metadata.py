@@ -16,13 +16,12 @@ from layerswap.checkpoint.loading import IMPLEMENTATIONS
 from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.checkpoint.remote import PROCESSOR_FILES, TOKENIZER_FILES, RemoteFile, WeightFile
 from layerswap.compose import draw
-from layerswap.merge.plan import MergePlan
+from layerswap.merge.plan import Plan
 from layerswap.merge.rounding import LOST_TO_DTYPE, rounding_note
+from layerswap.merge.target import RECORD
 from layerswap.merge.vocabulary import add_tokens
 from layerswap.versions import __version__
 
-RECORD = "layerswap.json"
-"""The record in every output folder: how it was made, and from what."""
 COPIED = (
     ("generation_config.json",),
     TOKENIZER_FILES,
@@ -38,7 +37,7 @@ LONGEST_FRONT = 1 << 16
 
 def write_documents(
     folder: Path,
-    plan: MergePlan,
+    plan: Plan,
     content: Mapping[str, Any],
     lost: Mapping[str, Any] | None = None,
 ) -> None:
@@ -55,7 +54,7 @@ def write_documents(
     _write_json(folder / RECORD, {**content, **({LOST_TO_DTYPE: lost} if lost else {})})
 
 
-def write_configuration(folder: Path, plan: MergePlan) -> None:
+def write_configuration(folder: Path, plan: Plan) -> None:
     """Write `config.json`, and copy tokenizer and generation configuration."""
     _write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
@@ -64,7 +63,7 @@ def write_configuration(folder: Path, plan: MergePlan) -> None:
         add_tokens(folder, plan.alignment, plan.experts)
 
 
-def write_adapter_documents(folder: Path, plan: MergePlan, lost: float) -> None:
+def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter.
 
     Args:
@@ -77,7 +76,7 @@ def write_adapter_documents(folder: Path, plan: MergePlan, lost: float) -> None:
     _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
 
 
-def record(plan: MergePlan) -> dict[str, Any]:
+def record(plan: Plan) -> dict[str, Any]:
     """The content of `layerswap.json`: enough to make the same merge again.
 
     Holds the recipe with the Hub revisions it resolved to, its composition, every source with
@@ -91,12 +90,13 @@ def record(plan: MergePlan) -> dict[str, Any]:
         "composition": plan.composition.to_dict(),
         **({"layers_by_number": numbered.stack} if numbered else {}),
         "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
-        **({"tensors": account} if (account := plan.account) else {}),
+        # The tensors of adapters are those of the modules that each of them adapts.
+        **({"tensors": plan.account} if plan.format.name != "adapter" else {}),
     }
 
 
 def model_card(
-    plan: MergePlan, *, library: str = "transformers", lost: Mapping[str, Any] | None = None
+    plan: Plan, *, library: str = "transformers", lost: Mapping[str, Any] | None = None
 ) -> str:
     """The model card: metadata that the Hub reads, how to load it, the drawing and the recipe."""
     import yaml
@@ -174,7 +174,7 @@ def _licence(found: Mapping[str, str | None]) -> dict[str, Any]:
     return {"license": "other", "license_name": "mixed"}
 
 
-def _descent(plan: MergePlan, library: str) -> dict[str, Any]:
+def _descent(plan: Plan, library: str) -> dict[str, Any]:
     """What the output is made of, as the Hub draws it: ids alone, since a folder's name is none."""
     experts = [c.source for c in plan.used.values() if c.revision]
     base = [plan.base.source] if plan.base and plan.base.revision else []
@@ -185,13 +185,13 @@ def _descent(plan: MergePlan, library: str) -> dict[str, Any]:
     return {"base_model": base, "base_model_relation": "finetune"} if base else {}
 
 
-def tokenizer_folder(plan: MergePlan) -> Path:
+def tokenizer_folder(plan: Plan) -> Path:
     """Where a plan's tokenizer is: an adapter without one of its own has its base's."""
     files = _first(plan, TOKENIZER_FILES)
     return files[0].parent if files else plan.tokenizer_owner.folder
 
 
-def _copy_first(folder: Path, plan: MergePlan, names: Sequence[str]) -> None:
+def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
     for file in _first(plan, names):
         copy_document(file, folder / file.name)
@@ -207,14 +207,14 @@ def copy_document(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _first(plan: MergePlan, names: Sequence[str]) -> list[Path]:
+def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     """Those of these files that the first source with one of them has."""
     sources = [plan.tokenizer_owner, *plan.sources.values()]
     found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
     return next((files for files in found if files), [])
 
 
-def _config(plan: MergePlan) -> dict[str, Any]:
+def _config(plan: Plan) -> dict[str, Any]:
     config = without_code(plan.reference.config)
     names = {short: name for name, short in FLOAT_NAMES.items()}
     dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
@@ -257,7 +257,7 @@ def _set_known(config: dict[str, Any], keys: Sequence[str], value: object) -> No
         config["text_config"] = {**text, **{key: value for key in keys if key in text}}
 
 
-def _recipe(plan: MergePlan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
+def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
     """The recipe as plain data, sources named by `name_of` and Hub revisions pinned."""
     data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
     opened = [(data["experts"][name], c) for name, c in plan.experts.items()]

@@ -21,7 +21,7 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import BASE
 from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 if TYPE_CHECKING:
     import torch

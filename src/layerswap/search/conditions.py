@@ -8,7 +8,7 @@ from typing import Any
 
 from layerswap.compose import Blend, Composition, Zones, default_zones
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge.planner import Plan
+from layerswap.merge import Plan
 
 OWN_KEYS = ("swap", "places", "weights")
 """Keys of a recipe that say how a swap is composed, and nothing about its contenders."""
@@ -202,8 +202,7 @@ def contenders(
         data = start.recipe.model_dump(exclude_defaults=True)
         shared = {key: value for key, value in data.items() if key not in OWN_KEYS}
         recipe = check_recipe({**shared, **part}, where=str(condition))
-        composition = recipe.resolve(layers, start.magnitude)
-        found[condition] = replace(start, recipe=recipe, composition=composition)
+        found[condition] = start.with_recipe(recipe)
     return {**found, DEFAULT: swapped(start, default_zones(layers))}
 
 
@@ -213,5 +212,4 @@ def swapped(start: Plan, zones: Zones, outside: str = "") -> Plan:
     assert method is not None, "only a swap has zones"
     changes = {**vars(zones), **({"outside": outside} if outside else {})}
     recipe = start.recipe.model_copy(update={"swap": method.model_copy(update=changes)})
-    composition = recipe.resolve(start.composition.layers, start.magnitude)
-    return replace(start, recipe=recipe, composition=composition)
+    return start.with_recipe(recipe)

@@ -21,7 +21,8 @@ from layerswap.evaluation.languages import (
     sample_shares,
 )
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.merge.planner import Plan, plan_tokenizer
+from layerswap.merge import Plan
+from layerswap.merge.loading import plan_tokenizer
 from layerswap.search.conditions import Condition
 from layerswap.search.item_response import Screening
 from layerswap.search.protocol import TestResult, Values, split_documents

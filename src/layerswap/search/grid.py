@@ -23,7 +23,7 @@ from layerswap.compose import Recipe, Zones, default_zones, zone_grid
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge import Plan, make_plan
 from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,

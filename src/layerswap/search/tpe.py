@@ -16,7 +16,7 @@ from layerswap._types import Advance, Log
 from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.compose.schema import Override
 from layerswap.evaluation.response_cache import AnswerStore, composition_key
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge import Plan, make_plan
 from layerswap.search.conditions import DEFAULT, TASK_EXPERT, Condition, contenders
 from layerswap.search.evaluator import (
     DEVELOPMENT,
@@ -60,9 +60,7 @@ def with_choices(recipe: Recipe, choices: Choices) -> Recipe:
 
 def with_choices_plan(start: Plan, choices: Choices) -> Plan:
     """The plan of `with_choices`, over checkpoints that are open already."""
-    recipe = with_choices(start.recipe, choices)
-    composition = recipe.resolve(start.composition.layers, start.magnitude)
-    return replace(start, recipe=recipe, composition=composition)
+    return start.with_recipe(with_choices(start.recipe, choices))
 
 
 def _overrides(recipe: Recipe, choices: Choices) -> Iterator[Override]:

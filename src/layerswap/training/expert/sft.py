@@ -30,7 +30,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
 from layerswap._types import Log
-from layerswap.merge.thresholds import Stream, magnitude_thresholds
+from layerswap.methods.thresholds import Stream, magnitude_thresholds
 from layerswap.training.expert.save import checkpoints, forget_older_states
 
 CHUNK_LOGITS = 1 << 25
