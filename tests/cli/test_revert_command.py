@@ -35,7 +35,7 @@ def test_an_expert_that_is_its_base_is_named(layerswap, experts, tmp_path):
         "revert", "--base", experts.base, "--expert", experts.base, "--out", out, "--layers", "0"
     )
     assert result.code == 0, result.err
-    assert "note: expert has the weights of its base: training changed nothing" in result.out
+    assert "note: expert has the weights of its base: its training changed nothing" in result.out
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])

@@ -161,7 +161,7 @@ def test_copies_among_the_sources_are_named(experts, pair, tmp_path):
     assert notes(task=task, language=language, base=experts["base"]) == []
     same = "task and language have the same weights: no composition of them changes anything"
     assert notes(task=task, language=pair[0]) == [same]
-    untrained = "task has the weights of its base: training changed nothing"
+    untrained = "task has the weights of its base: its training changed nothing"
     assert notes(task=task, language=language, base=pair[0]) == [untrained]
     assert notes(task=task, language=pair[0], base=task)[-1] == same
     change_tensors(pair[0], {"model.norm.weight": tensors_of(task)["model.norm.weight"] + 1})

@@ -163,7 +163,9 @@ def test_an_expert_that_is_its_base_is_named(tmp_path):
     same = {key: replace(change, norm=0.0, relative_norm=0.0, lost=0.0)
             for key, change in found.changes.items() if key[0] == "math"}  # fmt: skip
     written = write_atlas(replace(found, changes={**found.changes, **same}), tmp_path / "out")
-    assert written.lines[0] == ("note: math has the weights of its base: training changed nothing")
+    assert written.lines[0] == (
+        "note: math has the weights of its base: its training changed nothing"
+    )
     assert written.lines[1].startswith("swahili: deltas of up to")
 
 

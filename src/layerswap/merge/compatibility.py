@@ -276,7 +276,7 @@ SAMPLES, SAMPLE_BYTES = 4, 4096
 def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> list[str]:
     """A note for every expert that is a copy of another one, or of the base."""
     notes = [
-        f"{name} has the weights of its base: training changed nothing"
+        f"{name} has the weights of its base: its training changed nothing"
         for name, expert in experts.items()
         if base is not None and same_weights(expert, base)
     ]
