@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from layerswap._types import Log, PathLike
 from layerswap.checkpoint import Checkpoint
@@ -29,6 +29,25 @@ from layerswap.methods.rows import Axis
 
 Weighting = str | Mapping[str, float]
 """Weights of a blend: `uniform`, `magnitude`, or a weight per expert."""
+
+
+class OutputSettings(TypedDict, total=False):
+    """Settings of the output, which every function here takes by keyword.
+
+    Attributes:
+        tokenizer: the tokenizer of the output if the experts' differ: an expert's name, or
+            `union`.
+        bake: write full weights even if all experts are adapters.
+        rank: largest rank of a merged adapter; exact by default.
+        dtype: `float32`, `bfloat16` or `float16`; as stored by default.
+        max_shard_size: largest size of an output file, `5GB` by default.
+    """
+
+    tokenizer: str | None
+    bake: bool
+    rank: int | None
+    dtype: str | None
+    max_shard_size: str
 
 
 def make_plan(
@@ -179,11 +198,7 @@ def swap(
     top_transition: int = 0,
     outside: Outside | None = None,
     weights: Weighting = "uniform",
-    tokenizer: str | None = None,
-    bake: bool = False,
-    rank: int | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a layer swap of two experts (paper 1, Algorithm 1). Opens headers, writes nothing.
 
@@ -202,12 +217,7 @@ def swap(
         top_transition: blended layers below the top zone.
         outside: source of embeddings, final norm and head; the blend when None.
         weights: weights of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
-        tokenizer: the tokenizer of the output if the experts' differ: an expert's name, or
-            `union`.
-        bake: write full weights even if all experts are adapters.
-        rank: largest rank of a merged adapter; exact when None.
-        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
-        max_shard_size: largest size of an output file.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the experts cannot be opened or do not fit together, or the zones do not
@@ -225,26 +235,15 @@ def swap(
         >>> plan.save("merged", overwrite=True).name
         'merged'
     """
+    zones = {
+        "preset": preset, "bottom": bottom, "top": top, "outside": outside,
+        "bottom_transition": bottom_transition or None, "top_transition": top_transition or None,
+    }  # fmt: skip
     method = {
-        "preset": preset,
-        "bottom": bottom,
-        "top": top,
-        "bottom_transition": bottom_transition or None,
-        "top_transition": top_transition or None,
-        "outside": outside,
+        "swap": {key: value for key, value in zones.items() if value is not None},
+        "weights": weights if isinstance(weights, str) else dict(weights),
     }
-    return _plan(
-        "swap",
-        {"task": task, "language": language},
-        base,
-        swap={key: value for key, value in method.items() if value is not None},
-        weights=weights if isinstance(weights, str) else dict(weights),
-        tokenizer=tokenizer,
-        bake=bake,
-        rank=rank,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-    )
+    return _plan("swap", {"task": task, "language": language}, base, method, output)
 
 
 def soup(
@@ -252,11 +251,7 @@ def soup(
     *,
     base: PathLike | None = None,
     weights: Weighting = "uniform",
-    tokenizer: str | None = None,
-    bake: bool = False,
-    rank: int | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a model soup: the same blend at every place (Wortsman et al., 2022).
 
@@ -264,11 +259,7 @@ def soup(
         experts: the experts by name, or a list of them, named `expert_1`, `expert_2` and so on.
         base: the checkpoint that they were fine-tuned from; magnitude weights need it.
         weights: `uniform`, `magnitude`, or a weight per name.
-        tokenizer: as in `swap`.
-        bake: as in `swap`.
-        rank: as in `swap`.
-        dtype: as in `swap`.
-        max_shard_size: as in `swap`.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the experts cannot be opened or do not fit together.
@@ -283,18 +274,9 @@ def soup(
         raise RecipeError("a soup needs a list of experts, or a mapping from names to experts")
     if not isinstance(experts, Mapping):
         experts = {f"expert_{i}": source for i, source in enumerate(experts, start=1)}
-    return _plan(
-        "soup",
-        experts,
-        base,
-        soup={"experts": list(experts)},
-        weights=weights if isinstance(weights, str) else dict(weights),
-        tokenizer=tokenizer,
-        bake=bake,
-        rank=rank,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-    )
+    blend = weights if isinstance(weights, str) else dict(weights)
+    method = {"soup": {"experts": list(experts)}, "weights": blend}
+    return _plan("soup", experts, base, method, output)
 
 
 def partition(
@@ -304,11 +286,7 @@ def partition(
     language: PathLike,
     base: PathLike | None = None,
     outside: Literal["language", "task"] | None = None,
-    tokenizer: str | None = None,
-    bake: bool = False,
-    rank: int | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a merge along a partition of the second paper (section 3.3).
 
@@ -318,11 +296,7 @@ def partition(
         language: the language expert.
         base: the checkpoint that both were fine-tuned from.
         outside: source of the places outside the layers; the partition's when None.
-        tokenizer: as in `swap`.
-        bake: as in `swap`.
-        rank: as in `swap`.
-        dtype: as in `swap`.
-        max_shard_size: as in `swap`.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the experts cannot be opened or do not fit together, or there is no such
@@ -337,17 +311,8 @@ def partition(
                        0 ██████████ language
                embedding ░░░░░░░░░░ task
     """
-    return _plan(
-        "partition",
-        {"task": task, "language": language},
-        base,
-        partition={"name": name, "outside": outside},
-        tokenizer=tokenizer,
-        bake=bake,
-        rank=rank,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-    )
+    method = {"partition": {"name": name, "outside": outside}}
+    return _plan("partition", {"task": task, "language": language}, base, method, output)
 
 
 def instruct(
@@ -361,13 +326,12 @@ def instruct(
     bottom_transition: int = 0,
     top_transition: int = 0,
     outside: Literal["add", "language"] = "add",
-    tokenizer: str = "language",
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a language model with the instruction tuning of another (2310.04799; 2603.28263).
 
-    Adds the chat vector, `instruct` minus `base`, to the language model layer by layer.
+    Adds the chat vector, `instruct` minus `base`, to the language model layer by layer. The
+    tokenizer is the language model's by default, and tokens that it added keep their rows.
 
     Args:
         base: the base of both models.
@@ -380,10 +344,7 @@ def instruct(
         top_transition: layers with half of it below the top zone.
         outside: `add`: embeddings, final norm and head get it too; `language`: they are the
             language model's.
-        tokenizer: the tokenizer of the output if they differ. Tokens that the language model
-            added keep their rows.
-        dtype: as in `swap`.
-        max_shard_size: as in `swap`.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the models cannot be opened or do not fit together.
@@ -395,14 +356,14 @@ def instruct(
         >>> plan.composition[ls.Place(2, "mlp")] == ls.Blend.of("language")
         True
     """
-    method = {
+    settings = {
         "weight": weight if isinstance(weight, int | float) else list(weight),
         "bottom": bottom, "top": top, "outside": outside,
         "bottom_transition": bottom_transition, "top_transition": top_transition,
     }  # fmt: skip
     models = {"language": language, "instruct": instruct}
-    output = {"tokenizer": tokenizer, "dtype": dtype, "max_shard_size": max_shard_size}
-    return _plan("instruct", models, base, instruct=method, **output)
+    output = {"tokenizer": "language", **output}
+    return _plan("instruct", models, base, {"instruct": settings}, output)
 
 
 def revert(
@@ -417,9 +378,7 @@ def revert(
     roles: str | Sequence[str] | None = None,
     partition: str | None = None,
     part: Literal["task", "language"] | None = None,
-    tokenizer: str | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan resetting part of an expert to the base. Opens headers, writes nothing.
 
@@ -438,9 +397,7 @@ def revert(
         roles: only these roles of those layers; all layers when `layers` is None.
         partition: a partition of the second paper, `A`, `B`, `C` or `Z`.
         part: the part of the partition that the expert keeps.
-        tokenizer: the tokenizer of the output if they differ: `expert`, `base` or `union`.
-        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
-        max_shard_size: largest size of an output file.
+        **output: settings of the output; see `OutputSettings`. Always writes full weights.
 
     Raises:
         LayerswapError: the checkpoints cannot be opened or do not fit together, or the part to
@@ -458,7 +415,7 @@ def revert(
     by_size = {"keep": keep, "threshold": threshold}
     by_size = {name: value for name, value in by_size.items() if value is not None}
     by_place = layers is not None or roles is not None
-    if [bool(by_size), by_place, partition is not None].count(True) != 1 or len(by_size) > 1:
+    if len(by_size) + by_place + (partition is not None) != 1:
         raise RecipeError(
             "choose one way to revert: keep or threshold; layers or roles; or partition"
         )
@@ -477,19 +434,21 @@ def revert(
             raise RecipeError("`partition` needs the part that the expert keeps: task or language")
         sides = {"task": "base", "language": "base", part: "expert"}
         method = {"partition": {"name": partition, **sides}}
-    output = {
-        "bake": True, "tokenizer": tokenizer, "dtype": dtype, "max_shard_size": max_shard_size,
-    }  # fmt: skip
-    return _plan("revert", {"expert": expert}, base, **method, **output)
+    return _plan("revert", {"expert": expert}, base, method, {**output, "bake": True})
 
 
 def _plan(
-    where: str, experts: Mapping[str, PathLike], base: PathLike | None, **settings: Any
+    where: str,
+    experts: Mapping[str, PathLike],
+    base: PathLike | None,
+    method: Mapping[str, Any],
+    output: OutputSettings,
 ) -> Plan:
     data = {
         "experts": {name: os.fspath(source) for name, source in experts.items()},
         "base": None if base is None else os.fspath(base),
-        **settings,
+        **method,
+        **output,
     }
     return make_plan(check_recipe(data, where=where), follow_training=True, in_place=True)
 

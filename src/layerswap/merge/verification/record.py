@@ -38,30 +38,18 @@ class Recorded:
         data: its whole content.
         recipe: the recipe of the merge.
         composition: the composition of the recipe.
+        sources: every source by name, with `source`, `revision` and `fingerprints`.
+        hashes: SHA-256 of the output's files by name, if they were recorded.
+        magnitude: the measured weights of the merge.
     """
 
     path: Path
     data: Mapping[str, Any]
     recipe: Recipe
     composition: Composition
-
-    @property
-    def sources(self) -> Mapping[str, Mapping[str, Any]]:
-        """Every source by name, with `source`, `revision` and `fingerprints`."""
-        sources: Mapping[str, Mapping[str, Any]] = self.data["sources"]
-        return sources
-
-    @property
-    def hashes(self) -> Mapping[str, str]:
-        """SHA-256 of the output's files by name, if they were recorded."""
-        hashes: Mapping[str, str] = self.data.get(HASHES, {})
-        return hashes
-
-    @property
-    def magnitude(self) -> Mapping[str, float] | None:
-        """The measured weights of the merge."""
-        weights: Mapping[str, float] | None = self.data.get("magnitude_weights")
-        return weights
+    sources: Mapping[str, Mapping[str, Any]]
+    hashes: Mapping[str, str]
+    magnitude: Mapping[str, float] | None
 
     def recipe_with(self, moved: Mapping[str, str], *, measure: bool = False) -> Recipe:
         """The recipe with other locations of its sources.
@@ -192,7 +180,8 @@ def read_record(out: Path) -> Recorded:
         composition = Composition.from_dict(data["composition"])
     except LayerswapError as error:
         raise error.within(f"{path}: composition") from None
-    return Recorded(path, data, recipe, composition)
+    magnitude, hashes = data.get("magnitude_weights"), data.get(HASHES, {})
+    return Recorded(path, data, recipe, composition, data["sources"], hashes, magnitude)
 
 
 def same_json(one: object, other: object) -> bool:
