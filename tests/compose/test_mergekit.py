@@ -471,9 +471,9 @@ KNOWN = (
     ("text", "messages"),
     [
         ("merge_method: quux\n" + BOTH,
-         [f", line 1: merge_method: layerswap has no 'quux'; there are {KNOWN}"]),
+         [f", line 1: merge_method: no method 'quux'; there are {KNOWN}"]),
         ("merge_method: tise\n" + BOTH,
-         [", line 1: merge_method: layerswap has no 'tise'; did you mean 'ties'?"]),
+         [", line 1: merge_method: no method 'tise'; did you mean 'ties'?"]),
         ("models: [{model: a}]", [": merge_method: is missing"]),
         (LINEAR, [": give exactly one of models, slices, modules; found none"]),
         (LINEAR + BOTH + "slices: [{sources: [{model: a, layer_range: [0, 1]}]}]",
@@ -490,7 +490,7 @@ KNOWN = (
          [", line 3: models[0].model: is missing",
           ", line 3: models[0].modell: unknown key; did you mean 'model'?"]),
         (LINEAR + "models: [{model: a}, {model: a}]",
-         [", line 3: models[1]: 'a' is there twice"]),
+         [", line 3: models[1]: 'a' is given twice"]),
         (LINEAR + "models: [{model: a+b+c}, {model: b@c@d}, {model: {model: c, tokenizer: d}}]",
          [", line 3: models[0].model: 'a+b+c' adds two adapters; merge one into the model first",
           ", line 3: models[1].model: 'b@c@d' has two '@'; write owner/name@revision",
@@ -580,7 +580,7 @@ def test_a_recipe_s_own_mergekit_part_is_checked():
         "m.yml, line 5: mergekit.models[1]: linear needs a weight for 'c'",
         "m.yml, line 5: mergekit.models[2].model: no expert 'base'; there are a, b",
         "m.yml, line 5: mergekit.models[2]: linear needs a weight for 'base'",
-        "m.yml, line 6: weights: weights stand in `mergekit`; remove `weights`",
+        "m.yml, line 6: weights: weights belong in `mergekit`; remove `weights`",
     ]
     text = "experts: {base: x}\nbase: y\n"
     text += "mergekit: {merge_method: passthrough, models: [{model: base}]}"

@@ -263,7 +263,7 @@ REFUSED = {
     "name": (
         "experts: {a: {source: ./a, fisher: ./f}, fisher of a: ./b}\n"
         "merge: {method: fisher, experts: [a]}",
-        "r, line 1: experts.fisher of a: the name of a Fisher; give it another",
+        "r, line 1: experts.fisher of a: is the name of a Fisher; choose another name",
     ),
     "empty": (
         "experts: {a: {source: ./a, fisher: ''}}\nsoup: {experts: [a]}",

@@ -360,7 +360,7 @@ def test_the_command_writes_a_modelfile_on_request(files, tmp_path):
     assert not (tmp_path / "b.gguf").exists()
     with pytest.raises(LayerswapError, match="exists already"):
         write_modelfile(tmp_path / "b.gguf")
-    with pytest.raises(LayerswapError, match="cannot stand in a Modelfile"):
+    with pytest.raises(LayerswapError, match="cannot be written into a Modelfile"):
         write_modelfile(tmp_path / "b\nSYSTEM x.gguf")
 
 
@@ -517,6 +517,6 @@ def test_layers_of_an_architecture_without_known_roles(tmp_path, architecture):
     assert any(note.startswith("takes 'blk', the only list of 3") for note in swap(pair).notes)
     attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
     recipe = swap(pair).recipe
-    with pytest.raises(LayerswapError, match="cannot tell the role of 3 of 15 tensors"):
+    with pytest.raises(LayerswapError, match="the roles of 3 of 15 tensors are unknown"):
         ls.make_plan(recipe.model_validate({**recipe.model_dump(), "places": attention}))
     assert ls.verify(out, full=True).passed

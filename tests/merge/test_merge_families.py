@@ -176,7 +176,7 @@ def test_layers_are_swapped_where_no_role_is_known(family, tmp_path):
     assert any(note.startswith(f"takes {stack!r}, the only list of 3") for note in plan.notes)
     assert ls.verify(out, full=True).passed
     attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
-    with pytest.raises(LayerswapError, match=r"cannot tell the role of .* say so in the recipe"):
+    with pytest.raises(LayerswapError, match=r"the roles of .* are unknown.* say so in the recipe"):
         ls.make_plan(plan.recipe.model_validate({**plan.recipe.model_dump(), "places": attention}))
 
 

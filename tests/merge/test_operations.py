@@ -252,7 +252,7 @@ REFUSED = {
     ),
     "no base": (
         "experts: {task: ./t, language: ./l}\nmerge: {method: ties, experts: [task]}",
-        "r, line 2: merge: ties works on deltas; give `base`",
+        "r, line 2: merge: ties takes deltas from the base; give `base`",
     ),
     "expert called base": (
         "base: ./b\nexperts: {base: ./t}\nmerge: {method: ties, experts: [base]}",
@@ -260,7 +260,7 @@ REFUSED = {
     ),
     "weights twice": (
         HEAD + "merge: {method: ties, experts: [task]}\nweights: uniform",
-        "r, line 4: weights: weights of a merge stand in `merge.experts`; remove `weights`",
+        "r, line 4: weights: weights of a merge belong in `merge.experts`; remove `weights`",
     ),
     "made of itself": (
         "base: ./b\nexperts: {t: {merge: {method: ties, experts: [t]}}}\nsoup: {experts: [t]}",

@@ -312,7 +312,7 @@ def test_unknown_roles_are_never_guessed(pair):
     )
     message = refusal(ls.make_plan, ls.parse_recipe(recipe))
     assert message.startswith(
-        "cannot tell the role of 16 of 39 tensors, such as 'model.layers.1.time_mix.k_proj.weight'"
+        "the roles of 16 of 39 tensors are unknown, such as 'model.layers.1.time_mix.k_proj.weight'"
         ", and the composition takes b for attention and a for mlp in layer 1; say so in the "
         "recipe, as `patterns: [{match: '"
     )

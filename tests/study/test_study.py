@@ -710,7 +710,7 @@ def test_a_study_can_report_calibrated_accuracy(folder, tmp_path):
         ),
         ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
         ({"task": {"experts": ["a/b"], "keep": 2}}, "taken as they are; remove `keep`"),
-        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
+        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is given twice"),
         ({"task": {"experts": []}}, "task.experts"),
         ({"task": {"experts": ["a/b"]}, "pairs": "same"}, "task keeps 1 and nela 2"),
         ({"task": {"experts": ["a/b"]}}, "baseline `joint` trains, but task has no data"),

@@ -86,7 +86,7 @@ class Operation:
         known = METHODS[method]
         values = known.settings(parameters or {})
         if known.needs_base(values) and base is None:
-            raise RecipeError(f"{method} works on deltas and needs the base")
+            raise RecipeError(f"{method} takes deltas and needs the base")
         ordered = sorted(inputs.items(), key=lambda pair: str(pair[0]))
         if known.fisher and set(fishers or ()) != set(inputs):
             raise RecipeError(f"{method} needs the Fisher of every expert")

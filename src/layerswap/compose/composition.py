@@ -164,7 +164,9 @@ class Composition:
             layers, entries = data["layers"], data["places"]
             blends = {Place(e["layer"], e["role"]): Blend.from_dict(e) for e in entries}
             if len(blends) < len(entries):
-                raise RecipeError("a composition has one blend for every place; some are twice")
+                raise RecipeError(
+                    "a composition has one blend for every place; some are given twice"
+                )
             # Compared first, so that a false number of layers never costs memory.
             if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
                 raise RecipeError(f"{len(blends)} places are not those of {layers} layers")

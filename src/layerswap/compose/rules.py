@@ -25,9 +25,9 @@ PAIRS = {
 CONFLICTS = {
     ("instruct", "weights"): "the weight of a chat vector is `instruct.weight`; remove `weights`",
     ("partition", "weights"): "a partition blends nothing; remove `weights`",
-    ("merge", "weights"): "weights of a merge stand in `merge.experts`; remove `weights`",
-    ("mergekit", "weights"): "weights stand in `mergekit`; remove `weights`",
-    ("mergekit", "stack"): "the layers stand in `mergekit`; remove `stack`",
+    ("merge", "weights"): "weights of a merge belong in `merge.experts`; remove `weights`",
+    ("mergekit", "weights"): "weights belong in `mergekit`; remove `weights`",
+    ("mergekit", "stack"): "the layers belong in `mergekit`; remove `stack`",
 }
 """Keys that cannot be given beside a method."""
 DEPTH = 16
@@ -171,7 +171,7 @@ def _base_mistakes(data: Data, experts: Data) -> Iterator[Mistake]:
         if not METHODS[method].needs_base(merge):
             continue
         if data.get("base") is None:
-            yield path, f"{method} works on deltas; give `base`"
+            yield path, f"{method} takes deltas from the base; give `base`"
         if "base" in experts:
             yield path, "with deltas no expert can be called 'base'; give it another name"
 
@@ -185,7 +185,10 @@ def _fisher_mistakes(data: Data, experts: Data) -> Iterator[Mistake]:
             if not isinstance(experts[name], dict) or experts[name].get("fisher") is None:
                 yield ("experts", name), f"{method} needs its Fisher; give `fisher`"
             if f"fisher of {name}" in experts:
-                yield ("experts", f"fisher of {name}"), "the name of a Fisher; give it another"
+                yield (
+                    ("experts", f"fisher of {name}"),
+                    "is the name of a Fisher; choose another name",
+                )
 
 
 def _merges(data: Data, experts: Data) -> Iterator[tuple[KeyPath, str, Data]]:

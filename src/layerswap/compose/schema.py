@@ -59,10 +59,10 @@ def as_source(value: object) -> object:
 
 
 def once(names: list[str]) -> list[str]:
-    """The same names of experts; a ValueError if one is there twice."""
+    """The same names of experts; a ValueError if one is given twice."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"expert {twice!r} is there twice")
+        raise ValueError(f"expert {twice!r} is given twice")
     return names
 
 

@@ -82,7 +82,7 @@ def check_roles(composition: Composition, reference: Checkpoint) -> None:
             if other != first:
                 where = "outside the layers" if layer is None else f"in layer {layer}"
                 raise MergeError(
-                    f"cannot tell the role of {len(roleless)} of {len(reference.places)} tensors, "
+                    f"the roles of {len(roleless)} of {len(reference.places)} tensors are unknown, "
                     f"such as {name!r}, and the composition takes {first} for {roles[0]} and "
                     f"{other} for {role} {where}; {pattern_advice(name)}"
                 )

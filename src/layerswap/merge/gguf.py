@@ -218,7 +218,7 @@ def check_modelfile(path: Path) -> Path:
     """The path of the Modelfile of a GGUF file; a MergeError if it may not be written."""
     target = path.with_name(MODELFILE)
     if not path.name.isprintable():
-        raise MergeError(f"{path.name!r} cannot stand in a Modelfile; choose another output")
+        raise MergeError(f"{path.name!r} cannot be written into a Modelfile; choose another output")
     if target.is_symlink() or target.exists():
         known = target.is_file() and target.read_bytes().startswith(MODELFILE_HEAD.encode())
         if not known:

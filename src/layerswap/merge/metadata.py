@@ -1,4 +1,4 @@
-"""The files beside the weights: configuration, tokenizer, model card and `layerswap.json`."""
+"""Writes the files beside the weights: configuration, tokenizer, card and `layerswap.json`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ COPIED = (
     TOKENIZER_FILES,
     PROCESSOR_FILES,
 )
-"""Files taken over, each group whole from the first expert that has one of it, else from the
-base: halves of two tokenizers make none. Code (`*.py`) is never among them."""
+"""Files that are copied, each group as a whole from the first source that has one of its files.
+The base is the last source. Code (`*.py`) is never copied."""
 
 
 LONGEST_FRONT = 1 << 16
-"""Characters of a card's front matter that are read."""
+"""Most characters of a card's front matter that are read."""
 
 
 def write_documents(
@@ -45,9 +45,9 @@ def write_documents(
 
     Args:
         folder: the output.
-        plan: what was merged.
-        content: what `record` gave.
-        lost: what of the deltas the output's dtype lost, where that was measured.
+        plan: the plan of the merge.
+        content: result of `record`.
+        lost: loss of the deltas by the output's dtype, if it was measured.
     """
     write_configuration(folder, plan)
     (folder / "README.md").write_text(model_card(plan, lost=lost), "utf-8")
@@ -67,9 +67,9 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter.
 
     Args:
-        folder: where to.
-        plan: what was merged.
-        lost: largest share of a delta, by Frobenius norm, that cutting the rank took away.
+        folder: the output.
+        plan: the plan of the merge.
+        lost: largest share of a delta, by Frobenius norm, that cutting the rank removed.
     """
     _copy_first(folder, plan, TOKENIZER_FILES)
     (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
@@ -77,10 +77,10 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
 
 
 def record(plan: Plan) -> dict[str, Any]:
-    """The content of `layerswap.json`: enough to make the same merge again.
+    """The content of `layerswap.json`, from which the same merge can be made again.
 
-    Holds the recipe with the Hub revisions it resolved to, its composition, every source with
-    the fingerprints of its weight files, the account of tensors, and the version of layerswap.
+    Holds the recipe with resolved Hub revisions, its composition, every source with the
+    fingerprints of its weight files, the account of tensors, and the version of layerswap.
     """
     numbered = plan.reference.numbered
     return {
@@ -98,7 +98,7 @@ def record(plan: Plan) -> dict[str, Any]:
 def model_card(
     plan: Plan, *, library: str = "transformers", lost: Mapping[str, Any] | None = None
 ) -> str:
-    """The model card: metadata that the Hub reads, how to load it, the drawing and the recipe."""
+    """The model card: metadata for the Hub, code for loading, the drawing and the recipe."""
     import yaml
     from huggingface_hub import ModelCardData
 
@@ -146,11 +146,11 @@ from peft import AutoPeftModelForCausalLM
 model = AutoPeftModelForCausalLM.from_pretrained(".")  # or the id of this repository
 """
 LICENCE = re.compile(r"[\w.+-]{1,60}")
-"""What the Hub takes for the name of a licence."""
+"""A name of a licence that the Hub accepts."""
 
 
 def licence_of(checkpoint: Checkpoint) -> str | None:
-    """The licence that a checkpoint's own card names; None without a card, or with an odd one."""
+    """The licence in a checkpoint's own card; None without a readable one."""
     import yaml
 
     folder = checkpoint.adapter.folder if checkpoint.adapter else checkpoint.folder
@@ -164,9 +164,9 @@ def licence_of(checkpoint: Checkpoint) -> str | None:
     return name if isinstance(name, str) and LICENCE.fullmatch(name) else None
 
 
-def _licence(found: Mapping[str, str | None]) -> dict[str, Any]:
-    """The licence of the output: the experts', where they agree; nothing where one is unknown."""
-    names = set(found.values())
+def _licence(licences: Mapping[str, str | None]) -> dict[str, Any]:
+    """The licence of the output: the experts' if they agree; nothing if one is unknown."""
+    names = set(licences.values())
     if None in names:
         return {}
     if len(names) == 1:
@@ -175,7 +175,7 @@ def _licence(found: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def _descent(plan: Plan, library: str) -> dict[str, Any]:
-    """What the output is made of, as the Hub draws it: ids alone, since a folder's name is none."""
+    """The Hub's metadata on the origin of the output, from sources with a Hub id alone."""
     experts = [c.source for c in plan.used.values() if c.revision]
     base = [plan.base.source] if plan.base and plan.base.revision else []
     if library == "peft":
@@ -186,7 +186,7 @@ def _descent(plan: Plan, library: str) -> dict[str, Any]:
 
 
 def tokenizer_folder(plan: Plan) -> Path:
-    """Where a plan's tokenizer is: an adapter without one of its own has its base's."""
+    """The folder of a plan's tokenizer; the base's for an adapter without its own."""
     files = _first(plan, TOKENIZER_FILES)
     return files[0].parent if files else plan.tokenizer_owner.folder
 
@@ -198,7 +198,7 @@ def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
 
 
 def copy_document(source: Path, target: Path) -> None:
-    """Copy a file beside the weights; a tokenizer's configuration without code of its own."""
+    """Copy a file beside the weights; a tokenizer's configuration without references to code."""
     if source.name == "tokenizer_config.json":
         config = read_json_object(source)
         if config.pop("auto_map", None) is not None:
@@ -208,7 +208,7 @@ def copy_document(source: Path, target: Path) -> None:
 
 
 def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
-    """Those of these files that the first source with one of them has."""
+    """The files of this group in the first source that has one of them."""
     sources = [plan.tokenizer_owner, *plan.sources.values()]
     found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
     return next((files for files in found if files), [])
@@ -233,24 +233,24 @@ def _config(plan: Plan) -> dict[str, Any]:
 
 
 def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that makes nobody run code from a repository: no own classes, no kernels."""
-    found = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()}
-    found.pop("auto_map", None)
+    """A configuration without references to code in a repository, to classes or to kernels."""
+    clean = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()}
+    clean.pop("auto_map", None)
     for key, known in IMPLEMENTATIONS.items():
         for name in (key, key.removeprefix("_"), f"{key}_internal"):
-            if found.get(name) not in (None, *known):
-                del found[name]
-    return found
+            if clean.get(name) not in (None, *known):
+                del clean[name]
+    return clean
 
 
 def set_dtype(config: dict[str, Any], dtype: str) -> None:
-    """Say the dtype of the weights in a configuration, under the name that it has for it."""
+    """Set the dtype of the weights in a configuration, under the key that it uses."""
     config.setdefault("dtype" if "torch_dtype" not in config else "torch_dtype", dtype)
     _set_known(config, ("dtype", "torch_dtype"), dtype)
 
 
 def _set_known(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
-    """Set keys where they are, also in the text part of a multimodal configuration."""
+    """Set keys that exist, also in the text part of a multimodal configuration."""
     config.update({key: value for key in keys if key in config})
     text = config.get("text_config")
     if isinstance(text, dict):
@@ -281,13 +281,13 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
         "source": _recorded_source(checkpoint),
         "revision": checkpoint.revision,
         "fingerprints": {recorded_name(file): one for file, one in fingerprints(local).items()},
-        # What was read in place is known by what its server says that it is.
+        # Files that are read in place are identified by their servers' ETags.
         **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }
 
 
 def _recorded_source(checkpoint: Checkpoint) -> str:
-    """A source as it was given; a relative path so that nothing takes it for a Hub id."""
+    """A source as it was given; a relative path starts with `./`, unlike a Hub id."""
     source = checkpoint.source
     plain = _is_local(checkpoint) and not source.startswith(("/", ".", "~"))
     return f"./{source}" if plain else source
@@ -299,17 +299,14 @@ def _is_local(checkpoint: Checkpoint) -> bool:
 
 
 def recorded_name(file: WeightFile) -> str:
-    """The name that a record has for a weight file.
-
-    A GGUF file is called as its owner likes, so that only the number of its part says something.
-    """
+    """The name of a weight file in records; of a GGUF file only the number of its part."""
     if not is_gguf(file.name):
         return file.name
     return re.sub(r"^.*?(-\d{5}-of-\d{5})?\.gguf$", r"model\1.gguf", file.name, flags=re.DOTALL)
 
 
 def _card_name(checkpoint: Checkpoint) -> str:
-    # A local path says nothing to a reader of the card, and may tell more than its owner wants.
+    # A local path is of no use to a reader of the card, and may be private.
     return checkpoint.folder.resolve().name if _is_local(checkpoint) else checkpoint.source
 
 

@@ -36,7 +36,7 @@ def measure(whole: WholeTensor) -> steps.Trim:
 def rule(values: Mapping[str, Any]) -> str | None:
     """The norms of whole deltas are measured tensor by tensor."""
     if values["rescale"] == "l1" and values["scope"] == "model":
-        return "rescale: l1 is of each tensor's delta; set `scope: tensor`"
+        return "rescale: l1 works tensor by tensor; set `scope: tensor`"
     return None
 
 

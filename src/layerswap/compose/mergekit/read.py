@@ -32,7 +32,7 @@ def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     spelling = SPELLINGS.get(name) if isinstance(name, str) else None
     found = list(_body_mistakes(data))
     if isinstance(name, str) and spelling is None:
-        text = f"layerswap has no {name!r}{nearest(name, sorted(SPELLINGS))}"
+        text = f"no method {name!r}{nearest(name, sorted(SPELLINGS))}"
         found.append((("merge_method",), text))
     for path, parameters in _all_parameters(data):
         found += _parameter_mistakes(path, parameters, spelling)
@@ -139,7 +139,7 @@ def _source_mistakes(part: StackSlice, spelling: Spelling) -> Iterator[Mistake]:
     name, models = spelling.name, [source.model for source in part.sources]
     for i, source in enumerate(part.sources):
         if source.model in models[:i]:
-            yield source.path, f"{source.model!r} is there twice"
+            yield source.path, f"{source.model!r} is given twice"
     low, high = spelling.sources
     optional = spelling.base == "optional"
     counted = set(models) - ({part.base} if optional else set())
