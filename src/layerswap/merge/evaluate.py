@@ -133,7 +133,7 @@ class Evaluator:
         checked = parts
         if base is not None:
             if tensor.method.selects:
-                checked = [*parts, base]
+                checked = parts if measured is not None else [*parts, base]
             else:
                 with np.errstate(all="ignore"):
                     for part in parts:

@@ -32,9 +32,9 @@ def row_means(whole: WholeTensor) -> Array:
     rows = rows_of(whole)
     sums = np.zeros(rows.count)
     for chunk in whole.chunks(rows.width):
-        assert chunk.base is not None
-        delta = chunk.parts[0].copy()
-        delta -= chunk.base
+        part, base = chunk.parts[0], chunk.base
+        assert base is not None
+        delta: Any = np.subtract(part, base, out=np.empty_like(part), casting="same_kind")
         rows.add(sums, chunk.start, np.abs(delta, out=delta))
     return sums / rows.length
 
