@@ -444,7 +444,7 @@ def test_a_filter_inside_a_place():
          "layer 4 is taken from models of 4 layers"),
     ],
 )  # fmt: skip
-def test_refused_when_it_meets_the_models(text, layers, message):
+def test_refusals_when_the_models_are_known(text, layers, message):
     assert refusal(text, layers) == message
 
 
@@ -599,7 +599,7 @@ def test_a_recipe_s_own_mergekit_part_is_checked():
         ("dtype: float32", None),
     ],
 )
-def test_whose_tokenizer_the_output_has(line, expected):
+def test_the_owner_of_the_output_s_tokenizer(line, expected):
     text = (
         "merge_method: linear\nmodels:\n- {model: org/one, parameters: {weight: 1}}\n"
         f"- {{model: org/two, parameters: {{weight: 1}}}}\n{line}\n"

@@ -259,7 +259,7 @@ def test_not_a_mapping(text):
     assert refusal(text) == wanted
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     path = tmp_path / "r.yaml"
     with pytest.raises(RecipeError) as caught:
         read_recipe(path)

@@ -1,4 +1,4 @@
-"""Merges of every method, dtype and kind of source, and the hashes of what they gave.
+"""Merges of every method, dtype and kind of source, and the hashes of their outputs.
 
 Run as a script it makes all of them and compares; with `--write` it writes `output_bytes.json`
 anew, which only a change that is meant to change the result of a merge may do. Imports neither

@@ -1,4 +1,4 @@
-"""Merging adapters: every result goes through PEFT, or against the dense computation."""
+"""Merged adapters, loaded by PEFT or compared with the dense computation."""
 
 from __future__ import annotations
 

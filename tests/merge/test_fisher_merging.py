@@ -190,7 +190,7 @@ def test_the_fisher_of_another_checkpoint(experts, fishers):
     )
 
 
-def test_no_fisher_there(experts, fishers, tmp_path):
+def test_a_missing_fisher_is_refused(experts, fishers, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert refused(experts, {**fishers, "task": empty}) == (

@@ -1,4 +1,4 @@
-"""Merged GGUF files in llama.cpp: what it computes, against what the composition says.
+"""Merged GGUF files in llama.cpp: its log-probabilities against those of the composition.
 
 The oracles: the same composition of files that were dequantised beforehand, and the transformers
 model of the same merge.

@@ -65,7 +65,7 @@ def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
     assert {kind for kind, _ in made.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
 
 
-def test_blends_are_the_average_of_what_both_files_say(files, tmp_path):
+def test_blends_are_the_average_of_both_files(files, tmp_path):
     out = swap(files).save(tmp_path / "out.gguf")
     task, language = floats_of(files["task"]), floats_of(files["language"])
     for name in OUTSIDE:
@@ -110,7 +110,7 @@ def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
         ("IQ4_NL", "Q6_K", "Q8_0"),
     ),
 )
-def test_the_wider_type_of_two(tmp_path, one, other, kind):
+def test_blends_have_the_wider_type_of_two(tmp_path, one, other, kind):
     paths = [write_gguf(tmp_path / f"{i}.gguf", i, all_of(k)) for i, k in enumerate((one, other))]
     plan = ls.soup(paths)
     assert {t.dtype for t in plan.tensors if "norm" not in t.name} == {kind}
@@ -372,7 +372,7 @@ def renamed_scores(path):
     return write_gguf(path, 3, entries={"tokenizer.chat_template": "{{ x }}"})
 
 
-def test_what_does_not_go_together(files, tmp_path):
+def test_files_that_do_not_fit_together(files, tmp_path):
     for path, message in (
         (other_vocabulary(tmp_path / "v.gguf"),
          r"tokenizers of task and language differ: tokenizer.ggml.tokens 290 is 'on' and 'odd'|"
@@ -400,12 +400,12 @@ def test_what_does_not_go_together(files, tmp_path):
         ({"max_shard_size": "1GB"}, "max_shard_size: a GGUF output is one file"),
     ],
 )
-def test_settings_that_mean_nothing(files, setting, message):
+def test_settings_without_meaning_for_gguf_are_refused(files, setting, message):
     with pytest.raises(LayerswapError, match=message):
         swap(files, **setting)
 
 
-def test_outputs_that_cannot_be(files, tmp_path):
+def test_outputs_that_are_refused(files, tmp_path):
     plan = swap(files)
     out = tmp_path / "out.gguf"
     with pytest.raises(LayerswapError, match=r"the output is one; end its name with \.gguf"):
@@ -451,7 +451,7 @@ def test_a_source_that_changes_meanwhile(files, tmp_path):
 
 
 @pytest.mark.parametrize("value", mostly_slow([1e30, np.nan, np.inf], 1e30))
-def test_numbers_that_no_block_holds(tmp_path, value):
+def test_numbers_too_large_for_a_block_are_refused(tmp_path, value):
     paths = [write_gguf(tmp_path / f"{seed}.gguf", seed, all_of("F32")) for seed in (1, 2)]
     info = ls.open_checkpoint(paths[0]).tensors["token_embd.weight"]
     with paths[0].open("r+b") as file:

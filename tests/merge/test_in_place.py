@@ -1,4 +1,4 @@
-"""Merging straight from a Hub that runs here, through the real client, with faults switched in."""
+"""Merges from a local Hub through the real client, with faults switched on."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_methods_over_whole_models_download_them(hub, experts, tmp_path):
 
 
 @pytest.mark.slow
-def test_magnitude_weights_say_what_they_download(hub, experts):
+def test_magnitude_weights_report_downloads(hub, experts):
     said = []
     data = {
         "experts": {"task": TASK, "language": LANGUAGE}, "base": "org/base",
@@ -195,7 +195,7 @@ def test_a_file_that_changes_stops_the_merge(hub, experts, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_never_comes_ends_in_one_line(hub, experts, tmp_path, monkeypatch):
+def test_a_server_that_never_answers_ends_in_one_line(hub, experts, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "RETRIES", 2)
     plan, _ = swap_plans(experts)
     hub.faults = ["wrong"] * 400
@@ -246,7 +246,7 @@ def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_is_resumed_of_a_server_that_tells_no_versions_apart(hub, experts, tmp_path):
+def test_a_server_without_etags_makes_the_merge_start_over(hub, experts, tmp_path):
     hub.unmarked = True
     out, changed = tmp_path / "out", tmp_path / "changed"
     shutil.copytree(experts["language"], changed)
@@ -336,7 +336,7 @@ def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
         ("memory://nothing/here", "holds no checkpoint"),
     ],
 )
-def test_urls_that_are_none(monkeypatch, source, why):
+def test_malformed_urls_are_refused(monkeypatch, source, why):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(source, in_place=True)

@@ -1,4 +1,4 @@
-"""What is written loads in transformers, whole, for every family; and computes the same."""
+"""Merges of every family load in transformers, completely, and compute the same logits."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
         ls.make_plan(ls.parse_recipe(recipe))
 
 
-def test_of_an_encoder_and_a_decoder_no_list_is_taken(tmp_path):
+def test_an_encoder_beside_a_decoder_has_no_single_list_of_layers(tmp_path):
     pair = [save_expert(tmp_path / f"e{seed}", NUMBERED["bart"][0](), seed) for seed in range(2)]
     for folder in pair:
         change_config(folder, is_encoder_decoder=True)

@@ -1,4 +1,4 @@
-"""What only a process of its own can show: hash seeds, memory, SIGKILL, a Hub cache."""
+"""Merges in processes of their own: hash seeds, memory, SIGKILL, a Hub cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a merge refuses, in which words, and that it leaves nothing behind."""
+"""Merges that are refused: their messages, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
         (5 * 10**9, 4_990_000_000, "needs 5.00 GB, only 4.99 GB"),
     ],
 )
-def test_the_space_that_lacks_can_be_told(tmp_path, monkeypatch, need, free, said):
+def test_missing_space_is_reported_with_distinct_numbers(tmp_path, monkeypatch, need, free, said):
     usage = namedtuple("usage", "total used free")(10, 9, free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(LayerswapError) as caught:
@@ -433,16 +433,16 @@ def test_a_source_that_changes_before_the_merge_is_noticed(plan, pair, tmp_path,
 
 @pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_a_source_that_changes_during_the_merge_is_noticed(plan, pair, tmp_path, change, message):
-    file, told = pair[1] / "model.safetensors", []
+    file, logged = pair[1] / "model.safetensors", []
 
     def progress(count):
-        if not told:
+        if not logged:
             change(file)
-        told.append(count)
+        logged.append(count)
 
     out = tmp_path / "out"
     assert refused_save(plan, out, threads=1, progress=progress) == message.format(file)
-    assert sum(told) == plan.nbytes, "noticed only because the merge itself failed"
+    assert sum(logged) == plan.nbytes, "noticed only because the merge itself failed"
 
 
 def test_a_source_cut_short_during_the_merge_is_noticed(plan, pair, tmp_path):

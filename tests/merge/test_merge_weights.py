@@ -208,7 +208,7 @@ def test_a_stored_copy_of_a_tied_head_is_left_out(tmp_path, first, says_tied):
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_a_head_of_ones_own_does_not_go_with_a_tied_one(tmp_path):
+def test_an_untied_head_beside_a_tied_one_is_refused(tmp_path):
     own = save_expert(tmp_path / "own", tiny_llama(), 0)
     with pytest.raises(MergeError) as caught:
         ls.swap(task=own, language=tied(tmp_path / "tied", 1))

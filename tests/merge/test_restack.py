@@ -76,14 +76,14 @@ def test_a_virtual_model_has_the_new_depth(experts):
         assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
-def test_layers_that_are_not_there(experts):
+def test_missing_layers_are_refused(experts):
     with pytest.raises(RecipeError, match="layers: 2-4 is not inside 0-3"):
         plan_of(experts, stack=["2-4"], swap=SWAP)
     with pytest.raises(MergeError, match="no layer 7; there are 4"):
         restack(open_checkpoint(experts / "a"), [0, 7])
 
 
-def test_configurations_say_it_of_every_layer():
+def test_configurations_list_every_layer():
     config = {
         "num_hidden_layers": 4,
         "layer_types": [*"abab"],
@@ -105,6 +105,6 @@ def test_configurations_say_it_of_every_layer():
         ({"first_k_dense_replace": 1}, "m: by `first_k_dense_replace` layer 1 would be of"),
     ],
 )
-def test_layers_that_would_become_others_are_refused(config, message):
+def test_layers_of_changed_kind_are_refused(config, message):
     with pytest.raises(MergeError, match=message):
         restacked_config({"num_hidden_layers": 4, **config}, (0, 0, 1), "m")

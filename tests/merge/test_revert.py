@@ -1,4 +1,4 @@
-"""Putting a part of an expert back to the base, against masks computed directly."""
+"""Reverting part of an expert to the base, against masks computed directly."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_rows_of_the_whole_model_can_be_ranked_together(pair, tmp_path, keep
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
-def test_all_or_nothing_is_the_expert_or_the_base_bit_for_bit(pair, tmp_path, scope):
+def test_keeping_all_or_nothing_copies_the_expert_or_the_base(pair, tmp_path, scope):
     for keep, source in ((1.0, pair[1]), (0.0, pair[0])):
         found = tensors_of(ls.revert(*pair, keep=keep, scope=scope).save(tmp_path / f"{keep}"))
         for name, tensor in tensors_of(source).items():

@@ -1,4 +1,4 @@
-"""What of the deltas the output's dtype loses: measured, told, recorded, and avoided by default."""
+"""Deltas that the output's dtype loses: measured, reported, recorded, and avoided by default."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def expected_loss(exact, rounded, base):
     return lost / changed, (error / norm) ** 0.5
 
 
-def test_the_share_is_that_of_the_whole_output(trained, tmp_path):
-    told = []
-    exact = ties_of(trained, dtype="float32").save(tmp_path / "exact", log=told.append)
-    assert told == []
+def test_the_lost_share_is_that_of_the_whole_output(trained, tmp_path):
+    logged = []
+    exact = ties_of(trained, dtype="float32").save(tmp_path / "exact", log=logged.append)
+    assert logged == []
     assert "lost_to_dtype" not in json.loads((exact / "layerswap.json").read_text())
-    out = ties_of(trained, dtype="bfloat16").save(tmp_path / "out", log=told.append)
+    out = ties_of(trained, dtype="bfloat16").save(tmp_path / "out", log=logged.append)
     found = json.loads((out / "layerswap.json").read_text())["lost_to_dtype"]
     parts = tensors_of(exact), tensors_of(out), tensors_of(trained["base"])
     share, error = expected_loss(*parts)
@@ -72,7 +72,7 @@ def test_the_share_is_that_of_the_whole_output(trained, tmp_path):
     assert found["error"] == pytest.approx(error, abs=1e-4)
     assert 0.1 < share < 0.99
     assert found["dtype"] == "bfloat16"
-    (line,) = told
+    (line,) = logged
     assert line.startswith(f"bfloat16 loses {share:.0%} of the changed elements")
     assert line in (out / "README.md").read_text()
     verified = ls.verify(out, full=True)
@@ -90,15 +90,15 @@ def test_threads_and_shards_do_not_change_it(trained, tmp_path):
     assert records[0]["lost_to_dtype"]["dtype"] == "float16"
 
 
-def test_copies_and_deltas_that_fit_are_not_warned_of(trained, tmp_path, experts):
-    told = []
+def test_no_warning_for_copies_and_deltas_that_fit(trained, tmp_path, experts):
+    logged = []
     plan = ls.swap(task=trained["task"], language=trained["language"], base=trained["base"])
-    out = plan.save(tmp_path / "swap", log=told.append)
+    out = plan.save(tmp_path / "swap", log=logged.append)
     merge = {"method": "task_arithmetic", "experts": {"task": 1}, "scale": 1}
     data = {"experts": {"task": str(experts["task"])}, "base": str(experts["base"])}
     large = make_plan(check_recipe({**data, "merge": merge, "dtype": "bfloat16"}, where="test"))
-    large.save(tmp_path / "large", log=told.append)
-    assert told == []
+    large.save(tmp_path / "large", log=logged.append)
+    assert logged == []
     assert "lost_to_dtype" not in json.loads((out / "layerswap.json").read_text())
 
 
@@ -112,10 +112,10 @@ def test_baked_adapters_are_written_as_they_were_trained(trained, tmp_path):
     assert any(note.startswith("writes float32, the adapters' dtype") for note in plan.notes)
     out = plan.save(tmp_path / "out")
     assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
-    told = []
+    logged = []
     short = ls.swap(**adapters, bake=True, dtype="bfloat16")
     assert not any("adapters' dtype" in note for note in short.notes)
-    found = short.save(tmp_path / "short", log=told.append)
+    found = short.save(tmp_path / "short", log=logged.append)
     measured = json.loads((found / "layerswap.json").read_text())["lost_to_dtype"]
     parts = tensors_of(out), tensors_of(found), tensors_of(trained["base"])
     share, error = expected_loss(*parts)

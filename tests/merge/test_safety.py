@@ -1,4 +1,4 @@
-"""What can go wrong around a merge, end to end; docs/safety.md says which test shows which case."""
+"""Faults around a merge, end to end: races, full disks, sources that change, permissions."""
 
 from __future__ import annotations
 

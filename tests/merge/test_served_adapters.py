@@ -105,7 +105,7 @@ def test_a_folder_of_them_is_evaluated_in_one_sweep(world, served):
         torch.testing.assert_close(logits, adapted(world, served / name), rtol=1e-4, atol=1e-5)
 
 
-def test_mistakes_are_one_line(world, served, tmp_path):
+def test_each_mistake_is_one_line(world, served, tmp_path):
     twice = run(world, tmp_path / "a", "--languages", world / "sw")
     assert "two are called 'sw'; write NAME=FOLDER" in str(twice.exception)
     full = run(world, tmp_path / "b", "--tasks", world / "base")

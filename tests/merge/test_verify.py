@@ -1,4 +1,4 @@
-"""What `verify` finds in an output that is not what its record says, and what it does not."""
+"""Findings of `verify` in outputs that differ from their records, and in those that do not."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_a_card_may_change_after_its_hash_was_recorded(out):
     assert ls.verify(out).passed
 
 
-def test_a_card_is_the_users_to_write(out):
+def test_the_user_may_rewrite_the_card(out):
     (out / "README.md").write_text("# Swahili mathematician")
     report = ls.verify(out)
     assert report.passed
@@ -434,7 +434,7 @@ def test_recorded_hashes_are_compared_also_without_sources(movable):
     ]
 
 
-def test_hashes_are_not_recorded_of_what_is_wrong(out):
+def test_hashes_of_a_wrong_output_are_not_recorded(out):
     flip(out, UP.format(1))
     before = (out / "layerswap.json").read_bytes()
     assert not ls.verify(out, record=True).passed
@@ -557,23 +557,23 @@ def test_threads_and_chunks_decide_nothing(out, monkeypatch):
 
 
 def test_progress_adds_up(out):
-    told = {}
+    logged = {}
 
     @contextmanager
     def bars(label, total):
         done = []
         yield done.append
-        told[label] = (total, sum(done))
+        logged[label] = (total, sum(done))
 
     ls.verify(out, record=True)
     report = ls.verify(out, progress=bars)
-    assert set(told) == {"hashing", "verifying"}
-    assert all(total == done > 0 for total, done in told.values())
-    assert told["verifying"][0] == report.verbatim.compared + report.computed.compared
+    assert set(logged) == {"hashing", "verifying"}
+    assert all(total == done > 0 for total, done in logged.values())
+    assert logged["verifying"][0] == report.verbatim.compared + report.computed.compared
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.1])
-def test_a_share_is_a_share(out, share):
+def test_a_share_outside_0_to_1_is_refused(out, share):
     with pytest.raises(LayerswapError, match="write a number above 0 and at most 1"):
         verification.verify(out, share=share)
 

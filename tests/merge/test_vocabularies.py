@@ -206,7 +206,7 @@ def test_one_tokenizer_with_more_or_less_padding(tmp_path, task, language):
     AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_rows_without_a_tokenizer_to_prove_them(tmp_path):
+def test_extra_rows_without_a_tokenizer_are_refused(tmp_path):
     experts = {
         "task": expert(tmp_path, "task", 8, "a b c d", 0),
         "language": save_expert(tmp_path / "language", tiny_llama(vocab_size=7), 1),
@@ -231,7 +231,7 @@ def test_a_tokenizer_longer_than_its_embedding(tmp_path):
     )
 
 
-# --- what the user is told ---
+# --- what the user is logged ---
 
 
 def test_how_tokenizers_differ(unlike):
@@ -280,7 +280,7 @@ def test_another_chat_template_is_only_noted(unlike, tmp_path):
     ]
 
 
-def test_what_the_output_lacks_of_a_tokenizer_is_noted(unlike, tmp_path):
+def test_missing_parts_of_a_tokenizer_are_noted(unlike, tmp_path):
     same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
     (same["language"] / "chat_template.jinja").write_text("chat")
     settings = same["language"] / "tokenizer_config.json"

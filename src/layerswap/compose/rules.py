@@ -41,35 +41,35 @@ def mistakes(data: Data) -> list[Mistake]:
 
     Example: `mistakes({"experts": {"a": "x"}})` reports that no method is given.
     """
-    found = list(_method_mistakes(data))
+    errors = list(_method_mistakes(data))
     experts = data.get("experts")
     if isinstance(experts, dict) and experts:
         unknown = list(_unknown_names(data, experts))
-        found += unknown or _cycles(experts) or _too_deep(experts)
-        found += _wrong_weights(data)
-        found += _base_mistakes(data, experts)
-        found += _fisher_mistakes(data, experts)
+        errors += unknown or _cycles(experts) or _too_deep(experts)
+        errors += _wrong_weights(data)
+        errors += _base_mistakes(data, experts)
+        errors += _fisher_mistakes(data, experts)
     size = data.get("max_shard_size")
     if isinstance(size, str):
         try:
             parse_size(size)
         except RecipeError as error:
-            found.append((("max_shard_size",), str(error)))
+            errors.append((("max_shard_size",), str(error)))
     if data.get("weights") == "magnitude" and data.get("base") is None:
-        found.append((("weights",), "magnitude weights need the base; give `base`"))
+        errors.append((("weights",), "magnitude weights need the base; give `base`"))
     inner = data.get("mergekit")
     if isinstance(inner, dict):
-        found += [(("mergekit", *path), text) for path, text in mergekit_mistakes(inner)]
-    return found
+        errors += [(("mergekit", *path), text) for path, text in mergekit_mistakes(inner)]
+    return errors
 
 
 def _method_mistakes(data: Data) -> Iterator[Mistake]:
     given = [name for name in (*METHOD_KEYS, "mergekit") if data.get(name) is not None]
     if len(given) != 1:
-        found = " and ".join(given) if given else "none"
+        names = " and ".join(given) if given else "none"
         empty = [name for name in METHOD_KEYS if name in data and data[name] is None]
         hint = f"; for the defaults write `{empty[0]}: {{}}`" if empty and not given else ""
-        yield (), f"give exactly one of {', '.join(METHOD_KEYS)}; found {found}{hint}"
+        yield (), f"give exactly one of {', '.join(METHOD_KEYS)}; found {names}{hint}"
     for method, parts in PAIRS.items():
         pair = [name for path, name in _method_names(data).items() if path[0] == method]
         if len(pair) == 2 and pair[0] == pair[1]:

@@ -270,15 +270,15 @@ class Where(Strict):
         """The places in a model of `layers` layers; a RecipeError if there are none."""
         chosen = _layer_numbers(self.layers, layers)
         roles = {*self.roles, *(["router"] if "mlp" in self.roles else [])} if self.roles else None
-        found = [
+        chosen_places = [
             place
             for place in all_places(layers)
             if place.layer in chosen and (roles is None or place.role in roles)
         ]
-        if not found:
+        if not chosen_places:
             asked = ", ".join(self.roles or ())
             raise RecipeError(f"no place in layers {self.layers} has a role of {asked}")
-        return found
+        return chosen_places
 
 
 class Override(Where):

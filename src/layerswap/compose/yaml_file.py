@@ -215,16 +215,16 @@ def validate_whole(
         handler: Pydantic's own check.
         rules: returns mistakes that the types of the fields do not show; accepts any raw data.
     """
-    found = [
+    details = [
         InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
         for path, text in (rules(data) if isinstance(data, dict) else ())
     ]
     try:
         checked = handler(data)
     except ValidationError as error:
-        found = [_detail(item) for item in error.errors(include_url=False)] + found
-    if found:
-        raise ValidationError.from_exception_data(title, found)
+        details = [_detail(item) for item in error.errors(include_url=False)] + details
+    if details:
+        raise ValidationError.from_exception_data(title, details)
     return checked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, Place, text_config
+from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
@@ -135,8 +135,8 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
     }
     size = text.get("vocab_size")
     if rows and isinstance(size, int) and size not in rows.values():
-        tensor, found = next(iter(rows.items()))
-        raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {found} rows")
+        tensor, count = next(iter(rows.items()))
+        raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows")
 
 
 def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]) -> None:
@@ -295,17 +295,22 @@ def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
     Compares a few blocks of every tensor. For weights that are read in place, compares the hashes
     of the Hub, or else the addresses.
     """
-    one, other = (
-        {info.name: info for low in c.low_rank.values() for info in (low.a, low.b)}
-        if c.adapter is not None
-        else c.tensors
-        for c in (first, second)
-    )
-    if (first.adapter is None) != (second.adapter is None) or not one or one.keys() != other.keys():
+    tensors = _own_tensors(first), _own_tensors(second)
+    if (first.adapter is None) != (second.adapter is None):
+        return False
+    if not tensors[0] or tensors[0].keys() != tensors[1].keys():
         return False
     remote = [[f for f in c.files if isinstance(f, RemoteFile)] for c in (first, second)]
     if any(remote):
         # Outside the Hub an ETag distinguishes versions of one address, not two addresses.
         marks = [[file.etag if file.commit else file.url for file in files] for files in remote]
         return bool(marks[0]) and marks[0] == marks[1]
-    return all(same_sample(one[name], other[name], SAMPLES, SAMPLE_BYTES) for name in one)
+    pairs = ((info, tensors[1][name]) for name, info in tensors[0].items())
+    return all(same_sample(*pair, SAMPLES, SAMPLE_BYTES) for pair in pairs)
+
+
+def _own_tensors(checkpoint: Checkpoint) -> Mapping[str, TensorInfo]:
+    """The matrices of an adapter, or the tensors of a full checkpoint."""
+    if checkpoint.adapter is None:
+        return checkpoint.tensors
+    return {i.name: i for low in checkpoint.low_rank.values() for i in (low.a, low.b)}

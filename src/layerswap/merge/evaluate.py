@@ -140,9 +140,9 @@ class Evaluator:
                         np.subtract(part, base, out=part, casting="same_kind")
         # Checked before any method sees them: masks would drop a NaN silently.
         if not self.allow_non_finite and not all(map(is_finite, checked)):
-            found = self.blame(((tensor, 1.0),), start, stop)
+            culprit = self.blame(((tensor, 1.0),), start, stop)
             overflow = f"tensor {tensor.name!r}: {tensor.operation.method} overflows float32"
-            raise MergeError(found or overflow)
+            raise MergeError(culprit or overflow)
         return Chunk(
             weights=[weight for _, weight in tensor.operation.inputs],
             parameters=dict(tensor.operation.parameters),

@@ -171,8 +171,8 @@ def check_vocabularies(checkpoints: Mapping[str, Checkpoint]) -> None:
         other = metadata_of(checkpoints[name])
         for key in VOCABULARY:
             if first.stored(key) != other.stored(key):
-                found = _difference(first.get(key), other.get(key))
-                raise MergeError(f"tokenizers of {names[0]} and {name} differ: {key} {found}")
+                difference = _difference(first.get(key), other.get(key))
+                raise MergeError(f"tokenizers of {names[0]} and {name} differ: {key} {difference}")
         _check_one_sided(names[0], first, name, other)
 
 

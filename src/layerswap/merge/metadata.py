@@ -157,10 +157,10 @@ def licence_of(checkpoint: Checkpoint) -> str | None:
     try:
         text = (folder / "README.md").read_text("utf-8")
         front = text.split("---\n", 2)[1] if text.startswith("---\n") else ""
-        found = yaml.safe_load(front) if len(front) < LONGEST_FRONT else None
+        metadata = yaml.safe_load(front) if len(front) < LONGEST_FRONT else None
     except (OSError, ValueError, IndexError, RecursionError, yaml.YAMLError):
         return None
-    name = found.get("license") if isinstance(found, dict) else None
+    name = metadata.get("license") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) and LICENCE.fullmatch(name) else None
 
 
@@ -210,8 +210,8 @@ def copy_document(source: Path, target: Path) -> None:
 def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     """The files of this group in the first source that has one of them."""
     sources = [plan.tokenizer_owner, *plan.sources.values()]
-    found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
-    return next((files for files in found if files), [])
+    groups = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
+    return next((files for files in groups if files), [])
 
 
 def _config(plan: Plan) -> dict[str, Any]:

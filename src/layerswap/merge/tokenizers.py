@@ -115,8 +115,8 @@ def _template(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text("utf-8", errors="replace")
-    found = _settings(folder).get("chat_template")
-    return found if isinstance(found, str) else None
+    template = _settings(folder).get("chat_template")
+    return template if isinstance(template, str) else None
 
 
 def _difference(first: Path, second: Path) -> str | None:
@@ -142,15 +142,15 @@ def _loaded_difference(first: Path, second: Path) -> str | None:
     """The difference between tokenizers in files of different kinds, read by transformers."""
     from layerswap.checkpoint.loading import load_tokenizer
 
-    found: list[dict[str, int]] = []
+    vocabularies: list[dict[str, int]] = []
     for folder in (first, second):
         try:
-            found.append(load_tokenizer(folder).get_vocab())
+            vocabularies.append(load_tokenizer(folder).get_vocab())
         except Exception as error:  # a tokenizer that cannot be read cannot be compared
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             files = " and ".join(_files(one)[0] for one in (first, second))
             return f"{files} cannot be compared: {_files(folder)[0]} cannot be read ({reason})"
-    return None if found[0] == found[1] else _tokens_differ(*found)
+    return None if vocabularies[0] == vocabularies[1] else _tokens_differ(*vocabularies)
 
 
 def _json_difference(*paths: Path) -> str | None:

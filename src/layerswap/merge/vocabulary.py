@@ -149,23 +149,23 @@ def _vocabularies(
     checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
     """Id of every token, per checkpoint."""
-    found: dict[str, dict[str, int]] = {}
+    vocabularies: dict[str, dict[str, int]] = {}
     for name, checkpoint in checkpoints.items():
         tokens = read_vocabulary(checkpoint)
         if not tokens:
             # Adapters and bases often have none; equal sizes are assumed to be equal tokens.
-            like = next((other for other in found if sizes[other] == sizes[name]), None)
+            like = next((other for other in vocabularies if sizes[other] == sizes[name]), None)
             if like is None:
                 raise MergeError(f"{name} has no tokenizer.json to align its rows by")
-            tokens = found[like]
+            tokens = vocabularies[like]
         last = max(tokens.values(), default=-1)
         if last >= sizes[name]:
             raise MergeError(
                 f"{name} has {sizes[name]} rows in its embedding, but its tokenizer has token "
                 f"{last}"
             )
-        found[name] = tokens
-    return found
+        vocabularies[name] = tokens
+    return vocabularies
 
 
 def _union(

@@ -328,9 +328,9 @@ def _fits_blocks(values: Floats) -> bool:
 
 def _non_finite(chunk: Piece, evaluator: Evaluator) -> str:
     tensor = chunk.tensor
-    found = evaluator.blame(tensor.inputs, chunk.start, chunk.stop)
+    culprit = evaluator.blame(tensor.inputs, chunk.start, chunk.stop)
     option = "--blend-type" if tensor.dtype in BLOCKS else "--dtype"
-    return found or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider {option}"
+    return culprit or f"tensor {tensor.name!r} overflows {tensor.dtype}; choose a wider {option}"
 
 
 def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, Handle]:

@@ -25,8 +25,8 @@ def importance(chunk: Chunk) -> Any:
     p = softmax((base + part).reshape(-1, chunk.width))
     q = softmax(base.reshape(-1, chunk.width))
     divergence = np.maximum((p * np.log(p / q)).sum(axis=1, keepdims=True), 0.0)
-    found = np.abs(part).reshape(-1, chunk.width) * divergence
-    return found.ravel().astype("float32")
+    scores = np.abs(part).reshape(-1, chunk.width) * divergence
+    return scores.ravel().astype("float32")
 
 
 def measure(whole: WholeTensor) -> float:

@@ -1,4 +1,4 @@
-"""mergekit's spellings of merge methods, as calls of ours that give the same result.
+"""mergekit's spellings of merge methods, as calls of our methods with the same result.
 
 A spelling reads mergekit's values for one tensor and returns a `Call`, or the name of one model
 that passes unchanged, or a weighted sum of models.
@@ -273,5 +273,5 @@ def _linear(values: TensorValues) -> Reading:
     return weights
 
 
-# No method of ours, but the blend of a soup.
+# The blend of a soup, which is no merge method here.
 SPELLINGS = (Spelling("linear", _linear, models={"weight": WEIGHT}, shared={"normalize": True}),)

@@ -16,14 +16,14 @@ def measure(whole: WholeTensor) -> Any:
     if whole.parameters["angle"] == "tensor":
         return steps.inner_products(whole)[None]
     count, experts = whole.elements // max(1, whole.width), len(whole.weights)
-    found = np.zeros((count, experts, experts))
+    products = np.zeros((count, experts, experts))
     for chunk in whole.chunks():
         numbers = steps.vector_numbers(chunk)
         parts = [part.astype("float64") for part in chunk.parts]
         for i in range(experts):
             for j in range(experts):
-                found[:, i, j] += np.bincount(numbers, parts[i] * parts[j], minlength=count)
-    return found
+                products[:, i, j] += np.bincount(numbers, parts[i] * parts[j], minlength=count)
+    return products
 
 
 @merge_method(

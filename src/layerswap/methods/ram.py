@@ -64,7 +64,7 @@ def _ram(values: mergekit.TensorValues) -> mergekit.Reading:
 
 def _ram_plus(values: mergekit.TensorValues) -> mergekit.Reading:
     names = {"epsilon": "epsilon", "boost": "r", "limit": "alpha"}
-    settings = {ours: float(values.shared[theirs]) for ours, theirs in names.items()}
+    settings = {name: float(values.shared[key]) for name, key in names.items()}
     return mergekit.selected("ram", values, settings)
 
 

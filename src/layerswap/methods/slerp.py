@@ -45,13 +45,13 @@ def vector_products(whole: WholeTensor) -> Any:
         "row": whole.elements // max(1, whole.width),
         "column": math.prod(whole.shape[1:]) if whole.shape else 1,
     }[str(whole.parameters["angle"])]
-    found = np.zeros((3, count))
+    sums = np.zeros((3, count))
     for chunk in whole.chunks():
         a, b = (part.astype("float64") for part in chunk.parts)
         numbers = steps.vector_numbers(chunk)
         products = (a * a, a * b, b * b)
-        found += [np.bincount(numbers, product, minlength=count) for product in products]
-    return found
+        sums += [np.bincount(numbers, product, minlength=count) for product in products]
+    return sums
 
 
 @merge_method(

@@ -74,16 +74,16 @@ class Trim(NamedTuple):
 
 def trim(chunk: Chunk) -> Sequence[Array]:
     """The deltas without the entries outside the measured bounds, rescaled if measured so."""
-    found: Trim = chunk.measured
+    measured: Trim = chunk.measured
     parts = chunk.parts
-    if found.bounds is not None:
-        pairs = zip(parts, found.bounds, strict=True)
+    if measured.bounds is not None:
+        pairs = zip(parts, measured.bounds, strict=True)
         parts = [mask(part, _between(part, bounds)) for part, bounds in pairs]
-    if found.factors is None:
+    if measured.factors is None:
         return parts
     return [
         part if factor == 1 else (part * factor).astype(part.dtype)
-        for part, factor in zip(parts, found.factors, strict=True)
+        for part, factor in zip(parts, measured.factors, strict=True)
     ]
 
 

@@ -116,13 +116,13 @@ class _Search:
         # The outer values are counted separately: deltas of 16-bit weights have few distinct
         # values, one of which often fills an end of the bracket, and counting one is far cheaper.
         ends = [0] if width == 1 else [0, width - 1]
-        found = [int(np.count_nonzero(bits == self._low + end)) for end in ends]
+        at_ends = [int(np.count_nonzero(bits == self._low + end)) for end in ends]
         # As an unsigned number, a value below the bracket exceeds its width too.
         offset = bits - np.int32(self._low + 1)
         inside = (offset[offset.view(np.uint32) < max(0, width - 2)] + 1) >> self._shift
         with self._lock:
             self._above += above
-            for end, count in zip(ends, found, strict=True):
+            for end, count in zip(ends, at_ends, strict=True):
                 self._counts[end >> self._shift] += count
             self._held.append(inside)
             self._held_count += len(inside)
@@ -183,16 +183,16 @@ def _samples(streams: Sequence[Stream], experts: int, total: int) -> list[Any]:
     """Per expert, the sorted bits of blocks spread evenly over all streams."""
     import numpy as np
 
-    found: list[list[Any]] = [[] for _ in range(experts)]
+    sampled: list[list[Any]] = [[] for _ in range(experts)]
     block = 4096
     for stream in streams:
         blocks = max(1, round(SAMPLE // block * stream.elements / max(1, total)))
         last = max(0, stream.elements - block)
         for start in sorted({last * i // max(1, blocks - 1) for i in range(blocks)}):
             parts = stream.part(start, min(start + block, stream.elements))
-            for bits, part in zip(found, parts, strict=True):
+            for bits, part in zip(sampled, parts, strict=True):
                 bits.append(_bits(part))
-    return [np.sort(np.concatenate(bits)) if bits else np.zeros(0, np.int32) for bits in found]
+    return [np.sort(np.concatenate(bits)) if bits else np.zeros(0, np.int32) for bits in sampled]
 
 
 def _bits(part: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

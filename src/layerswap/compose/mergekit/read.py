@@ -30,49 +30,49 @@ def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     """
     name = data.get("merge_method")
     spelling = SPELLINGS.get(name) if isinstance(name, str) else None
-    found = list(_body_mistakes(data))
+    errors = list(_body_mistakes(data))
     if isinstance(name, str) and spelling is None:
         text = f"no method {name!r}{nearest(name, sorted(SPELLINGS))}"
-        found.append((("merge_method",), text))
+        errors.append((("merge_method",), text))
     for path, parameters in _all_parameters(data):
-        found += _parameter_mistakes(path, parameters, spelling)
+        errors += _parameter_mistakes(path, parameters, spelling)
     stack = read_stack(data)
     for part in stack:
-        found += _layer_mistakes(part)
+        errors += _layer_mistakes(part)
         if spelling is not None:
-            found += _source_mistakes(part, spelling)
+            errors += _source_mistakes(part, spelling)
     only_base = all(source.model == part.base for part in stack for source in part.sources)
     if spelling is not None and spelling.base == "deltas" and stack and only_base:
-        found.append(((), "there is no model beside the base model"))
-    return found
+        errors.append(((), "there is no model beside the base model"))
+    return errors
 
 
 def file_mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     """Every mistake in a whole file: those of its method, and of dtypes and tokenizer."""
-    found = mistakes(data)
+    errors = mistakes(data)
     for key in ("dtype", "out_dtype"):
         value = data.get(key)
         if isinstance(value, str) and value.removeprefix("torch.") not in DTYPES:
-            found.append(((key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"))
+            errors.append(((key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"))
     if data.get("chat_template") is not None:
         text = "layerswap copies the tokenizer with its template; remove `chat_template`"
-        found.append((("chat_template",), text))
+        errors.append((("chat_template",), text))
     tokenizer = data.get("tokenizer")
     if tokenizer is not None and data.get("tokenizer_source") is not None:
-        found.append((("tokenizer",), "give tokenizer or tokenizer_source, not both"))
+        errors.append((("tokenizer",), "give tokenizer or tokenizer_source, not both"))
     if isinstance(tokenizer, dict):
         for key in ("tokens", "pad_to_multiple_of"):
             if tokenizer.get(key) is not None:
                 text = "not supported; embedding rows are merged as they are"
-                found.append((("tokenizer", key), text))
-    return found
+                errors.append((("tokenizer", key), text))
+    return errors
 
 
 def _body_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
     given = [key for key in BODIES if data.get(key)]
     if len(given) != 1:
-        found = " and ".join(given) if given else "none"
-        yield (), f"give exactly one of {', '.join(BODIES)}; found {found}"
+        names = " and ".join(given) if given else "none"
+        yield (), f"give exactly one of {', '.join(BODIES)}; found {names}"
     modules = data.get("modules")
     if not isinstance(modules, dict):
         return

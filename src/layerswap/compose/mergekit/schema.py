@@ -190,13 +190,13 @@ class MergekitMethod(Body):
     def experts(self) -> list[str]:
         """Every model in it, the base model first."""
         parts: list[Body] = [self, *(self.modules or {}).values()]
-        found = [self.base_model] if self.base_model else []
+        models = [self.base_model] if self.base_model else []
         for part in parts:
-            found += [entry.model for entry in part.models or ()]
+            models += [entry.model for entry in part.models or ()]
             for layers in part.slices or ():
-                found += [layers.base_model] if layers.base_model else []
-                found += [source.model for source in layers.sources]
-        return list(dict.fromkeys(found))
+                models += [layers.base_model] if layers.base_model else []
+                models += [source.model for source in layers.sources]
+        return list(dict.fromkeys(models))
 
 
 class Tokenizer(Strict):

@@ -136,11 +136,11 @@ def _compare(part: Comparison, handles: Handles, facts: ModelFacts) -> tuple[int
     with ExitStack() as held:
         hold_remote(held, part.piece, handles, Path(tempfile.gettempdir()))
         for data, offset in piece_bytes(part.piece, evaluator):
-            found = bytearray(len(data))
-            read_into(handles[stored.file], stored.offset + offset, memoryview(found), stored.file)
+            actual = bytearray(len(data))
+            read_into(handles[stored.file], stored.offset + offset, memoryview(actual), stored.file)
             # A bytearray compares by memcmp; two memoryviews would compare item by item.
-            if found != data and first is None:
-                unequal = np.frombuffer(found, np.uint8) != np.frombuffer(data, np.uint8)
+            if actual != data and first is None:
+                unequal = np.frombuffer(actual, np.uint8) != np.frombuffer(data, np.uint8)
                 first = offset + int(unequal.argmax())
             if copies_floats and finite:
                 values = np.frombuffer(data, numpy_dtype(expected.dtype))

@@ -110,15 +110,15 @@ class Recorded:
         then, now = self.sources[name], source
         then_etags, now_etags = then.get("etags", {}), now.get("etags", {})
         expected = {**then["fingerprints"], **then_etags}
-        found = {**now["fingerprints"], **now_etags}
+        present = {**now["fingerprints"], **now_etags}
         lines = []
-        for file in sorted(expected.keys() | found.keys()):
-            if file not in found:
+        for file in sorted(expected.keys() | present.keys()):
+            if file not in present:
                 lines.append(f"{name}: {file} is gone since the merge")
             elif file not in expected:
                 lines.append(f"{name}: {file} came after the merge")
             # A fingerprint and an ETag, of a file once read in place, cannot be compared.
-            elif found[file] != expected[file] and (file in then_etags) == (file in now_etags):
+            elif present[file] != expected[file] and (file in then_etags) == (file in now_etags):
                 lines.append(f"{name}: {file} changed since the merge")
         return lines
 
