@@ -57,12 +57,12 @@ def swap(files, **settings) -> ls.Plan:
 
 def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
     out = swap(files).save(tmp_path / "out.gguf")
-    made, task, language = (tensors_of(path) for path in (out, files["task"], files["language"]))
-    assert list(made) == list(shapes())
-    for name, found in made.items():
+    merged, task, language = (tensors_of(path) for path in (out, files["task"], files["language"]))
+    assert list(merged) == list(shapes())
+    for name, result in merged.items():
         if name not in OUTSIDE:
-            assert found == (task if name.startswith("blk.1.") else language)[name]
-    assert {kind for kind, _ in made.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
+            assert result == (task if name.startswith("blk.1.") else language)[name]
+    assert {kind for kind, _ in merged.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
 
 
 def test_blends_are_the_average_of_both_files(files, tmp_path):
@@ -85,10 +85,10 @@ def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
     )
     out = ls.make_plan(recipe).save(tmp_path / "out.gguf")
     a, b = floats_of(files["task"]), floats_of(files["language"])
-    for name, (found, data) in tensors_of(out).items():
+    for name, (result, data) in tensors_of(out).items():
         wanted = "F32" if "norm" in name else kind  # llama.cpp needs norms in float32
         expected = np.float32(0.25) * a[name] + np.float32(0.75) * b[name]
-        assert found == wanted
+        assert result == wanted
         assert data == quants.quantize(expected, GGMLQuantizationType[wanted]).tobytes()
 
 
@@ -121,19 +121,19 @@ def test_blends_have_the_wider_type_of_two(tmp_path, one, other, kind):
 
 def test_the_metadata_is_that_of_the_task_expert_with_an_origin(files, tmp_path):
     out = swap(files).save(tmp_path / "out.gguf")
-    made, task = (
+    merged, task = (
         {f.name: f.contents() for f in GGUFReader(path).fields.values()}
         for path in (out, files["task"])
     )
     changed = {"general.name", "GGUF.kv_count"}
     for key, value in task.items():
-        assert made[key] == value or key in changed
-    assert made["general.name"] == "tiny 1 x tiny 2"
-    assert made["general.base_model.count"] == 2
-    assert made["general.base_model.1.name"] == "tiny 2"
-    assert made["general.tags"] == ["merge", "layerswap"]
-    assert made["general.quantization_version"] == 2
-    record = json.loads(made[RECORD_KEY])
+        assert merged[key] == value or key in changed
+    assert merged["general.name"] == "tiny 1 x tiny 2"
+    assert merged["general.base_model.count"] == 2
+    assert merged["general.base_model.1.name"] == "tiny 2"
+    assert merged["general.tags"] == ["merge", "layerswap"]
+    assert merged["general.quantization_version"] == 2
+    record = json.loads(merged[RECORD_KEY])
     assert record["recipe"]["swap"] == {"bottom": 1, "top": 1}
     assert record["sources"]["task"]["fingerprints"].keys() == {"model.gguf"}
 
@@ -168,9 +168,9 @@ def test_an_alignment_of_its_own_is_kept(tmp_path):
         out.write_tensors_to_file()
         out.close()
         paths.append(wide)
-    made = ls.swap(task=paths[0], language=paths[1], bottom=1, top=1).save(tmp_path / "out.gguf")
-    assert all(tensor.offset % 256 == 0 for tensor in ls.open_checkpoint(made).tensors.values())
-    assert ls.verify(made, full=True).passed
+    merged = ls.swap(task=paths[0], language=paths[1], bottom=1, top=1).save(tmp_path / "out.gguf")
+    assert all(tensor.offset % 256 == 0 for tensor in ls.open_checkpoint(merged).tensors.values())
+    assert ls.verify(merged, full=True).passed
 
 
 @pytest.mark.slow
@@ -206,9 +206,9 @@ def test_partitions_places_and_methods_with_a_base(files, tmp_path):
     partition = ls.partition("B", task=files["task"], language=files["language"])
     assert all(tensor.verbatim for tensor in partition.tensors)
     kept = ls.revert(files["base"], files["task"], layers="1").save(tmp_path / "kept.gguf")
-    made = tensors_of(kept)
-    assert made["blk.1.ffn_up.weight"] == tensors_of(files["base"])["blk.1.ffn_up.weight"]
-    assert made["blk.2.ffn_up.weight"] == tensors_of(files["task"])["blk.2.ffn_up.weight"]
+    merged = tensors_of(kept)
+    assert merged["blk.1.ffn_up.weight"] == tensors_of(files["base"])["blk.1.ffn_up.weight"]
+    assert merged["blk.2.ffn_up.weight"] == tensors_of(files["task"])["blk.2.ffn_up.weight"]
 
 
 # ---------------------------------------------------------------- verifying and resuming
@@ -221,10 +221,10 @@ def test_a_merge_is_verified_and_every_wrong_byte_is_found(files, tmp_path):
     assert report.passed
     assert report.computed.tensors == len(OUTSIDE)
     whole = out.read_bytes()
-    found = ls.open_checkpoint(out).tensors
+    result = ls.open_checkpoint(out).tensors
     for name in ("blk.1.ffn_up.weight", "token_embd.weight"):
         spoilt = bytearray(whole)
-        spoilt[found[name].offset + 100] ^= 1
+        spoilt[result[name].offset + 100] ^= 1
         out.write_bytes(spoilt)
         (line,) = ls.verify(out, full=True).findings
         assert f"tensor {name!r} is not" in line
@@ -326,8 +326,8 @@ def test_deltas_and_magnitudes_are_those_of_the_numbers(files):
             mavs.append(delta.mean(axis=0) if delta.ndim > 1 else delta.mean(keepdims=True))
             assert np.allclose(changes[name].rows, mavs[-1], rtol=1e-4)
         means[expert] = np.concatenate(mavs).mean()
-    found = swap(files, base=files["base"], weights="magnitude").magnitude
-    ratio = found["task"] / found["language"]
+    result = swap(files, base=files["base"], weights="magnitude").magnitude
+    ratio = result["task"] / result["language"]
     assert np.isclose(ratio, means["language"] / means["task"], rtol=1e-4)
     assert ratio != 1
 
@@ -510,10 +510,10 @@ def test_layers_of_an_architecture_without_known_roles(tmp_path, architecture):
     for seed, name in enumerate(("task", "language")):
         pair[name] = write_recurrent(tmp_path / f"{name}.gguf", architecture, seed)
     out = swap(pair).save(tmp_path / "out.gguf")
-    made, task, language = (tensors_of(path) for path in (out, pair["task"], pair["language"]))
-    assert made["blk.1.ssm_in.weight"] == task["blk.1.ssm_in.weight"]
-    assert made["blk.2.ssm_in.weight"] == language["blk.2.ssm_in.weight"]
-    assert made["blk.2.ssm_in.weight"] != task["blk.2.ssm_in.weight"]
+    merged, task, language = (tensors_of(path) for path in (out, pair["task"], pair["language"]))
+    assert merged["blk.1.ssm_in.weight"] == task["blk.1.ssm_in.weight"]
+    assert merged["blk.2.ssm_in.weight"] == language["blk.2.ssm_in.weight"]
+    assert merged["blk.2.ssm_in.weight"] != task["blk.2.ssm_in.weight"]
     assert any(note.startswith("takes 'blk', the only list of 3") for note in swap(pair).notes)
     attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
     recipe = swap(pair).recipe

@@ -277,8 +277,8 @@ def test_verify_reads_in_place_too(hub, experts, tmp_path):
     out = plan.save(tmp_path / "out")
     assert ls.verify(out, full=True).passed
     open_checkpoint(TASK)  # now in the cache, where it was read in place
-    found = ls.verify(out, full=True)
-    assert found.passed, found.findings
+    result = ls.verify(out, full=True)
+    assert result.passed, result.findings
 
 
 # ---------------------------------------------------------------- URLs

@@ -24,9 +24,9 @@ def make(experts, **settings):
 
 @pytest.fixture(scope="module")
 def expected(experts, tmp_path_factory):
-    found = weight_bytes(make(experts).save(tmp_path_factory.mktemp("bytes") / "out", threads=1))
-    assert len(found) > 3
-    return found
+    result = weight_bytes(make(experts).save(tmp_path_factory.mktemp("bytes") / "out", threads=1))
+    assert len(result) > 3
+    return result
 
 
 @pytest.mark.parametrize("threads", [2, 7, None])

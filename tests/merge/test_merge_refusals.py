@@ -470,8 +470,8 @@ def test_an_unfinished_merge_is_no_source(pair, tmp_path):
     expected = "task: {} is an unfinished merge; merge it again"
     assert refused_together((unfinished, pair[1])) == expected.format(unfinished)
     (tmp_path / "link").symlink_to(unfinished)
-    found = refused_together((tmp_path / "link", pair[1]))
-    assert found == expected.format(tmp_path / "link")
+    result = refused_together((tmp_path / "link", pair[1]))
+    assert result == expected.format(tmp_path / "link")
 
 
 def test_an_error_in_a_source_names_the_expert(pair, tmp_path):

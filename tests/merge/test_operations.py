@@ -71,10 +71,10 @@ def deltas(experts, names):
 
 
 def close(folder, expected):
-    found = arrays(folder)
-    assert found.keys() == expected.keys()
+    result = arrays(folder)
+    assert result.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=2e-7, err_msg=name)
+        np.testing.assert_allclose(result[name], values, rtol=1e-5, atol=2e-7, err_msg=name)
 
 
 def test_ties_ranks_the_whole_model_as_the_paper_does(experts, tmp_path):

@@ -26,17 +26,17 @@ def trained(tmp_path_factory):
     """A bfloat16 base, and two float32 experts with deltas near the step of bfloat16."""
     root = tmp_path_factory.mktemp("trained")
     base = save_tokenizer(save_expert(root / "base", tiny_llama(), 0, dtype=torch.bfloat16))
-    found = {"base": base}
+    result = {"base": base}
     for seed, name in enumerate(("task", "language"), 1):
         torch.manual_seed(seed)
-        found[name] = copied(base, root / name)
+        result[name] = copied(base, root / name)
         changes = {
             key: tensor.float()
             + torch.randn(tensor.shape) * 1e-4 * (torch.rand(tensor.shape) > 0.2)
             for key, tensor in tensors_of(base).items()
         }
-        change_tensors(found[name], changes)
-    return found
+        change_tensors(result[name], changes)
+    return result
 
 
 def ties_of(trained, **settings):
@@ -65,13 +65,13 @@ def test_the_lost_share_is_that_of_the_whole_output(trained, tmp_path):
     assert logged == []
     assert "lost_to_dtype" not in json.loads((exact / "layerswap.json").read_text())
     out = ties_of(trained, dtype="bfloat16").save(tmp_path / "out", log=logged.append)
-    found = json.loads((out / "layerswap.json").read_text())["lost_to_dtype"]
+    result = json.loads((out / "layerswap.json").read_text())["lost_to_dtype"]
     parts = tensors_of(exact), tensors_of(out), tensors_of(trained["base"])
     share, error = expected_loss(*parts)
-    assert found["share"] == pytest.approx(share, abs=1e-4)
-    assert found["error"] == pytest.approx(error, abs=1e-4)
+    assert result["share"] == pytest.approx(share, abs=1e-4)
+    assert result["error"] == pytest.approx(error, abs=1e-4)
     assert 0.1 < share < 0.99
-    assert found["dtype"] == "bfloat16"
+    assert result["dtype"] == "bfloat16"
     (line,) = logged
     assert line.startswith(f"bfloat16 loses {share:.0%} of the changed elements")
     assert line in (out / "README.md").read_text()
@@ -115,9 +115,9 @@ def test_baked_adapters_are_written_as_they_were_trained(trained, tmp_path):
     logged = []
     short = ls.swap(**adapters, bake=True, dtype="bfloat16")
     assert not any("adapters' dtype" in note for note in short.notes)
-    found = short.save(tmp_path / "short", log=logged.append)
-    measured = json.loads((found / "layerswap.json").read_text())["lost_to_dtype"]
-    parts = tensors_of(out), tensors_of(found), tensors_of(trained["base"])
+    result = short.save(tmp_path / "short", log=logged.append)
+    measured = json.loads((result / "layerswap.json").read_text())["lost_to_dtype"]
+    parts = tensors_of(out), tensors_of(result), tensors_of(trained["base"])
     share, error = expected_loss(*parts)
     assert measured["share"] == pytest.approx(share, abs=1e-4)
     assert measured["error"] == pytest.approx(error, abs=1e-4)

@@ -65,8 +65,8 @@ def test_each_is_the_swap_of_its_two_adapters(world, served):
             plan = ls.swap(task=world / folder, language=world / language, bottom=1, top=1)
             with torch.no_grad():
                 expected = plan.load()(IDS).logits
-            found = adapted(world, served / f"{task}--{language}")
-            torch.testing.assert_close(found, expected)
+            result = adapted(world, served / f"{task}--{language}")
+            torch.testing.assert_close(result, expected)
             config = json.loads((served / f"{task}--{language}/adapter_config.json").read_text())
             assert config["r"] == 2  # verbatim places keep the rank
 

@@ -123,9 +123,9 @@ def test_a_sample_finds_one_bit_as_often_as_it_says(out, monkeypatch):
     monkeypatch.setattr(compare, "BLOCK_BYTES", 100)
     flip(out, HEAD, at=2000)
     share, trials = 0.25, 60
-    found = sum(bool(findings(out, share=share, seed=seed)) for seed in range(trials))
+    result = sum(bool(findings(out, share=share, seed=seed)) for seed in range(trials))
     room = 4 * math.sqrt(share * (1 - share) * trials)
-    assert abs(found - share * trials) < room
+    assert abs(result - share * trials) < room
     assert findings(out, full=True)
 
 
@@ -150,9 +150,9 @@ def test_two_tensors_that_changed_places(out):
         with file.open("r+b") as handle:
             handle.seek(info.offset)
             handle.write(content)
-    found = findings(out)
-    assert [any(name in line for line in found) for name in names] == [True, True]
-    assert len(found) == 2
+    result = findings(out)
+    assert [any(name in line for line in result) for name in names] == [True, True]
+    assert len(result) == 2
 
 
 def test_names_that_changed_places_in_a_header(out):
@@ -163,17 +163,17 @@ def test_names_that_changed_places_in_a_header(out):
     swapped = data.replace(name.encode(), b"X").replace(other.encode(), name.encode(), 1)
     swapped = swapped.replace(b"X", other.encode(), 1)
     file.write_bytes(swapped)
-    found = findings(out)
-    assert f"{file}: the header is not the one that the merge writes" in found
-    assert len(found) == 3
+    result = findings(out)
+    assert f"{file}: the header is not the one that the merge writes" in result
+    assert len(result) == 3
 
 
 def test_a_truncated_shard(out):
     file = shard_of(out, UP.format(2))
     os.truncate(file, file.stat().st_size - 1)
-    (found,) = findings(out)
-    assert found.startswith(f"{file}: tensor ")
-    assert found.endswith("; the file is cut short")
+    (result,) = findings(out)
+    assert result.startswith(f"{file}: tensor ")
+    assert result.endswith("; the file is cut short")
 
 
 def test_a_missing_shard(out):
@@ -290,9 +290,9 @@ def other_source(record):
 )
 def test_an_edited_record(out, change, expected):
     edit(out, change)
-    found = findings(out)
-    assert f"{out}/layerswap.json: {expected}" in found
-    assert all("\n" not in line for line in found)
+    result = findings(out)
+    assert f"{out}/layerswap.json: {expected}" in result
+    assert all("\n" not in line for line in result)
 
 
 def test_an_edited_fingerprint(out):
@@ -314,9 +314,9 @@ def test_a_record_whose_recipe_and_composition_were_edited_alike(experts, out):
         weights="magnitude", max_shard_size="20KB",
     )  # fmt: skip
     (out / "layerswap.json").write_text(json.dumps(record(other)))
-    found = findings(out)
-    assert len(found) == 9
-    assert all("model.layers.1." in line for line in found)
+    result = findings(out)
+    assert len(result) == 9
+    assert all("model.layers.1." in line for line in result)
 
 
 @pytest.mark.parametrize(
@@ -364,9 +364,9 @@ def movable(experts, tmp_path):
 def test_a_changed_source(movable):
     out, pair = movable
     change_tensors(pair["language"], {UP.format(0): torch.zeros(40, 24)})
-    found = findings(out)
-    assert found[0] == "language: model.safetensors changed since the merge"
-    assert any(UP.format(0) in line for line in found[1:])
+    result = findings(out)
+    assert result[0] == "language: model.safetensors changed since the merge"
+    assert any(UP.format(0) in line for line in result[1:])
 
 
 def test_a_source_that_moved(movable):
@@ -396,8 +396,8 @@ def test_a_source_that_is_gone(movable, experts):
 
 def test_a_source_in_place_of_another(movable, experts):
     out, _ = movable
-    found = findings(out, sources={"task": experts["third"]})
-    assert found[0] == "task: model.safetensors changed since the merge"
+    result = findings(out, sources={"task": experts["third"]})
+    assert result[0] == "task: model.safetensors changed since the merge"
     with pytest.raises(LayerswapError) as caught:
         ls.verify(out, sources={"taks": experts["third"]})
     assert str(caught.value) == "no source 'taks'; did you mean 'task'?"

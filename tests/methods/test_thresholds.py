@@ -36,9 +36,9 @@ def test_thresholds_are_exact(size, margin, buckets, monkeypatch):
             )
             for piece in values.split(6000)
         ]
-        found = magnitude_thresholds(streams, 1, ranks, threads)[0]
+        result = magnitude_thresholds(streams, 1, ranks, threads)[0]
         ordered = x.abs().sort(descending=True).values
-        for rank, threshold in zip(ranks, found, strict=True):
+        for rank, threshold in zip(ranks, result, strict=True):
             assert threshold == (float(ordered[rank - 1]) if rank else math.inf)
 
 
@@ -51,6 +51,6 @@ def test_a_fair_sample_needs_one_pass():
         yield from ([part.numpy()] for part in x.split(1 << 18))
 
     stream = Stream(len(x), chunks, lambda start, stop: [x[start:stop].numpy()])
-    (found,) = magnitude_thresholds([stream], 1, (600_000,))
-    assert found[0] == float(x.abs().sort(descending=True).values[600_000 - 1])
+    (result,) = magnitude_thresholds([stream], 1, (600_000,))
+    assert result[0] == float(x.abs().sort(descending=True).values[600_000 - 1])
     assert len(passes) == 1
