@@ -27,7 +27,7 @@ import yaml
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
 from layerswap.lab.lm_eval_tasks import export_tasks
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 TASK = "lab_problem_furo"
 JUDGE = """
@@ -56,20 +56,17 @@ def recipe_of(bottom: int, top: int) -> dict[str, Any]:
     }
 
 
-def configuration(bottom: int, top: int) -> dict[str, Any]:
-    """The same swap as a configuration of mergekit."""
-    recipe = recipe_of(bottom, top)
-    layers = make_plan(check_recipe(recipe, where="peers")).composition.layers
-    slices = [("language", 0, bottom), ("task", bottom, layers - top),
-              ("language", layers - top, layers)]  # fmt: skip
-    return {
-        "merge_method": "passthrough",
-        "dtype": "float32",
-        "slices": [
-            {"sources": [{"model": recipe["experts"][name], "layer_range": [first, stop]}]}
-            for name, first, stop in slices
-        ],
-    }
+def mergekit_of(bottom: int, top: int, layers: int) -> dict[str, Any]:
+    """The same swap as a mergekit configuration."""
+    lab = shipped()
+    task, language = str(lab.task_experts[0]), str(lab.language_experts["furo"][0])
+    parts = [(language, 0, bottom), (task, bottom, layers - top), (language, layers - top, layers)]
+    slices = [
+        {"sources": [{"model": model, "layer_range": [first, stop]}]}
+        for model, first, stop in parts
+        if first < stop
+    ]
+    return {"merge_method": "passthrough", "slices": slices, "dtype": "float32"}
 
 
 def timed(command: list[str]) -> float:
@@ -78,10 +75,10 @@ def timed(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def by_hand(mergekit: str, bottom: int, top: int, tasks: Path, root: Path) -> dict[str, float]:
+def by_hand(mergekit: str, swap: dict[str, Any], tasks: Path, root: Path) -> dict[str, float]:
     """One composition the way its users do it: seconds by step, megabytes written, its score."""
     config, folder, score = root / "config.yml", root / "merged", root / "score.json"
-    config.write_text(yaml.safe_dump(configuration(bottom, top)))
+    config.write_text(yaml.safe_dump(swap))
     merging = timed([mergekit, str(config), str(folder), "--quiet"])
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     judging = timed([sys.executable, "-c", JUDGE, str(folder), str(tasks), str(score)])
@@ -122,7 +119,8 @@ def main() -> None:
         root = Path(name)
         export_tasks(root / "tasks", n=options.questions)
         runs = [
-            by_hand(options.mergekit, 1 + i, 1, root / "tasks", root) for i in range(options.loops)
+            by_hand(options.mergekit, mergekit_of(1 + i, 1, layers), root / "tasks", root)
+            for i in range(options.loops)
         ]
         print("| | compositions | seconds each | MB written each |")
         print("|---|---:|---:|---:|")

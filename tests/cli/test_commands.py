@@ -312,7 +312,7 @@ def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch
     def broken(recipe, **options):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("layerswap.merge.planner.make_plan", broken)
+    monkeypatch.setattr("layerswap.merge.api.make_plan", broken)
     with pytest.raises(ZeroDivisionError):
         layerswap("plan", *pair(experts))
 

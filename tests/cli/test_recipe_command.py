@@ -58,7 +58,7 @@ def test_check_shows_every_mistake(layerswap, tmp_path):
     result = layerswap("recipe", "check", path)
     assert result.code == 2
     assert sorted(result.err.splitlines()) == [
-        f"error: {path}, line 1: merge_method: layerswap has no 'tise'; did you mean 'ties'?",
+        f"error: {path}, line 1: merge_method: no method 'tise'; did you mean 'ties'?",
         f"error: {path}, line 4: models[1].model: is missing",
         f"error: {path}, line 4: models[1].modle: unknown key; did you mean 'model'?",
     ]

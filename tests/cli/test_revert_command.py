@@ -64,9 +64,7 @@ def test_a_part_of_a_partition_stays(layerswap, experts, tmp_path):
         assert torch.equal(tensor, (base if language else task)[name]), name
 
 
-TWO_WAYS = (
-    "error: say what to put back, in one way: keep or threshold; layers or roles; or partition\n"
-)
+TWO_WAYS = "error: choose one way to revert: keep or threshold; layers or roles; or partition\n"
 REFUSED = {
     "nothing said": ((), TWO_WAYS),
     "said twice": (("--keep", 0.5, "--roles", "mlp"), TWO_WAYS),
@@ -84,11 +82,11 @@ REFUSED = {
     ),
     "no part": (
         ("--partition", "A"),
-        "error: say which part of the partition the expert keeps: task or language\n",
+        "error: `partition` needs the part that the expert keeps: task or language\n",
     ),
     "part of nothing": (
         ("--keep", 0.5, "--part", "task"),
-        "error: a part is one of a partition; say which partition\n",
+        "error: `part` needs `partition`; give the name of a partition\n",
     ),
 }  # fmt: skip
 

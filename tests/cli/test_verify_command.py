@@ -68,7 +68,7 @@ def test_a_source_that_moved(layerswap, merged, tmp_path):
     assert gone.code == 2
     assert (
         f"error: not verified: task: {tmp_path}/task: no such folder, and not a Hub id like "
-        "'owner/name'; say where a source is now with --source NAME=PATH\n"
+        "'owner/name'; give its new location with --source NAME=PATH\n"
     ) in gone.err
     assert layerswap("verify", merged, "--source", f"task={tmp_path}/moved").code == 0
 
@@ -78,13 +78,13 @@ def test_hashes(layerswap, merged):
     assert "note: recorded the SHA-256 of 4 files" in kept.out.splitlines()
     again = layerswap("verify", merged)
     assert again.code == 0
-    assert "4 files as their recorded SHA-256 says" in again.out.splitlines()
+    assert "4 files match their recorded SHA-256" in again.out.splitlines()
 
 
 BAD = {
     "no folder": (("none",), "none/layerswap.json: cannot be read (No such file or directory)"),
     "share": (
-        ("{merged}", "--sample", "0"), "the share of a sample is above 0 and at most 1, not 0"
+        ("{merged}", "--sample", "0"), "share is 0; write a number above 0 and at most 1"
     ),
     "pair": (("{merged}", "--source", "task"), "--source: 'task' is not NAME=PATH"),
     "twice": (

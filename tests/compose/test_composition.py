@@ -75,8 +75,8 @@ def test_rename_flattens_to_float_arithmetic(composition, inner):
         share = outer.pop("a", 0.0)
         for name in "abcd":
             expected = outer.get(name, 0.0) + share * dict(inner.weights).get(name, 0.0)
-            found = dict(flat[place].weights).get(name, 0.0)
-            assert math.isclose(found, expected, rel_tol=1e-12, abs_tol=1e-15)
+            result = dict(flat[place].weights).get(name, 0.0)
+            assert math.isclose(result, expected, rel_tol=1e-12, abs_tol=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def resolved(text, layers=4, **keys):
 
 def everywhere(text, layers=4):
     """The one blend that is at every place."""
-    found = set(resolved(text, layers).blends.values())
-    assert len(found) == 1, found
-    return found.pop()
+    result = set(resolved(text, layers).blends.values())
+    assert len(result) == 1, result
+    return result.pop()
 
 
 def merge(method, **parameters):
@@ -219,25 +219,25 @@ def test_slices_gradients_and_filters():
         "b": ("./b/", None),
     }
     assert (recipe.base, recipe.dtype) == (None, "bfloat16")
-    found = recipe.resolve(4)
+    result = recipe.resolve(4)
     for layer, attention, mlp in ((0, "a", "b"), (1, slerp(0.5), slerp(0.5)), (2, "b", "a")):
         expected = [b if isinstance(b, Blend) else Blend.of(b) for b in (attention, mlp)]
-        assert [found[Place(layer, role)] for role in ("attention", "mlp")] == expected
-        assert found[Place(layer, "norm")] == slerp(0.25)
+        assert [result[Place(layer, role)] for role in ("attention", "mlp")] == expected
+        assert result[Place(layer, "norm")] == slerp(0.25)
     # A slice of one layer is at the end of its gradient.
-    assert {found[Place(3, role)] for role in ("attention", "mlp", "norm")} == {slerp(0.2)}
+    assert {result[Place(3, role)] for role in ("attention", "mlp", "norm")} == {slerp(0.2)}
     # What is outside is at the start: the embedding of the first slice's, the rest of the last's.
-    assert found[Place(None, "embedding")] == slerp(0.25)
-    assert found[Place(None, "final_norm")] == found[Place(None, "head")] == slerp(0.1)
+    assert result[Place(None, "embedding")] == slerp(0.25)
+    assert result[Place(None, "final_norm")] == result[Place(None, "head")] == slerp(0.1)
 
 
 def test_models_are_one_slice_of_all_layers():
     text = "merge_method: linear\nmodels:\n- {model: a, parameters: {weight: [0, 1]}}\n"
     text += "- {model: b, parameters: {weight: 1}}\n"
-    found = resolved(text, layers=5)
+    result = resolved(text, layers=5)
     for layer in range(5):
-        assert found[Place(layer, "mlp")] == Blend.of({"a": layer / 4, "b": 1})
-    assert found[Place(None, "head")] == Blend.of("b")
+        assert result[Place(layer, "mlp")] == Blend.of({"a": layer / 4, "b": 1})
+    assert result[Place(None, "head")] == Blend.of("b")
     assert resolved(text, layers=1)[Place(0, "mlp")] == Blend.of({"a": 1, "b": 1})
 
 
@@ -255,12 +255,12 @@ modules:
       parameters: {weight: [{filter: lm_head, value: 3}]}
     - sources: [{model: a, layer_range: [1, 2]}, {model: b, layer_range: [1, 2]}]
 """
-    found = resolved(text, layers=2)
+    result = resolved(text, layers=2)
     half = Blend.of({"a": 1, "b": 1})
-    assert found[Place(0, "attention")] == found[Place(0, "mlp")] == half
-    assert found[Place(0, "norm")] == Blend.of({"a": 4, "b": 1})
-    assert found[Place(None, "head")] == half
-    assert found[Place(1, "norm")] == half
+    assert result[Place(0, "attention")] == result[Place(0, "mlp")] == half
+    assert result[Place(0, "norm")] == Blend.of({"a": 4, "b": 1})
+    assert result[Place(None, "head")] == half
+    assert result[Place(1, "norm")] == half
 
 
 def test_the_last_slice_has_as_many_sources_as_the_first():
@@ -271,9 +271,9 @@ slices:
 - sources: [{model: a, layer_range: [0, 1]}]
 - sources: [{model: b, layer_range: [1, 2]}, {model: c, layer_range: [1, 2]}]
 """
-    found = resolved(text, layers=2)
-    assert found[Place(1, "mlp")] == Blend.of({"b": 1, "c": 1})
-    assert found[Place(None, "final_norm")] == Blend.of("b")
+    result = resolved(text, layers=2)
+    assert result[Place(1, "mlp")] == Blend.of({"b": 1, "c": 1})
+    assert result[Place(None, "final_norm")] == Blend.of("b")
     short = text.replace("linear\n", "ties\nbase_model: a\n").replace("{model: b", "{model: d")
     short = short.replace("{model: c", "{model: a").replace("layer_range: [1, 2]}]", "X", 0)
     assert refusal(short, 2) == (
@@ -319,10 +319,10 @@ slices:
 - base_model: other
   sources: [{model: other, layer_range: [1, 2]}, {model: a, layer_range: [1, 2]}]
 """
-    found = resolved(text, layers=2)
-    assert found[Place(0, "mlp")] == merge("task_arithmetic", weights={"a": 0.5})
+    result = resolved(text, layers=2)
+    assert result[Place(0, "mlp")] == merge("task_arithmetic", weights={"a": 0.5})
     expected = Operation.of("task_arithmetic", {Blend.of("a"): 0.5}, base=Blend.of("other"))
-    assert found[Place(1, "mlp")] == Blend.of(expected)
+    assert result[Place(1, "mlp")] == Blend.of(expected)
 
 
 @pytest.mark.parametrize("text", [SLERP, "merge_method: dare_ties\n" + TWO])
@@ -335,21 +335,21 @@ def test_the_recipe_can_be_written_and_read_again(text):
 
 
 def test_slices_may_repeat_drop_and_move_layers():
-    found = resolved("""
+    result = resolved("""
 merge_method: passthrough
 slices:
 - sources: [{model: a, layer_range: [0, 3]}]
 - sources: [{model: b, layer_range: [1, 4]}]
 """)
-    assert (found.layers, found.taken) == (6, (0, 1, 2, 1, 2, 3))
-    assert [str(found[Place(layer, "mlp")]) for layer in range(6)] == [*"aaabbb"]
-    assert str(found[Place(None, "embedding")]) == "a"
-    assert str(found[Place(None, "head")]) == "b"
-    assert " 3 = 1 " in str(found)
+    assert (result.layers, result.taken) == (6, (0, 1, 2, 1, 2, 3))
+    assert [str(result[Place(layer, "mlp")]) for layer in range(6)] == [*"aaabbb"]
+    assert str(result[Place(None, "embedding")]) == "a"
+    assert str(result[Place(None, "head")]) == "b"
+    assert " 3 = 1 " in str(result)
     shorter = resolved("merge_method: passthrough\nslices: [{sources: [{model: a, "
                        "layer_range: [0, 3]}]}]")  # fmt: skip
     assert (shorter.layers, shorter.taken) == (3, (0, 1, 2))
-    assert type(found).from_dict(found.to_dict()) == found
+    assert type(result).from_dict(result.to_dict()) == result
 
 
 SHIFTED = """
@@ -364,16 +364,16 @@ slices:
 
 
 def test_the_sources_of_a_slice_may_take_different_layers():
-    found = resolved(SHIFTED)
-    assert (found.layers, found.taken, dict(found.shifted)) == (3, (0, 1, 2), {"b": (0, 2, 3)})
-    assert (found.taken_of("a"), found.taken_of("b")) == ((0, 1, 2), (0, 2, 3))
+    result = resolved(SHIFTED)
+    assert (result.layers, result.taken, dict(result.shifted)) == (3, (0, 1, 2), {"b": (0, 2, 3)})
+    assert (result.taken_of("a"), result.taken_of("b")) == ((0, 1, 2), (0, 2, 3))
     # A filter of a source goes by the names that tensors have in the source.
-    weights = [str(found[Place(layer, "mlp")]) for layer in range(3)]
+    weights = [str(result[Place(layer, "mlp")]) for layer in range(3)]
     assert weights == ["a", "0.5 a + 0.5 b", "0.25 a + 0.75 b"]
-    assert "2 = 2 of a, 3 of b " in str(found)
-    assert type(found).from_dict(found.to_dict()) == found
-    assert hash(found) == hash(type(found).from_dict(found.to_dict()))
-    assert found != resolved(SHIFTED.replace("[2, 4]", "[1, 3]"))
+    assert "2 = 2 of a, 3 of b " in str(result)
+    assert type(result).from_dict(result.to_dict()) == result
+    assert hash(result) == hash(type(result).from_dict(result.to_dict()))
+    assert result != resolved(SHIFTED.replace("[2, 4]", "[1, 3]"))
     assert refusal(SHIFTED, 3) == "layer 3 is taken from models of 3 layers"
 
 
@@ -381,7 +381,9 @@ def test_an_expert_whose_layers_are_shifted_is_a_checkpoint():
     data = parse_recipe(SHIFTED).model_dump(mode="json", exclude_defaults=True)
     data["experts"]["c"] = data["experts"].pop("b")
     data["experts"]["b"] = {"soup": ["c", "a"]}
-    with pytest.raises(RecipeError, match="taken of 'b' than of the rest, so it must be a check"):
+    with pytest.raises(
+        RecipeError, match="expert 'b' takes other layers than the rest, so it must be a check"
+    ):
         check_recipe(data, where="test").resolve(4)
 
 
@@ -405,11 +407,11 @@ def test_filters_are_read_by_the_names_of_the_checkpoint():
         "h.0.attn.c_attn.weight": Place(0, "attention"),
         "h.0.mlp.c_fc.weight": Place(0, "mlp"),
     }
-    found = resolved(text, layers=1, tensors=names)
-    assert found[Place(0, "attention")] == Blend.of("a")
-    assert found[Place(0, "mlp")] == Blend.of("b")
+    result = resolved(text, layers=1, tensors=names)
+    assert result[Place(0, "attention")] == Blend.of("a")
+    assert result[Place(0, "mlp")] == Blend.of("b")
     # No head is stored: it is the embedding.
-    assert found[Place(None, "head")] == found[Place(None, "embedding")] == Blend.of("b")
+    assert result[Place(None, "head")] == result[Place(None, "embedding")] == Blend.of("b")
 
 
 def test_a_filter_inside_a_place():
@@ -417,8 +419,8 @@ def test_a_filter_inside_a_place():
     text += "parameters: {t: [{filter: q_proj, value: 0}, {value: 1}]}"
     assert refusal(text, 2) == (
         "layer 0 attention: model.layers.0.self_attn.q_proj.weight would be a and "
-        "model.layers.0.self_attn.k_proj.weight b; layerswap merges all of it alike, so filters "
-        "can tell self_attn, mlp and norms apart, but not parts of them"
+        "model.layers.0.self_attn.k_proj.weight b; layerswap merges a place as a whole, so filters "
+        "can separate self_attn, mlp and norms, but not parts of them"
     )
 
 
@@ -442,7 +444,7 @@ def test_a_filter_inside_a_place():
          "layer 4 is taken from models of 4 layers"),
     ],
 )  # fmt: skip
-def test_refused_when_it_meets_the_models(text, layers, message):
+def test_refusals_when_the_models_are_known(text, layers, message):
     assert refusal(text, layers) == message
 
 
@@ -469,9 +471,9 @@ KNOWN = (
     ("text", "messages"),
     [
         ("merge_method: quux\n" + BOTH,
-         [f", line 1: merge_method: layerswap has no 'quux'; there are {KNOWN}"]),
+         [f", line 1: merge_method: no method 'quux'; there are {KNOWN}"]),
         ("merge_method: tise\n" + BOTH,
-         [", line 1: merge_method: layerswap has no 'tise'; did you mean 'ties'?"]),
+         [", line 1: merge_method: no method 'tise'; did you mean 'ties'?"]),
         ("models: [{model: a}]", [": merge_method: is missing"]),
         (LINEAR, [": give exactly one of models, slices, modules; found none"]),
         (LINEAR + BOTH + "slices: [{sources: [{model: a, layer_range: [0, 1]}]}]",
@@ -488,7 +490,7 @@ KNOWN = (
          [", line 3: models[0].model: is missing",
           ", line 3: models[0].modell: unknown key; did you mean 'model'?"]),
         (LINEAR + "models: [{model: a}, {model: a}]",
-         [", line 3: models[1]: 'a' is there twice"]),
+         [", line 3: models[1]: 'a' is given twice"]),
         (LINEAR + "models: [{model: a+b+c}, {model: b@c@d}, {model: {model: c, tokenizer: d}}]",
          [", line 3: models[0].model: 'a+b+c' adds two adapters; merge one into the model first",
           ", line 3: models[1].model: 'b@c@d' has two '@'; write owner/name@revision",
@@ -578,7 +580,7 @@ def test_a_recipe_s_own_mergekit_part_is_checked():
         "m.yml, line 5: mergekit.models[1]: linear needs a weight for 'c'",
         "m.yml, line 5: mergekit.models[2].model: no expert 'base'; there are a, b",
         "m.yml, line 5: mergekit.models[2]: linear needs a weight for 'base'",
-        "m.yml, line 6: weights: weights stand in `mergekit`; remove `weights`",
+        "m.yml, line 6: weights: weights belong in `mergekit`; remove `weights`",
     ]
     text = "experts: {base: x}\nbase: y\n"
     text += "mergekit: {merge_method: passthrough, models: [{model: base}]}"
@@ -597,7 +599,7 @@ def test_a_recipe_s_own_mergekit_part_is_checked():
         ("dtype: float32", None),
     ],
 )
-def test_whose_tokenizer_the_output_has(line, expected):
+def test_the_owner_of_the_output_s_tokenizer(line, expected):
     text = (
         "merge_method: linear\nmodels:\n- {model: org/one, parameters: {weight: 1}}\n"
         f"- {{model: org/two, parameters: {{weight: 1}}}}\n{line}\n"

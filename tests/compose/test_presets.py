@@ -37,12 +37,12 @@ def algorithm_1(layers, b, u, t_b, t_u, *, joined_by):
 
 def taken(composition):
     """What the mlp of each layer takes; raises where a layer's roles differ."""
-    found = []
+    result = []
     for layer in range(composition.layers):
         blends = {composition[Place(layer, r)] for r in ("attention", "mlp", "norm", "other")}
         (blend,) = blends
-        found.append(str(blend) if blend.verbatim else "blend")
-    return found
+        result.append(str(blend) if blend.verbatim else "blend")
+    return result
 
 
 def zones_up_to(largest):
@@ -93,8 +93,8 @@ def test_every_border():
         (Zones(5, 2, 1, 1), "zones overlap: bottom 5 + top 2 + bottom_transition 1 + "
          "top_transition 1 = 9, but there are 8 layers"),
         (Zones(9, 0), "zones overlap: bottom 9 = 9, but there are 8 layers"),
-        (Zones(-1, 0), "bottom is -1; a number of layers is from 0"),
-        (Zones(1, 1, 0, -2), "top_transition is -2; a number of layers is from 0"),
+        (Zones(-1, 0), "bottom is -1; write a number of layers from 0"),
+        (Zones(1, 1, 0, -2), "top_transition is -2; write a number of layers from 0"),
     ],
 )  # fmt: skip
 def test_illegal_zones(zones, message):
@@ -227,10 +227,10 @@ def test_illegal_partitions(name, layers, options, message):
 
 
 def test_a_chat_vector_by_layer():
-    found = instruct(6, weight=[1, 0], zones=Zones(1, 0, 1, 1), outside="language")
+    result = instruct(6, weight=[1, 0], zones=Zones(1, 0, 1, 1), outside="language")
     shares = []
     for layer in range(6):
-        (member,) = found[Place(layer, "mlp")].members
+        (member,) = result[Place(layer, "mlp")].members
         weights = {} if isinstance(member, str) else {str(b): w for b, w in member.inputs}
         assert isinstance(member, str) or (member.base, weights["language"]) == (
             Blend.of("base"),
@@ -238,14 +238,14 @@ def test_a_chat_vector_by_layer():
         )
         shares.append(weights.get("instruct", 0.0))
     assert shares == pytest.approx([0, 0.4, 0.6, 0.4, 0.2, 0])
-    assert found[Place(None, "embedding")] == found[Place(None, "head")] == Blend.of("language")
+    assert result[Place(None, "embedding")] == result[Place(None, "head")] == Blend.of("language")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weight": [1.0, -1.0]}, "a chat vector has one weight or several, from 0"),
-        ({"weight": []}, "a chat vector has one weight or several, from 0"),
+        ({"weight": [1.0, -1.0]}, "a chat vector needs one weight or more, each from 0"),
+        ({"weight": []}, "a chat vector needs one weight or more, each from 0"),
         ({"zones": Zones(3, 2)}, "zones overlap: bottom 3 + top 2 = 5, but there are 4 layers"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose import Blend, Zones, parse_recipe, partition, read_recipe, soup, swap
-from layerswap.compose.recipe import parse_size
+from layerswap.compose.schema import parse_size
 from layerswap.errors import RecipeError
 
 EXPERTS = "experts: {task: a, language: b}\n"
@@ -175,7 +175,7 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
         (EXPERTS + "soup: {experts: []}",
          [", line 2: soup.experts: write at least one; found []"]),
         (EXPERTS + "soup: {experts: [task, task]}",
-         [", line 2: soup.experts: expert 'task' is there twice"]),
+         [", line 2: soup.experts: expert 'task' is given twice"]),
         (SWAP + "weights: unifrm",
          [", line 3: weights: no rule 'unifrm'; did you mean 'uniform'?"]),
         (SWAP + "weights: magnitude",
@@ -259,7 +259,7 @@ def test_not_a_mapping(text):
     assert refusal(text) == wanted
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     path = tmp_path / "r.yaml"
     with pytest.raises(RecipeError) as caught:
         read_recipe(path)

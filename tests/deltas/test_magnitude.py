@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
 from layerswap.deltas import magnitude
-from layerswap.deltas.measure import Rows
 from layerswap.errors import CheckpointError
+from layerswap.methods.rows import Rows
 
 NORM, HEAD = "model.norm.weight", "lm_head.weight"
 

@@ -14,7 +14,7 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.engine.generation import Sampling
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 RNG = np.random.default_rng(5)
 PROMPTS = [RNG.integers(3, 60, n).tolist() for n in (9, 4, 12, 9)]

@@ -23,7 +23,7 @@ from layerswap.errors import EvaluationError
 from layerswap.lab.assets import shipped
 from layerswap.lab.scoring import correct, load, questions
 from layerswap.lab.train import IGNORED, encode
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 RNG = np.random.default_rng(3)
 

@@ -1,4 +1,4 @@
-"""Tiny experts, and merging written a second time, straight from the definition."""
+"""Tiny experts, and a second implementation of merging, straight from the definition."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ def _one_thread():
 def experts(tmp_path_factory) -> dict[str, Path]:
     """Three Llama experts of one base, with one tokenizer; never to be changed."""
     root = tmp_path_factory.mktemp("experts")
-    found = {}
+    result = {}
     for seed, name in enumerate(("task", "language", "third", "base")):
-        found[name] = save_tokenizer(save_expert(root / name, tiny_llama(), seed))
-    return found
+        result[name] = save_tokenizer(save_expert(root / name, tiny_llama(), seed))
+    return result
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Merges of every method, dtype and kind of source, and the hashes of what they gave.
+"""Merges of every method, dtype and kind of source, and the hashes of their outputs.
 
 Run as a script it makes all of them and compares; with `--write` it writes `output_bytes.json`
 anew, which only a change that is meant to change the result of a merge may do. Imports neither
@@ -171,10 +171,10 @@ CASES: dict[str, Case] = {
 
 def digest(folder: Path) -> str:
     """SHA-256 over the weight files, by name."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
-        found.update(file.name.encode() + file.read_bytes())
-    return found.hexdigest()
+        result.update(file.name.encode() + file.read_bytes())
+    return result.hexdigest()
 
 
 def merged(case: str, root: Path, out: Path, threads: int) -> str:
@@ -185,8 +185,10 @@ def merged(case: str, root: Path, out: Path, threads: int) -> str:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        found = {case: merged(case, root / "sources", root / case, 2) for case in CASES}
+        result = {case: merged(case, root / "sources", root / case, 2) for case in CASES}
     if sys.argv[1:] == ["--write"]:
-        KEPT.write_text(json.dumps(found, indent=2) + "\n")
-    differing = [case for case, kept in json.loads(KEPT.read_text()).items() if found[case] != kept]
+        KEPT.write_text(json.dumps(result, indent=2) + "\n")
+    differing = [
+        case for case, kept in json.loads(KEPT.read_text()).items() if result[case] != kept
+    ]
     sys.exit(f"other bytes than before: {differing}" if differing else 0)

@@ -1,4 +1,4 @@
-"""Merging adapters: every result goes through PEFT, or against the dense computation."""
+"""Merged adapters, loaded by PEFT or compared with the dense computation."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_adapters_compose_to_an_adapter_that_peft_loads(base, adapters, tmp_path
     plan = ls.swap(task=adapters[task], language=adapters[language], **ZONES)
     plan.save(tmp_path / "out")
     want = logits(base, expected(base, adapters[task], adapters[language]))
-    found = adapted_logits(base, tmp_path / "out")
-    assert torch.allclose(found, want, rtol=0, atol=2e-6)
-    assert not torch.allclose(found, logits(base, dense(base)), rtol=0, atol=1e-2)
+    result = adapted_logits(base, tmp_path / "out")
+    assert torch.allclose(result, want, rtol=0, atol=2e-6)
+    assert not torch.allclose(result, logits(base, dense(base)), rtol=0, atol=1e-2)
     with torch.no_grad():
         assert torch.allclose(plan.load()(TOKENS).logits.double(), want, rtol=0, atol=2e-5)
     stored = load_file(tmp_path / "out" / "adapter_model.safetensors")
@@ -148,8 +148,8 @@ def test_places_that_no_adapter_changes_keep_the_bases_bytes(base, adapters, tmp
         "bake": True,
     }
     ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out")
-    found, stored = tensors_of(tmp_path / "out"), tensors_of(base)
-    same = [name for name in stored if torch.equal(found[name], stored[name])]
+    result, stored = tensors_of(tmp_path / "out"), tensors_of(base)
+    same = [name for name in stored if torch.equal(result[name], stored[name])]
     changed = {name for name in stored if name not in same}
     assert changed == {
         f"model.layers.{layer}.{module}.weight"
@@ -157,7 +157,7 @@ def test_places_that_no_adapter_changes_keep_the_bases_bytes(base, adapters, tmp
         for module in ("self_attn.k_proj", "mlp.down_proj")
     }
     for name in same:
-        check_equal(found[name], stored[name], name)
+        check_equal(result[name], stored[name], name)
 
 
 def test_ties_of_adapters_works_on_baked_deltas(base, adapters, tmp_path):
@@ -182,7 +182,7 @@ def test_a_smaller_rank_is_the_nearest_one(base, adapters, tmp_path):
     }
     ls.make_plan(check_recipe(recipe, where="test")).save(tmp_path / "out")
     start, one, two = dense(base), dense(base, adapters["plain"]), dense(base, adapters["rslora"])
-    found = dense(base, tmp_path / "out")
+    result = dense(base, tmp_path / "out")
     worst = 0.0
     for name in start:
         delta = (one[name] + two[name]) / 2 - start[name]
@@ -190,7 +190,7 @@ def test_a_smaller_rank_is_the_nearest_one(base, adapters, tmp_path):
             continue
         u, sizes, v = torch.linalg.svd(delta, full_matrices=False)
         best = (u[:, :3] * sizes[:3]) @ v[:3]
-        assert torch.allclose(found[name] - start[name], best, rtol=0, atol=1e-5), name
+        assert torch.allclose(result[name] - start[name], best, rtol=0, atol=1e-5), name
         worst = max(worst, float((delta - best).norm() / delta.norm()))
     record = json.loads((tmp_path / "out" / "layerswap.json").read_text())
     assert record["largest_share_lost_to_rank"] == pytest.approx(worst, rel=1e-5)
@@ -254,7 +254,7 @@ def test_magnitude_weights_of_adapters_are_of_dense_deltas(base, adapters):
         "soup": {"experts": list(names)},
         "weights": "magnitude",
     }
-    found = ls.make_plan(check_recipe(recipe, where="test")).magnitude
+    result = ls.make_plan(check_recipe(recipe, where="test")).magnitude
     start = dense(base)
     weights = {}
     for name in names:
@@ -264,7 +264,7 @@ def test_magnitude_weights_of_adapters_are_of_dense_deltas(base, adapters):
             rows.append(delta.mean(dim=0) if delta.dim() == 2 else delta.mean().reshape(1))
         weights[name] = 1 / float(torch.cat(rows).mean())
     total = sum(weights.values())
-    assert found == pytest.approx({n: w / total for n, w in weights.items()}, rel=1e-5)
+    assert result == pytest.approx({n: w / total for n, w in weights.items()}, rel=1e-5)
 
 
 def test_a_hub_base_needs_no_weights_to_compose_adapters(base, adapters, tmp_path):
@@ -289,8 +289,8 @@ def test_adapters_of_two_bases(base, adapters, tmp_path):
     with pytest.raises(LayerswapError) as caught:
         ls.swap(task=adapters["plain"], language=other)
     assert str(caught.value) == (
-        f"task adapts {base} and language adapts org/other; if they are the same model, say which "
-        "to take with `base` (--base)"
+        f"task adapts {base} and language adapts org/other; if they are the same model, choose "
+        "one with `base` (--base)"
     )
     path.write_text(json.dumps({**config, "base_model_name_or_path": None}))
     with pytest.raises(LayerswapError, match="language: the adapter names no base; give one with"):
@@ -331,8 +331,8 @@ def test_a_model_with_an_adapter_of_its_own_is_one_expert(base, adapters, tmp_pa
     recipe = {"experts": experts, "soup": {"experts": ["adapted", "plain"]}}
     plan = ls.make_plan(check_recipe(recipe, where="test"))
     out = plan.save(tmp_path / "out")
-    found, expected, other = tensors_of(out), dense(model, adapters["plain"]), dense(base)
-    for name, tensor in found.items():
+    result, expected, other = tensors_of(out), dense(model, adapters["plain"]), dense(base)
+    for name, tensor in result.items():
         wanted = (expected[name] + other[name]) / 2
         torch.testing.assert_close(tensor.double(), wanted, rtol=1e-5, atol=1e-6)
     assert ls.verify(out).passed

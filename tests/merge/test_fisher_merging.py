@@ -36,8 +36,8 @@ def everywhere(experts, fishers, **settings):
 
 
 def stored(fishers, name):
-    found = load_file(fishers[name] / "fisher.safetensors")
-    return {tensor: values.double().numpy() for tensor, values in found.items()}
+    result = load_file(fishers[name] / "fisher.safetensors")
+    return {tensor: values.double().numpy() for tensor, values in result.items()}
 
 
 def weighted(experts, fishers, weights, floor=1e-20, norms=None):
@@ -54,10 +54,12 @@ def weighted(experts, fishers, weights, floor=1e-20, norms=None):
 
 
 def close(folder, expected):
-    found = tensors_of(folder)
-    assert found.keys() == expected.keys()
+    result = tensors_of(folder)
+    assert result.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name].double(), values, rtol=1e-6, atol=1e-8, err_msg=name)
+        np.testing.assert_allclose(
+            result[name].double(), values, rtol=1e-6, atol=1e-8, err_msg=name
+        )
 
 
 def test_the_average_is_weighted_element_by_element(experts, fishers, tmp_path):
@@ -90,10 +92,10 @@ def test_the_middle_of_a_swap_and_a_soup_of_experts(experts, fishers, tmp_path):
     data = {"experts": entries, "swap": {"task": "both", "bottom": 1, "top": 1, "outside": "task"}}
     plan = ls.make_plan(check_recipe(data, where="r"))
     assert set(plan.sources) == {*NAMES, "fisher of task", "fisher of third"}
-    found = tensors_of(plan.save(tmp_path / "out"))
+    result = tensors_of(plan.save(tmp_path / "out"))
     expected = weighted(experts, fishers, {"task": 1, "third": 1})
     language = tensors_of(experts["language"])
-    for name, tensor in found.items():
+    for name, tensor in result.items():
         layer = int(name.split(".")[2]) if ".layers." in name else None
         want = language[name].double() if layer in (0, 3) else expected[name]
         np.testing.assert_allclose(tensor.double(), want, rtol=1e-6, atol=1e-8)
@@ -141,8 +143,8 @@ def test_verify_reads_the_fishers_too(experts, fishers, tmp_path):
     weights = load_file(moved / "fisher.safetensors")
     weights["model.norm.weight"] += 1
     save_file(weights, moved / "fisher.safetensors")
-    found = ls.verify(out, sources={"fisher of task": moved}, full=True).findings
-    assert found[0] == "fisher of task: fisher.safetensors changed since the merge"
+    result = ls.verify(out, sources={"fisher of task": moved}, full=True).findings
+    assert result[0] == "fisher of task: fisher.safetensors changed since the merge"
 
 
 # --- refusals ---
@@ -177,20 +179,20 @@ def test_a_fisher_of_other_tensors(experts, fishers, tmp_path, case):
     changes, message = SPOILT[case]
     spoilt = copied(fishers["task"], tmp_path / "spoilt")
     edited(spoilt, **changes)
-    found = refused(experts, {**fishers, "task": spoilt})
+    result = refused(experts, {**fishers, "task": spoilt})
     path = spoilt / "fisher.safetensors"
-    assert found == f"fisher of task: {path}: {message.format(expert=experts['task'])}"
+    assert result == f"fisher of task: {path}: {message.format(expert=experts['task'])}"
 
 
 def test_the_fisher_of_another_checkpoint(experts, fishers):
     crossed = {**fishers, "task": fishers["language"]}
     assert refused(experts, crossed) == (
-        f"fisher of task: {fishers['language']}: was not estimated on {experts['task']} as it is "
-        "now; estimate it again"
+        f"fisher of task: {fishers['language']}: was not estimated on the present "
+        f"{experts['task']}; estimate it again"
     )
 
 
-def test_no_fisher_there(experts, fishers, tmp_path):
+def test_a_missing_fisher_is_refused(experts, fishers, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert refused(experts, {**fishers, "task": empty}) == (
@@ -263,7 +265,7 @@ REFUSED = {
     "name": (
         "experts: {a: {source: ./a, fisher: ./f}, fisher of a: ./b}\n"
         "merge: {method: fisher, experts: [a]}",
-        "r, line 1: experts.fisher of a: the name of a Fisher; give it another",
+        "r, line 1: experts.fisher of a: is the name of a Fisher; choose another name",
     ),
     "empty": (
         "experts: {a: {source: ./a, fisher: ''}}\nsoup: {experts: [a]}",

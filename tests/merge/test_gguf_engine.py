@@ -1,4 +1,4 @@
-"""Merged GGUF files in llama.cpp: what it computes, against what the composition says.
+"""Merged GGUF files in llama.cpp: its log-probabilities against those of the composition.
 
 The oracles: the same composition of files that were dequantised beforehand, and the transformers
 model of the same merge.
@@ -38,11 +38,11 @@ def logprobs(path: Path, prompt: list[int] = PROMPT, tokens: int = 4) -> np.ndar
              "n_probs": len(TOKENS), "cache_prompt": False, "logit_bias": NO_BYTES}  # fmt: skip
     answer = server.handle_completions(asked)
     steps = answer["choices"][0]["logprobs"]["content"]
-    found = np.full((len(steps), len(TOKENS)), -np.inf)
-    for row, step in zip(found, steps, strict=True):
+    result = np.full((len(steps), len(TOKENS)), -np.inf)
+    for row, step in zip(result, steps, strict=True):
         for entry in step["top_logprobs"]:
             row[entry["id"]] = entry["logprob"]
-    return found
+    return result
 
 
 def dequantised(path: Path, tensors: dict[str, np.ndarray], like: Path) -> Path:
@@ -84,15 +84,15 @@ def test_layers_of_different_types_are_computed_as_they_were_quantised(tmp_path,
         else:
             expected[name] = values if name.startswith("blk.1.") else parts[1][name]
     oracle = logprobs(dequantised(tmp_path / "oracle.gguf", expected, task))
-    found, experts = logprobs(made), [logprobs(path) for path in (task, language)]
+    result, experts = logprobs(made), [logprobs(path) for path in (task, language)]
     # llama.cpp quantises activations too, so that a quantised layer is never exactly its floats:
     # the merged file may differ from its oracle by about as much as the experts from theirs.
     floats = logprobs(dequantised(tmp_path / "floats.gguf", parts[0], task))
     noise = np.abs(experts[0][0] - floats[0]).max()
-    error = np.abs(found[0] - oracle[0]).max()
+    error = np.abs(result[0] - oracle[0]).max()
     assert error < 3 * noise < 0.5
-    assert min(np.abs(found[0] - expert[0]).max() for expert in experts) > 5 * error
-    assert found.shape == oracle.shape == (4, len(TOKENS))
+    assert min(np.abs(result[0] - expert[0]).max() for expert in experts) > 5 * error
+    assert result.shape == oracle.shape == (4, len(TOKENS))
 
 
 def transformers_logprobs(folder: Path) -> np.ndarray:
@@ -116,11 +116,11 @@ def test_a_merge_of_float_files_is_the_transformers_model_of_the_same_merge(tmp_
     files = [convert(f, tmp_path / f"{f.name}.gguf", family, kind) for f in folders]
     plain = ls.swap(task=folders[0], language=folders[1], bottom=1, top=1).save(tmp_path / "plain")
     made = ls.swap(task=files[0], language=files[1], bottom=1, top=1).save(tmp_path / "made.gguf")
-    expected, found = transformers_logprobs(plain), logprobs(made)
-    assert np.abs(found[0] - expected[0]).max() < (2e-3 if kind == "F32" else 2e-2)
-    assert (found[0].argmax() == expected[0].argmax()).all()
+    expected, result = transformers_logprobs(plain), logprobs(made)
+    assert np.abs(result[0] - expected[0]).max() < (2e-3 if kind == "F32" else 2e-2)
+    assert (result[0].argmax() == expected[0].argmax()).all()
     other = transformers_logprobs(folders[0])
-    assert np.abs(found[0] - other[0]).max() > 10 * np.abs(found[0] - expected[0]).max()
+    assert np.abs(result[0] - other[0]).max() > 10 * np.abs(result[0] - expected[0]).max()
 
 
 def test_a_gguf_expert_beside_safetensors_is_the_model_that_llama_cpp_has(tmp_path):
@@ -128,8 +128,8 @@ def test_a_gguf_expert_beside_safetensors_is_the_model_that_llama_cpp_has(tmp_pa
     task, language = (save_model(tmp_path / name, "llama", seed) for seed, name in enumerate("ab"))
     file = convert(language, tmp_path / "language.gguf", "llama", "F16")
     merged = ls.swap(task=task, language=file, bottom=1, top=1).save(tmp_path / "merged")
-    found = logprobs(convert(merged, tmp_path / "merged.gguf", "llama"))
-    assert np.abs(found[0] - transformers_logprobs(merged)[0]).max() < 2e-3
+    result = logprobs(convert(merged, tmp_path / "merged.gguf", "llama"))
+    assert np.abs(result[0] - transformers_logprobs(merged)[0]).max() < 2e-3
 
 
 def test_a_file_named_by_its_modelfile_loads(tmp_path):

@@ -30,7 +30,7 @@ import layerswap as ls
 from layerswap.checkpoint.commit import JOURNAL
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.errors import LayerswapError
-from layerswap.merge import writer
+from layerswap.merge import gguf as gguf_format
 from layerswap.merge.gguf import RECORD_KEY, write_modelfile
 
 OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -57,15 +57,15 @@ def swap(files, **settings) -> ls.Plan:
 
 def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
     out = swap(files).save(tmp_path / "out.gguf")
-    made, task, language = (tensors_of(path) for path in (out, files["task"], files["language"]))
-    assert list(made) == list(shapes())
-    for name, found in made.items():
+    merged, task, language = (tensors_of(path) for path in (out, files["task"], files["language"]))
+    assert list(merged) == list(shapes())
+    for name, result in merged.items():
         if name not in OUTSIDE:
-            assert found == (task if name.startswith("blk.1.") else language)[name]
-    assert {kind for kind, _ in made.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
+            assert result == (task if name.startswith("blk.1.") else language)[name]
+    assert {kind for kind, _ in merged.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
 
 
-def test_blends_are_the_average_of_what_both_files_say(files, tmp_path):
+def test_blends_are_the_average_of_both_files(files, tmp_path):
     out = swap(files).save(tmp_path / "out.gguf")
     task, language = floats_of(files["task"]), floats_of(files["language"])
     for name in OUTSIDE:
@@ -85,10 +85,10 @@ def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
     )
     out = ls.make_plan(recipe).save(tmp_path / "out.gguf")
     a, b = floats_of(files["task"]), floats_of(files["language"])
-    for name, (found, data) in tensors_of(out).items():
+    for name, (result, data) in tensors_of(out).items():
         wanted = "F32" if "norm" in name else kind  # llama.cpp needs norms in float32
         expected = np.float32(0.25) * a[name] + np.float32(0.75) * b[name]
-        assert found == wanted
+        assert result == wanted
         assert data == quants.quantize(expected, GGMLQuantizationType[wanted]).tobytes()
 
 
@@ -110,7 +110,7 @@ def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
         ("IQ4_NL", "Q6_K", "Q8_0"),
     ),
 )
-def test_the_wider_type_of_two(tmp_path, one, other, kind):
+def test_blends_have_the_wider_type_of_two(tmp_path, one, other, kind):
     paths = [write_gguf(tmp_path / f"{i}.gguf", i, all_of(k)) for i, k in enumerate((one, other))]
     plan = ls.soup(paths)
     assert {t.dtype for t in plan.tensors if "norm" not in t.name} == {kind}
@@ -121,19 +121,19 @@ def test_the_wider_type_of_two(tmp_path, one, other, kind):
 
 def test_the_metadata_is_that_of_the_task_expert_with_an_origin(files, tmp_path):
     out = swap(files).save(tmp_path / "out.gguf")
-    made, task = (
+    merged, task = (
         {f.name: f.contents() for f in GGUFReader(path).fields.values()}
         for path in (out, files["task"])
     )
     changed = {"general.name", "GGUF.kv_count"}
     for key, value in task.items():
-        assert made[key] == value or key in changed
-    assert made["general.name"] == "tiny 1 x tiny 2"
-    assert made["general.base_model.count"] == 2
-    assert made["general.base_model.1.name"] == "tiny 2"
-    assert made["general.tags"] == ["merge", "layerswap"]
-    assert made["general.quantization_version"] == 2
-    record = json.loads(made[RECORD_KEY])
+        assert merged[key] == value or key in changed
+    assert merged["general.name"] == "tiny 1 x tiny 2"
+    assert merged["general.base_model.count"] == 2
+    assert merged["general.base_model.1.name"] == "tiny 2"
+    assert merged["general.tags"] == ["merge", "layerswap"]
+    assert merged["general.quantization_version"] == 2
+    record = json.loads(merged[RECORD_KEY])
     assert record["recipe"]["swap"] == {"bottom": 1, "top": 1}
     assert record["sources"]["task"]["fingerprints"].keys() == {"model.gguf"}
 
@@ -168,9 +168,9 @@ def test_an_alignment_of_its_own_is_kept(tmp_path):
         out.write_tensors_to_file()
         out.close()
         paths.append(wide)
-    made = ls.swap(task=paths[0], language=paths[1], bottom=1, top=1).save(tmp_path / "out.gguf")
-    assert all(tensor.offset % 256 == 0 for tensor in ls.open_checkpoint(made).tensors.values())
-    assert ls.verify(made, full=True).passed
+    merged = ls.swap(task=paths[0], language=paths[1], bottom=1, top=1).save(tmp_path / "out.gguf")
+    assert all(tensor.offset % 256 == 0 for tensor in ls.open_checkpoint(merged).tensors.values())
+    assert ls.verify(merged, full=True).passed
 
 
 @pytest.mark.slow
@@ -206,9 +206,9 @@ def test_partitions_places_and_methods_with_a_base(files, tmp_path):
     partition = ls.partition("B", task=files["task"], language=files["language"])
     assert all(tensor.verbatim for tensor in partition.tensors)
     kept = ls.revert(files["base"], files["task"], layers="1").save(tmp_path / "kept.gguf")
-    made = tensors_of(kept)
-    assert made["blk.1.ffn_up.weight"] == tensors_of(files["base"])["blk.1.ffn_up.weight"]
-    assert made["blk.2.ffn_up.weight"] == tensors_of(files["task"])["blk.2.ffn_up.weight"]
+    merged = tensors_of(kept)
+    assert merged["blk.1.ffn_up.weight"] == tensors_of(files["base"])["blk.1.ffn_up.weight"]
+    assert merged["blk.2.ffn_up.weight"] == tensors_of(files["task"])["blk.2.ffn_up.weight"]
 
 
 # ---------------------------------------------------------------- verifying and resuming
@@ -221,10 +221,10 @@ def test_a_merge_is_verified_and_every_wrong_byte_is_found(files, tmp_path):
     assert report.passed
     assert report.computed.tensors == len(OUTSIDE)
     whole = out.read_bytes()
-    found = ls.open_checkpoint(out).tensors
+    result = ls.open_checkpoint(out).tensors
     for name in ("blk.1.ffn_up.weight", "token_embd.weight"):
         spoilt = bytearray(whole)
-        spoilt[found[name].offset + 100] ^= 1
+        spoilt[result[name].offset + 100] ^= 1
         out.write_bytes(spoilt)
         (line,) = ls.verify(out, full=True).findings
         assert f"tensor {name!r} is not" in line
@@ -254,7 +254,7 @@ def test_sources_that_moved_or_changed(files, tmp_path):
 
 
 def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 200_000)
+    monkeypatch.setattr(gguf_format, "SEGMENT_BYTES", 200_000)
     whole = swap(files).save(tmp_path / "whole.gguf").read_bytes()
     out = tmp_path / "out.gguf"
     pid = os.fork()
@@ -289,7 +289,7 @@ def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_another_merge_does_not_resume(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "SEGMENT_BYTES", 200_000)
+    monkeypatch.setattr(gguf_format, "SEGMENT_BYTES", 200_000)
     left = tmp_path / "out.gguf.partial-host-1"
     monkeypatch.setattr(
         "layerswap.checkpoint.commit._leftovers", lambda target: [left] * left.exists()
@@ -326,8 +326,8 @@ def test_deltas_and_magnitudes_are_those_of_the_numbers(files):
             mavs.append(delta.mean(axis=0) if delta.ndim > 1 else delta.mean(keepdims=True))
             assert np.allclose(changes[name].rows, mavs[-1], rtol=1e-4)
         means[expert] = np.concatenate(mavs).mean()
-    found = swap(files, base=files["base"], weights="magnitude").magnitude
-    ratio = found["task"] / found["language"]
+    result = swap(files, base=files["base"], weights="magnitude").magnitude
+    ratio = result["task"] / result["language"]
     assert np.isclose(ratio, means["language"] / means["task"], rtol=1e-4)
     assert ratio != 1
 
@@ -360,7 +360,7 @@ def test_the_command_writes_a_modelfile_on_request(files, tmp_path):
     assert not (tmp_path / "b.gguf").exists()
     with pytest.raises(LayerswapError, match="exists already"):
         write_modelfile(tmp_path / "b.gguf")
-    with pytest.raises(LayerswapError, match="cannot stand in a Modelfile"):
+    with pytest.raises(LayerswapError, match="cannot be written into a Modelfile"):
         write_modelfile(tmp_path / "b\nSYSTEM x.gguf")
 
 
@@ -372,7 +372,7 @@ def renamed_scores(path):
     return write_gguf(path, 3, entries={"tokenizer.chat_template": "{{ x }}"})
 
 
-def test_what_does_not_go_together(files, tmp_path):
+def test_files_that_do_not_fit_together(files, tmp_path):
     for path, message in (
         (other_vocabulary(tmp_path / "v.gguf"),
          r"tokenizers of task and language differ: tokenizer.ggml.tokens 290 is 'on' and 'odd'|"
@@ -396,16 +396,16 @@ def test_what_does_not_go_together(files, tmp_path):
     ("setting", "message"),
     [
         ({"tokenizer": "union"}, "tokenizer: vocabularies of GGUF files cannot be aligned"),
-        ({"dtype": "float16"}, "dtype: is of safetensors; a GGUF output has blend_type"),
+        ({"dtype": "float16"}, "dtype: is for safetensors; set blend_type"),
         ({"max_shard_size": "1GB"}, "max_shard_size: a GGUF output is one file"),
     ],
 )
-def test_settings_that_mean_nothing(files, setting, message):
+def test_settings_without_meaning_for_gguf_are_refused(files, setting, message):
     with pytest.raises(LayerswapError, match=message):
         swap(files, **setting)
 
 
-def test_outputs_that_cannot_be(files, tmp_path):
+def test_outputs_that_are_refused(files, tmp_path):
     plan = swap(files)
     out = tmp_path / "out.gguf"
     with pytest.raises(LayerswapError, match=r"the output is one; end its name with \.gguf"):
@@ -429,7 +429,7 @@ def test_outputs_that_cannot_be(files, tmp_path):
     out.rmdir()
     plan.save(out)
     assert plan.save(out, overwrite=True) == out
-    with pytest.raises(LayerswapError, match="would write over the checkpoint of task"):
+    with pytest.raises(LayerswapError, match="would overwrite the checkpoint of task"):
         ls.swap(task=out, language=files["language"]).save(out, overwrite=True)
     with pytest.raises(LayerswapError, match="a GGUF file, where a transformers checkpoint is"):
         load_tokenizer(out)
@@ -451,7 +451,7 @@ def test_a_source_that_changes_meanwhile(files, tmp_path):
 
 
 @pytest.mark.parametrize("value", mostly_slow([1e30, np.nan, np.inf], 1e30))
-def test_numbers_that_no_block_holds(tmp_path, value):
+def test_numbers_too_large_for_a_block_are_refused(tmp_path, value):
     paths = [write_gguf(tmp_path / f"{seed}.gguf", seed, all_of("F32")) for seed in (1, 2)]
     info = ls.open_checkpoint(paths[0]).tensors["token_embd.weight"]
     with paths[0].open("r+b") as file:
@@ -510,13 +510,13 @@ def test_layers_of_an_architecture_without_known_roles(tmp_path, architecture):
     for seed, name in enumerate(("task", "language")):
         pair[name] = write_recurrent(tmp_path / f"{name}.gguf", architecture, seed)
     out = swap(pair).save(tmp_path / "out.gguf")
-    made, task, language = (tensors_of(path) for path in (out, pair["task"], pair["language"]))
-    assert made["blk.1.ssm_in.weight"] == task["blk.1.ssm_in.weight"]
-    assert made["blk.2.ssm_in.weight"] == language["blk.2.ssm_in.weight"]
-    assert made["blk.2.ssm_in.weight"] != task["blk.2.ssm_in.weight"]
-    assert any(note.startswith("takes 'blk', the one list of 3") for note in swap(pair).notes)
+    merged, task, language = (tensors_of(path) for path in (out, pair["task"], pair["language"]))
+    assert merged["blk.1.ssm_in.weight"] == task["blk.1.ssm_in.weight"]
+    assert merged["blk.2.ssm_in.weight"] == language["blk.2.ssm_in.weight"]
+    assert merged["blk.2.ssm_in.weight"] != task["blk.2.ssm_in.weight"]
+    assert any(note.startswith("takes 'blk', the only list of 3") for note in swap(pair).notes)
     attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
     recipe = swap(pair).recipe
-    with pytest.raises(LayerswapError, match="cannot tell the role of 3 of 15 tensors"):
+    with pytest.raises(LayerswapError, match="the roles of 3 of 15 tensors are unknown"):
         ls.make_plan(recipe.model_validate({**recipe.model_dump(), "places": attention}))
     assert ls.verify(out, full=True).passed

@@ -1,4 +1,4 @@
-"""Merging straight from a Hub that runs here, through the real client, with faults switched in."""
+"""Merges from a local Hub through the real client, with faults switched on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from layerswap.checkpoint import remote
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import CheckpointError, LayerswapError
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
 FAULTS = ["drop", "short", "wrong", "429", "503"]
@@ -148,7 +148,7 @@ def test_methods_over_whole_models_download_them(hub, experts, tmp_path):
 
 
 @pytest.mark.slow
-def test_magnitude_weights_say_what_they_download(hub, experts):
+def test_magnitude_weights_report_downloads(hub, experts):
     said = []
     data = {
         "experts": {"task": TASK, "language": LANGUAGE}, "base": "org/base",
@@ -195,7 +195,7 @@ def test_a_file_that_changes_stops_the_merge(hub, experts, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_never_comes_ends_in_one_line(hub, experts, tmp_path, monkeypatch):
+def test_a_server_that_never_answers_ends_in_one_line(hub, experts, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "RETRIES", 2)
     plan, _ = swap_plans(experts)
     hub.faults = ["wrong"] * 400
@@ -246,7 +246,7 @@ def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_is_resumed_of_a_server_that_tells_no_versions_apart(hub, experts, tmp_path):
+def test_a_server_without_etags_makes_the_merge_start_over(hub, experts, tmp_path):
     hub.unmarked = True
     out, changed = tmp_path / "out", tmp_path / "changed"
     shutil.copytree(experts["language"], changed)
@@ -277,8 +277,8 @@ def test_verify_reads_in_place_too(hub, experts, tmp_path):
     out = plan.save(tmp_path / "out")
     assert ls.verify(out, full=True).passed
     open_checkpoint(TASK)  # now in the cache, where it was read in place
-    found = ls.verify(out, full=True)
-    assert found.passed, found.findings
+    result = ls.verify(out, full=True)
+    assert result.passed, result.findings
 
 
 # ---------------------------------------------------------------- URLs
@@ -336,7 +336,7 @@ def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
         ("memory://nothing/here", "holds no checkpoint"),
     ],
 )
-def test_urls_that_are_none(monkeypatch, source, why):
+def test_malformed_urls_are_refused(monkeypatch, source, why):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(source, in_place=True)

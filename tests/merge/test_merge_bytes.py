@@ -1,4 +1,4 @@
-"""The same inputs give the same bytes, however the work is done."""
+"""The same inputs give the same bytes, for any threads, chunks and copy calls."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def make(experts, **settings):
 
 @pytest.fixture(scope="module")
 def expected(experts, tmp_path_factory):
-    found = weight_bytes(make(experts).save(tmp_path_factory.mktemp("bytes") / "out", threads=1))
-    assert len(found) > 3
-    return found
+    result = weight_bytes(make(experts).save(tmp_path_factory.mktemp("bytes") / "out", threads=1))
+    assert len(result) > 3
+    return result
 
 
 @pytest.mark.parametrize("threads", [2, 7, None])
@@ -134,10 +134,10 @@ def test_the_order_of_bytes_in_a_source_is_followed_not_required(experts, tmp_pa
 
 
 def test_progress_adds_up_to_the_files(experts, tmp_path):
-    told = []
-    out = make(experts).save(tmp_path / "out", progress=told.append)
-    assert sum(told) == sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    assert all(count > 0 for count in told)
+    logged = []
+    out = make(experts).save(tmp_path / "out", progress=logged.append)
+    assert sum(logged) == sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    assert all(count > 0 for count in logged)
 
 
 def test_torch_keeps_its_number_of_threads(experts, tmp_path):

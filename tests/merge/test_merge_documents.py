@@ -1,4 +1,4 @@
-"""The record, the model card, the configuration: what is written beside the weights."""
+"""The files beside the weights: record, model card, configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written loads in transformers, whole, for every family; and computes the same."""
+"""Merges of every family load in transformers, completely, and compute the same logits."""
 
 from __future__ import annotations
 
@@ -173,10 +173,10 @@ def test_layers_are_swapped_where_no_role_is_known(family, tmp_path):
 
     assert plan.to_dict()["layers_by_number"] == stack
     assert json.loads((out / "layerswap.json").read_text())["layers_by_number"] == stack
-    assert any(note.startswith(f"takes {stack!r}, the one list of 3") for note in plan.notes)
+    assert any(note.startswith(f"takes {stack!r}, the only list of 3") for note in plan.notes)
     assert ls.verify(out, full=True).passed
     attention = [{"layers": 1, "roles": ["attention"], "take": "language"}]
-    with pytest.raises(LayerswapError, match=r"cannot tell the role of .* say so in the recipe"):
+    with pytest.raises(LayerswapError, match=r"the roles of .* are unknown.* say so in the recipe"):
         ls.make_plan(plan.recipe.model_validate({**plan.recipe.model_dump(), "places": attention}))
 
 
@@ -185,7 +185,9 @@ def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
         save_tokenizer(save_expert(tmp_path / f"e{seed}", NUMBERED["rwkv"][0](), seed), words)
         for seed, words in enumerate(("a b c d e f", "b a c d e f"))
     )
-    with pytest.raises(LayerswapError, match=r"task: cannot tell whether .* has rows of tokens"):
+    with pytest.raises(
+        LayerswapError, match=r"task: the role of .* is unknown, so vocabularies cannot be aligned"
+    ):
         ls.swap(task=task, language=language, tokenizer="task")
     save_tokenizer(language)
     recipe = (
@@ -195,7 +197,7 @@ def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
         ls.make_plan(ls.parse_recipe(recipe))
 
 
-def test_of_an_encoder_and_a_decoder_no_list_is_taken(tmp_path):
+def test_an_encoder_beside_a_decoder_has_no_single_list_of_layers(tmp_path):
     pair = [save_expert(tmp_path / f"e{seed}", NUMBERED["bart"][0](), seed) for seed in range(2)]
     for folder in pair:
         change_config(folder, is_encoder_decoder=True)

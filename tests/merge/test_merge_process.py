@@ -1,4 +1,4 @@
-"""What only a process of its own can show: hash seeds, memory, SIGKILL, a Hub cache."""
+"""Merges in processes of their own: hash seeds, memory, SIGKILL, a Hub cache."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ print(json.dumps({"seen": seen, "left": left, "last": whole.index(weight_bytes(o
 
 @pytest.mark.slow
 def test_a_merge_killed_at_any_moment_leaves_the_old_or_the_new(experts, tmp_path):
-    found = json.loads(run(KILLED, experts["task"], experts["language"], tmp_path))
-    seen = found["seen"]
+    result = json.loads(run(KILLED, experts["task"], experts["language"], tmp_path))
+    seen = result["seen"]
     for case in seen:
         assert case["found"] in (case["before"], case["wanted"]), case
         assert case["complete"], case
@@ -141,7 +141,7 @@ def test_a_merge_killed_at_any_moment_leaves_the_old_or_the_new(experts, tmp_pat
     assert sum(case["killed"] for case in seen) > 10, "the moments never met a running merge"
     assert any(case["partial"] for case in seen)
     assert any(case["found"] == case["wanted"] != case["before"] for case in seen)
-    assert (found["left"], found["last"]) == (["out"], 1)
+    assert (result["left"], result["last"]) == (["out"], 1)
 
 
 FROM_HUB = """

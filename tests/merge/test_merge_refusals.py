@@ -1,4 +1,4 @@
-"""What a merge refuses, in which words, and that it leaves nothing behind."""
+"""Merges that are refused: their messages, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from merging import (
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError
-from layerswap.merge.writer import check_space
+from layerswap.merge.target import check_space
 
 UP = "model.layers.{}.mlp.up_proj.weight"
 
@@ -67,8 +67,8 @@ def refused_save(plan, out, **kwargs) -> str:
 def test_another_shape_of_model_is_refused(experts, tmp_path, changes, message):
     other = save_expert(tmp_path / "other", tiny_llama(**changes), 1)
     message = message or (
-        "vocabularies differ: 50 rows in task, 51 in language, which has no tokenizer.json to tell "
-        "whether the rows are the same tokens"
+        "vocabularies differ: 50 rows in task, 51 in language, which has no tokenizer.json to "
+        "compare the tokens by"
     )
     assert refused_together((experts["task"], other)).startswith(message)
 
@@ -166,7 +166,7 @@ def test_missing_tensors_are_counted(pair):
 
 # --- tokenizers ---
 
-CHOOSE = "; say which the output has with `tokenizer: task`, `language` or `union` (--tokenizer)"
+CHOOSE = "; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
 
 
 def test_permuted_ids_are_refused(pair):
@@ -365,7 +365,7 @@ def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
         (5 * 10**9, 4_990_000_000, "needs 5.00 GB, only 4.99 GB"),
     ],
 )
-def test_the_space_that_lacks_can_be_told(tmp_path, monkeypatch, need, free, said):
+def test_missing_space_is_reported_with_distinct_numbers(tmp_path, monkeypatch, need, free, said):
     usage = namedtuple("usage", "total used free")(10, 9, free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(LayerswapError) as caught:
@@ -433,16 +433,16 @@ def test_a_source_that_changes_before_the_merge_is_noticed(plan, pair, tmp_path,
 
 @pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_a_source_that_changes_during_the_merge_is_noticed(plan, pair, tmp_path, change, message):
-    file, told = pair[1] / "model.safetensors", []
+    file, logged = pair[1] / "model.safetensors", []
 
     def progress(count):
-        if not told:
+        if not logged:
             change(file)
-        told.append(count)
+        logged.append(count)
 
     out = tmp_path / "out"
     assert refused_save(plan, out, threads=1, progress=progress) == message.format(file)
-    assert sum(told) == plan.nbytes, "noticed only because the merge itself failed"
+    assert sum(logged) == plan.nbytes, "noticed only because the merge itself failed"
 
 
 def test_a_source_cut_short_during_the_merge_is_noticed(plan, pair, tmp_path):
@@ -470,8 +470,8 @@ def test_an_unfinished_merge_is_no_source(pair, tmp_path):
     expected = "task: {} is an unfinished merge; merge it again"
     assert refused_together((unfinished, pair[1])) == expected.format(unfinished)
     (tmp_path / "link").symlink_to(unfinished)
-    found = refused_together((tmp_path / "link", pair[1]))
-    assert found == expected.format(tmp_path / "link")
+    result = refused_together((tmp_path / "link", pair[1]))
+    assert result == expected.format(tmp_path / "link")
 
 
 def test_an_error_in_a_source_names_the_expert(pair, tmp_path):
@@ -487,7 +487,7 @@ def test_zones_that_do_not_fit_are_refused(experts):
 
 def test_only_a_swap_has_a_grid(experts):
     plan = ls.soup([experts["task"], experts["language"]])
-    with pytest.raises(LayerswapError, match="only a swap has zones to make a grid of"):
+    with pytest.raises(LayerswapError, match="only a swap or a partition has zones for a grid"):
         plan.grid(bottom=[1], top=[1])
 
 

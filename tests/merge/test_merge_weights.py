@@ -25,16 +25,16 @@ import layerswap as ls
 from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError, MergeError, RecipeError
-from layerswap.merge.planner import load_tensor
+from layerswap.merge.loading import load_tensor
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NORM = "model.layers.1.input_layernorm.weight"
 
 
-def check_tensors(found, expected):
-    assert set(found) == set(expected)
+def check_tensors(result, expected):
+    assert set(result) == set(expected)
     for name, tensor in expected.items():
-        check_equal(found[name], tensor, name)
+        check_equal(result[name], tensor, name)
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_outside_the_layers_one_expert_can_be_taken_verbatim(experts, tmp_path, 
     plan = ls.swap(
         task=experts["task"], language=experts["language"], bottom=1, top=1, outside=outside
     )
-    found, source = tensors_of(plan.save(tmp_path / "out")), tensors_of(experts[outside])
-    outer = [name for name in found if layer_of(name) is None]
+    result, source = tensors_of(plan.save(tmp_path / "out")), tensors_of(experts[outside])
+    outer = [name for name in result if layer_of(name) is None]
     assert set(outer) == {EMBEDDING, HEAD, "model.norm.weight"}
     for name in outer:
-        check_equal(found[name], source[name], name)
+        check_equal(result[name], source[name], name)
 
 
 def test_weighted_blends_are_within_one_rounding_of_float64(experts, tmp_path):
     weights = {"a": 0.7, "b": 0.2, "c": 0.1}
     sources = {"a": experts["task"], "b": experts["language"], "c": experts["third"]}
-    found = tensors_of(ls.soup(sources, weights=weights).save(tmp_path / "out"))
+    result = tensors_of(ls.soup(sources, weights=weights).save(tmp_path / "out"))
     parts = {name: tensors_of(folder) for name, folder in sources.items()}
-    for name, tensor in found.items():
+    for name, tensor in result.items():
         check_rounded(tensor, [(parts[e][name], w) for e, w in weights.items()], name)
 
 
@@ -86,10 +86,10 @@ def test_a_blend_in_bfloat16_is_rounded_once(tmp_path):
         save_expert(tmp_path / f"e{seed}", tiny_llama(), seed, dtype=torch.bfloat16)
         for seed in range(3)
     ]
-    found = tensors_of(ls.soup(folders).save(tmp_path / "out"))
+    result = tensors_of(ls.soup(folders).save(tmp_path / "out"))
     parts = [tensors_of(folder) for folder in folders]
     third = torch.tensor(1 / 3, dtype=torch.float32)
-    for name, tensor in found.items():
+    for name, tensor in result.items():
         wide = sum((p[name].float() * third for p in parts[1:]), parts[0][name].float() * third)
         twice = sum((p[name] / 3 for p in parts[1:]), parts[0][name] / 3)
         check_rounded(tensor, [(p[name], 1 / 3) for p in parts], name)
@@ -102,8 +102,8 @@ def test_float64_is_accumulated_in_float64(pair, tmp_path):
     changes = [{NORM: t[NORM].double() * (1 + 1e-12)} for t in map(tensors_of, pair)]
     for folder, change in zip(pair, changes, strict=True):
         change_tensors(folder, change)
-    found = tensors_of(ls.soup(list(pair)).save(tmp_path / "out"))
-    check_equal(found[NORM], (changes[0][NORM] + changes[1][NORM]) / 2)
+    result = tensors_of(ls.soup(list(pair)).save(tmp_path / "out"))
+    check_equal(result[NORM], (changes[0][NORM] + changes[1][NORM]) / 2)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_integer_and_boolean_buffers_are_copied(pair, tmp_path):
     for folder in pair:
         change_tensors(folder, BUFFERS)
     plan = ls.soup(list(pair))
-    found = tensors_of(plan.save(tmp_path / "out"))
+    result = tensors_of(plan.save(tmp_path / "out"))
     for name, buffer in BUFFERS.items():
-        check_equal(found[name], buffer, name)
+        check_equal(result[name], buffer, name)
         check_equal(load_tensor(next(t for t in plan.tensors if t.name == name)), buffer, name)
 
 
@@ -179,10 +179,10 @@ def test_compute_tensor_is_what_is_on_disk(experts, tmp_path):
         task=experts["task"], language=experts["language"], bottom=1, top=1,
         weights={"task": 0.3, "language": 0.7}, dtype="bfloat16",
     )  # fmt: skip
-    found = tensors_of(plan.save(tmp_path / "out"))
-    assert {tensor.name for tensor in plan.tensors} == set(found)
+    result = tensors_of(plan.save(tmp_path / "out"))
+    assert {tensor.name for tensor in plan.tensors} == set(result)
     for tensor in plan.tensors:
-        check_equal(load_tensor(tensor), found[tensor.name], tensor.name)
+        check_equal(load_tensor(tensor), result[tensor.name], tensor.name)
 
 
 def tied(folder, seed):
@@ -192,9 +192,9 @@ def tied(folder, seed):
 def test_tied_embeddings_stay_tied(tmp_path):
     pair = [tied(tmp_path / f"e{seed}", seed) for seed in range(2)]
     out = ls.soup(pair).save(tmp_path / "out")
-    found = tensors_of(out)
-    assert HEAD not in found
-    check_equal(found[EMBEDDING], half(*(tensors_of(folder)[EMBEDDING] for folder in pair)))
+    result = tensors_of(out)
+    assert HEAD not in result
+    check_equal(result[EMBEDDING], half(*(tensors_of(folder)[EMBEDDING] for folder in pair)))
 
 
 @pytest.mark.parametrize("says_tied", [True, False])
@@ -208,7 +208,7 @@ def test_a_stored_copy_of_a_tied_head_is_left_out(tmp_path, first, says_tied):
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_a_head_of_ones_own_does_not_go_with_a_tied_one(tmp_path):
+def test_an_untied_head_beside_a_tied_one_is_refused(tmp_path):
     own = save_expert(tmp_path / "own", tiny_llama(), 0)
     with pytest.raises(MergeError) as caught:
         ls.swap(task=own, language=tied(tmp_path / "tied", 1))
@@ -286,12 +286,12 @@ def test_a_sharded_source_merges_as_a_single_one(experts, tmp_path):
             {"task": tmp_path / "sharded", "language": experts["task"]},
         )
     ):
-        found = tensors_of(ls.swap(**kwargs).save(tmp_path / f"out{i}"))
+        result = tensors_of(ls.swap(**kwargs).save(tmp_path / f"out{i}"))
         if i == 0:
-            check_tensors(found, tensors_of(one))
+            check_tensors(result, tensors_of(one))
         else:
             a, b = tensors_of(experts["language"]), tensors_of(experts["task"])
-            check_tensors(found, swapped(a, b, 4, bottom=1, top=1))
+            check_tensors(result, swapped(a, b, 4, bottom=1, top=1))
 
 
 def test_a_soup_may_stand_for_an_expert(experts, tmp_path):
@@ -305,9 +305,9 @@ def test_a_soup_may_stand_for_an_expert(experts, tmp_path):
         "swap": {"bottom": 1, "top": 1},
     }
     plan = ls.make_plan(check_recipe(recipe, where="recipe"))
-    found = tensors_of(plan.save(tmp_path / "out"))
+    result = tensors_of(plan.save(tmp_path / "out"))
     a, b, c = (tensors_of(experts[name]) for name in ("task", "third", "language"))
-    for name, tensor in found.items():
+    for name, tensor in result.items():
         layer = layer_of(name)
         weights = {None: (0.25, 0.25, 0.5), 0: (0, 0, 1), 3: (0, 0, 1)}.get(layer, (0.5, 0.5, 0))
         parts = list(zip((a[name], b[name], c[name]), weights, strict=True))
@@ -320,9 +320,9 @@ def test_a_grid_reaches_experts_that_the_first_plan_does_not_use(experts, tmp_pa
     )
     assert set(plan.used) == {"task"}
     grid = plan.grid(bottom=(0, 2), top=(0,))
-    found = tensors_of(grid[1].save(tmp_path / "out"))
+    result = tensors_of(grid[1].save(tmp_path / "out"))
     name = "model.layers.1.mlp.up_proj.weight"
-    check_equal(found[name], tensors_of(experts["language"])[name])
+    check_equal(result[name], tensors_of(experts["language"])[name])
 
 
 def test_with_composition_refuses_what_does_not_fit(experts):

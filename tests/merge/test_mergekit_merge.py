@@ -71,7 +71,7 @@ def arrays(folder):
 @pytest.mark.parametrize("alike", mostly_slow([True, False], False))
 def test_deltas(method, normalize, alike, experts, tmp_path):
     densities = (0.5, 0.5) if alike else (0.3, 0.83)
-    densities = (1, 1) if method == "dare_ties" else densities  # the masks are ours alone
+    densities = (1, 1) if method == "dare_ties" else densities  # layerswap draws its own masks
     config = {
         "merge_method": method,
         "base_model": "base",
@@ -81,9 +81,9 @@ def test_deltas(method, normalize, alike, experts, tmp_path):
         ],
         "parameters": {"normalize": normalize, "lambda": 0.9, "gamma": 0.05},
     }
-    found = merged(config, experts, tmp_path / "out")
+    result = merged(config, experts, tmp_path / "out")
     base, task, language = (arrays(experts[n]) for n in ("base", "task", "language"))
-    for name, values in found.items():
+    for name, values in result.items():
         pair = [(task[name], 0.7, densities[0], 0.05), (language[name], 0.4, densities[1], 0.05)]
         expected = generalised(method, base[name], pair, normalize=normalize, scale=0.9)
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=2e-7, err_msg=name)
@@ -99,9 +99,9 @@ def test_gradients_filters_and_slices_reach_the_tensors(experts, tmp_path):
             {"sources": [part_of("third", 3, 4), part_of("task", 3, 4, weight=3)]},
         ],
     }
-    found = merged(config, experts, tmp_path / "out")
+    result = merged(config, experts, tmp_path / "out")
     task, language, third = (arrays(experts[n]) for n in ("task", "language", "third"))
-    for name, values in found.items():
+    for name, values in result.items():
         layer = int(name.split(".")[2]) if ".layers." in name else None
         if layer == 3 or name in ("model.norm.weight", "lm_head.weight"):
             expected = (third[name] + 3 * task[name]) / 4
@@ -129,9 +129,9 @@ SHIFTED = {
 
 
 def test_the_sources_of_a_slice_take_different_layers(experts, tmp_path):
-    found = merged(SHIFTED, experts, tmp_path / "out")
+    result = merged(SHIFTED, experts, tmp_path / "out")
     base, task, language = (arrays(experts[n]) for n in ("base", "task", "language"))
-    inside = [name for name in found if ".layers." in name]
+    inside = [name for name in result if ".layers." in name]
     assert len(inside) == 3 * 9
     for name in inside:
         layer = int(name.split(".")[2])
@@ -143,7 +143,7 @@ def test_the_sources_of_a_slice_take_different_layers(experts, tmp_path):
         if layer:
             entries.append((language[own["language"]], 0.4, 0.5, 0))
         expected = generalised("ties", base[own["base"]], entries, normalize=True)
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=2e-7, err_msg=name)
+        np.testing.assert_allclose(result[name], expected, rtol=1e-5, atol=2e-7, err_msg=name)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_hidden_layers"] == 3
 
 
@@ -226,12 +226,12 @@ def test_a_tied_head_goes_with_its_embedding(tmp_path):
             for name, first, stop in slices
         ],
     }
-    found = merged(config, {}, tmp_path / "out")
+    result = merged(config, {}, tmp_path / "out")
     language, task = arrays(folders["language"]), arrays(folders["task"])
-    assert "lm_head.weight" not in found
+    assert "lm_head.weight" not in result
     name = "model.embed_tokens.weight"
-    assert np.array_equal(found[name], language[name])
-    assert np.array_equal(found["model.norm.weight"], task["model.norm.weight"])
+    assert np.array_equal(result[name], language[name])
+    assert np.array_equal(result["model.norm.weight"], task["model.norm.weight"])
 
 
 def test_another_depth_is_that_of_the_slices(experts, tmp_path):
@@ -241,12 +241,12 @@ def test_another_depth_is_that_of_the_slices(experts, tmp_path):
             "slices": [{"sources": [{"model": str(experts["task"]), "layer_range": [0, 3]}]}],
         }
     )
-    found, task = (
+    result, task = (
         tensors_of(folder)
         for folder in (make_plan(parse_recipe(text)).save(tmp_path / "out"), experts["task"])
     )
-    assert set(found) == {name for name in task if ".layers.3." not in name}
-    assert all(torch.equal(tensor, task[name]) for name, tensor in found.items())
+    assert set(result) == {name for name in task if ".layers.3." not in name}
+    assert all(torch.equal(tensor, task[name]) for name, tensor in result.items())
 
 
 def test_an_expert_called_base_is_not_the_recipe_s_base(experts, tmp_path):
@@ -256,7 +256,7 @@ def test_an_expert_called_base_is_not_the_recipe_s_base(experts, tmp_path):
         "soup": {"experts": ["base", "other"]},
     }
     plan = make_plan(check_recipe(data, where="test"))
-    found = arrays(plan.save(tmp_path / "out"))
+    result = arrays(plan.save(tmp_path / "out"))
     task, language = arrays(experts["task"]), arrays(experts["language"])
-    for name, values in found.items():
+    for name, values in result.items():
         np.testing.assert_allclose(values, (task[name] + language[name]) / 2, rtol=1e-6, atol=1e-8)

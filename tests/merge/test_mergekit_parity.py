@@ -73,18 +73,18 @@ def merge_with_both(config, models, folder):
     """Every tensor that layerswap and mergekit make of a configuration."""
     path = folder / "config.yml"
     path.write_text(yaml.safe_dump(located(config, models), sort_keys=False))
-    ours = tensors_of(make_plan(read_recipe(path)).save(folder / "ours"))
-    return ours, run_mergekit(path, folder / "theirs")
+    output = tensors_of(make_plan(read_recipe(path)).save(folder / "output"))
+    return output, run_mergekit(path, folder / "reference")
 
 
-def steps(ours, theirs):
+def steps(output, reference):
     """How many representable bfloat16 values apart two tensors are, element by element."""
 
     def ordered(tensor):
         bits = tensor.view(torch.int16).int()
         return torch.where(bits >= 0, bits, -(bits & 0x7FFF))
 
-    return (ordered(ours) - ordered(theirs)).abs()
+    return (ordered(output) - ordered(reference)).abs()
 
 
 def model(name, **parameters):
@@ -313,29 +313,29 @@ CASES = {
 }  # fmt: skip
 
 
-def far_apart(ours, theirs, models):
+def far_apart(output, reference, models):
     """The elements of each tensor that are more than one step apart, where there are any.
 
     Where a sum nearly cancels, float32's own rounding of its terms is more than a step of the
     little that is left.
     """
-    assert ours.keys() == theirs.keys()
+    assert output.keys() == reference.keys()
     sources = [tensors_of(models / name) for name in ("base", "a", "b", "c")]
-    found = {}
-    for name in ours:
+    result = {}
+    for name in output:
         size = torch.stack([source[name].abs() for source in sources]).amax(0)
-        gap = (ours[name].float() - theirs[name].float()).abs()
-        found[name] = (steps(ours[name], theirs[name]) > 1) & (gap > 2.0**-21 * size)
-    return {name: far for name, far in found.items() if far.any()}
+        gap = (output[name].float() - reference[name].float()).abs()
+        result[name] = (steps(output[name], reference[name]) > 1) & (gap > 2.0**-21 * size)
+    return {name: far for name, far in result.items() if far.any()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_equal_within_one_rounding(case, models, tmp_path):
     config = {**CASES[case], "dtype": "float32", "out_dtype": "bfloat16"}
-    ours, theirs = merge_with_both(config, models, tmp_path)
-    assert far_apart(ours, theirs, models) == {}
-    equal = sum(int((steps(ours[n], theirs[n]) == 0).sum()) for n in ours)
-    assert equal > 0.99 * sum(tensor.numel() for tensor in ours.values())
+    output, reference = merge_with_both(config, models, tmp_path)
+    assert far_apart(output, reference, models) == {}
+    equal = sum(int((steps(output[n], reference[n]) == 0).sum()) for n in output)
+    assert equal > 0.99 * sum(tensor.numel() for tensor in output.values())
 
 
 FILTERS = [
@@ -424,8 +424,8 @@ def test_random_configurations(models, tmp_path):
     wrong = {}
     for name, config in drawn.items():
         plan = make_plan(read_recipe(tmp_path / f"{name}.yml"))
-        ours = tensors_of(plan.save(tmp_path / f"{name}-ours"))
-        far = far_apart(ours, tensors_of(tmp_path / name), models)
+        output = tensors_of(plan.save(tmp_path / f"{name}-output"))
+        far = far_apart(output, tensors_of(tmp_path / name), models)
         wrong |= {name: (config, list(far))} if far else {}
     assert wrong == {}
 
@@ -437,10 +437,10 @@ def test_layers_passed_through_are_the_same_bits(kind, models, tmp_path):
         "merge_method": "passthrough",
         "slices": [{"sources": [part(name + kind, *layers)]} for name, *layers in slices],
     }
-    ours, theirs = merge_with_both(config, models, tmp_path)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert ("lm_head.weight" in ours) == (kind != "-tied")
+    output, reference = merge_with_both(config, models, tmp_path)
+    assert output.keys() == reference.keys()
+    assert all(torch.equal(output[name], reference[name]) for name in output)
+    assert ("lm_head.weight" in output) == (kind != "-tied")
 
 
 def test_a_model_with_an_adapter_added_to_it(models, tmp_path):
@@ -454,14 +454,14 @@ def test_a_model_with_an_adapter_added_to_it(models, tmp_path):
     }  # fmt: skip
     path = tmp_path / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
-    ours = tensors_of(make_plan(read_recipe(path)).save(tmp_path / "ours"))
+    output = tensors_of(make_plan(read_recipe(path)).save(tmp_path / "output"))
     cache = f"--lora-merge-cache={tmp_path / 'cache'}"
-    theirs = run_mergekit(path, tmp_path / "theirs", cache)
-    assert far_apart(ours, theirs, models) == {}
+    reference = run_mergekit(path, tmp_path / "reference", cache)
+    assert far_apart(output, reference, models) == {}
     plain = tensors_of(models / "a")["model.layers.0.self_attn.q_proj.weight"]
     other = tensors_of(models / "b")["model.layers.0.self_attn.q_proj.weight"]
     without = (0.6 * plain + 0.4 * other).bfloat16()
-    assert not torch.equal(ours["model.layers.0.self_attn.q_proj.weight"], without)
+    assert not torch.equal(output["model.layers.0.self_attn.q_proj.weight"], without)
 
 
 def test_repeated_dropped_and_moved_layers_are_the_same_bits(models, tmp_path):
@@ -470,13 +470,13 @@ def test_repeated_dropped_and_moved_layers_are_the_same_bits(models, tmp_path):
         "merge_method": "passthrough",
         "slices": [{"sources": [part(name, *layers)]} for name, *layers in slices],
     }
-    ours, theirs = merge_with_both(config, models, tmp_path)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    output, reference = merge_with_both(config, models, tmp_path)
+    assert output.keys() == reference.keys()
+    assert all(torch.equal(output[name], reference[name]) for name in output)
     configs = [
-        json.loads((tmp_path / out / "config.json").read_text()) for out in ("ours", "theirs")
+        json.loads((tmp_path / out / "config.json").read_text()) for out in ("output", "reference")
     ]
-    assert [found["num_hidden_layers"] for found in configs] == [7, 7]
+    assert [result["num_hidden_layers"] for result in configs] == [7, 7]
 
 
 def deltas(models, names, tensor, kind="-bf16"):
@@ -491,8 +491,8 @@ def test_departure_equal_magnitudes_and_cancellation_in_ties(models, tmp_path):
         "merge_method": "ties", "base_model": "base-bf16", "dtype": "float32",
         "out_dtype": "bfloat16", "models": [model(n, weight=1, density=0.5) for n in names],
     }  # fmt: skip
-    found = far_apart(*merge_with_both(config, models, tmp_path), models)
-    for tensor, far in found.items():
+    result = far_apart(*merge_with_both(config, models, tmp_path), models)
+    for tensor, far in result.items():
         total, at_threshold = torch.zeros(far.shape), torch.zeros(far.shape, dtype=torch.bool)
         for delta in deltas(models, "ab", tensor):
             size = delta.abs()
@@ -507,13 +507,13 @@ def test_departure_without_a_dtype_mergekit_rounds_every_step(models, tmp_path):
         "merge_method": "task_arithmetic", "base_model": "base-bf16",
         "models": [model("a-bf16", weight=0.6), model("b-bf16", weight=0.7)],
     }  # fmt: skip
-    ours, theirs = merge_with_both(config, models, tmp_path)
-    assert far_apart(ours, theirs, models)
-    for name, tensor in ours.items():
+    output, reference = merge_with_both(config, models, tmp_path)
+    assert far_apart(output, reference, models)
+    for name, tensor in output.items():
         base = tensors_of(models / "base-bf16")[name].float()
         a, b = deltas(models, "ab", name)
         exact = base + 0.6 * a + 0.7 * b
-        assert (tensor.float() - exact).abs().max() <= (theirs[name].float() - exact).abs().max()
+        assert (tensor.float() - exact).abs().max() <= (reference[name].float() - exact).abs().max()
 
 
 def test_departure_model_stock_of_deltas_that_disagree(models, tmp_path):
@@ -530,10 +530,10 @@ def test_departure_model_stock_of_deltas_that_disagree(models, tmp_path):
         "merge_method": "model_stock", "base_model": "base", "dtype": "float32",
         "models": [model("a"), model("against")],
     }  # fmt: skip
-    ours, theirs = merge_with_both(config, tmp_path, tmp_path)
+    output, reference = merge_with_both(config, tmp_path, tmp_path)
     name = "model.layers.1.mlp.up_proj.weight"
-    assert torch.equal(ours[name], base[name])
-    assert not torch.allclose(theirs[name], base[name], atol=1e-3)
+    assert torch.equal(output[name], base[name])
+    assert not torch.allclose(reference[name], base[name], atol=1e-3)
 
 
 def changed(source, folder, change):
@@ -552,10 +552,10 @@ def test_departure_slerp_with_nothing(models, tmp_path):
         "merge_method": "slerp", "base_model": "a", "models": [model("b")],
         "parameters": {"t": 0.25}, "dtype": "float32",
     }  # fmt: skip
-    ours, theirs = merge_with_both(config, tmp_path, tmp_path)
+    output, reference = merge_with_both(config, tmp_path, tmp_path)
     a = tensors_of(models / "a")[name]
-    torch.testing.assert_close(ours[name], 0.75 * a)
-    torch.testing.assert_close(theirs[name], a * math.sin(0.75 * math.pi / 2))
+    torch.testing.assert_close(output[name], 0.75 * a)
+    torch.testing.assert_close(reference[name], a * math.sin(0.75 * math.pi / 2))
 
 
 def test_departure_sources_are_not_rounded_first(models, tmp_path):
@@ -563,10 +563,10 @@ def test_departure_sources_are_not_rounded_first(models, tmp_path):
         "merge_method": "passthrough", "models": [model("a")],
         "dtype": "float16", "out_dtype": "float32",
     }  # fmt: skip
-    ours, theirs = merge_with_both(config, models, tmp_path)
+    output, reference = merge_with_both(config, models, tmp_path)
     for name, tensor in tensors_of(models / "a").items():
-        assert torch.equal(ours[name], tensor)
-        assert torch.equal(theirs[name], tensor.half().float())
+        assert torch.equal(output[name], tensor)
+        assert torch.equal(reference[name], tensor.half().float())
 
 
 @pytest.mark.parametrize("rescale", [True, False])
@@ -576,19 +576,19 @@ def test_departure_dare_draws_other_masks(rescale, models, tmp_path):
         "merge_method": "dare_linear", "base_model": "base", "dtype": "float32",
         "models": [model("a", weight=1, density=0.25)], "parameters": {"rescale": rescale},
     }  # fmt: skip
-    ours, theirs = merge_with_both(config, models, tmp_path)
+    output, reference = merge_with_both(config, models, tmp_path)
     base, a = tensors_of(models / "base"), tensors_of(models / "a")
     kept = []
-    for merged in (ours, theirs):
+    for merged in (output, reference):
         changed = {n: (t - base[n]).abs() > 1e-9 for n, t in merged.items()}
         count = sum(mask.sum() for mask in changed.values())
         kept.append(float(count / sum(t.numel() for t in base.values())))
     assert kept == pytest.approx([0.25, 0.25], abs=0.01)
     name = "model.layers.0.mlp.up_proj.weight"
     delta = a[name] - base[name]
-    kept_by_them = (theirs[name] - base[name]).abs() > 1e-9
-    theirs_factor = float(delta.abs().sum() / delta[kept_by_them].abs().sum())
-    for merged, factor in ((ours, 4.0), (theirs, theirs_factor)):
+    kept_by_mergekit = (reference[name] - base[name]).abs() > 1e-9
+    reference_factor = float(delta.abs().sum() / delta[kept_by_mergekit].abs().sum())
+    for merged, factor in ((output, 4.0), (reference, reference_factor)):
         change = merged[name] - base[name]
         ratio = (change / delta)[change.abs() > 1e-6]
         expected = torch.full_like(ratio, factor if rescale else 1.0)

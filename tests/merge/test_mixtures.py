@@ -14,9 +14,8 @@ from layerswap.checkpoint import Place
 from layerswap.compose import Blend
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import MergeError
-from layerswap.merge import verify
+from layerswap.merge import make_plan, verify
 from layerswap.merge.layout import pack_shards
-from layerswap.merge.planner import make_plan
 
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -65,13 +64,13 @@ def plan_of(root, **recipe):
 
 def test_the_record_accounts_for_every_tensor(pair, tmp_path):
     out = plan_of(pair).save(tmp_path / "out")
-    found, sources = tensors_of(out), {n: tensors_of(pair / n) for n in ("task", "language")}
+    result, sources = tensors_of(out), {n: tensors_of(pair / n) for n in ("task", "language")}
     lines = "".join(f"{name}\n" for name in sorted(sources["task"]))
-    all_of_them = {"count": len(found), "names_sha256": sha256(lines.encode()).hexdigest()}
+    all_of_them = {"count": len(result), "names_sha256": sha256(lines.encode()).hexdigest()}
     whole = {**all_of_them, "not_in_output": [], "only_in_output": []}
     account = json.loads((out / "layerswap.json").read_text())["tensors"]
     assert account == {"output": all_of_them, "sources": {"task": whole, "language": whole}}
-    for name, tensor in found.items():  # and each is the tensor that the swap takes
+    for name, tensor in result.items():  # and each is the tensor that the swap takes
         layer = name.partition("layers.")[2].split(".")[0]
         bottom = layer == "0" and "vision" not in name
         assert torch.equal(tensor, sources["language" if bottom else "task"][name]), name
@@ -95,15 +94,15 @@ def test_routers_go_with_their_experts_or_apart(pair, tmp_path):
     sources = {name: tensors_of(pair / name) for name in ("task", "language")}
     for places in ([together], [together, apart]):
         out = plan_of(pair, places=places).save(tmp_path / str(len(places)))
-        found = tensors_of(out)
-        routers = [name for name in found if "layers.1." in name and name.endswith(WORDS)]
-        experts = [name for name in found if "layers.1." in name and ".experts." in name]
+        result = tensors_of(out)
+        routers = [name for name in result if "layers.1." in name and name.endswith(WORDS)]
+        experts = [name for name in result if "layers.1." in name and ".experts." in name]
         assert len(routers) == 1
         assert len(experts) in (2, 12)
-        assert all(torch.equal(found[name], sources["language"][name]) for name in experts)
+        assert all(torch.equal(result[name], sources["language"][name]) for name in experts)
         task, language = (sources[name][routers[0]] for name in ("task", "language"))
         expected = language if len(places) == 1 else task.double() / 4 + language.double() * 3 / 4
-        torch.testing.assert_close(found[routers[0]], expected.float(), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(result[routers[0]], expected.float(), rtol=1e-6, atol=1e-8)
         kept = json.loads((out / "layerswap.json").read_text())["recipe"]["places"]
         assert len(kept) == len(places)
 
@@ -137,11 +136,11 @@ def test_compositions_of_a_hybrid_score_as_each_alone(pair):
         pytest.skip("the engine's own tests have the others")
     plans = plan_of(pair).grid(bottom=range(3), top=0)
     requests = [([1, 5, 9], [7, 8, 3, 2]), ([4, 2], [9, 1])]
-    found = ls.Sweep(plans).loglikelihood(requests).logprob
+    result = ls.Sweep(plans).loglikelihood(requests).logprob
     for number, plan in enumerate(plans):
         model = plan.load().eval()
         for request, (context, rest) in enumerate(requests):
             with torch.no_grad():
                 log = model(torch.tensor([context + rest])).logits[0].log_softmax(-1)
             alone = sum(float(log[len(context) - 1 + i, t]) for i, t in enumerate(rest))
-            assert found[number, request] == pytest.approx(alone, abs=1e-4)
+            assert result[number, request] == pytest.approx(alone, abs=1e-4)

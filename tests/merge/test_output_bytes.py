@@ -1,4 +1,4 @@
-"""The bytes of every method, dtype and kind of source are those that were kept."""
+"""Merges of every method, dtype and kind of source have their recorded hashes."""
 
 from __future__ import annotations
 

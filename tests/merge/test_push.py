@@ -1,4 +1,4 @@
-"""Uploading to a Hub that runs here, through the real client."""
+"""Uploads to a local Hub through the real client."""
 
 from __future__ import annotations
 

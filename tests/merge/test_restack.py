@@ -12,8 +12,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.views import restack, restacked_config
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge import verify
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan, verify
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +34,15 @@ SWAP = {"task": "a", "language": "b", "bottom": 1, "top": 2, "outside": "task"}
 
 def test_every_layer_is_the_one_it_is_taken_from(experts, tmp_path):
     plan = plan_of(experts, stack=["0-2", "1-3"], swap=SWAP)
-    found = tensors_of(plan.save(tmp_path / "out"))
+    result = tensors_of(plan.save(tmp_path / "out"))
     sources = {name: tensors_of(experts / name) for name in "ab"}
     for layer, (source, taken) in enumerate(zip("baaabb", (0, 1, 2, 1, 2, 3), strict=True)):
-        inside = [name for name in found if name.startswith(f"model.layers.{layer}.")]
+        inside = [name for name in result if name.startswith(f"model.layers.{layer}.")]
         assert len(inside) == 9
         for name in inside:
             old = name.replace(f"layers.{layer}.", f"layers.{taken}.")
-            assert torch.equal(found[name], sources[source][old]), name
-    assert torch.equal(found["lm_head.weight"], sources["a"]["lm_head.weight"])
+            assert torch.equal(result[name], sources[source][old]), name
+    assert torch.equal(result["lm_head.weight"], sources["a"]["lm_head.weight"])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_hidden_layers"] == 6
 
@@ -73,18 +72,18 @@ def test_a_virtual_model_has_the_new_depth(experts):
     plans = plan_of(experts, stack=["0-3", "2-3"], swap=SWAP).grid(bottom=[0, 1], top=[0, 5])
     virtual = VirtualModel(plans)
     for i, plan in enumerate(plans):
-        found, expected = virtual.switch(i).state_dict(), plan.load().state_dict()
-        assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+        result, expected = virtual.switch(i).state_dict(), plan.load().state_dict()
+        assert all(torch.equal(tensor, result[name]) for name, tensor in expected.items())
 
 
-def test_layers_that_are_not_there(experts):
+def test_missing_layers_are_refused(experts):
     with pytest.raises(RecipeError, match="layers: 2-4 is not inside 0-3"):
         plan_of(experts, stack=["2-4"], swap=SWAP)
     with pytest.raises(MergeError, match="no layer 7; there are 4"):
         restack(open_checkpoint(experts / "a"), [0, 7])
 
 
-def test_configurations_say_it_of_every_layer():
+def test_configurations_list_every_layer():
     config = {
         "num_hidden_layers": 4,
         "layer_types": [*"abab"],
@@ -106,6 +105,6 @@ def test_configurations_say_it_of_every_layer():
         ({"first_k_dense_replace": 1}, "m: by `first_k_dense_replace` layer 1 would be of"),
     ],
 )
-def test_layers_that_would_become_others_are_refused(config, message):
+def test_layers_of_changed_kind_are_refused(config, message):
     with pytest.raises(MergeError, match=message):
         restacked_config({"num_hidden_layers": 4, **config}, (0, 0, 1), "m")

@@ -1,4 +1,4 @@
-"""Going on after a crash: finished files are kept, and the result is the one-run result."""
+"""Resuming after a crash keeps finished files and gives the same result as one run."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_single_file_has_no_journal(experts, tmp_path):
     assert "model.safetensors" in seen
 
 
-def test_the_journal_of_other_work_is_none(tmp_path):
+def test_the_journal_of_other_work_is_ignored(tmp_path):
     def break_off():
         with Journal(tmp_path, "mine") as journal:
             (tmp_path / "file").write_text("data")

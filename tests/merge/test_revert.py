@@ -1,4 +1,4 @@
-"""Putting a part of an expert back to the base, against masks computed directly."""
+"""Reverting part of an expert to the base, against masks computed directly."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def masked(base, expert, kept, axis):
 def test_the_rows_that_changed_most_are_kept(pair, tmp_path, keep, axis):
     start, end = map(tensors_of, pair)
     plan = ls.revert(*pair, keep=keep, axis=axis)
-    for name, found in tensors_of(plan.save(tmp_path / "out")).items():
+    for name, result in tensors_of(plan.save(tmp_path / "out")).items():
         mav = mavs(start[name], end[name], axis)
         kept = torch.zeros(len(mav), dtype=torch.bool)
         kept[mav.argsort(descending=True, stable=True)[: round(keep * len(mav))]] = True
-        check_equal(found, masked(start[name], end[name], kept, axis), name)
+        check_equal(result, masked(start[name], end[name], kept, axis), name)
 
 
 @pytest.mark.parametrize("axis", ["input", "output"])
@@ -62,10 +62,10 @@ def test_a_threshold_keeps_what_reaches_it(pair, tmp_path, axis):
     threshold = 0.054
     plan = ls.revert(*pair, threshold=threshold, axis=axis)
     some = 0
-    for name, found in tensors_of(plan.save(tmp_path / "out", threads=3)).items():
+    for name, result in tensors_of(plan.save(tmp_path / "out", threads=3)).items():
         kept = mavs(start[name], end[name], axis) >= threshold
         some += int(0 < kept.sum() < len(kept))
-        check_equal(found, masked(start[name], end[name], kept, axis), name)
+        check_equal(result, masked(start[name], end[name], kept, axis), name)
     assert some > 10, "the case tells nothing"
 
 
@@ -82,16 +82,16 @@ def largest_of_the_model(start, end, keep, axis="input"):
 def test_the_rows_of_the_whole_model_can_be_ranked_together(pair, tmp_path, keep, axis):
     expected = largest_of_the_model(*map(tensors_of, pair), keep, axis)
     plan = ls.revert(*pair, keep=keep, scope="model", axis=axis)
-    for name, found in tensors_of(plan.save(tmp_path / "out", threads=3)).items():
-        check_equal(found, expected[name], name)
+    for name, result in tensors_of(plan.save(tmp_path / "out", threads=3)).items():
+        check_equal(result, expected[name], name)
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
-def test_all_or_nothing_is_the_expert_or_the_base_bit_for_bit(pair, tmp_path, scope):
+def test_keeping_all_or_nothing_copies_the_expert_or_the_base(pair, tmp_path, scope):
     for keep, source in ((1.0, pair[1]), (0.0, pair[0])):
-        found = tensors_of(ls.revert(*pair, keep=keep, scope=scope).save(tmp_path / f"{keep}"))
+        result = tensors_of(ls.revert(*pair, keep=keep, scope=scope).save(tmp_path / f"{keep}"))
         for name, tensor in tensors_of(source).items():
-            assert raw(found[name]) == raw(tensor), name
+            assert raw(result[name]) == raw(tensor), name
 
 
 def test_a_negative_zero_of_the_expert_stays_one(pair, tmp_path):
@@ -102,8 +102,8 @@ def test_a_negative_zero_of_the_expert_stays_one(pair, tmp_path):
         tensor = tensors_of(folder)[name]
         tensor[0] = zero
         change_tensors(folder, {name: tensor})
-    found = tensors_of(ls.revert(*spoilt, keep=1.0).save(tmp_path / "out"))
-    assert raw(found[name]) == raw(tensors_of(spoilt[1])[name])
+    result = tensors_of(ls.revert(*spoilt, keep=1.0).save(tmp_path / "out"))
+    assert raw(result[name]) == raw(tensors_of(spoilt[1])[name])
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
@@ -122,9 +122,9 @@ def test_nan_in_the_base_stops_the_merge(pair, tmp_path, scope):
 def test_layers_and_roles_go_back(pair, tmp_path):
     start, end = map(tensors_of, pair)
     plan = ls.revert(*pair, layers=["0-1", "outside"], roles=["attention", "embedding"])
-    for name, found in tensors_of(plan.save(tmp_path / "out")).items():
+    for name, result in tensors_of(plan.save(tmp_path / "out")).items():
         back = "embed" in name or ("self_attn" in name and layer_of(name) in (0, 1))
-        check_equal(found, (start if back else end)[name], name)
+        check_equal(result, (start if back else end)[name], name)
 
 
 @pytest.mark.parametrize("part", ["task", "language"])
@@ -135,14 +135,14 @@ def test_a_part_of_a_partition_is_kept(pair, tmp_path, name, part):
     places = plan.experts["expert"].places
     sides = {"task": "base", "language": "base", part: "expert"}
     whose = partition(name, 4, task=sides["task"], language=sides["language"])
-    for tensor, found in tensors_of(plan.save(tmp_path / "out")).items():
+    for tensor, result in tensors_of(plan.save(tmp_path / "out")).items():
         taken = whose[places[tensor]].experts[0]
-        check_equal(found, (end if taken == "expert" else start)[tensor], tensor)
+        check_equal(result, (end if taken == "expert" else start)[tensor], tensor)
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 def test_the_model_in_memory_and_other_chunks_are_the_same(pair, tmp_path, monkeypatch, scope):
-    from layerswap.merge import lazy_tensors as terms
+    from layerswap.merge import evaluate as terms
     from layerswap.merge import writer as engine
 
     plan = ls.revert(*pair, keep=0.4, scope=scope)
@@ -162,12 +162,12 @@ def test_conv1d_rows_are_input_features(tmp_path):
     base = save_expert(tmp_path / "base", config, 0)
     expert = save_expert(tmp_path / "expert", config, 1)
     start, end = tensors_of(base), tensors_of(expert)
-    found = tensors_of(ls.revert(base, expert, keep=0.25).save(tmp_path / "out"))
+    result = tensors_of(ls.revert(base, expert, keep=0.25).save(tmp_path / "out"))
     name = next(n for n in start if n.endswith("h.0.mlp.c_fc.weight"))
     mav = (end[name] - start[name]).abs().mean(dim=1)
     kept = torch.zeros(8, dtype=torch.bool)
     kept[mav.argsort(descending=True)[:2]] = True
-    check_equal(found[name], torch.where(kept[:, None], end[name], start[name]))
+    check_equal(result[name], torch.where(kept[:, None], end[name], start[name]))
 
 
 def test_a_reverted_expert_stands_wherever_an_expert_can(pair, tmp_path):
@@ -182,9 +182,9 @@ def test_a_reverted_expert_stands_wherever_an_expert_can(pair, tmp_path):
         },
         "swap": {"task": "sparse", "language": "swahili", "bottom": 1, "top": 1},
     }
-    found = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
+    result = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
     sparse = tensors_of(ls.revert(base, expert, keep=0.5).save(tmp_path / "sparse"))
-    for name, tensor in found.items():
+    for name, tensor in result.items():
         if layer_of(name) in (1, 2):
             check_equal(tensor, sparse[name], name)
         elif layer_of(name) in (0, 3):
@@ -199,9 +199,9 @@ def test_an_adapter_is_reverted_over_its_base(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(base)
     config = LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
     get_peft_model(model, config).save_pretrained(tmp_path / "lora")
-    found = tensors_of(ls.revert(base, tmp_path / "lora", layers=["0-2"]).save(tmp_path / "out"))
+    result = tensors_of(ls.revert(base, tmp_path / "lora", layers=["0-2"]).save(tmp_path / "out"))
     start = tensors_of(base)
-    changed = {name for name in start if not torch.equal(found[name], start[name])}
+    changed = {name for name in start if not torch.equal(result[name], start[name])}
     assert changed == {
         "model.layers.3.self_attn.q_proj.weight", "model.layers.3.mlp.up_proj.weight"
     }  # fmt: skip
@@ -210,10 +210,10 @@ def test_an_adapter_is_reverted_over_its_base(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "say what to put back, in one way"),
-        ({"keep": 0.5, "layers": ["1"]}, "say what to put back, in one way"),
-        ({"keep": 0.5, "threshold": 0.1}, "say what to put back, in one way"),
-        ({"partition": "A"}, "say which part of the partition the expert keeps"),
+        ({}, "choose one way to revert"),
+        ({"keep": 0.5, "layers": ["1"]}, "choose one way to revert"),
+        ({"keep": 0.5, "threshold": 0.1}, "choose one way to revert"),
+        ({"partition": "A"}, "`partition` needs the part that the expert keeps"),
         ({"partition": "Q", "part": "task"}, "revert: partition.name: "),
         ({"keep": 1.5}, "1.5 is not a number from 0 to 1"),
         ({"threshold": -1.0}, "-1.0 is not a number from 0"),
@@ -243,7 +243,7 @@ def test_a_soup_of_the_reverted_is_written_as_any_other(pair, tmp_path):
         },
         "soup": {"experts": ["sparse", "swahili"]},
     }
-    found = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
+    result = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
     sparse = largest_of_the_model(tensors_of(base), tensors_of(expert), 0.2)
     for name, tensor in tensors_of(other).items():
-        check_equal(found[name], half(sparse[name], tensor), name)
+        check_equal(result[name], half(sparse[name], tensor), name)

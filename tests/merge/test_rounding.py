@@ -1,4 +1,4 @@
-"""What of the deltas the output's dtype loses: measured, told, recorded, and avoided by default."""
+"""Deltas that the output's dtype loses: measured, reported, recorded, and avoided by default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from merging import (
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +26,17 @@ def trained(tmp_path_factory):
     """A bfloat16 base, and two float32 experts with deltas near the step of bfloat16."""
     root = tmp_path_factory.mktemp("trained")
     base = save_tokenizer(save_expert(root / "base", tiny_llama(), 0, dtype=torch.bfloat16))
-    found = {"base": base}
+    result = {"base": base}
     for seed, name in enumerate(("task", "language"), 1):
         torch.manual_seed(seed)
-        found[name] = copied(base, root / name)
+        result[name] = copied(base, root / name)
         changes = {
             key: tensor.float()
             + torch.randn(tensor.shape) * 1e-4 * (torch.rand(tensor.shape) > 0.2)
             for key, tensor in tensors_of(base).items()
         }
-        change_tensors(found[name], changes)
-    return found
+        change_tensors(result[name], changes)
+    return result
 
 
 def ties_of(trained, **settings):
@@ -59,20 +59,20 @@ def expected_loss(exact, rounded, base):
     return lost / changed, (error / norm) ** 0.5
 
 
-def test_the_share_is_that_of_the_whole_output(trained, tmp_path):
-    told = []
-    exact = ties_of(trained, dtype="float32").save(tmp_path / "exact", log=told.append)
-    assert told == []
+def test_the_lost_share_is_that_of_the_whole_output(trained, tmp_path):
+    logged = []
+    exact = ties_of(trained, dtype="float32").save(tmp_path / "exact", log=logged.append)
+    assert logged == []
     assert "lost_to_dtype" not in json.loads((exact / "layerswap.json").read_text())
-    out = ties_of(trained, dtype="bfloat16").save(tmp_path / "out", log=told.append)
-    found = json.loads((out / "layerswap.json").read_text())["lost_to_dtype"]
+    out = ties_of(trained, dtype="bfloat16").save(tmp_path / "out", log=logged.append)
+    result = json.loads((out / "layerswap.json").read_text())["lost_to_dtype"]
     parts = tensors_of(exact), tensors_of(out), tensors_of(trained["base"])
     share, error = expected_loss(*parts)
-    assert found["share"] == pytest.approx(share, abs=1e-4)
-    assert found["error"] == pytest.approx(error, abs=1e-4)
+    assert result["share"] == pytest.approx(share, abs=1e-4)
+    assert result["error"] == pytest.approx(error, abs=1e-4)
     assert 0.1 < share < 0.99
-    assert found["dtype"] == "bfloat16"
-    (line,) = told
+    assert result["dtype"] == "bfloat16"
+    (line,) = logged
     assert line.startswith(f"bfloat16 loses {share:.0%} of the changed elements")
     assert line in (out / "README.md").read_text()
     verified = ls.verify(out, full=True)
@@ -90,15 +90,15 @@ def test_threads_and_shards_do_not_change_it(trained, tmp_path):
     assert records[0]["lost_to_dtype"]["dtype"] == "float16"
 
 
-def test_copies_and_deltas_that_fit_are_not_warned_of(trained, tmp_path, experts):
-    told = []
+def test_no_warning_for_copies_and_deltas_that_fit(trained, tmp_path, experts):
+    logged = []
     plan = ls.swap(task=trained["task"], language=trained["language"], base=trained["base"])
-    out = plan.save(tmp_path / "swap", log=told.append)
+    out = plan.save(tmp_path / "swap", log=logged.append)
     merge = {"method": "task_arithmetic", "experts": {"task": 1}, "scale": 1}
     data = {"experts": {"task": str(experts["task"])}, "base": str(experts["base"])}
     large = make_plan(check_recipe({**data, "merge": merge, "dtype": "bfloat16"}, where="test"))
-    large.save(tmp_path / "large", log=told.append)
-    assert told == []
+    large.save(tmp_path / "large", log=logged.append)
+    assert logged == []
     assert "lost_to_dtype" not in json.loads((out / "layerswap.json").read_text())
 
 
@@ -112,12 +112,12 @@ def test_baked_adapters_are_written_as_they_were_trained(trained, tmp_path):
     assert any(note.startswith("writes float32, the adapters' dtype") for note in plan.notes)
     out = plan.save(tmp_path / "out")
     assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
-    told = []
+    logged = []
     short = ls.swap(**adapters, bake=True, dtype="bfloat16")
     assert not any("adapters' dtype" in note for note in short.notes)
-    found = short.save(tmp_path / "short", log=told.append)
-    measured = json.loads((found / "layerswap.json").read_text())["lost_to_dtype"]
-    parts = tensors_of(out), tensors_of(found), tensors_of(trained["base"])
+    result = short.save(tmp_path / "short", log=logged.append)
+    measured = json.loads((result / "layerswap.json").read_text())["lost_to_dtype"]
+    parts = tensors_of(out), tensors_of(result), tensors_of(trained["base"])
     share, error = expected_loss(*parts)
     assert measured["share"] == pytest.approx(share, abs=1e-4)
     assert measured["error"] == pytest.approx(error, abs=1e-4)

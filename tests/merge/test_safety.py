@@ -1,8 +1,7 @@
-"""What can go wrong around a merge, end to end; docs/safety.md says which test shows which case."""
+"""Faults around a merge, end to end: races, full disks, sources that change, permissions."""
 
 from __future__ import annotations
 
-import ast
 import errno
 import json
 import os
@@ -313,7 +312,7 @@ def test_unknown_roles_are_never_guessed(pair):
     )
     message = refusal(ls.make_plan, ls.parse_recipe(recipe))
     assert message.startswith(
-        "cannot tell the role of 16 of 39 tensors, such as 'model.layers.1.time_mix.k_proj.weight'"
+        "the roles of 16 of 39 tensors are unknown, such as 'model.layers.1.time_mix.k_proj.weight'"
         ", and the composition takes b for attention and a for mlp in layer 1; say so in the "
         "recipe, as `patterns: [{match: '"
     )
@@ -376,49 +375,3 @@ def test_a_source_that_shares_an_inode_keeps_its_bytes(pair, tmp_path):
     plan.save(out, overwrite=True)
     assert (linked / "model.safetensors").read_bytes() == before
     assert (out / "model.safetensors").read_bytes() != before
-
-
-# --- the page that says all this ---
-
-PAGE = (ROOT / "docs" / "safety.md").read_text()
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split(" | ")]
-    for line in PAGE.splitlines()
-    if line.startswith("| F") or line.startswith("|  ")
-]
-
-
-def test_the_page_has_every_case_once():
-    assert [row[0] for row in ROWS if row[0]] == [f"F{number}" for number in range(1, 25)]
-    assert all(len(row) == 4 for row in ROWS)
-
-
-def test_every_test_that_the_page_names_exists():
-    defined = {
-        f"{file.stem}::{node.name}"
-        for file in ROOT.glob("tests/*/test_*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef)
-    }
-    named = [name for row in ROWS for name in re.findall(r"`([^`]+)`", row[3])]
-    assert len(named) >= len(ROWS)
-    assert [name for name in named if name not in defined] == []
-
-
-def texts_of_the_source():
-    """Every text in the source, as a pattern in which what is filled in stands for anything."""
-    for file in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            texts = [p.value if isinstance(p, ast.Constant) else None for p in parts]
-            words = [text for text in texts if isinstance(text, str)]
-            if max(map(len, words), default=0) >= 8:
-                yield "".join(".+" if t is None else re.escape(str(t)) for t in texts)
-
-
-def test_every_message_on_the_page_is_one_of_the_source():
-    texts = {text.replace("`", "'") for text in texts_of_the_source()}
-    patterns = [re.compile(f"(?:.+: )?{text}") for text in texts]
-    messages = [text for row in ROWS for text in re.findall(r"`([^`]* [^`]*)`", row[2])]
-    assert len(messages) > 30
-    assert [m for m in messages if not any(p.fullmatch(m) for p in patterns)] == []

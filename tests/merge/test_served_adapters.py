@@ -65,8 +65,8 @@ def test_each_is_the_swap_of_its_two_adapters(world, served):
             plan = ls.swap(task=world / folder, language=world / language, bottom=1, top=1)
             with torch.no_grad():
                 expected = plan.load()(IDS).logits
-            found = adapted(world, served / f"{task}--{language}")
-            torch.testing.assert_close(found, expected)
+            result = adapted(world, served / f"{task}--{language}")
+            torch.testing.assert_close(result, expected)
             config = json.loads((served / f"{task}--{language}/adapter_config.json").read_text())
             assert config["r"] == 2  # verbatim places keep the rank
 
@@ -105,7 +105,7 @@ def test_a_folder_of_them_is_evaluated_in_one_sweep(world, served):
         torch.testing.assert_close(logits, adapted(world, served / name), rtol=1e-4, atol=1e-5)
 
 
-def test_mistakes_are_one_line(world, served, tmp_path):
+def test_each_mistake_is_one_line(world, served, tmp_path):
     twice = run(world, tmp_path / "a", "--languages", world / "sw")
     assert "two are called 'sw'; write NAME=FOLDER" in str(twice.exception)
     full = run(world, tmp_path / "b", "--tasks", world / "base")

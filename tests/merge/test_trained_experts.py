@@ -1,4 +1,4 @@
-"""What the records of trainings say: the partition by default, and what a composition loses."""
+"""Records of training: the default partition, and trained places that a composition loses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_experts_of_one_part_may_share_it(partial, experts, tmp_path):
     assert ls.make_plan(recipe).notes == ["along partition C, on which the experts were trained"]
 
 
-def test_what_is_chosen_is_not_replaced(partial):
+def test_a_chosen_composition_is_not_replaced(partial):
     task, language = partial
     assert ls.swap(task=task, language=language, outside="blend").recipe.swap is not None
     assert ls.swap(task=task, language=language, weights={"task": 1, "language": 3}).recipe.swap
@@ -123,7 +123,7 @@ def test_evaluation_items_in_the_training_data_are_named(pair):
     write_record(pair[1], "language", data=data)
     assert (
         "language: 12 rows of its training data contain an item of mgsm_sw; scores on it are "
-        "flattered"
+        "inflated"
     ) in ls.swap(task=pair[0], language=pair[1], bottom=1, top=1, outside="task").notes
 
 
@@ -135,7 +135,7 @@ def test_evaluation_items_in_the_training_data_are_named(pair):
         {"places": [], "spec": {"train": {"partition": ["C"]}}, "data": []},
     ],
 )  # fmt: skip
-def test_other_records_say_nothing(pair, record):
+def test_unreadable_records_are_ignored(pair, record):
     (pair[0] / TRAINING).write_text(json.dumps(record))
     assert ls.swap(task=pair[0], language=pair[1]).notes == []
 

@@ -1,4 +1,4 @@
-"""What `verify` finds in an output that is not what its record says, and what it does not."""
+"""Findings of `verify` in outputs that differ from their records, and in those that do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ import layerswap as ls
 from layerswap.checkpoint import read_header
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import LayerswapError
-from layerswap.merge.verification import tensors as compare
+from layerswap.merge.metadata import record
+from layerswap.merge.verification import compare
 from layerswap.merge.verification import verify as verification
 
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -122,9 +123,9 @@ def test_a_sample_finds_one_bit_as_often_as_it_says(out, monkeypatch):
     monkeypatch.setattr(compare, "BLOCK_BYTES", 100)
     flip(out, HEAD, at=2000)
     share, trials = 0.25, 60
-    found = sum(bool(findings(out, share=share, seed=seed)) for seed in range(trials))
+    result = sum(bool(findings(out, share=share, seed=seed)) for seed in range(trials))
     room = 4 * math.sqrt(share * (1 - share) * trials)
-    assert abs(found - share * trials) < room
+    assert abs(result - share * trials) < room
     assert findings(out, full=True)
 
 
@@ -149,9 +150,9 @@ def test_two_tensors_that_changed_places(out):
         with file.open("r+b") as handle:
             handle.seek(info.offset)
             handle.write(content)
-    found = findings(out)
-    assert [any(name in line for line in found) for name in names] == [True, True]
-    assert len(found) == 2
+    result = findings(out)
+    assert [any(name in line for line in result) for name in names] == [True, True]
+    assert len(result) == 2
 
 
 def test_names_that_changed_places_in_a_header(out):
@@ -162,17 +163,17 @@ def test_names_that_changed_places_in_a_header(out):
     swapped = data.replace(name.encode(), b"X").replace(other.encode(), name.encode(), 1)
     swapped = swapped.replace(b"X", other.encode(), 1)
     file.write_bytes(swapped)
-    found = findings(out)
-    assert f"{file}: the header is not the one that the merge writes" in found
-    assert len(found) == 3
+    result = findings(out)
+    assert f"{file}: the header is not the one that the merge writes" in result
+    assert len(result) == 3
 
 
 def test_a_truncated_shard(out):
     file = shard_of(out, UP.format(2))
     os.truncate(file, file.stat().st_size - 1)
-    (found,) = findings(out)
-    assert found.startswith(f"{file}: tensor ")
-    assert found.endswith("; the file is cut short")
+    (result,) = findings(out)
+    assert result.startswith(f"{file}: tensor ")
+    assert result.endswith("; the file is cut short")
 
 
 def test_a_missing_shard(out):
@@ -260,7 +261,7 @@ def test_a_card_may_change_after_its_hash_was_recorded(out):
     assert ls.verify(out).passed
 
 
-def test_a_card_is_the_users_to_write(out):
+def test_the_user_may_rewrite_the_card(out):
     (out / "README.md").write_text("# Swahili mathematician")
     report = ls.verify(out)
     assert report.passed
@@ -289,9 +290,9 @@ def other_source(record):
 )
 def test_an_edited_record(out, change, expected):
     edit(out, change)
-    found = findings(out)
-    assert f"{out}/layerswap.json: {expected}" in found
-    assert all("\n" not in line for line in found)
+    result = findings(out)
+    assert f"{out}/layerswap.json: {expected}" in result
+    assert all("\n" not in line for line in result)
 
 
 def test_an_edited_fingerprint(out):
@@ -312,10 +313,10 @@ def test_a_record_whose_recipe_and_composition_were_edited_alike(experts, out):
         task=experts["task"], language=experts["language"], base=experts["base"], bottom=2, top=1,
         weights="magnitude", max_shard_size="20KB",
     )  # fmt: skip
-    (out / "layerswap.json").write_text(json.dumps(other.record))
-    found = findings(out)
-    assert len(found) == 9
-    assert all("model.layers.1." in line for line in found)
+    (out / "layerswap.json").write_text(json.dumps(record(other)))
+    result = findings(out)
+    assert len(result) == 9
+    assert all("model.layers.1." in line for line in result)
 
 
 @pytest.mark.parametrize(
@@ -363,9 +364,9 @@ def movable(experts, tmp_path):
 def test_a_changed_source(movable):
     out, pair = movable
     change_tensors(pair["language"], {UP.format(0): torch.zeros(40, 24)})
-    found = findings(out)
-    assert found[0] == "language: model.safetensors changed since the merge"
-    assert any(UP.format(0) in line for line in found[1:])
+    result = findings(out)
+    assert result[0] == "language: model.safetensors changed since the merge"
+    assert any(UP.format(0) in line for line in result[1:])
 
 
 def test_a_source_that_moved(movable):
@@ -382,8 +383,8 @@ def test_a_source_that_is_gone(movable, experts):
     assert report.findings == []
     assert not report.passed
     assert report.unverified == [
-        f"language: {pair['language']}: no such folder, and not a Hub id like 'owner/name'; say "
-        "where a source is now with --source NAME=PATH",
+        f"language: {pair['language']}: no such folder, and not a Hub id like 'owner/name'; give "
+        "its new location with --source NAME=PATH",
         "21 of 39 tensors, which need language",
         "configuration, tokenizer and order of the tensors",
     ]
@@ -395,8 +396,8 @@ def test_a_source_that_is_gone(movable, experts):
 
 def test_a_source_in_place_of_another(movable, experts):
     out, _ = movable
-    found = findings(out, sources={"task": experts["third"]})
-    assert found[0] == "task: model.safetensors changed since the merge"
+    result = findings(out, sources={"task": experts["third"]})
+    assert result[0] == "task: model.safetensors changed since the merge"
     with pytest.raises(LayerswapError) as caught:
         ls.verify(out, sources={"taks": experts["third"]})
     assert str(caught.value) == "no source 'taks'; did you mean 'task'?"
@@ -408,7 +409,7 @@ def test_a_source_that_does_not_fit_any_more(movable, tmp_path):
     save_expert(pair["task"], tiny_llama(hidden_size=48), 0)
     report = ls.verify(out)
     assert "task: model.safetensors changed since the merge" in report.findings
-    assert report.unverified[0].startswith("head_dim differs: 12 in task, 6 in language; say")
+    assert report.unverified[0].startswith("head_dim differs: 12 in task, 6 in language; give")
 
 
 # --- hashes ---
@@ -433,7 +434,7 @@ def test_recorded_hashes_are_compared_also_without_sources(movable):
     ]
 
 
-def test_hashes_are_not_recorded_of_what_is_wrong(out):
+def test_hashes_of_a_wrong_output_are_not_recorded(out):
     flip(out, UP.format(1))
     before = (out / "layerswap.json").read_bytes()
     assert not ls.verify(out, record=True).passed
@@ -556,24 +557,24 @@ def test_threads_and_chunks_decide_nothing(out, monkeypatch):
 
 
 def test_progress_adds_up(out):
-    told = {}
+    logged = {}
 
     @contextmanager
     def bars(label, total):
         done = []
         yield done.append
-        told[label] = (total, sum(done))
+        logged[label] = (total, sum(done))
 
     ls.verify(out, record=True)
     report = ls.verify(out, progress=bars)
-    assert set(told) == {"hashing", "verifying"}
-    assert all(total == done > 0 for total, done in told.values())
-    assert told["verifying"][0] == report.verbatim.compared + report.computed.compared
+    assert set(logged) == {"hashing", "verifying"}
+    assert all(total == done > 0 for total, done in logged.values())
+    assert logged["verifying"][0] == report.verbatim.compared + report.computed.compared
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.1])
-def test_a_share_is_a_share(out, share):
-    with pytest.raises(LayerswapError, match="the share of a sample is above 0 and at most 1"):
+def test_a_share_outside_0_to_1_is_refused(out, share):
+    with pytest.raises(LayerswapError, match="write a number above 0 and at most 1"):
         verification.verify(out, share=share)
 
 

@@ -57,13 +57,13 @@ def merged(experts: dict[str, Path], out: Path, tokenizer: str | None, **more) -
 def check_rows(experts: dict[str, Path], out: Path, order: list[str], size: int) -> None:
     """Every row of the output, from the definition: the blend of those that have its token."""
     stored = {name: tensors_of(path) for name, path in experts.items()}
-    found = tensors_of(out)
+    result = tensors_of(out)
     for tensor in (EMBEDDING, HEAD):
-        assert found[tensor].shape == (size, 24)
+        assert result[tensor].shape == (size, 24)
         for row, token in enumerate(order):
             rows = [stored[n][tensor][ids(n)[token]] for n in stored if token in ids(n)]
             want = rows[0] * 0.5 + rows[-1] * 0.5
-            assert torch.equal(found[tensor][row], want), (tensor, token)
+            assert torch.equal(result[tensor][row], want), (tensor, token)
 
 
 @pytest.mark.parametrize("choice", ["task", "language"])
@@ -78,9 +78,9 @@ def test_rows_are_aligned_to_the_chosen_tokenizer(unlike, tmp_path, choice):
 
 
 def test_padding_is_that_of_the_tokenizers_owner(unlike, tmp_path):
-    found, own = tensors_of(merged(unlike, tmp_path / "out", "task")), tensors_of(unlike["task"])
+    result, own = tensors_of(merged(unlike, tmp_path / "out", "task")), tensors_of(unlike["task"])
     for tensor in (EMBEDDING, HEAD):
-        assert torch.equal(found[tensor][6:], own[tensor][6:])
+        assert torch.equal(result[tensor][6:], own[tensor][6:])
 
 
 def test_a_union_has_every_token_and_reads_both_texts(unlike, tmp_path):
@@ -108,11 +108,11 @@ def test_the_model_in_memory_is_the_one_on_disk(unlike, tmp_path):
 def test_verbatim_rows_keep_their_bits(unlike, tmp_path):
     swap = {"bottom": 1, "top": 1, "outside": "language"}
     out = merged(unlike, tmp_path / "out", "task", swap=swap)
-    found, own = tensors_of(out), {name: tensors_of(path) for name, path in unlike.items()}
+    result, own = tensors_of(out), {name: tensors_of(path) for name, path in unlike.items()}
     for tensor in (EMBEDDING, HEAD):
         for token, row in ids("task").items():
             source = "language" if token in ids("language") else "task"
-            assert raw(found[tensor][row]) == raw(own[source][tensor][ids(source)[token]])
+            assert raw(result[tensor][row]) == raw(own[source][tensor][ids(source)[token]])
 
 
 @pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
@@ -121,39 +121,39 @@ def test_deltas_are_taken_row_by_row(unlike, tmp_path, method):
     merge = {"method": method, "experts": {"task": 1.0, "language": 1.0}}
     merge |= {"density": 1.0} if method == "ties" else {}
     out = merged(unlike, tmp_path / "out", "union", base=str(base), swap=None, merge=merge)
-    found = tensors_of(out)
+    result = tensors_of(out)
     own = {name: tensors_of(path) for name, path in unlike.items()}
     for tensor in (EMBEDDING, HEAD):
         # "b" is the task expert's alone: the language expert has no delta there to add.
         row = ids("task")["b"]
         b_task = own["task"][tensor][row]
-        assert torch.allclose(found[tensor][row], b_task, atol=1e-6)
+        assert torch.allclose(result[tensor][row], b_task, atol=1e-6)
         habari = own["language"][tensor][ids("language")["habari"]]
-        assert torch.allclose(found[tensor][6], habari, atol=1e-6)
+        assert torch.allclose(result[tensor][6], habari, atol=1e-6)
 
 
 @pytest.mark.parametrize("back", [{"layers": "outside"}, {"keep": 0.0, "axis": "output"}])
 def test_a_revert_leaves_tokens_that_the_base_lacks(unlike, tmp_path, back):
     base = expert(tmp_path, "base", 8, WORDS["task"], 5)
     out = ls.revert(base, unlike["language"], tokenizer="expert", **back).save(tmp_path / "out")
-    found, own, before = map(tensors_of, (out, unlike["language"], base))
+    result, own, before = map(tensors_of, (out, unlike["language"], base))
     for tensor in (EMBEDDING, HEAD):
         for token, row in ids("language").items():
             known = token in ids("task")
             want = before[tensor][ids("task")[token]] if known else own[tensor][row]
-            assert torch.equal(found[tensor][row], want), (tensor, token)
+            assert torch.equal(result[tensor][row], want), (tensor, token)
 
 
 def test_a_chat_vector_leaves_new_tokens_as_the_language_model_has_them(tmp_path):
     """L + w (I - B) at every row that the base has; the language model's row at every other."""
     words = {"base": "a b c d e", "instruct": "a b c d e", "language": "a b c d e habari f"}
-    found = {
+    result = {
         name: expert(tmp_path, name, len(text.split()) + 1, text, seed)
         for seed, (name, text) in enumerate(words.items())
     }
     recipe = {
-        "base": str(found.pop("base")),
-        "experts": {name: str(path) for name, path in found.items()},
+        "base": str(result.pop("base")),
+        "experts": {name: str(path) for name, path in result.items()},
         "instruct": {"weight": [1.0, 0.5], "bottom": 1},
         "tokenizer": "language",
     }
@@ -194,19 +194,19 @@ def test_one_tokenizer_with_more_or_less_padding(tmp_path, task, language):
         "language": expert(tmp_path, "language", language, "a b c d", 1),
     }
     out = merged(experts, tmp_path / "out", None)
-    found = tensors_of(out)
+    result = tensors_of(out)
     own = [tensors_of(path) for path in experts.values()]
     for tensor in (EMBEDDING, HEAD):
-        assert found[tensor].shape == (max(task, language), 24)
+        assert result[tensor].shape == (max(task, language), 24)
         want = own[0][tensor][:10] * 0.5 + own[1][tensor][:10] * 0.5
-        assert torch.equal(found[tensor][:10], want)
+        assert torch.equal(result[tensor][:10], want)
         longer = own[0] if task > language else own[1]
         if task != language:
-            assert torch.equal(found[tensor][10:], longer[tensor][10:])
+            assert torch.equal(result[tensor][10:], longer[tensor][10:])
     AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_rows_without_a_tokenizer_to_prove_them(tmp_path):
+def test_extra_rows_without_a_tokenizer_are_refused(tmp_path):
     experts = {
         "task": expert(tmp_path, "task", 8, "a b c d", 0),
         "language": save_expert(tmp_path / "language", tiny_llama(vocab_size=7), 1),
@@ -214,8 +214,8 @@ def test_rows_without_a_tokenizer_to_prove_them(tmp_path):
     with pytest.raises(LayerswapError) as caught:
         merged(experts, tmp_path / "out", None)
     assert str(caught.value) == (
-        "vocabularies differ: 8 rows in task, 7 in language, which has no tokenizer.json to tell "
-        "whether the rows are the same tokens"
+        "vocabularies differ: 8 rows in task, 7 in language, which has no tokenizer.json to "
+        "compare the tokens by"
     )
 
 
@@ -231,7 +231,7 @@ def test_a_tokenizer_longer_than_its_embedding(tmp_path):
     )
 
 
-# --- what the user is told ---
+# --- what the user is logged ---
 
 
 def test_how_tokenizers_differ(unlike):
@@ -246,7 +246,7 @@ def test_how_tokenizers_differ(unlike):
     assert str(caught.value) == (
         "tokenizers of task and language differ: 8 tokens of 6 and 7 ('a' is id 1 and id 2, 'b' is "
         "id 2 and missing, 'c' is id 3 and id 1); eos_token is '</s>' and '<|end|>'; the chat "
-        "templates differ; say which the output has with `tokenizer: task`, `language` or `union` "
+        "templates differ; choose one with `tokenizer: task`, `language` or `union` "
         "(--tokenizer)"
     )
 
@@ -266,7 +266,7 @@ def test_a_choice_that_names_no_expert(unlike):
     }
     with pytest.raises(LayerswapError) as caught:
         ls.make_plan(check_recipe(recipe, where="test"))
-    assert str(caught.value) == "tokenizer: no expert 'tsak'; name an expert, or write union"
+    assert str(caught.value) == "tokenizer: no expert 'tsak'; write the name of an expert, or union"
 
 
 def test_another_chat_template_is_only_noted(unlike, tmp_path):
@@ -280,7 +280,7 @@ def test_another_chat_template_is_only_noted(unlike, tmp_path):
     ]
 
 
-def test_what_the_output_lacks_of_a_tokenizer_is_noted(unlike, tmp_path):
+def test_missing_parts_of_a_tokenizer_are_noted(unlike, tmp_path):
     same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
     (same["language"] / "chat_template.jinja").write_text("chat")
     settings = same["language"] / "tokenizer_config.json"
@@ -298,7 +298,7 @@ def test_an_expert_without_a_tokenizer_is_noted(unlike, tmp_path):
     same = {"task": unlike["task"], "language": copied(unlike["task"], tmp_path / "same")}
     (same["language"] / "tokenizer.json").unlink()
     assert ls.swap(**same).notes[1:] == [
-        "language has no tokenizer; its rows are taken to be the same tokens as the others'"
+        "language has no tokenizer; its rows are assumed to have the others' tokens"
     ]
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.sweep import Sweep
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainer import train

@@ -98,13 +98,13 @@ def test_the_signals_of_the_second_paper():
 
 @pytest.mark.slow
 def test_freeze_or_revert_evaluates_both_ways(tmp_path, base, rows):
-    from layerswap.merge.planner import load_tensor
-    from layerswap.merge.writer import measure_model
+    from layerswap.merge.loading import load_tensor
+    from layerswap.merge.writer import measure_tensors
 
     weights = []
 
     def score(plan):
-        facts = measure_model(plan.tensors)
+        facts = measure_tensors(plan.tensors)
         weights.append({t.name: load_tensor(t, facts).float() for t in plan.tensors})
         return {"task": 0.5}
 

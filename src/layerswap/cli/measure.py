@@ -41,7 +41,7 @@ def delta(
     """
     from layerswap.checkpoint import refuse_target
     from layerswap.deltas.atlas import ATLAS, measure, open_subjects
-    from layerswap.merge.writer import check_apart
+    from layerswap.merge.target import check_apart
     from layerswap.report.measurements import atlas_facts, write_atlas
 
     if axis not in ("input", "output"):
@@ -196,7 +196,7 @@ def composability(
 
 
 def _note_tokenizers(subjects: Subjects) -> None:
-    from layerswap.merge.compatibility import differences
+    from layerswap.merge.tokenizers import differences
 
     found = differences({"base": subjects.base, **subjects.experts})
     if found is not None:

@@ -12,7 +12,8 @@ from layerswap.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe
-    from layerswap.merge.planner import Plan
+    from layerswap.merge.plan import Plan
+    from layerswap.merge.target import MergeOptions
 
 
 @options.takes_recipe
@@ -54,51 +55,11 @@ def merge(
 
     Example: layerswap merge --task-expert math-expert --language-expert swahili-expert --out merged
     """
-    write_recipe(
-        recipe,
-        out=out,
-        follow_training=follow_training,
-        allow_pickle=allow_pickle,
-        overwrite=overwrite,
-        allow_non_finite=allow_non_finite,
-        resume=resume,
-        push=push,
-        public=public,
-        modelfile=modelfile,
-        download=download,
-        dry_run=dry_run,
-        threads=threads,
-    )
-
-
-def write_recipe(
-    recipe: Recipe,
-    *,
-    out: Path,
-    command: str = "merge",
-    follow_training: bool = False,
-    allow_pickle: bool = False,
-    overwrite: bool = False,
-    allow_non_finite: bool = False,
-    resume: bool = False,
-    push: str | None = None,
-    public: bool = False,
-    modelfile: bool = False,
-    download: bool = False,
-    dry_run: bool = False,
-    threads: int | None = None,
-) -> None:
-    """Write what a recipe describes, with progress and notes, for the command of that name."""
-    from rich.filesize import decimal
-
-    from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, push_folder
+    from layerswap.merge.api import make_plan
     from layerswap.merge.gguf import check_modelfile, write_modelfile
-    from layerswap.merge.metadata import RECORD
-    from layerswap.merge.planner import make_plan
-    from layerswap.merge.rounding import LOST_TO_DTYPE
-    from layerswap.merge.writer import check_target, refuse_output
+    from layerswap.merge.target import MergeOptions, refuse_output
 
     if push is not None:
         check_hub_id(push)
@@ -112,41 +73,55 @@ def write_recipe(
         check_modelfile(out)
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
-    plan = make_plan(
+    made = make_plan(
         recipe,
         allow_pickle=allow_pickle,
         follow_training=follow_training,
         in_place=not download,
         log=output.log,
     )
-    check_target(plan, out, overwrite=overwrite)
     if dry_run:
-        output.finish(command, plan.to_dict(), described(plan))
+        made.check_target(out, overwrite=overwrite)
+        output.finish("merge", made.to_dict(), described(made))
         return
-    output.say(plan)
-    for note in plan.notes:
-        output.say(f"note: {note}")
-    with output.byte_progress("merging", plan.nbytes) as progress:
-        written = plan.save(
-            out,
-            overwrite=overwrite,
-            threads=threads,
-            progress=progress,
-            allow_non_finite=allow_non_finite,
-            resume=resume,
-            log=lambda note: output.say(f"warning: {note}"),
-        )
-    output.say(f"wrote {written} ({decimal(plan.nbytes)})")
-    facts = {**plan.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
-    if output.settings.json and not is_gguf(out):
-        facts[LOST_TO_DTYPE] = read_json_object(written / RECORD).get(LOST_TO_DTYPE)
+    options = MergeOptions(
+        overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
+    )
+    facts = write_plan(made, out, options, "merging")
     if modelfile:
-        facts["modelfile"] = str(write_modelfile(written))
+        facts["modelfile"] = str(write_modelfile(out))
         output.say(f"wrote {facts['modelfile']}")
     if push is not None:
-        facts["uploaded"] = push_folder(written, push, private=not public)
+        facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)
         output.say(f"uploaded to {facts['uploaded']}")
-    output.finish(command, facts)
+    output.finish("merge", facts)
+
+
+def write_plan(made: Plan, out: Path, options: MergeOptions, label: str) -> dict[str, Any]:
+    """Write a plan, with its drawing, its notes and a progress bar; the facts for JSON."""
+    from dataclasses import replace
+
+    from rich.filesize import decimal
+
+    from layerswap.checkpoint import read_json_object
+    from layerswap.checkpoint.header import is_gguf
+    from layerswap.merge.rounding import LOST_TO_DTYPE
+    from layerswap.merge.target import RECORD
+
+    target = made.check_target(out, overwrite=options.overwrite)
+    output.say(made)
+    for note in made.notes:
+        output.say(f"note: {note}")
+    with output.byte_progress(label, made.nbytes) as progress:
+        written = made.write(
+            target,
+            replace(options, progress=progress, log=lambda note: output.say(f"warning: {note}")),
+        )
+    output.say(f"wrote {written} ({decimal(made.nbytes)})")
+    facts = {**made.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
+    if output.settings.json and not is_gguf(out):
+        facts[LOST_TO_DTYPE] = read_json_object(written / RECORD).get(LOST_TO_DTYPE)
+    return facts
 
 
 @options.takes_recipe
@@ -162,7 +137,7 @@ def plan(
 
     Example: layerswap plan --task-expert math-expert --language-expert swahili-expert --bottom 5
     """
-    from layerswap.merge.planner import make_plan
+    from layerswap.merge.api import make_plan
 
     made = make_plan(
         recipe,
@@ -293,7 +268,8 @@ def instruct(
 
     Example: layerswap instruct --base llama --instruct llama-chat --language llama-sw --out chat-sw
     """
-    from layerswap.compose.recipe import check_recipe
+    from layerswap.merge.api import instruct as plan_instruct
+    from layerswap.merge.target import MergeOptions, refuse_output
 
     try:
         weights = [float(part) for part in weight.split(",")]
@@ -301,25 +277,17 @@ def instruct(
         raise RecipeError(
             f"--weight is {weight!r}; write a number, or numbers with commas"
         ) from None
-    method = {
-        "weight": weights, "bottom": bottom, "top": top, "outside": outside,
+    zones: dict[str, Any] = {
+        "bottom": bottom, "top": top, "outside": outside,
         "bottom_transition": bottom_transition, "top_transition": top_transition,
     }  # fmt: skip
-    written = {"dtype": dtype, "max_shard_size": max_shard_size}
-    recipe = {
-        "base": base,
-        "experts": {"language": language, "instruct": instruct},
-        "instruct": method,
-        "tokenizer": "language",
-        **{key: value for key, value in written.items() if value is not None},
-    }
-    write_recipe(
-        check_recipe(recipe, where="command line"),
-        out=out,
-        command="instruct",
-        overwrite=overwrite,
-        threads=threads,
-    )
+    refuse_output(out, overwrite=overwrite)
+    made = plan_instruct(
+        base=base, instruct=instruct, language=language, weight=weights, **zones, dtype=dtype,
+        max_shard_size=max_shard_size or "5GB",
+    )  # fmt: skip
+    options = MergeOptions(overwrite=overwrite, threads=threads)
+    output.finish("instruct", write_plan(made, out, options, "merging"))
 
 
 def revert(
@@ -365,12 +333,9 @@ def revert(
 
     Example: layerswap revert --base llama --expert math-expert --keep 0.2 --out sparse
     """
-    from rich.filesize import decimal
-
     from layerswap.checkpoint import refuse_target
-    from layerswap.merge.api import revert as revert_expert
-    from layerswap.merge.metadata import RECORD
-    from layerswap.merge.writer import check_target
+    from layerswap.merge.api import revert as plan_revert
+    from layerswap.merge.target import RECORD, MergeOptions
 
     refuse_target(out, marker=RECORD, overwrite=overwrite)
     settings: dict[str, Any] = {
@@ -380,14 +345,8 @@ def revert(
         "partition": partition, "part": part, "tokenizer": tokenizer, "dtype": dtype,
         "max_shard_size": max_shard_size or "5GB",
     }  # fmt: skip
-    plan = revert_expert(base, expert, **settings)
-    check_target(plan, out, overwrite=overwrite)
-    output.say(plan)
-    for note in plan.notes:
-        output.say(f"note: {note}")
-    with output.byte_progress("writing", plan.nbytes) as progress:
-        written = plan.save(out, overwrite=overwrite, threads=threads, progress=progress)
-    output.say(f"wrote {written} ({decimal(plan.nbytes)})")
+    options = MergeOptions(overwrite=overwrite, threads=threads)
+    write_plan(plan_revert(base, expert, **settings), out, options, "writing")
 
 
 def verify(

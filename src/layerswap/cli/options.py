@@ -29,6 +29,7 @@ TaskExpert = Annotated[
     str,
     typer.Option(
         "--task-expert",
+        "--task",
         metavar="MODEL",
         help="Task expert: a folder or a Hub id (owner/name@revision).",
     ),
@@ -37,6 +38,7 @@ LanguageExpert = Annotated[
     str,
     typer.Option(
         "--language-expert",
+        "--language",
         metavar="MODEL",
         help="Language expert: a folder or a Hub id (owner/name@revision).",
     ),

@@ -1,264 +1,61 @@
 """Blends of experts and merge operations on blends, as one recursive type of pure data.
 
-A blend weighs members. A member is an expert's name or an operation, and an operation is a merge
-method applied to blends. The arithmetic is in `merge.methods`.
+A blend weighs members. A member is the name of an expert or an operation, and an operation is a
+merge method applied to blends. `layerswap.methods` has the arithmetic.
+
+Example: half of expert `c`, and half of the TIES merge of `a` and `b` over `base`.
+
+    ties = Operation.of("ties", {Blend.of("a"): 1, Blend.of("b"): 1}, base=Blend.of("base"))
+    Blend.of({ties: 0.5, "c": 0.5})          # prints 0.5 c + 0.5 ties(a, b)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
-
-Value = float | int | str
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A setting of a method: its default, and the values it may take.
-
-    Attributes:
-        default: used when a recipe does not set it.
-        low: smallest number, itself allowed unless `open_low`.
-        high: largest number.
-        open_low: True if `low` itself is refused.
-        choices: the allowed texts, for a setting that is not a number.
-        whole: True if it must be a whole number.
-    """
-
-    default: Value
-    low: float = 0.0
-    high: float = float("inf")
-    open_low: bool = False
-    choices: tuple[str, ...] = ()
-    whole: bool = False
-
-    def check(self, value: object) -> Value:
-        """The value, if it is allowed.
-
-        Raises:
-            RecipeError: saying what is allowed.
-        """
-        if self.choices:
-            if value not in self.choices:
-                raise RecipeError(f"{value!r} is not one of {', '.join(self.choices)}")
-            return str(value)
-        kinds = (int,) if self.whole else (int, float)
-        inside = type(value) in kinds and self.low <= value <= self.high  # type: ignore[operator]
-        if not inside or (self.open_low and value == self.low):
-            kind = "a whole number" if self.whole else "a number"
-            above = "above" if self.open_low else "from"
-            limit = "" if self.high == float("inf") else f" to {self.high:g}"
-            raise RecipeError(f"{value!r} is not {kind} {above} {self.low:g}{limit}")
-        return value  # type: ignore[return-value]
+from layerswap.methods import METHODS
+from layerswap.methods.method import Value
 
 
-@dataclass(frozen=True)
-class MethodSpec:
-    """The settings and needs of a merge method.
-
-    Attributes:
-        paper: where the method is described.
-        base: True if it works on deltas, and so needs the base. A method with the parameter
-            `origin` does so where that is `base`.
-        parameters: its settings.
-        experts: the number of experts it takes: smallest and largest.
-        fisher: True if it needs the diagonal Fisher of every expert.
-        rule: says what is wrong with all settings together, if anything.
-    """
-
-    paper: str
-    base: bool
-    parameters: Mapping[str, Parameter]
-    experts: tuple[int, float] = (1, float("inf"))
-    fisher: bool = False
-    rule: Callable[[Mapping[str, Any]], str | None] = lambda values: None
-
-    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every parameter of the method, those that are not given by their defaults."""
-        return {name: p.default for name, p in self.parameters.items()} | dict(given)
-
-    def needs_base(self, values: Mapping[str, object]) -> bool:
-        """True if the method takes deltas from the base under these settings."""
-        return self.base or values.get("origin") == "base"
-
-
-SCALE = Parameter(1.0, high=1e6)
-
-
-def _density(default: float) -> Parameter:
-    return Parameter(default, high=1.0, open_low=True)
-
-
-SEED = Parameter(0, high=2**63 - 1, whole=True)
-DISJOINT = Parameter("mean", choices=("mean", "sum"))
-ORIGIN = Parameter("zero", choices=("zero", "base"))
-RESCALE = Parameter("none", choices=("none", "l1"))
-ONE, TWO = (1, 1), (2, 2)
-
-
-def _rescaled_by_tensor(values: Mapping[str, Any]) -> str | None:
-    if values["rescale"] == "l1" and values["scope"] == "model":
-        return "rescale: l1 is of each tensor's delta; set `scope: tensor`"
-    return None
-
-
-def _probabilities(values: Mapping[str, Any]) -> str | None:
-    density, epsilon = values["density"], values["epsilon"]
-    if density < 1 and not epsilon < min(density, 1 - density):
-        return f"density {density:g} with epsilon {epsilon:g} leaves the range from 0 to 1"
-    return None
-
-
-_DELLA = {
-    "density": _density(0.5),
-    "epsilon": Parameter(0.15, high=0.5),
-    "rescale": Parameter("entry", choices=("entry", "none")),
-    "scale": SCALE,
-    "seed": SEED,
-}
-METHODS: dict[str, MethodSpec] = {
-    "task_arithmetic": MethodSpec("Ilharco et al., 2023", True, {"scale": SCALE}),
-    "ties": MethodSpec(
-        "Yadav et al., 2023",
-        True,
-        {
-            "density": _density(0.2),
-            "scale": SCALE,
-            "scope": Parameter("model", choices=("model", "tensor")),
-            "disjoint": DISJOINT,
-            "rescale": RESCALE,
-        },
-        rule=_rescaled_by_tensor,
-    ),
-    "dare_linear": MethodSpec(
-        "Yu et al., 2024",
-        True,
-        {"density": _density(0.5), "scale": SCALE, "seed": SEED},
-    ),
-    "dare_ties": MethodSpec(
-        "Yu et al., 2024",
-        True,
-        {"density": _density(0.5), "scale": SCALE, "seed": SEED, "disjoint": DISJOINT},
-    ),
-    "breadcrumbs": MethodSpec(
-        "Davari and Belilovsky, 2024",
-        True,
-        {
-            "density": _density(0.9),
-            "outliers": Parameter(0.01, high=1.0),
-            "scale": SCALE,
-            "rescale": RESCALE,
-        },
-    ),
-    "fisher": MethodSpec(
-        "Matena and Raffel, 2022",
-        False,
-        {
-            "floor": Parameter(1e-20, high=1e6, open_low=True),
-            "normalise": Parameter("none", choices=("none", "model")),
-        },
-        fisher=True,
-    ),
-    "revert": MethodSpec(
-        "Bandarkar et al., 2025, section 3.3",
-        True,
-        {
-            "keep": Parameter(1.0, high=1.0),
-            "threshold": Parameter(0.0),
-            "axis": Parameter("input", choices=("input", "output")),
-            "scope": Parameter("tensor", choices=("tensor", "model")),
-        },
-        ONE,
-    ),
-    "della": MethodSpec(
-        "Deep et al., 2024", True, {**_DELLA, "disjoint": DISJOINT}, rule=_probabilities
-    ),
-    "della_linear": MethodSpec("Deep et al., 2024", True, _DELLA, rule=_probabilities),
-    "sce": MethodSpec("Wan et al., 2024", True, {"density": _density(1.0), "scale": SCALE}),
-    "ram": MethodSpec(
-        "Reinforced Agent Merging, 2026",
-        True,
-        {
-            "epsilon": Parameter(1e-5, high=1e6),
-            "boost": Parameter(0.0, high=1e6),
-            "limit": Parameter(0.2, high=1e6),
-            "scale": SCALE,
-        },
-    ),
-    "nearswap": MethodSpec("alchemonaut, 2024", True, {"t": Parameter(1e-4, high=1e6)}, ONE),
-    "arcee_fusion": MethodSpec("Arcee AI, 2025", True, {}, ONE),
-    "scale": MethodSpec(
-        "Goddard et al., 2024", False, {"scale": Parameter(1.0, low=-1e6, high=1e6)}, ONE
-    ),
-    "slerp": MethodSpec("Shoemake, 1985", False, {}, TWO),
-    "nuslerp": MethodSpec(
-        "Shoemake, 1985",
-        False,
-        {"angle": Parameter("tensor", choices=("tensor", "row", "column")), "origin": ORIGIN},
-        TWO,
-    ),
-    "multislerp": MethodSpec("Goddard, 2025", False, {"origin": ORIGIN, "scale": SCALE}),
-    "karcher": MethodSpec(
-        "Karcher, 1977",
-        False,
-        {
-            "max_iter": Parameter(10, low=1, high=10_000, whole=True),
-            "tol": Parameter(1e-5, high=1.0, open_low=True),
-        },
-    ),
-    "model_stock": MethodSpec(
-        "Jang et al., 2024",
-        True,
-        {"angle": Parameter("tensor", choices=("tensor", "row"))},
-        (2, float("inf")),
-    ),
-}
-"""Every method that a recipe can name under `merge`, beside the blend of a soup."""
-
-
-def check_operation(method: str, parameters: Mapping[str, object], experts: int) -> str:
-    """The method's name, if its parameters and number of experts are allowed.
-
-    Raises:
-        RecipeError: what is wrong, with what would be right.
-    """
+def check_operation(method: str, parameters: Mapping[str, object], experts: int) -> None:
+    """Refuse an unknown method, and parameters or a number of experts that it does not allow."""
     if method not in METHODS:
         raise RecipeError(f"no method {method!r}{nearest(method, sorted(METHODS))}")
-    spec = METHODS[method]
+    known = METHODS[method]
     for name, value in parameters.items():
-        if name not in spec.parameters:
-            hint = nearest(name, sorted(spec.parameters)) or "; it has none"
+        if name not in known.parameters:
+            hint = nearest(name, sorted(known.parameters)) or "; it has none"
             raise RecipeError(f"{method} has no parameter {name!r}{hint}")
         try:
-            spec.parameters[name].check(value)
+            known.parameters[name].check(value)
         except RecipeError as error:
             raise error.within(name) from None
-    wrong = spec.rule(spec.settings(parameters))
+    wrong = known.rule(known.settings(parameters))
     if wrong:
         raise RecipeError(f"{method}: {wrong}")
-    low, high = spec.experts
+    low, high = known.experts
     if not low <= experts <= high:
         wanted = f"exactly {low}" if low == high else f"at least {low}"
         raise RecipeError(f"{method} takes {wanted} experts, not {experts}")
-    return method
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A merge method applied to blends of experts; stands wherever an expert can.
+    """A merge method applied to blends of experts; it can stand in the place of an expert.
 
     Attributes:
-        method: a key of `METHODS`.
-        inputs: (blend, weight) pairs, as given and in a fixed order.
-        base: the blend that deltas are taken from, None for a method without deltas.
+        method: name of the method.
+        inputs: (blend, weight) pairs, in a fixed order.
+        base: the blend that deltas are taken from; None for a method without deltas.
         parameters: (name, value) of every parameter of the method, sorted by name.
-        fishers: for a method that needs them, the expert of the recipe whose Fisher goes with
-            each input.
+        fishers: for a method that needs them, one expert of the recipe per input, whose Fisher
+            goes with the input.
 
     Example: `Operation.of("ties", {Blend.of("a"): 1, Blend.of("b"): 1}, base=Blend.of("base"))`
     """
@@ -282,24 +79,32 @@ class Operation:
         """The operation, with defaults for parameters that are not given.
 
         Raises:
-            RecipeError: no such method, a parameter that it does not have or allow, no base
-                where deltas are needed, no Fisher where those are, or a number of experts that
-                it cannot take.
+            RecipeError: an unknown method, a parameter or a number of experts that it does not
+                allow, or a base or a Fisher that it needs and does not get.
         """
-        spec = METHODS[check_operation(method, parameters or {}, len(inputs))]
-        values = spec.settings(parameters or {})
-        if spec.needs_base(values) and base is None:
-            raise RecipeError(f"{method} works on deltas and needs the base")
+        check_operation(method, parameters or {}, len(inputs))
+        known = METHODS[method]
+        values = known.settings(parameters or {})
+        if known.needs_base(values) and base is None:
+            raise RecipeError(f"{method} takes deltas and needs the base")
         ordered = sorted(inputs.items(), key=lambda pair: str(pair[0]))
-        if spec.fisher and set(fishers or ()) != set(inputs):
+        if known.fisher and set(fishers or ()) != set(inputs):
             raise RecipeError(f"{method} needs the Fisher of every expert")
         return cls(
             method,
             tuple(ordered),
-            base if spec.needs_base(values) else None,
+            base if known.needs_base(values) else None,
             tuple(sorted(values.items())),
-            tuple(fishers[blend] for blend, _ in ordered) if spec.fisher and fishers else (),
+            tuple(fishers[blend] for blend, _ in ordered) if known.fisher and fishers else (),
         )
+
+    @cached_property
+    def _hash(self) -> int:
+        # Computed once: operations nest, and a dictionary asks for the hash at every look-up.
+        return hash((self.method, self.inputs, self.base, self.parameters, self.fishers))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def blends(self) -> tuple[Blend, ...]:
@@ -313,16 +118,13 @@ class Operation:
 
     @property
     def all_fishers(self) -> tuple[str, ...]:
-        """Every expert whose Fisher it or an operation among its inputs reads, sorted."""
+        """Every expert whose Fisher it reads, or an operation among its inputs, sorted."""
         inner = {name for blend in self.blends for name in blend.fishers}
         return tuple(sorted(inner.union(self.fishers)))
 
     @property
     def shares(self) -> dict[str, float]:
-        """How much each expert takes part, summing to 1: the weighted mean of its inputs.
-
-        An expert whose delta is subtracted takes part as much as one whose delta is added.
-        """
+        """The share of each expert, summing to 1: the mean of its inputs by |weight|."""
         total = sum(abs(weight) for _, weight in self.inputs)
         shares: dict[str, float] = {}
         for blend, weight in self.inputs:
@@ -368,19 +170,19 @@ class Operation:
         inputs = ", ".join(
             f"{blend}" if weight == 1 else f"{weight:g} x {blend}" for blend, weight in self.inputs
         )
-        spec = METHODS[self.method].parameters
+        known = METHODS[self.method].parameters
         settings = "".join(
             f", {name}={value:g}" if isinstance(value, float) else f", {name}={value}"
             for name, value in self.parameters
-            if value != spec[name].default
+            if value != known[name].default
         )
         return f"{self.method}({inputs}{settings})"
 
 
 Member = str | Operation
-"""What a blend weighs: an expert by name, or what a merge method makes."""
+"""What a blend weighs: an expert by name, or the result of an operation."""
 
-_ROUNDING = 1e-15  # weights that sum to 1 but for this are kept as they are: `of` is idempotent
+_ROUNDING = 1e-15  # weights that sum to 1 but for this are not divided, so that `of` is idempotent
 
 
 @dataclass(frozen=True)
@@ -389,7 +191,7 @@ class Blend:
 
     Attributes:
         weights: (member, weight) pairs, sorted; each weight in (0, 1]. A member is an expert's
-            name, or an operation on blends that stands in an expert's place.
+            name, or an operation in the place of an expert.
 
     Example: `Blend.of({"math": 1, "swahili": 3})` prints as `0.25 math + 0.75 swahili`.
     """
@@ -412,7 +214,7 @@ class Blend:
                 raise RecipeError(
                     f"weight of {str(expert)!r} is {weight}; weights are finite, from 0"
                 )
-        total = sum(weights.values())  # not fsum, which raises where the sum is not finite
+        total = sum(weights.values())  # fsum would raise if the sum is not finite
         if not 0 < total < math.inf:
             raise RecipeError(f"weights {dict(weights)} have no positive, finite sum")
         total = math.fsum(weights.values())
@@ -441,12 +243,12 @@ class Blend:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """What has a positive weight, sorted."""
+        """The experts and operations with a weight, sorted."""
         return tuple(member for member, _ in self.weights)
 
     @property
     def experts(self) -> tuple[str, ...]:
-        """Every expert that is read, sorted; those inside operations too."""
+        """Every expert that is read, those inside operations too, sorted."""
         names: set[str] = set()
         for member in self.members:
             names |= {member} if isinstance(member, str) else set(member.experts)
@@ -460,10 +262,7 @@ class Blend:
 
     @property
     def shares(self) -> dict[str, float]:
-        """How much each expert takes part, summing to 1, for pictures.
-
-        An operation takes part as the weighted mean of its inputs.
-        """
+        """The share of each expert, summing to 1; pictures colour by it."""
         shares: dict[str, float] = {}
         for member, weight in self.weights:
             parts = {member: 1.0} if isinstance(member, str) else member.shares
@@ -478,14 +277,13 @@ class Blend:
 
     def rename(self, blends: Mapping[str, Blend]) -> Blend:
         """A copy in which each expert named in `blends` is replaced by that blend."""
-        parts: dict[Blend, float] = {}
-        for member, weight in self.weights:
+
+        def renamed(member: Member) -> Blend:
             if isinstance(member, str):
-                part = blends.get(member, Blend.of(member))
-            else:
-                part = Blend.of(member.rename(blends))
-            parts[part] = parts.get(part, 0.0) + weight
-        return Blend.nested(parts)
+                return blends.get(member, Blend.of(member))
+            return Blend.of(member.rename(blends))
+
+        return Blend.nested(summed((renamed(member), w) for member, w in self.weights))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form: `{"weights": {expert: weight}}`, and `"operations"` if it has any."""
@@ -514,3 +312,11 @@ class Blend:
         if len(self.weights) == 1:
             return str(self.members[0])
         return " + ".join(f"{weight:.4g} {expert}" for expert, weight in self.weights)
+
+
+def summed(parts: Iterable[tuple[Blend, float]]) -> dict[Blend, float]:
+    """The total weight of each distinct blend."""
+    total: dict[Blend, float] = {}
+    for blend, weight in parts:
+        total[blend] = total.get(blend, 0.0) + weight
+    return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
@@ -14,26 +14,26 @@ from layerswap.compose.blend import Blend
 from layerswap.errors import RecipeError, visible
 
 LAYER_ROLES = ("attention", "mlp", "router", "norm", "other")
-"""What a tensor can do inside a layer."""
+"""Roles of tensors inside a layer."""
 OUTSIDE_ROLES = ("embedding", "final_norm", "head", "other")
-"""What a tensor can do outside the layers."""
+"""Roles of tensors outside the layers."""
 
 
 @dataclass(frozen=True)
 class Composition:
-    """What goes where: a blend for every place of a model of `layers` layers.
+    """A blend for every place of a model of `layers` layers.
 
     The same object is written to disk, held in memory, swept, and drawn.
 
     Attributes:
         layers: number of transformer layers, L.
         blends: the blend of every place: `layers * 5` places inside the layers, 4 outside.
-        taken: for every layer the layer of the experts that it is made of, where layers are
-            repeated, dropped or moved; None where each stays where it is.
-        shifted: the same for each expert of which other layers are taken than `taken` says.
+        taken: for every layer its layer number in the experts, if layers are repeated, dropped or
+            moved; None if every layer stays in its position.
+        shifted: the same for each expert whose layers differ from `taken`.
 
-    Example: with `taken=(0, 1, 1)` layer 2 of the output is layer 1 of the experts again; with
-    `shifted={"b": (0, 1, 2)}` too, it is made of layer 2 of b and layer 1 of the others.
+    Example: with `taken=(0, 1, 1)` layer 2 of the output is layer 1 of the experts again. With
+    `shifted={"b": (0, 1, 2)}` too, it blends layer 2 of b with layer 1 of the others.
     """
 
     layers: int
@@ -64,7 +64,7 @@ class Composition:
         taken: tuple[int, ...] | None = None,
         shifted: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> Composition:
-        """The composition that has `blend_of(place)` at every place.
+        """The composition with `blend_of(place)` at every place.
 
         Raises:
             RecipeError: `layers` is not positive.
@@ -81,14 +81,14 @@ class Composition:
     def rename(self, blends: Mapping[str, Blend]) -> Composition:
         """A copy in which each expert named in `blends` is replaced by that blend.
 
-        This is nesting: a soup of experts may stand wherever an expert can (paper 1, table 6),
-        and since blends are linear the result is again one blend per place.
+        This is nesting: a soup of experts can stand in the place of an expert (paper 1, table 6).
+        Blends are linear, so the result is again one blend per place.
         """
         for name in self.shifted:
             if blends.get(name, own := Blend.of(name)) != own:
                 raise RecipeError(
-                    f"other layers are taken of {name!r} than of the rest, so it must be a "
-                    "checkpoint and no merge"
+                    f"expert {name!r} takes other layers than the rest, so it must be a "
+                    "checkpoint, not a soup or a merge"
                 )
         return replace(
             self, blends={place: blend.rename(blends) for place, blend in self.blends.items()}
@@ -96,11 +96,11 @@ class Composition:
 
     @property
     def moved(self) -> bool:
-        """True if layers of some expert are repeated, dropped or moved."""
+        """True if any expert's layers are repeated, dropped or moved."""
         return self.taken is not None or bool(self.shifted)
 
     def taken_of(self, expert: str) -> tuple[int, ...]:
-        """The layer of an expert that each layer takes where it takes from this expert."""
+        """For every layer of the output, the layer of an expert that it takes."""
         return self.shifted.get(expert) or self.taken or tuple(range(self.layers))
 
     @property
@@ -164,7 +164,9 @@ class Composition:
             layers, entries = data["layers"], data["places"]
             blends = {Place(e["layer"], e["role"]): Blend.from_dict(e) for e in entries}
             if len(blends) < len(entries):
-                raise RecipeError("a composition has one blend for every place; some are twice")
+                raise RecipeError(
+                    "a composition has one blend for every place; some are given twice"
+                )
             # Compared first, so that a false number of layers never costs memory.
             if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
                 raise RecipeError(f"{len(blends)} places are not those of {layers} layers")
@@ -186,9 +188,9 @@ def all_places(layers: int) -> Iterator[Place]:
 
 
 def changed_places(old: Composition, new: Composition) -> dict[Place, Blend]:
-    """The places at which `new` differs from `old`, and what it has there, as overrides say it.
+    """The blends of `new` at the places where it differs from `old`, in the order of overrides.
 
-    An override of `mlp` is one of its router too, so a router stands behind every mlp.
+    An override of `mlp` covers the router too, so the router's own blend follows every mlp.
     """
     return {
         place: blend
@@ -198,19 +200,11 @@ def changed_places(old: Composition, new: Composition) -> dict[Place, Blend]:
     }
 
 
-def summed(parts: Iterable[tuple[Blend, float]]) -> dict[Blend, float]:
-    """The total weight of each distinct blend, ready for `Blend.nested`."""
-    total: dict[Blend, float] = {}
-    for blend, weight in parts:
-        total[blend] = total.get(blend, 0.0) + weight
-    return total
-
-
 EXPERT_GLYPHS = "░█▚▞▤▥▦▩"
 BLEND_GLYPH = "▒"
 WIDTH = 10
 MOST_HTML_ROWS = 20
-"""Rows that a notebook shows of a composition."""
+"""Most rows of the table that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +212,7 @@ class DrawnRow:
     """One line of the stack.
 
     Attributes:
-        label: the layer number, or the roles outside the layers.
+        label: the layer number, or roles outside the layers.
         blends: the distinct parts of the row, as (roles, blend).
     """
 
@@ -265,7 +259,7 @@ def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
 
 
 def _label(row: DrawnRow, composition: Composition) -> str:
-    """The row's label; of a layer that was moved, with the experts' layer that it is."""
+    """The row's label; for a moved layer, with its number in the experts."""
     if not row.label.isdigit():
         return row.label
     layer = int(row.label)
@@ -298,7 +292,7 @@ def _shown_roles(composition: Composition, layer: int) -> list[str]:
 
 
 def _joined_outside(rows: list[DrawnRow]) -> list[DrawnRow]:
-    """Neighbouring rows outside the layers on one line where their blends agree."""
+    """Joins neighbouring rows outside the layers that have the same blends."""
     joined: list[DrawnRow] = []
     for row in rows:
         last = joined[-1] if joined else None
@@ -311,7 +305,7 @@ def _joined_outside(rows: list[DrawnRow]) -> list[DrawnRow]:
 
 
 def _glyphs(composition: Composition, glyphs: str) -> dict[str, str]:
-    # The middle layer's expert is drawn lightest, so a swap looks like the paper's figure.
+    # The middle layer's expert gets the lightest glyph, as in the paper's figure.
     experts = list(composition.experts)
     middle = composition[Place(composition.layers // 2, "mlp")].experts[-1]
     experts.sort(key=lambda expert: (expert != middle, expert))

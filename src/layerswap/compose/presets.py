@@ -14,15 +14,15 @@ from layerswap.compose.composition import Composition
 from layerswap.errors import RecipeError
 
 Outside = Literal["blend", "language", "task"]
-"""What the places outside the layers take: both experts blended, or one of them."""
+"""Source of the places outside the layers: both experts blended, or one of them."""
 
 DEFAULT_BOTTOM, DEFAULT_TOP, DEFAULT_DEPTH = 5, 2, 32
-"""The paper's default zones and the depth that they are for (paper 1, section 4.2)."""
+"""The paper's default zones and their depth (paper 1, section 4.2)."""
 
 
 @dataclass(frozen=True)
 class Zones:
-    """The four counts of layers that define a swap (paper 1, Algorithm 1).
+    """The four layer counts that define a swap (paper 1, Algorithm 1).
 
     Attributes:
         bottom: layers from the language expert at the input, b.
@@ -37,14 +37,10 @@ class Zones:
     top_transition: int = 0
 
     def check(self, layers: int) -> None:
-        """Refuse zones that are negative or do not fit into `layers` layers.
-
-        Raises:
-            RecipeError: naming the counts.
-        """
+        """Raise a RecipeError if a count is negative or the zones do not fit into the layers."""
         for name, count in vars(self).items():
             if count < 0:
-                raise RecipeError(f"{name} is {count}; a number of layers is from 0")
+                raise RecipeError(f"{name} is {count}; write a number of layers from 0")
         total = sum(vars(self).values())
         if total > layers:
             counts = " + ".join(f"{name} {count}" for name, count in vars(self).items() if count)
@@ -69,10 +65,10 @@ def default_zones(layers: int) -> Zones:
 
 
 def reasoning_zones(layers: int) -> Zones:
-    """The zones that keep the language of the reasoning (2605.26735), scaled to another depth.
+    """The zones for reasoning in the language (2605.26735), scaled to another depth.
 
-    Layers 13 to 22 of 36 are the English reasoner's; all else is the native specialist's, the
-    places outside the layers too.
+    Layers 13 to 22 of 36 come from the English reasoner. All other places, those outside the
+    layers too, come from the native specialist.
 
     Example: `reasoning_zones(36)` is `Zones(13, 13)`; 28 layers give `Zones(10, 10)`.
     """
@@ -81,7 +77,7 @@ def reasoning_zones(layers: int) -> Zones:
 
 
 def scaled(count: int, layers: int, depth: int = DEFAULT_DEPTH) -> int:
-    """`count` layers of `depth`, for a model of `layers`: rounded half up, at least 1."""
+    """`count` layers of `depth`, scaled to `layers`: rounded half up, at least 1."""
     return max(1, math.floor(count * layers / depth + 0.5))
 
 
@@ -98,20 +94,20 @@ def swap(
 
     Layer l takes the language expert if `l < b` or `l >= L - u`; the blend of both if
     `b <= l < b + t_b` or `L - u - t_u <= l < L - u`; the task expert otherwise (paper 1,
-    Algorithm 1). Line 5 of the algorithm, as printed, joins its two conditions with "or", under
-    which no transition layer can exist; "and" is meant, and is what this does.
+    Algorithm 1). Line 5 of the algorithm, as printed, joins its two conditions with "or", so that
+    no transition layer could exist. This function joins them with "and".
 
     Args:
         layers: number of layers, L.
         task: name of the task expert.
         language: name of the language expert.
-        zones: b, u, t_b and t_u; the scaled default of the paper when None.
+        zones: b, u, t_b and t_u; the paper's scaled default when None.
         weights: weight of each expert in a blend; equal when None.
-        outside: what embeddings, final norm and head take.
+        outside: source of embeddings, final norm and head.
 
     Raises:
-        RecipeError: the zones overlap, the experts have the same name, the weights are for
-            others, or `outside` is unknown.
+        RecipeError: the zones overlap, the experts have the same name, the weights name other
+            experts, or `outside` is unknown.
 
     Example: `print(swap(32))` draws the paper's default.
     """
@@ -146,7 +142,7 @@ def soup(layers: int, weights: Mapping[str, float] | Iterable[str]) -> Compositi
 
     Args:
         layers: number of layers.
-        weights: weight of each expert, or just their names for equal weights.
+        weights: weight of each expert, or their names for equal weights.
     """
     blend = Blend.of(weights) if isinstance(weights, Mapping) else Blend.uniform(weights)
     return Composition.build(layers, lambda place: blend)
@@ -178,19 +174,19 @@ def partition(
     language: str = "language",
     outside: Literal["language", "task"] | None = None,
 ) -> Composition:
-    """Which places belong to the language and which to the task (paper 2, section 3.3).
+    """A partition of the places between language and task (paper 2, section 3.3).
 
-    A: all attention, and mlp in the bottom 6 and top 2 layers, to the language. B: the bottom 8
-    and top 4 layers. C: the bottom 6 and top 2 layers. Z: the inverse of B, the control. The
-    counts are for 32 to 36 layers; other depths scale by L/32. A partition is a composition
-    with two experts, so training, reverting and swapping read the same object.
+    The language gets: A: all attention, and mlp in the bottom 6 and top 2 layers. B: the bottom 8
+    and top 4 layers. C: the bottom 6 and top 2 layers. Z: the inverse of B, as a control. The
+    counts are for 32 to 36 layers; other depths scale by L/32. A partition is a composition with
+    two experts, so training, reverting and swapping read the same object.
 
     Args:
         name: one of `PARTITIONS`.
         layers: number of layers.
         task: name of the task expert.
         language: name of the language expert.
-        outside: who gets the places outside the layers; "the rest" of the partition by default.
+        outside: owner of the places outside the layers; by default that of the inner layers.
 
     Raises:
         RecipeError: an unknown name, zones that do not fit, or experts of the same name.
@@ -211,11 +207,7 @@ def partition(
 
 
 def partition_zones(name: str, layers: int) -> Zones:
-    """The outer layers of a partition, scaled to a depth; see `partition`.
-
-    Raises:
-        RecipeError: an unknown name, or zones that do not fit.
-    """
+    """The outer layers of a partition, scaled to a depth; see `partition`."""
     counts = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
     if name not in counts:
         raise RecipeError(f"no partition {name!r}; there are {', '.join(PARTITIONS)}")
@@ -237,18 +229,18 @@ def instruct(
     zones: Zones | None = None,
     outside: Literal["add", "language"] = "add",
 ) -> Composition:
-    """The language model plus what instruction tuning changed: the chat vector per layer.
+    """A language model plus the chat vector of instruction tuning, layer by layer.
 
     Every place takes `L + w (I - B)` (Huang et al., 2024, equation 1; 2603.28263), which is task
-    arithmetic over B with weight 1 for L and w for I. The outer zones keep the language model as
-    it is, and transition layers take half of w.
+    arithmetic over B with weight 1 for L and w for I. The outer zones keep the language model
+    unchanged, and transition layers take half of w.
 
     Args:
         layers: number of layers.
-        language: name of the base that was adapted to a language, L.
-        instructed: name of the base that was tuned on instructions, I.
-        base: name of the base, B.
-        weight: w, or several from the first layer to the last, interpolated between.
+        language: name of the language model, L.
+        instructed: name of the instruction-tuned model, I.
+        base: name of their base, B.
+        weight: w, or weights from the first layer to the last, interpolated.
         zones: layers without the chat vector; none when None.
         outside: `add`: embeddings, final norm and head take the first weight; `language`: they
             are the language model's.
@@ -263,7 +255,7 @@ def instruct(
     zones.check(layers)
     weights = [float(weight)] if isinstance(weight, int | float) else [float(w) for w in weight]
     if not weights or min(weights) < 0:
-        raise RecipeError("a chat vector has one weight or several, from 0")
+        raise RecipeError("a chat vector needs one weight or more, each from 0")
 
     def added(layer: int) -> float:
         from_top = layers - 1 - layer
@@ -272,12 +264,12 @@ def instruct(
         position = layer / max(1, layers - 1) * (len(weights) - 1)
         low = int(position)
         high = min(low + 1, len(weights) - 1)
-        found = weights[low] + (position - low) * (weights[high] - weights[low])
-        between = (
+        value = weights[low] + (position - low) * (weights[high] - weights[low])
+        transition = (
             layer < zones.bottom + zones.bottom_transition
             or from_top < zones.top + zones.top_transition
         )
-        return found / 2 if between else found
+        return value / 2 if transition else value
 
     def blend_of(place: Place) -> Blend:
         if place.layer is not None:

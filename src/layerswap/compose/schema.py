@@ -17,26 +17,38 @@ from pydantic import (
 )
 
 from layerswap.checkpoint.places import ROLES, Pattern, Place
-from layerswap.compose.blend import METHODS, Blend, Operation, check_operation
-from layerswap.compose.composition import all_places, summed
+from layerswap.compose.blend import Blend, Operation, check_operation, summed
+from layerswap.compose.composition import all_places
 from layerswap.compose.presets import Outside, Zones, default_zones, reasoning_zones
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
+from layerswap.methods import METHODS
 
 BASE = "base"
-"""What compositions call the base; no expert of a recipe may have this name."""
+"""The name of the base in compositions; no expert may have it beside a base."""
 DTYPES = ("float32", "bfloat16", "float16")
 BLEND_TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
-"""Types of a GGUF file that blends can be written in."""
+"""Types of a GGUF file in which blends can be written."""
 WEIGHT_RULES = ("uniform", "magnitude")
 LARGEST_WEIGHT = 1e100
 LARGEST_STACK = 10_000
 LAYERS = re.compile(r"all|outside|(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
-"""What the key `layers` of an override may hold."""
+"""Layers of an override."""
+SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """A size such as `5GB` in bytes (1 GB = 1e9 bytes, as on the Hub); else a RecipeError."""
+    match = SHARD_SIZE.fullmatch(text.strip())
+    unit = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+    size = float(match[1]) * unit[match[2].upper()] if match else 0
+    if not 1 <= size < 2**63:
+        raise RecipeError(f"{text!r:.40} is not a size; write for example 5GB or 500MB")
+    return int(size)
 
 
 class Strict(BaseModel):
-    """A part of a recipe: unknown keys and lenient types are refused."""
+    """A Pydantic model that refuses unknown keys and does not convert types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -47,10 +59,10 @@ def as_source(value: object) -> object:
 
 
 def once(names: list[str]) -> list[str]:
-    """The same names of experts, refused if one is there twice."""
+    """The same names of experts; a ValueError if one is given twice."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"expert {twice!r} is there twice")
+        raise ValueError(f"expert {twice!r} is given twice")
     return names
 
 
@@ -64,7 +76,7 @@ def _read_layers(value: object) -> str:
 
 
 def _ends(text: str) -> tuple[int, int]:
-    """First and last layer of a text that `LAYERS` matches; zeros for its words."""
+    """First and last layer of a text that `LAYERS` matches; zeros for `all` and `outside`."""
     match = LAYERS.fullmatch(text)
     assert match is not None, "the validator let other layers through"
     return int(match[1] or 0), int(match[2] or match[1] or 0)
@@ -85,7 +97,7 @@ def _read_weights(value: object) -> dict[str, float]:
 
 
 def read_rule(value: object) -> object:
-    """`uniform`, `magnitude`, or a weight per expert; anything else is a ValueError."""
+    """`uniform`, `magnitude`, or a weight per expert; else a ValueError."""
     if not isinstance(value, str):
         return _read_weights(value)
     if value not in WEIGHT_RULES:
@@ -112,10 +124,7 @@ Weights = Annotated[dict[str, float], BeforeValidator(_read_weights)]
 
 
 class MergeMethod(Strict):
-    """A merge method over experts; its parameters stand beside `method` and `experts`.
-
-    See `compose.blend.METHODS`.
-    """
+    """A merge method over experts; its parameters stand beside `method` and `experts`."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -131,13 +140,13 @@ class MergeMethod(Strict):
         return self
 
     def operation(self, blend_of: Callable[[str], Blend]) -> Operation:
-        """The operation over what `blend_of` says that each expert stands for.
+        """The operation over the blend of each expert.
 
-        Raises:
-            RecipeError: two experts are the same one, and each has a Fisher.
+        Two experts that are the same blend are a RecipeError if each has a Fisher.
         """
-        inputs = summed((blend_of(name), weight) for name, weight in self.experts.items())
-        fishers = {blend_of(name): name for name in self.experts}
+        blends = {name: blend_of(name) for name in self.experts}
+        inputs = summed((blends[name], weight) for name, weight in self.experts.items())
+        fishers = {blend: name for name, blend in blends.items()}
         if METHODS[self.method].fisher and len(fishers) < len(self.experts):
             raise RecipeError(f"{self.method}: two of {', '.join(self.experts)} are the same")
         return Operation.of(
@@ -150,10 +159,15 @@ class MergeMethod(Strict):
 
 
 class Expert(Strict):
-    """Where an expert comes from: a checkpoint, a soup of other experts, or another merge.
+    """The origin of an expert: a checkpoint, a soup of other experts, or a merge.
 
-    Its diagonal Fisher, which the merge method `fisher` needs, is a folder or a Hub id, and so is a
-    LoRA adapter that is added to its source.
+    Attributes:
+        source: a folder, a GGUF file, a Hub id or a URL.
+        revision: branch, tag or commit on the Hub.
+        soup: weights of other experts.
+        merge: a merge method over other experts.
+        fisher: a folder or Hub id of its diagonal Fisher, for the merge method `fisher`.
+        adapter: a folder or Hub id of a LoRA adapter that is added to the source.
     """
 
     source: Annotated[str, Field(min_length=1)] | None = None
@@ -178,8 +192,8 @@ class SwapMethod(Strict):
     """Layer swapping (paper 1, Algorithm 1); see `compose.presets.swap`.
 
     Attributes:
-        preset: where zones and `outside` are from if they are not given: the paper's, or those of
-            2605.26735, which gives a native specialist the middle of an English reasoner.
+        preset: default zones and `outside`: the paper's, or `reasoning`, which gives a native
+            specialist the middle layers of an English reasoner (2605.26735).
     """
 
     preset: Literal["layer-swapping", "reasoning"] = "layer-swapping"
@@ -199,7 +213,7 @@ class SwapMethod(Strict):
         return data
 
     def zones(self, layers: int) -> Zones:
-        """The zones for a model of `layers` layers; defaults scaled where not given."""
+        """The zones for a model of `layers` layers, with scaled defaults."""
         reasoning = self.preset == "reasoning"
         default = reasoning_zones(layers) if reasoning else default_zones(layers)
         return Zones(
@@ -239,40 +253,36 @@ class InstructMethod(Strict):
 
     @property
     def zones(self) -> Zones:
-        """The layers that the chat vector leaves alone."""
+        """The layers without the chat vector."""
         return Zones(self.bottom, self.top, self.bottom_transition, self.top_transition)
 
 
 class Where(Strict):
-    """Places of a model, by layers and roles; both together where both are given.
+    """Places of a model, by layers and roles.
 
-    The mlp of a mixture has its router with it; the role `router` is the router alone.
+    The role `mlp` of a mixture includes its router; the role `router` is the router alone.
     """
 
     layers: Annotated[str, BeforeValidator(_read_layers)] = "all"
     roles: Annotated[list[Literal[ROLES]], Field(min_length=1)] | None = None  # type: ignore[valid-type]
 
     def places(self, layers: int) -> list[Place]:
-        """The places meant, in a model of `layers` layers.
-
-        Raises:
-            RecipeError: the layers are not inside the model, or no place has one of the roles.
-        """
+        """The places in a model of `layers` layers; a RecipeError if there are none."""
         chosen = _layer_numbers(self.layers, layers)
         roles = {*self.roles, *(["router"] if "mlp" in self.roles else [])} if self.roles else None
-        found = [
+        chosen_places = [
             place
             for place in all_places(layers)
             if place.layer in chosen and (roles is None or place.role in roles)
         ]
-        if not found:
+        if not chosen_places:
             asked = ", ".join(self.roles or ())
             raise RecipeError(f"no place in layers {self.layers} has a role of {asked}")
-        return found
+        return chosen_places
 
 
 class Override(Where):
-    """Places that take something else than the method gives them; later ones win."""
+    """Places whose blend replaces that of the method; later overrides win."""
 
     take: Annotated[dict[str, float], BeforeValidator(_read_take)]
 
@@ -292,18 +302,14 @@ StackedLayers = Annotated[list[str], BeforeValidator(_read_stack)]
 
 
 def stacked(ranges: list[str], layers: int) -> tuple[int, ...]:
-    """The layer of the experts that each layer of the output is.
-
-    Raises:
-        RecipeError: a range is not inside the experts' layers, or there are too many.
-    """
-    found: list[int] = []
+    """For each layer of the output its layer number in the experts, of `layers` layers."""
+    taken: list[int] = []
     for text in ranges:
         first, last = _bounds(text, layers)
-        found += range(first, last + 1)
-        if len(found) > LARGEST_STACK:
+        taken += range(first, last + 1)
+        if len(taken) > LARGEST_STACK:
             raise RecipeError(f"stack: more than {LARGEST_STACK:,} layers")
-    return tuple(found)
+    return tuple(taken)
 
 
 class PatternEntry(Strict):

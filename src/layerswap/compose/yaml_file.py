@@ -1,4 +1,4 @@
-"""YAML files read into Pydantic models, with every mistake explained by line and key path."""
+"""Reads YAML files into Pydantic models, and explains every mistake by line and key path."""
 
 from __future__ import annotations
 
@@ -17,34 +17,29 @@ from layerswap.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
 Mistake = tuple[KeyPath, str]
-"""A key path and what is wrong there."""
+"""A key path and the mistake there."""
 Model = TypeVar("Model", bound=BaseModel)
 Checked = TypeVar("Checked")
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
-"""What a text in a file may not hold: no path, no terminal and no UTF-8 file takes it."""
-
-
+"""Characters that no path, no terminal and no UTF-8 file takes."""
 LARGEST = 100_000
-"""Values that a file may hold once every alias (`*name`) is written out."""
-
-
-TOO_DEEP = "lists and mappings are nested too deeply"
+"""Most values of a file once every alias (`*name`) is written out."""
 DEEPEST = 200
-"""Lists and mappings within each other that a file may hold; the time of reading grows with the
-square of it."""
+"""Most lists and mappings within each other; the time of reading grows with the square of it."""
+TOO_DEEP = "lists and mappings are nested too deeply"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, except that some of what YAML allows is an error.
+    """PyYAML's safe loader, which also refuses some YAML that is valid.
 
-    A key given twice; aliases that make a value exponentially large or contain themselves; what is
-    nested beyond `DEEPEST`; and a text that no file and no terminal can hold.
+    Refuses a key given twice, aliases that make a value very large or contain themselves, nesting
+    beyond `DEEPEST`, and text that no file and no terminal can hold.
     """
 
     depth = 0
 
     def fetch_more_tokens(self) -> None:
-        # The scanner reads on to the end of a bracket that may be a key, however deep.
+        # The scanner reads ahead to the end of a bracket that may be a key, at any depth.
         if self.flow_level > DEEPEST:
             raise RecipeError(TOO_DEEP)
         super().fetch_more_tokens()
@@ -60,7 +55,7 @@ class _Loader(yaml.SafeLoader):
     def compose_document(self) -> yaml.Node | None:
         node = super().compose_document()
         if node is not None:
-            _written_out(node, {})
+            _count_values(node, {})
         return node
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
@@ -84,34 +79,26 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """The number of values in a node with every alias written out; -1 while it is counted.
-
-    Raises:
-        RecipeError: it is too large, or contains itself.
-    """
-    size = sizes.get(id(node))
+def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """The number of values in a node with every alias written out; refuses too many."""
+    count = counts.get(id(node))
     line = node.start_mark.line + 1
-    if size == -1:
+    if count == -1:  # its counting is not finished
         raise RecipeError(f"line {line}: a value contains itself by an alias")
-    if size is None:
-        sizes[id(node)] = -1
+    if count is None:
+        counts[id(node)] = -1
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
         parts = (
             part for entry in inner for part in (entry if isinstance(entry, tuple) else [entry])
         )
-        size = sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in parts)
-    if size > LARGEST:
+        count = counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
+    if count > LARGEST:
         raise RecipeError(f"line {line}: aliases make more than {LARGEST:,} values of this")
-    return size
+    return count
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        RecipeError: it cannot be read.
-    """
+    """The text of a file; a RecipeError if it cannot be read."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -123,8 +110,7 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
     """The value of a YAML document, and the line (from 1) of every key path in it.
 
     Raises:
-        RecipeError: naming `where` and the line: not YAML, a key given twice, or aliases that
-            make too much.
+        RecipeError: the text is refused; names `where` and the line.
     """
     try:
         loader = _Loader(text)
@@ -142,15 +128,24 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         raise RecipeError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
 
 
+def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):  # the constructor refuses other keys
+                child = (*path, key.value)
+                yield child, key.start_mark.line + 1
+                yield from _lines(value, child)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield (*path, i), value.start_mark.line + 1
+            yield from _lines(value, (*path, i))
+
+
 ALREADY = "is there already; give --overwrite to replace it"
 
 
 def refuse_text(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse what `write_text` would, before any work is done for it.
-
-    Raises:
-        RecipeError: the file is there already, or its folder is not.
-    """
+    """Refuse a path that `write_text` would refuse, before any work is done for it."""
     if path.exists() and not overwrite:
         raise RecipeError(f"{path}: {ALREADY}")
     if not path.absolute().parent.is_dir():
@@ -158,11 +153,7 @@ def refuse_text(path: Path, *, overwrite: bool = False) -> None:
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
-    """Write a file of text that is not to replace another one by accident.
-
-    Raises:
-        RecipeError: it is there already, or cannot be written.
-    """
+    """Write a text file; a RecipeError if it exists or cannot be written."""
     try:
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(text)
@@ -172,26 +163,8 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
         raise RecipeError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue  # no key of ours; the constructor refuses it
-            child = (*path, key.value)
-            yield child, key.start_mark.line + 1
-            yield from _lines(value, child)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            yield (*path, i), value.start_mark.line + 1
-            yield from _lines(value, (*path, i))
-
-
 def read_yaml(path: Path, model: type[Model], expected: str) -> Model:
-    """The model that a YAML file holds. See `validate`.
-
-    Raises:
-        RecipeError: the file cannot be read, or what is wrong in it, each on a line.
-    """
+    """The model in a YAML file. See `validate`."""
     data, lines = parse_yaml(read_text(path), str(path))
     return validate(model, data, where=str(path), expected=expected, lines=lines)
 
@@ -210,12 +183,12 @@ def validate(
         model: the Pydantic model, which refuses unknown keys.
         data: the plain data.
         where: the file, for messages.
-        expected: what the whole is, for data that is no mapping.
-        lines: the line of each key path, as `parse_yaml` gives them.
+        expected: the message if the data is no mapping.
+        lines: the line of each key path, from `parse_yaml`.
 
     Raises:
-        RecipeError: every mistake, one line each: file, line, key path, what was found and what
-            would be right.
+        RecipeError: every mistake, one line each, with file, line, key path, the value found and
+            the right form.
     """
     if not isinstance(data, dict):
         raise RecipeError(f"{where}: {expected}")
@@ -231,46 +204,49 @@ def validate_whole(
     handler: Callable[[Any], Checked],
     rules: Callable[[Mapping[Any, Any]], Iterator[Mistake] | list[Mistake]],
 ) -> Checked:
-    """What Pydantic makes of raw data, its findings and those of `rules` reported together.
+    """Check raw data by Pydantic and by rules, and report the mistakes of both together.
 
-    Pydantic checks a model's own rules only once its fields are valid; a person wants to see
-    every mistake at once, so the rules read the raw data and join Pydantic's list.
+    Pydantic checks a model's own rules only if its fields are valid. Here the rules read the raw
+    data, so that a person sees every mistake at once.
 
     Args:
         title: the model's name.
         data: the raw data.
         handler: Pydantic's own check.
-        rules: finds what the types of the fields do not show, in raw data of any shape.
-
-    Raises:
-        ValidationError: what both found.
+        rules: returns mistakes that the types of the fields do not show; accepts any raw data.
     """
-    ours = [
+    details = [
         InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
         for path, text in (rules(data) if isinstance(data, dict) else ())
     ]
     try:
         checked = handler(data)
     except ValidationError as error:
-        ours = [_detail(item) for item in error.errors(include_url=False)] + ours
-    if ours:
-        raise ValidationError.from_exception_data(title, ours)
+        details = [_detail(item) for item in error.errors(include_url=False)] + details
+    if details:
+        raise ValidationError.from_exception_data(title, details)
     return checked
 
 
+def _detail(item: Any) -> InitErrorDetails:
+    """One of `ValidationError.errors()`, for a new ValidationError."""
+    detail = InitErrorDetails(type=item["type"], loc=item["loc"], input=item["input"])
+    if "ctx" in item:
+        detail["ctx"] = item["ctx"]
+    return detail
+
+
 DIGITS = re.compile(r"\d+")
-ALIKE = 8
-"""Most words that a message lists of those that differ by their numbers alone."""
-LISTED = 200
-"""Most words that a message lists where none is close."""
+ALIKE, LISTED = 8, 200
+"""Most words that a message lists: of words that differ in numbers alone, and of others."""
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest known word, else the known words if they are few.
+    """`"; did you mean 'x'?"` for the closest known word, else a list of the known words.
 
-    Of words that differ from it by their numbers alone none is closer: they are listed.
+    Words that differ from it in numbers alone are listed, because none is closer.
     """
-    alike = [one for one in known if DIGITS.sub("", one) == DIGITS.sub("", word)]
+    alike = [other for other in known if DIGITS.sub("", other) == DIGITS.sub("", word)]
     if len(alike) > 1 and word not in known:
         return f"; there are {', '.join(alike[:ALIKE] if len(known) > ALIKE else known)}"
     close = get_close_matches(word, known, n=1)
@@ -282,7 +258,7 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 def keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys that are valid at a key path of a model, read from its annotations.
+    """The valid keys at a key path of a model.
 
     Example: at `("sources", "math")` of a model with `sources: dict[str, Source]` these are the
     fields of `Source`.
@@ -295,7 +271,7 @@ def keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
 
 
 def _inside(kind: Any, part: str | int) -> list[Any]:
-    """The types that a key or index of a value of type `kind` may have."""
+    """The types of the value at a key or an index."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         field = kind.model_fields.get(str(part))
         return [] if field is None else _flat(field.annotation)
@@ -314,7 +290,18 @@ def _flat(kind: Any) -> list[Any]:
 
 
 _TAGS = ("[key]", "constrained-str")
-"""Parts of Pydantic's key paths that stand in no file."""
+"""Parts of Pydantic's key paths that are in no file."""
+_WANTED = {
+    "dict_type": "write a mapping",
+    "model_type": "write a mapping",
+    "list_type": "write a list",
+    "string_type": "write a text",
+    "int_type": "write a whole number",
+    "greater_than_equal": "write a number from {ge}",
+    "too_short": "write at least one",
+    "string_too_short": "write a text that is not empty",
+}
+"""The right form, by the type of Pydantic's error."""
 
 
 def _explain(
@@ -331,21 +318,8 @@ def _explain(
     return list(dict.fromkeys(messages))
 
 
-_WANTED = {
-    "dict_type": "write a mapping",
-    "model_type": "write a mapping",
-    "list_type": "write a list",
-    "string_type": "write a text",
-    "int_type": "write a whole number",
-    "greater_than_equal": "write a number from {ge}",
-    "too_short": "write at least one",
-    "string_too_short": "write a text that is not empty",
-}
-"""Our words for the kinds of Pydantic's findings, so that none of its own reach a person."""
-
-
 def _phrase(item: Any, path: KeyPath, model: type[BaseModel]) -> str:
-    kind, found = item["type"], item["input"]
+    kind, value = item["type"], item["input"]
     if kind == "extra_forbidden":
         return f"unknown key{nearest(str(path[-1]), keys_at(model, path[:-1]))}"
     if kind == "missing":
@@ -356,16 +330,8 @@ def _phrase(item: Any, path: KeyPath, model: type[BaseModel]) -> str:
         return f"a key is a text; write it in quotes: '{path[-1]}'"
     if kind == "literal_error":
         known = [word.strip("'") for word in re.split(", | or ", item["ctx"]["expected"])]
-        return f"{found!r:.60} is not allowed{nearest(str(found), known)}"
+        return f"{value!r:.60} is not allowed{nearest(str(value), known)}"
     wanted = f"{item['msg'][0].lower()}{item['msg'][1:]}"
     if kind in _WANTED:
         wanted = _WANTED[kind].format(**item.get("ctx", {}))
-    return f"{wanted}; found {found!r:.60}"
-
-
-def _detail(item: Any) -> InitErrorDetails:
-    """One of `ValidationError.errors()` in the form that a new ValidationError is built from."""
-    detail = InitErrorDetails(type=item["type"], loc=item["loc"], input=item["input"])
-    if "ctx" in item:
-        detail["ctx"] = item["ctx"]
-    return detail
+    return f"{wanted}; found {value!r:.60}"

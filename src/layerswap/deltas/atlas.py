@@ -17,9 +17,10 @@ from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert
 from layerswap.checkpoint.places import Pattern
 from layerswap.checkpoint.read import READ_DTYPES
 from layerswap.deltas.conflict import TOP_ROWS, Conflict, by_place, common_rows
-from layerswap.deltas.measure import Axis, Sums, TensorChange, measure_tensor
+from layerswap.deltas.measure import Sums, TensorChange, measure_tensor
 from layerswap.deltas.tables import Tables, matrix_name, read_tables, write_tables
 from layerswap.errors import CheckpointError, RecipeError
+from layerswap.methods.rows import Axis
 
 ATLAS = "atlas.json"
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.read import READ_DTYPES
-from layerswap.deltas.measure import Rows, check_shapes
+from layerswap.deltas.measure import check_shapes
 from layerswap.errors import CheckpointError
+from layerswap.methods.rows import Rows
 
 CHUNK_ELEMENTS = 1 << 22
 """Elements read at a time."""

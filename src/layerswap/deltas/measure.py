@@ -1,10 +1,4 @@
-"""Measures the change of one tensor, row by row, reading every checkpoint once.
-
-A row of the papers is an input feature (see docs/method.md): for a weight stored `[out, in]` the
-elements of one column. A stack of matrices is taken matrix by matrix, and a vector is one row.
-Example: a mixture's weight `[2, 3, 4]`, of 2 matrices stored `[out, in]`, has 2 * 4 rows of 3
-elements each. A stored line has 4 elements, one of each row of its matrix.
-"""
+"""Measures the change of one tensor, row by row, reading every checkpoint once."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.read import (
@@ -24,6 +18,7 @@ from layerswap.checkpoint.read import (
     widened,
 )
 from layerswap.errors import CheckpointError
+from layerswap.methods.rows import Axis, Rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,79 +26,6 @@ if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats
 
     Array = npt.NDArray[Any]
-
-
-Axis = Literal["input", "output"]
-LINES = 256
-"""Lines that are summed in float32 before they are added to sums in float64."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The layout of the rows in a tensor.
-
-    Attributes:
-        width: elements of a stored line.
-        height: lines of a matrix.
-        matrices: matrices in the tensor.
-        lines: True if a row is a stored line, False if it is a column.
-    """
-
-    width: int
-    height: int
-    matrices: int
-    lines: bool
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], axis: Axis = "input", *, transposed: bool = False) -> Rows:
-        """The rows of a tensor of this shape; `transposed` if matrices are stored [in, out]."""
-        if len(shape) < 2:
-            return cls(max(1, math.prod(shape)), 1, 1, lines=True)
-        return cls(
-            shape[-1], shape[-2], math.prod(shape[:-2]), lines=(axis == "input") == transposed
-        )
-
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return self.matrices * (self.height if self.lines else self.width)
-
-    @property
-    def length(self) -> int:
-        """Elements of a row."""
-        return self.width if self.lines else self.height
-
-    def add(self, sums: Array, start: int, values: Array) -> None:
-        """Add whole lines of the tensor to the sums of their rows.
-
-        Args:
-            sums: one per row, float64.
-            start: position of the first value in the tensor, at the beginning of a line.
-            values: whole lines, as a vector.
-        """
-        table = values.reshape(-1, self.width)
-        line = start // self.width
-        if self.lines:
-            sums[line : line + len(table)] += table.sum(axis=1)
-            return
-        done = 0
-        while done < len(table):  # lines of one matrix after the other
-            matrix = (line + done) // self.height
-            stop = min(len(table), (matrix + 1) * self.height - line, done + LINES)
-            sums[matrix * self.width : (matrix + 1) * self.width] += table[done:stop].sum(axis=0)
-            done = stop
-
-    def spread(self, kept: Array, start: int, stop: int) -> Array:
-        """Expand one value per row to elements [start, stop) of the tensor."""
-        import numpy as np
-
-        first, last = start // self.width, math.ceil(stop / self.width)
-        if self.lines:
-            table = np.broadcast_to(kept[first:last, None], (last - first, self.width))
-        else:
-            matrix = [line // self.height for line in range(first, last)]
-            table = kept.reshape(self.matrices, self.width)[matrix]
-        return table.reshape(-1)[start - first * self.width : stop - first * self.width]
 
 
 def read_chunks(

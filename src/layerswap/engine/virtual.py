@@ -38,10 +38,11 @@ from layerswap.checkpoint.loading import check_dtype, open_device, without_progr
 from layerswap.compose.blend import Operation
 from layerswap.engine.memory import ContentId, Tensors, WeightPool, moved
 from layerswap.errors import EvaluationError
+from layerswap.merge import Plan
 from layerswap.merge.layout import OutputTensor
-from layerswap.merge.lazy_tensors import MergedTensor, Term, Thresholds
-from layerswap.merge.planner import Plan, build_model, load_tensor
-from layerswap.merge.writer import measure_model
+from layerswap.merge.loading import build_model, load_tensor
+from layerswap.merge.terms import merged_tensors
+from layerswap.merge.writer import measure_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -79,11 +80,11 @@ class WeightSource:
 
     Attributes:
         tensor: the stored tensors and their weights.
-        thresholds: of operations that rank a whole model; see `merge.writer.measure_model`.
+        thresholds: of operations that rank a whole model; see `merge.writer.measure_tensors`.
     """
 
     tensor: OutputTensor
-    thresholds: tuple[tuple[Operation, Thresholds], ...] = ()
+    thresholds: tuple[tuple[Operation, Any], ...] = ()
 
     def compute(self) -> torch.Tensor:
         """Compute the tensor on the CPU, bit for bit as `Plan.load` and `Plan.save` do."""
@@ -94,34 +95,21 @@ class Measurements:
     """Thresholds of operations that rank a whole model, measured once per set of tensors."""
 
     def __init__(self) -> None:
-        self._thresholds: dict[frozenset[OutputTensor], dict[Operation, Thresholds]] = {}
+        self._thresholds: dict[frozenset[OutputTensor], dict[Operation, Any]] = {}
 
     def sources(self, plan: Plan) -> dict[str, WeightSource]:
         """Return the source of every tensor of a plan, by the tensor's name."""
         plan = plan.downloaded()
         merged = frozenset(tensor for tensor in plan.tensors if not tensor.linear)
         if merged not in self._thresholds:
-            self._thresholds[merged] = measure_model(plan.tensors) if merged else {}
+            self._thresholds[merged] = measure_tensors(plan.tensors) if merged else {}
         thresholds = self._thresholds[merged]
         return {tensor.name: _source(tensor, thresholds) for tensor in plan.tensors}
 
 
-def _source(tensor: OutputTensor, thresholds: dict[Operation, Thresholds]) -> WeightSource:
-    if tensor.linear or not thresholds:
-        return WeightSource(tensor)
-    used = _operations([term for term, _ in tensor.inputs])
+def _source(tensor: OutputTensor, thresholds: dict[Operation, Any]) -> WeightSource:
+    used = dict.fromkeys(merged.operation for merged in merged_tensors(tensor.inputs))
     return WeightSource(tensor, tuple((o, thresholds[o]) for o in used if o in thresholds))
-
-
-def _operations(terms: Sequence[Term]) -> list[Operation]:
-    """Collect the operations in some terms, nested ones too."""
-    operations: dict[Operation, None] = {}
-    for term in terms:
-        if isinstance(term, MergedTensor):
-            operations[term.operation] = None
-            for part in (*term.inputs, *((term.base,) if term.base else ())):
-                operations.update(dict.fromkeys(_operations([inner for inner, _ in part])))
-    return list(operations)
 
 
 Content = tuple[WeightSource, ...]
@@ -170,7 +158,7 @@ def parameter_map(
 ) -> ParameterMap:
     """Map the parameters of a model to the stored tensors that they came from.
 
-    The model still shares memory with `weights`, as `merge.planner.build_model` leaves it.
+    The model still shares memory with `weights`, as `merge.loading.build_model` leaves it.
     """
     direct, loose_sources, loose_targets = _match(model.state_dict(keep_vars=True), weights)
     layers = 1 + max(place.layer for place in places.values() if place.layer is not None)

@@ -15,7 +15,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,9 +31,11 @@ from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements
 from layerswap.errors import EvaluationError, MergeError
+from layerswap.merge import Plan
 from layerswap.merge.adapters import served_rank
-from layerswap.merge.plan import with_base
-from layerswap.merge.planner import AdapterPlan, Plan, build_empty_model, load_tensor
+from layerswap.merge.layout import with_base
+from layerswap.merge.loading import build_empty_model, load_tensor
+from layerswap.merge.lora import adapted_modules, as_adapter, saved_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -429,10 +431,10 @@ class _LoraRequests:
 
     def __init__(self) -> None:
         self._folder = TemporaryDirectory(prefix="layerswap-")
-        self._adapters: dict[int, tuple[Plan, AdapterPlan | None]] = {}
+        self._adapters: dict[int, tuple[Plan, Plan | None]] = {}
         self._requests: dict[int, Any] = {}
 
-    def adapter(self, plan: Plan) -> AdapterPlan | None:
+    def adapter(self, plan: Plan) -> Plan | None:
         """Return the same composition as an adapter; None if vLLM cannot serve it so."""
         if id(plan) not in self._adapters:
             self._adapters[id(plan)] = plan, _as_adapter(plan)
@@ -445,7 +447,7 @@ class _LoraRequests:
         if id(plan) not in self._requests:
             adapter, request = self.adapter(plan), None
             assert adapter is not None, "all compositions are adapters"
-            if next(adapter.modules(), None) is not None:
+            if next(adapted_modules(adapter), None) is not None:
                 number = next(_LORA_NUMBERS)
                 folder = Path(self._folder.name) / str(number)
                 adapter.save(folder)
@@ -477,13 +479,13 @@ def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
     }
 
 
-def _as_adapter(plan: Plan) -> AdapterPlan | None:
+def _as_adapter(plan: Plan) -> Plan | None:
     """The same composition as an adapter that vLLM can serve; None where it is more than that."""
     if plan.base is None or any(expert.adapter is None for expert in plan.used.values()):
         return None
     try:
-        found = AdapterPlan(**{one.name: getattr(plan, one.name) for one in fields(plan)})
+        found = as_adapter(plan)
     except MergeError:  # an operation on adapters gives full weights
         return None
-    outside = any("layers." not in path for path, _ in found.modules())
-    return None if outside or next(found.saved(), None) is not None else found
+    outside = any("layers." not in path for path, _ in adapted_modules(found))
+    return None if outside or next(saved_tensors(found), None) is not None else found

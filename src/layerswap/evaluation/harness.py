@@ -27,7 +27,7 @@ from layerswap.evaluation.settings import (
     parse_arguments,
     template_error,
 )
-from layerswap.merge.planner import Plan
+from layerswap.merge import Plan
 
 FEWSHOT_SEED = 1234
 """lm-eval's own default for drawing few-shot examples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +26,7 @@ from layerswap.evaluation.examples import (
     read_examples,
     tokenize,
 )
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge import Plan, make_plan
 
 if TYPE_CHECKING:
     import torch
@@ -307,7 +307,7 @@ class _Line:
         if layer is not None:
             places.append(Override(layers=str(layer), take=take))
         recipe = plan.recipe.model_copy(update={"places": places})
-        return replace(plan, recipe=recipe, composition=recipe.resolve(self.layers))
+        return plan.with_recipe(recipe)
 
     def _beyond(self, at: float) -> Plan:
         """Plan an extra expert past one end.

@@ -14,8 +14,8 @@ from layerswap._types import Log
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError
+from layerswap.merge import Plan
 from layerswap.merge.metadata import record
-from layerswap.merge.planner import Plan
 
 Answer = list[Any]
 """Log-probability and greediness of a continuation, or the tokens of a generation."""

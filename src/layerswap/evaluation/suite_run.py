@@ -17,10 +17,11 @@ from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.evaluation.harness import evaluate, load_tasks, open_sweep, run_tasks
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings
+from layerswap.merge import Plan, make_plan
 from layerswap.merge.adapters import MANIFEST, open_served
 from layerswap.merge.layout import widest
+from layerswap.merge.loading import plan_tokenizer
 from layerswap.merge.metadata import COPIED, tokenizer_folder
-from layerswap.merge.planner import Plan, make_plan, plan_tokenizer
 
 Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""

@@ -1,4 +1,4 @@
-"""Writes every task x language composition of adapters, to be served over one base."""
+"""Writes every composition of task and language adapters, for serving over one base."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.checkpoint.strict_json import read_json_object
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import RecipeError
-from layerswap.merge.planner import AdapterPlan, Plan, make_plan
+from layerswap.merge.api import make_plan
+from layerswap.merge.lora import ranks_of
+from layerswap.merge.plan import Plan
 from layerswap.versions import __version__
 
 MANIFEST, SCRIPT = "serve.json", "serve.sh"
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM can be started with."""
+"""Values of vLLM's `max_lora_rank`."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,15 @@ class ServedAdapters:
 
     Attributes:
         folder: the folder.
-        base: the base that all of them are adapters of.
+        base: the base of all adapters.
         rank: the largest rank of a module.
-        plans: by name, the composition that an adapter was written from.
+        plans: the plan of each adapter by name.
     """
 
     folder: Path
     base: str
     rank: int
-    plans: Mapping[str, AdapterPlan]
+    plans: Mapping[str, Plan]
 
 
 def write_adapters(
@@ -56,21 +58,21 @@ def write_adapters(
 ) -> ServedAdapters:
     """Write the swap of every task adapter with every language adapter as an adapter.
 
-    At a verbatim place the adapter keeps its rank; only blended places have the sum of both. Files
-    with equal content, such as tokenizers, are stored once (hard links).
+    Verbatim places keep the rank of their adapter; blended places have the sum of both ranks.
+    Files with equal content, such as tokenizers, are stored once (hard links).
 
     Args:
         tasks: task adapters by name.
         languages: language adapters by name.
         out: the folder to create: an adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh`
             with the command for vLLM, and one card.
-        base: what they are adapters of, where they do not say.
+        base: their base, if the adapters do not name it.
         method: zones and `outside` of the swap, as in a recipe. When None, the partition that the
             adapters were trained on, or else the defaults.
-        weights: of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
+        weights: weights of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
         rank: largest rank of a composed adapter; exact when None.
-        dtype: of the adapters; float32 when None.
-        overwrite: replace a folder that this wrote.
+        dtype: dtype of the adapters; float32 when None.
+        overwrite: overwrite a folder that this function wrote.
         progress: called with the number of adapters just written.
 
     Raises:
@@ -84,7 +86,7 @@ def write_adapters(
     refuse_target(target, marker=MANIFEST, overwrite=overwrite)
     if not tasks or not languages:
         raise RecipeError("give at least one task adapter and one language adapter")
-    plans: dict[str, AdapterPlan] = {}
+    plans: dict[str, Plan] = {}
     for task, source in tasks.items():
         for language, other in languages.items():
             data = {
@@ -97,7 +99,7 @@ def write_adapters(
             }
             recipe = check_recipe(data, where=f"{task}, {language}")
             plan = make_plan(recipe, follow_training=True)
-            if not isinstance(plan, AdapterPlan):
+            if plan.format.name != "adapter":
                 raise RecipeError(f"{task}, {language}: not both are adapters")
             plans[f"{task}--{language}"] = plan
     served = ServedAdapters(target, _common_base(plans), _largest_rank(plans), plans)
@@ -115,36 +117,32 @@ def write_adapters(
 def open_served(folder: Path) -> dict[str, Plan]:
     """A plan of full weights for each adapter of a folder that `write_adapters` wrote.
 
-    The plans are made from the adapters that were composed, so that an engine computes what they
-    have in common once. Where those are gone, from the composed ones.
-
-    Raises:
-        LayerswapError: one cannot be opened.
+    The plans use the original adapters, so that an engine computes shared parts once; or the
+    composed adapters, if the originals are gone.
     """
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     for name, known in read_json_object(folder / MANIFEST)["adapters"].items():
         recipe = known
         if not all(Path(source).is_dir() for source in known["experts"].values()):
             soup = {"experts": ["model"]}
             recipe = {"experts": {"model": str(folder / name)}, "soup": soup}
-        found[name] = make_plan(check_recipe({**recipe, "bake": True}, where=f"{folder}: {name}"))
-    return found
+        plans[name] = make_plan(check_recipe({**recipe, "bake": True}, where=f"{folder}: {name}"))
+    return plans
 
 
-def _common_base(plans: Mapping[str, AdapterPlan]) -> str:
+def _common_base(plans: Mapping[str, Plan]) -> str:
     bases = {plan.base.source for plan in plans.values() if plan.base is not None}
     if len(bases) != 1:
-        raise RecipeError(f"the adapters have several bases: {', '.join(sorted(bases))}")
+        raise RecipeError(f"the adapters have different bases: {', '.join(sorted(bases))}")
     return bases.pop()
 
 
-def _largest_rank(plans: Mapping[str, AdapterPlan]) -> int:
-    ranks = [rank for plan in plans.values() for rank in plan.to_dict()["ranks"]]
-    return max(ranks, default=1)
+def _largest_rank(plans: Mapping[str, Plan]) -> int:
+    return max((rank for plan in plans.values() for rank in ranks_of(plan)), default=1)
 
 
 def served_rank(rank: int) -> int:
-    """The least rank that vLLM can be started with for adapters of this one."""
+    """The smallest `max_lora_rank` of vLLM for adapters of this rank."""
     return next((known for known in SERVED_RANKS if known >= rank), rank)
 
 
@@ -197,13 +195,13 @@ holds its whole record.
     (folder / "README.md").write_text(card, "utf-8")
 
 
-def _recipe(plan: AdapterPlan) -> dict[str, Any]:
+def _recipe(plan: Plan) -> dict[str, Any]:
     """The recipe as JSON, with sources that do not depend on the working directory."""
     data = plan.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    found: dict[str, Any] = {"experts": {}}
+    sources: dict[str, Any] = {"experts": {}}
     for name, checkpoint in plan.used.items():
-        found["experts"][name] = str(checkpoint.folder)
+        sources["experts"][name] = str(checkpoint.folder)
     if plan.base is not None:
         local = Path(plan.base.source).expanduser()
-        found["base"] = str(local.absolute()) if local.is_dir() else plan.base.identity
-    return {**{key: value for key, value in data.items() if key not in found}, **found}
+        sources["base"] = str(local.absolute()) if local.is_dir() else plan.base.identity
+    return {**{key: value for key, value in data.items() if key not in sources}, **sources}

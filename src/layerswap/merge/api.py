@@ -1,20 +1,189 @@
-"""Plans without a recipe file: layer swaps, soups, partitions and reverts."""
+"""Makes plans: from a recipe, or from the arguments of a swap, soup, partition or revert."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
 
-from layerswap._types import PathLike
-from layerswap.compose import Outside
+from layerswap._types import Log, PathLike
+from layerswap.checkpoint import Checkpoint
+from layerswap.compose import Outside, Recipe, read_recipe
 from layerswap.compose.recipe import check_recipe
-from layerswap.deltas.measure import Axis
+from layerswap.compose.schema import Expert, SwapMethod
+from layerswap.deltas.magnitude import magnitude_weights
 from layerswap.errors import RecipeError
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge.compatibility import check_together
+from layerswap.merge.fisher import open_fishers
+from layerswap.merge.folder import FolderFormat
+from layerswap.merge.gguf import GGUFFormat, check_vocabularies, refuse_for_gguf
+from layerswap.merge.layout import with_base
+from layerswap.merge.lora import AdapterFormat
+from layerswap.merge.plan import Format, Plan, fisher_sources
+from layerswap.merge.sources import Sources, open_sources, stamps_of
+from layerswap.merge.tokenizers import check_tokenizers
+from layerswap.merge.trained import along_training
+from layerswap.merge.vocabulary import Alignment, align
+from layerswap.methods.rows import Axis
 
 Weighting = str | Mapping[str, float]
 """Weights of a blend: `uniform`, `magnitude`, or a weight per expert."""
+
+
+class OutputSettings(TypedDict, total=False):
+    """Settings of the output, which every function here takes by keyword.
+
+    Attributes:
+        tokenizer: the tokenizer of the output if the experts' differ: an expert's name, or
+            `union`.
+        bake: write full weights even if all experts are adapters.
+        rank: largest rank of a merged adapter; exact by default.
+        dtype: `float32`, `bfloat16` or `float16`; as stored by default.
+        max_shard_size: largest size of an output file, `5GB` by default.
+    """
+
+    tokenizer: str | None
+    bake: bool
+    rank: int | None
+    dtype: str | None
+    max_shard_size: str
+
+
+def make_plan(
+    recipe: Recipe | PathLike,
+    *,
+    allow_pickle: bool = False,
+    follow_training: bool = False,
+    in_place: bool = False,
+    log: Log | None = None,
+) -> Plan:
+    """Open the sources of a recipe, check them against each other, and resolve it.
+
+    Reads headers and JSON only, except that magnitude weights read every tensor.
+
+    Args:
+        recipe: the recipe, or the path of a recipe file.
+        allow_pickle: read pickled weights (`.bin`), as tensors only.
+        follow_training: compose a swap without zones along the partition that its experts were
+            trained on, if their records name one.
+        in_place: leave weights at a URL, and Hub weights outside the local cache, where they are;
+            saving the plan reads only the spans that it takes. Magnitude weights need whole
+            files, which are downloaded.
+        log: called with a line for each download.
+
+    Raises:
+        LayerswapError: a source cannot be opened, the sources do not fit together, or the
+            recipe does not fit them.
+
+    Example:
+        >>> import layerswap as ls
+        >>> recipe = ls.parse_recipe("{experts: {a: math-expert}, soup: {experts: [a]}}")
+        >>> ls.make_plan(recipe).composition.experts
+        ('a',)
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(Path(recipe))
+    sources = open_sources(recipe, allow_pickle=allow_pickle, in_place=in_place)
+    if recipe.weights == "magnitude":
+        sources = sources.on_disk(log or (lambda line: None))
+    if follow_training:
+        recipe = along_training(recipe, sources.experts)
+    if sources.base is not None and recipe.base is None:
+        # The record needs the base that adapters name, to make the same merge again.
+        named = Expert(source=sources.base.source, revision=sources.base.revision)
+        recipe = recipe.model_copy(update={"base": named})
+    together = with_base(sources.experts, sources.base)
+    stamps = stamps_of(together.values())
+    form = _format(recipe, sources)
+    alignment = _alignment(recipe, sources, form)
+    drop = check_together(together, aligned=alignment is not None)
+    if form.name == "gguf":
+        check_vocabularies(together)
+    first = next(iter(sources.experts.values()))
+    skip = drop.union(first.vocabulary_tensors if alignment else ())
+    magnitude = _measured_weights(recipe, sources, skip)
+    places = {name: place for name, place in first.places.items() if name not in drop}
+    depth = first.layers
+    sources = _restacked(recipe, sources, (depth, magnitude, places), alignment)
+    fishers = {}
+    if _names_fisher(recipe):
+        fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
+        stamps |= stamps_of(fisher_sources(fishers).values())
+    return Plan(
+        recipe, sources.experts, sources.base, form, depth, places, drop, magnitude, stamps,
+        alignment, fishers,
+    )  # fmt: skip
+
+
+def _format(recipe: Recipe, sources: Sources) -> Format:
+    """The form of the output; a RecipeError if the recipe has settings of another one."""
+    if recipe.rank is not None and not sources.adapters_only:
+        raise RecipeError("rank: only a merge of adapters into an adapter has one; remove it")
+    opened = with_base(sources.experts, sources.base).values()
+    if all(checkpoint.gguf is not None for checkpoint in opened):
+        refuse_for_gguf(recipe)
+        return GGUFFormat()
+    if recipe.blend_type is not None:
+        raise RecipeError("blend_type: only a merge of GGUF files has one; remove it")
+    return AdapterFormat() if sources.adapters_only else FolderFormat()
+
+
+def _alignment(recipe: Recipe, sources: Sources, form: Format) -> Alignment | None:
+    """The rows of one vocabulary; None if the experts have one vocabulary."""
+    if form.name == "gguf":
+        return None
+    together = with_base(sources.experts, sources.base)
+    if recipe.tokenizer is None and len({c.vocabulary_size for c in together.values()}) == 1:
+        check_tokenizers(together)
+        return None
+    return align(recipe, together, sources.base)
+
+
+def _names_fisher(recipe: Recipe) -> bool:
+    return any(expert.fisher for expert in recipe.experts.values())
+
+
+def _restacked(
+    recipe: Recipe,
+    sources: Sources,
+    resolved: tuple[int, Mapping[str, float] | None, Mapping[str, Any]],
+    alignment: Alignment | None,
+) -> Sources:
+    """The sources with the layers that the recipe takes of each."""
+    composition = recipe.resolve(*resolved)
+    if not composition.moved:
+        return sources
+    if sources.adapters_only or _names_fisher(recipe):
+        raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
+    moved = sources.restacked(composition)
+    if composition.shifted:
+        # Layers of different numbers may be of different kinds, or shapes.
+        check_together(with_base(moved.experts, moved.base), aligned=alignment is not None)
+    return moved
+
+
+def _measured_weights(
+    recipe: Recipe, sources: Sources, skip: frozenset[str]
+) -> dict[str, float] | None:
+    """The magnitude weights of the experts that the method blends, if the recipe asks for them."""
+    if recipe.weights != "magnitude" or sources.base is None:
+        return None
+    method, flat = recipe.method, recipe.flat_experts()
+    names = (
+        [method.task, method.language]
+        if isinstance(method, SwapMethod)
+        else list(getattr(method, "experts", ()))
+    )
+    parts: dict[str, list[tuple[Checkpoint, float]]] = {name: [] for name in names}
+    for name in names:
+        for member, weight in flat[name].weights:
+            if not isinstance(member, str):
+                raise RecipeError(
+                    f"weights: the magnitude of {member} cannot be measured; give numbers"
+                )
+            parts[name].append((sources.experts[member], weight))
+    return magnitude_weights(sources.base, parts, skip=skip)
 
 
 def swap(
@@ -29,34 +198,26 @@ def swap(
     top_transition: int = 0,
     outside: Outside | None = None,
     weights: Weighting = "uniform",
-    tokenizer: str | None = None,
-    bake: bool = False,
-    rank: int | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a layer swap of two experts (paper 1, Algorithm 1). Opens headers, writes nothing.
 
-    Where nothing says what goes where, and the experts were trained on one partition of the second
-    paper (`layerswap-training.json`), they are composed along it.
+    If no argument decides the composition and the records of both experts
+    (`layerswap-training.json`) name one partition of the second paper, the swap follows it.
 
     Args:
-        task: the task expert, kept in the middle layers.
+        task: the task expert, for the middle layers.
         language: the language expert, for the bottom and top layers.
-        base: the checkpoint both were fine-tuned from; magnitude weights need it.
-        preset: where the defaults of zones and `outside` are from: the paper's, or `reasoning`,
-            which gives a native specialist the middle of an English reasoner (2605.26735).
+        base: the checkpoint that both were fine-tuned from; magnitude weights need it.
+        preset: default zones and `outside`: the paper's, or `reasoning`, which gives a native
+            specialist the middle layers of an English reasoner (2605.26735).
         bottom: layers from the language expert at the input; the scaled default when None.
         top: layers from the language expert at the output; the scaled default when None.
         bottom_transition: blended layers above the bottom zone.
         top_transition: blended layers below the top zone.
-        outside: what embeddings, final norm and head take; the blend when None.
+        outside: source of embeddings, final norm and head; the blend when None.
         weights: weights of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
-        tokenizer: the expert whose tokenizer the output has where they differ, or `union`.
-        bake: write full weights even where all experts are adapters.
-        rank: largest rank of a merged adapter; exact when None.
-        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
-        max_shard_size: largest size of an output file.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the experts cannot be opened or do not fit together, or the zones do not
@@ -74,26 +235,15 @@ def swap(
         >>> plan.save("merged", overwrite=True).name
         'merged'
     """
+    zones = {
+        "preset": preset, "bottom": bottom, "top": top, "outside": outside,
+        "bottom_transition": bottom_transition or None, "top_transition": top_transition or None,
+    }  # fmt: skip
     method = {
-        "preset": preset,
-        "bottom": bottom,
-        "top": top,
-        "bottom_transition": bottom_transition or None,
-        "top_transition": top_transition or None,
-        "outside": outside,
+        "swap": {key: value for key, value in zones.items() if value is not None},
+        "weights": weights if isinstance(weights, str) else dict(weights),
     }
-    return _plan(
-        "swap",
-        {"task": task, "language": language},
-        base,
-        swap={key: value for key, value in method.items() if value is not None},
-        weights=weights if isinstance(weights, str) else dict(weights),
-        tokenizer=tokenizer,
-        bake=bake,
-        rank=rank,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-    )
+    return _plan("swap", {"task": task, "language": language}, base, method, output)
 
 
 def soup(
@@ -101,23 +251,15 @@ def soup(
     *,
     base: PathLike | None = None,
     weights: Weighting = "uniform",
-    tokenizer: str | None = None,
-    bake: bool = False,
-    rank: int | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a model soup: the same blend at every place (Wortsman et al., 2022).
 
     Args:
-        experts: the experts, or the experts by name; without names they are `expert_1` and on.
-        base: the checkpoint they were fine-tuned from; magnitude weights need it.
+        experts: the experts by name, or a list of them, named `expert_1`, `expert_2` and so on.
+        base: the checkpoint that they were fine-tuned from; magnitude weights need it.
         weights: `uniform`, `magnitude`, or a weight per name.
-        tokenizer: as in `swap`.
-        bake: as in `swap`.
-        rank: as in `swap`.
-        dtype: as in `swap`.
-        max_shard_size: as in `swap`.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the experts cannot be opened or do not fit together.
@@ -132,18 +274,9 @@ def soup(
         raise RecipeError("a soup needs a list of experts, or a mapping from names to experts")
     if not isinstance(experts, Mapping):
         experts = {f"expert_{i}": source for i, source in enumerate(experts, start=1)}
-    return _plan(
-        "soup",
-        experts,
-        base,
-        soup={"experts": list(experts)},
-        weights=weights if isinstance(weights, str) else dict(weights),
-        tokenizer=tokenizer,
-        bake=bake,
-        rank=rank,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-    )
+    blend = weights if isinstance(weights, str) else dict(weights)
+    method = {"soup": {"experts": list(experts)}, "weights": blend}
+    return _plan("soup", experts, base, method, output)
 
 
 def partition(
@@ -153,11 +286,7 @@ def partition(
     language: PathLike,
     base: PathLike | None = None,
     outside: Literal["language", "task"] | None = None,
-    tokenizer: str | None = None,
-    bake: bool = False,
-    rank: int | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a merge along a partition of the second paper (section 3.3).
 
@@ -165,13 +294,9 @@ def partition(
         name: `A`, `B`, `C` or `Z`; see `compose.presets.partition`.
         task: the task expert.
         language: the language expert.
-        base: the checkpoint both were fine-tuned from.
-        outside: the expert that the places outside the layers take; the partition's when None.
-        tokenizer: as in `swap`.
-        bake: as in `swap`.
-        rank: as in `swap`.
-        dtype: as in `swap`.
-        max_shard_size: as in `swap`.
+        base: the checkpoint that both were fine-tuned from.
+        outside: source of the places outside the layers; the partition's when None.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the experts cannot be opened or do not fit together, or there is no such
@@ -186,17 +311,8 @@ def partition(
                        0 ██████████ language
                embedding ░░░░░░░░░░ task
     """
-    return _plan(
-        "partition",
-        {"task": task, "language": language},
-        base,
-        partition={"name": name, "outside": outside},
-        tokenizer=tokenizer,
-        bake=bake,
-        rank=rank,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-    )
+    method = {"partition": {"name": name, "outside": outside}}
+    return _plan("partition", {"task": task, "language": language}, base, method, output)
 
 
 def instruct(
@@ -210,16 +326,15 @@ def instruct(
     bottom_transition: int = 0,
     top_transition: int = 0,
     outside: Literal["add", "language"] = "add",
-    tokenizer: str = "language",
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
     """Plan a language model with the instruction tuning of another (2310.04799; 2603.28263).
 
-    The chat vector, `instruct` minus `base`, is added to the language model layer by layer.
+    Adds the chat vector, `instruct` minus `base`, to the language model layer by layer. The
+    tokenizer is the language model's by default, and tokens that it added keep their rows.
 
     Args:
-        base: what both models were made from.
+        base: the base of both models.
         instruct: the base after instruction tuning.
         language: the base after training on a language.
         weight: of the chat vector, or several weights from the first to the last layer.
@@ -227,12 +342,9 @@ def instruct(
         top: layers without it at the output.
         bottom_transition: layers with half of it above the bottom zone.
         top_transition: layers with half of it below the top zone.
-        outside: `add` for embeddings, final norm and head too, or `language` for the language
-            model's own.
-        tokenizer: whose tokenizer the output has where they differ; tokens that the language
-            model added keep their rows.
-        dtype: as in `swap`.
-        max_shard_size: as in `swap`.
+        outside: `add`: embeddings, final norm and head get it too; `language`: they are the
+            language model's.
+        **output: settings of the output; see `OutputSettings`.
 
     Raises:
         LayerswapError: the models cannot be opened or do not fit together.
@@ -244,14 +356,14 @@ def instruct(
         >>> plan.composition[ls.Place(2, "mlp")] == ls.Blend.of("language")
         True
     """
-    method = {
+    settings = {
         "weight": weight if isinstance(weight, int | float) else list(weight),
         "bottom": bottom, "top": top, "outside": outside,
         "bottom_transition": bottom_transition, "top_transition": top_transition,
     }  # fmt: skip
     models = {"language": language, "instruct": instruct}
-    written = {"tokenizer": tokenizer, "dtype": dtype, "max_shard_size": max_shard_size}
-    return _plan("instruct", models, base, instruct=method, **written)
+    output = {"tokenizer": "language", **output}
+    return _plan("instruct", models, base, {"instruct": settings}, output)
 
 
 def revert(
@@ -266,34 +378,30 @@ def revert(
     roles: str | Sequence[str] | None = None,
     partition: str | None = None,
     part: Literal["task", "language"] | None = None,
-    tokenizer: str | None = None,
-    dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    **output: Unpack[OutputSettings],
 ) -> Plan:
-    """Plan an expert of which a part is the base's again. Opens headers, writes nothing.
+    """Plan resetting part of an expert to the base. Opens headers, writes nothing.
 
-    Either by magnitude (paper 1, section 3.3: rows that changed little go back), or by place
-    (paper 2, Table 2: all but one part of a partition goes back; or chosen layers and roles).
-    What stays and what goes back is copied bit for bit.
+    Resets by magnitude (paper 1, section 3.3: rows that changed little), or by place (paper 2,
+    Table 2: all but one part of a partition; or chosen layers and roles). Weights are copied bit
+    for bit from the expert or the base.
 
     Args:
-        base: what the expert was fine-tuned from.
+        base: the checkpoint that the expert was fine-tuned from.
         expert: a full checkpoint or an adapter.
         keep: the share of rows to keep, those with the largest MAV.
-        threshold: the MAV from which a row is kept.
-        axis: what a row is; the papers' is an input feature.
-        scope: `tensor` if `keep` ranks the rows of each tensor, `model` if those of all together.
-        layers: layers to put back, as numbers and ranges such as `3-7`, `outside` or `all`.
+        threshold: the smallest MAV of a row to keep.
+        axis: direction of a row; the papers' is an input feature.
+        scope: `tensor` ranks the rows of each tensor for `keep`, `model` those of all tensors.
+        layers: layers to reset, as numbers and ranges such as `3-7`, `outside` or `all`.
         roles: only these roles of those layers; all layers when `layers` is None.
         partition: a partition of the second paper, `A`, `B`, `C` or `Z`.
         part: the part of the partition that the expert keeps.
-        tokenizer: whose tokenizer the output has where they differ: `expert`, `base` or `union`.
-        dtype: `float32`, `bfloat16` or `float16`; as stored when None.
-        max_shard_size: largest size of an output file.
+        **output: settings of the output; see `OutputSettings`. Always writes full weights.
 
     Raises:
         LayerswapError: the checkpoints cannot be opened or do not fit together, or the part to
-            put back is not given, or given twice.
+            reset is not given, or given twice.
 
     Example:
         >>> import layerswap as ls
@@ -307,12 +415,12 @@ def revert(
     by_size = {"keep": keep, "threshold": threshold}
     by_size = {name: value for name, value in by_size.items() if value is not None}
     by_place = layers is not None or roles is not None
-    if [*(True for _ in by_size), by_place, partition is not None].count(True) != 1:
+    if len(by_size) + by_place + (partition is not None) != 1:
         raise RecipeError(
-            "say what to put back, in one way: keep or threshold; layers or roles; or partition"
+            "choose one way to revert: keep or threshold; layers or roles; or partition"
         )
     if part is not None and partition is None:
-        raise RecipeError("a part is one of a partition; say which partition")
+        raise RecipeError("`part` needs `partition`; give the name of a partition")
     method: dict[str, Any]
     if by_size:
         settings = {"axis": axis, "scope": scope, **by_size}
@@ -323,22 +431,24 @@ def revert(
         method = {"soup": {"experts": ["expert"]}, "places": places}
     else:
         if part not in ("task", "language"):
-            raise RecipeError("say which part of the partition the expert keeps: task or language")
+            raise RecipeError("`partition` needs the part that the expert keeps: task or language")
         sides = {"task": "base", "language": "base", part: "expert"}
         method = {"partition": {"name": partition, **sides}}
-    output = {
-        "bake": True, "tokenizer": tokenizer, "dtype": dtype, "max_shard_size": max_shard_size,
-    }  # fmt: skip
-    return _plan("revert", {"expert": expert}, base, **method, **output)
+    return _plan("revert", {"expert": expert}, base, method, {**output, "bake": True})
 
 
 def _plan(
-    where: str, experts: Mapping[str, PathLike], base: PathLike | None, **settings: Any
+    where: str,
+    experts: Mapping[str, PathLike],
+    base: PathLike | None,
+    method: Mapping[str, Any],
+    output: OutputSettings,
 ) -> Plan:
     data = {
         "experts": {name: os.fspath(source) for name, source in experts.items()},
         "base": None if base is None else os.fspath(base),
-        **settings,
+        **method,
+        **output,
     }
     return make_plan(check_recipe(data, where=where), follow_training=True, in_place=True)
 

@@ -1,21 +1,17 @@
-"""Refuses checkpoints that do not fit together, by headers, configurations and tokenizer files."""
+"""Refuses checkpoints that do not fit together, by their headers and configurations."""
 
 from __future__ import annotations
 
-import filecmp
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from layerswap.checkpoint import Checkpoint, Place, read_json_object, text_config
+from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
-from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
-from layerswap.errors import CheckpointError, MergeError, visible
+from layerswap.errors import MergeError, visible
 
 NOT_COMPUTED = frozenset(
     {
@@ -29,7 +25,7 @@ NOT_COMPUTED = frozenset(
     }
 )  # fmt: skip
 """Configuration keys that may differ: they do not change what a layer computes, or are checked
-in another way. So may those of dropout, which only training sees."""
+in another way. Keys of dropout, which only training uses, may differ too."""
 
 
 def check_together(
@@ -41,16 +37,13 @@ def check_together(
     layers, and the names and shapes of all tensors.
 
     Args:
-        checkpoints: two or more, by the name to use in messages.
-        aligned: whether embeddings and heads are brought to one vocabulary, so that their
-            numbers of rows may differ.
+        checkpoints: the checkpoints by their names in messages.
+        aligned: embeddings and heads are brought to one vocabulary, so their numbers of rows may
+            differ.
 
     Returns:
         Names of tensors to leave out of the output: heads that are stored copies of tied
         embeddings.
-
-    Raises:
-        MergeError: the first difference, naming both checkpoints.
     """
     names = list(checkpoints)
     for name, checkpoint in checkpoints.items():
@@ -64,11 +57,7 @@ def check_together(
 
 
 def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> None:
-    """Refuse a head from elsewhere than the embedding where both are one tensor.
-
-    Raises:
-        MergeError: what each of the two would take.
-    """
+    """Refuse different sources for head and embedding if both are one tensor."""
     head, embedding = composition[Place(None, "head")], composition[Place(None, "embedding")]
     heads = _heads(reference) - drop
     if not heads and head != embedding:
@@ -79,11 +68,7 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
 
 
 def check_roles(composition: Composition, reference: Checkpoint) -> None:
-    """Refuse a composition that tells roles apart where the tensors do not say theirs.
-
-    Raises:
-        MergeError: a tensor of unknown role, and what the composition would take for two roles.
-    """
+    """Refuse a composition that separates roles if the roles of some tensors are unknown."""
     if reference.numbered is None:
         return
     roleless = [name for name in reference.places if name in reference.numbered.roleless]
@@ -97,26 +82,26 @@ def check_roles(composition: Composition, reference: Checkpoint) -> None:
             if other != first:
                 where = "outside the layers" if layer is None else f"in layer {layer}"
                 raise MergeError(
-                    f"cannot tell the role of {len(roleless)} of {len(reference.places)} tensors, "
+                    f"the roles of {len(roleless)} of {len(reference.places)} tensors are unknown, "
                     f"such as {name!r}, and the composition takes {first} for {roles[0]} and "
                     f"{other} for {role} {where}; {pattern_advice(name)}"
                 )
 
 
 def numbered_notes(reference: Checkpoint) -> list[str]:
-    """What to know of layers that were told by their numbers: one line, or none."""
+    """A note on layers that were identified by their numbers alone."""
     if reference.numbered is None:
         return []
     stack, roleless = reference.numbered
     return [
-        f"takes {stack!r}, the one list of {reference.layers}, for the layers; the roles of "
-        f"{len(roleless)} of {len(reference.places)} tensors are not known, so layers are composed "
+        f"takes {stack!r}, the only list of {reference.layers}, for the layers; the roles of "
+        f"{len(roleless)} of {len(reference.places)} tensors are unknown, so layers are composed "
         "whole"
     ]
 
 
 def tied_notes(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> list[str]:
-    """What to know of a blended embedding that is the head as well: one line, or none."""
+    """A note on a blended embedding that is the head too."""
     roles = {name: place.role for name, place in reference.places.items()}
     head = _heads(reference) - drop
     embedding = composition[Place(None, "embedding")]
@@ -125,19 +110,19 @@ def tied_notes(composition: Composition, reference: Checkpoint, drop: frozenset[
     if reference.adapter is not None:
         return []  # An adapter leaves a tied embedding as it is in the base.
     return [
-        "embedding and head are one tensor (tied), so the blend changes both what is read and what "
-        "is written; compare it with --outside task"
+        "embedding and head are one tensor (tied), so the blend changes both input and output; "
+        "compare it with --outside task"
     ]
 
 
 def _check_itself(name: str, checkpoint: Checkpoint) -> None:
-    """Refuse weights and a configuration that do not go together: nothing could load the output."""
+    """Refuse weights and a configuration that contradict each other."""
     text, places = text_config(checkpoint.config), checkpoint.places
     writes = any("CausalLM" in str(c) for c in checkpoint.config.get("architectures") or ())
     headless = checkpoint.tensors and not _heads(checkpoint)
     roleless = checkpoint.numbered.roleless if checkpoint.numbered else ()
     if any(places[tensor].layer is None for tensor in roleless):
-        return  # what is outside may be head and embedding under other names
+        return  # head and embedding may have other names
     if writes and headless and _tied(checkpoint.config) is False:
         raise MergeError(
             f"{name} has no head, but its config does not tie it to the embedding "
@@ -150,8 +135,8 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
     }
     size = text.get("vocab_size")
     if rows and isinstance(size, int) and size not in rows.values():
-        tensor, found = next(iter(rows.items()))
-        raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {found} rows")
+        tensor, count = next(iter(rows.items()))
+        raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows")
 
 
 def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]) -> None:
@@ -195,8 +180,8 @@ def _check_tensors(
 
 
 def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
-    """Heads that some checkpoint ties to its embedding, proven to be copies where stored."""
-    # Of a base that only adapters are composed over, no tensor may be at hand.
+    """Heads that some checkpoint ties to its embedding; stored ones are proven to be copies."""
+    # The base of adapters may be open without its tensors.
     checkpoints = {name: c for name, c in checkpoints.items() if c.tensors}
     heads = {name: _heads(checkpoint) for name, checkpoint in checkpoints.items()}
     stored = set().union(*heads.values())
@@ -219,7 +204,7 @@ def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
 
 
 def _tied(config: Mapping[str, Any]) -> Any:
-    """What a configuration says of tying head and embedding; None where it does not."""
+    """`tie_word_embeddings` of a configuration; None if it has no such key."""
     return config.get("tie_word_embeddings", text_config(config).get("tie_word_embeddings"))
 
 
@@ -234,7 +219,7 @@ def _heads(checkpoint: Checkpoint) -> set[str]:
 
 
 def _embeddings(checkpoint: Checkpoint) -> Iterable[Any]:
-    """The embeddings, and what may be one under another name."""
+    """The embeddings, and tensors of unknown role that may be one."""
     roleless = checkpoint.numbered.roleless if checkpoint.numbered else ()
     return (
         checkpoint.tensors[name]
@@ -244,9 +229,9 @@ def _embeddings(checkpoint: Checkpoint) -> Iterable[Any]:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, object]:
-    """The settings of RoPE, flat, whether transformers 4 or 5 wrote them.
+    """The settings of RoPE, flat, from a configuration of transformers 4 or 5.
 
-    Where layers differ in kind, those of full attention have the bare names.
+    If layers differ in kind, settings of full attention have the bare names.
     """
     parameters = config.get("rope_parameters")
     if not isinstance(parameters, dict):
@@ -279,104 +264,17 @@ def _short(value: object) -> str:
 
 
 def some_tensors(names: Iterable[str]) -> str:
-    """The first of some names of tensors, and how many more there are."""
+    """The first of some tensor names, and the number of the others."""
     first, *rest = sorted(names)
     return f"{first!r}" + (f" and {len(rest)} more tensors" if rest else "")
 
 
-RAW_FILES = (
-    "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
-    "vocab.txt",
-)  # fmt: skip
-"""Files that define a vocabulary where there is no `tokenizer.json`."""
-LARGEST_VOCABULARY = 1 << 24
-"""Ids are below this; tables as long as the largest id are made of them."""
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-COMPONENTS = ("normalizer", "pre_tokenizer", "model")
-"""Parts of `tokenizer.json` that decide which tokens a text becomes."""
-
-
-def check_tokenizers(checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse experts whose tokenizers differ: their embedding rows mean different things.
-
-    A checkpoint without a tokenizer is taken to use the others'.
-
-    Raises:
-        MergeError: how they differ, with the number of tokens and examples.
-    """
-    found = differences(checkpoints)
-    if found:
-        raise MergeError(
-            f"{found}; say which the output has with `tokenizer: task`, `language` or `union` "
-            "(--tokenizer)"
-        )
-
-
-def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
-    """How the tokenizers of the first two checkpoints that differ do so; None where none do."""
-    seen: tuple[str, Path] | None = None
-    for name, checkpoint in checkpoints.items():
-        folder = checkpoint.folder
-        if not _files(folder):
-            continue
-        if seen is None:
-            seen = name, folder
-            continue
-        difference = _difference(seen[1], folder)
-        if difference:
-            more = "".join(f"; {text}" for text in _settings_differences(seen[1], folder))
-            return f"tokenizers of {seen[0]} and {name} differ: {difference}{more}"
-    return None
-
-
-def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) -> list[str]:
-    """Notes on tokenizers that go together: one is missing, templates or special tokens differ.
-
-    Args:
-        checkpoints: by the name to use.
-        owner: whose tokenizer the output has.
-    """
-    # A GGUF file has one in its metadata, which is compared when it is opened.
-    without = [n for n, c in checkpoints.items() if c.gguf is None and not _files(c.folder)]
-    notes = [
-        f"{name} has no tokenizer; its rows are taken to be the same tokens as the others'"
-        for name in without
-        if len(without) < len(checkpoints)
-    ]
-    folders = {n: c.folder for n, c in checkpoints.items() if c.gguf is None and n not in without}
-    known = [(name, text) for name, at in folders.items() if (text := _template(at))]
-    other = next((name for name, text in known if text != known[0][1]), None)
-    if other is not None:
-        pair = f"{known[0][0]} and {other}"
-        notes.append(
-            f"the chat templates of {pair} differ; the output has that of {owner.identity}"
-        )
-    elif known and not _template(owner.folder):
-        notes.append(
-            f"{known[0][0]} has a chat template; the output has none, as {owner.identity} has none"
-        )
-    for key in SPECIAL_TOKENS:
-        values = {name: _content(_settings(at).get(key)) for name, at in folders.items()}
-        if len({repr(value) for value in values.values()}) > 1:
-            said = ", ".join(f"{value!r} in {name}" for name, value in values.items())
-            notes.append(f"{key} is {said}; the output has that of {owner.identity}")
-    return notes
-
-
 SAMPLES, SAMPLE_BYTES = 4, 4096
-"""Blocks of each tensor that are compared to find copies, and their length."""
+"""Number and length of the blocks of each tensor that are compared to find copies."""
 
 
 def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> list[str]:
-    """A line for every expert that is a copy of another one, or of the base.
-
-    Compares a few blocks of every tensor, and stops at the first that differs. Of weights that are
-    read in place it compares the hashes that the Hub says, and elsewhere the addresses.
-
-    Args:
-        experts: by name.
-        base: what they were fine-tuned from.
-    """
+    """A note for every expert that is a copy of another one, or of the base."""
     notes = [
         f"{name} has the weights of its base: its training changed nothing"
         for name, expert in experts.items()
@@ -392,148 +290,27 @@ def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> li
 
 
 def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
-    """True if two checkpoints hold the same tensors, by a few blocks of each."""
-    one, other = (
-        {info.name: info for low in c.low_rank.values() for info in (low.a, low.b)}
-        if c.adapter is not None
-        else c.tensors
-        for c in (first, second)
-    )
-    if (first.adapter is None) != (second.adapter is None) or not one or one.keys() != other.keys():
+    """True if two checkpoints hold the same tensors.
+
+    Compares a few blocks of every tensor. For weights that are read in place, compares the hashes
+    of the Hub, or else the addresses.
+    """
+    tensors = _own_tensors(first), _own_tensors(second)
+    if (first.adapter is None) != (second.adapter is None):
+        return False
+    if not tensors[0] or tensors[0].keys() != tensors[1].keys():
         return False
     remote = [[f for f in c.files if isinstance(f, RemoteFile)] for c in (first, second)]
     if any(remote):
-        # Elsewhere an ETag tells versions of one address apart, and may be of two the same.
+        # Outside the Hub an ETag distinguishes versions of one address, not two addresses.
         marks = [[file.etag if file.commit else file.url for file in files] for files in remote]
         return bool(marks[0]) and marks[0] == marks[1]
-    return all(same_sample(one[name], other[name], SAMPLES, SAMPLE_BYTES) for name in one)
+    pairs = ((info, tensors[1][name]) for name, info in tensors[0].items())
+    return all(same_sample(*pair, SAMPLES, SAMPLE_BYTES) for pair in pairs)
 
 
-def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
-    """Id of every token in `tokenizer.json`, added tokens included; empty without that file."""
-    path = checkpoint.folder / "tokenizer.json"
-    return vocabulary_of(path) if path.is_file() else {}
-
-
-def _settings_differences(first: Path, second: Path) -> Iterator[str]:
-    a, b = (_settings(folder) for folder in (first, second))
-    for key in SPECIAL_TOKENS:
-        if _content(a.get(key)) != _content(b.get(key)):
-            yield f"{key} is {_content(a.get(key))!r} and {_content(b.get(key))!r}"
-    if _template(first) != _template(second):
-        yield "the chat templates differ"
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_json_object(path) if path.is_file() else {}
-
-
-def _content(token: object) -> object:
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _template(folder: Path) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8", errors="replace")
-    found = _settings(folder).get("chat_template")
-    return found if isinstance(found, str) else None
-
-
-def _difference(first: Path, second: Path) -> str | None:
-    paths = first / "tokenizer.json", second / "tokenizer.json"
-    if all(path.is_file() for path in paths):
-        # Files that are equal are not parsed: those of 262,144 tokens take seconds.
-        return None if filecmp.cmp(*paths, shallow=False) else _json_difference(*paths)
-    files = _files(first), _files(second)
-    common = [file for file in files[0] if file in files[1]]
-    if not common:
-        return _loaded_difference(first, second)
-    for file in common:
-        if (first / file).read_bytes() != (second / file).read_bytes():
-            return f"{file} is not the same"
-    return None
-
-
-def _files(folder: Path) -> list[str]:
-    return [file for file in ("tokenizer.json", *RAW_FILES) if (folder / file).is_file()]
-
-
-def _loaded_difference(first: Path, second: Path) -> str | None:
-    """Of tokenizers in files of unlike kinds, as transformers reads them."""
-    from layerswap.checkpoint.loading import load_tokenizer
-
-    found: list[dict[str, int]] = []
-    for folder in (first, second):
-        try:
-            found.append(load_tokenizer(folder).get_vocab())
-        except Exception as error:  # whatever keeps it from being read keeps it from comparison
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            files = " and ".join(_files(one)[0] for one in (first, second))
-            return f"{files} cannot be compared: {_files(folder)[0]} cannot be read ({reason})"
-    return None if found[0] == found[1] else _tokens_differ(*found)
-
-
-def _json_difference(*paths: Path) -> str | None:
-    a, b = (vocabulary_of(path) for path in paths)
-    if a != b:
-        return _tokens_differ(a, b)
-    first, second = (read_json_object(path) for path in paths)
-    if all(first.get(component) == second.get(component) for component in COMPONENTS):
-        return None
-    first, second = _canonical(first), _canonical(second)
-    for component in COMPONENTS:
-        if first.get(component) != second.get(component):
-            return f"the {component.replace('_', '-')} is not the same"
-    return None
-
-
-def _tokens_differ(a: dict[str, int], b: dict[str, int]) -> str:
-    changed = sorted(token for token in a.keys() | b.keys() if a.get(token) != b.get(token))
-    examples = ", ".join(
-        f"{token!r} is {_id(a.get(token))} and {_id(b.get(token))}" for token in changed[:3]
-    )
-    return f"{len(changed)} tokens of {len(a)} and {len(b)} ({examples})"
-
-
-def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer as today's library writes it: older ones wrote merges another way."""
-    from tokenizers import Tokenizer
-
-    try:
-        written = Tokenizer.from_str(json.dumps(tokenizer)).to_str()
-    except Exception:  # what the library cannot read is compared as it stands
-        return tokenizer
-    return cast("dict[str, Any]", json.loads(written))
-
-
-def vocabulary_of(path: Path) -> dict[str, int]:
-    """Id of every token in a `tokenizer.json`, added tokens included.
-
-    Raises:
-        CheckpointError: the file cannot be read, or something in it is no token with an id.
-    """
-    tokenizer = read_json_object(path)
-    model = tokenizer.get("model")
-    vocab = model.get("vocab", {}) if isinstance(model, dict) else {}
-    try:
-        if "model" in tokenizer and not isinstance(model, dict):
-            raise TypeError
-        if isinstance(vocab, list):  # Unigram: [token, score] pairs, the id is the position
-            vocab = {token: i for i, (token, _) in enumerate(vocab)}
-        added = {one["content"]: one["id"] for one in tokenizer.get("added_tokens") or ()}
-        found: dict[str, int] = {**vocab, **added}
-        every = [*vocab.items(), *added.items()]
-    except (TypeError, ValueError, KeyError, AttributeError):
-        raise CheckpointError(f"{path}: its tokens are not texts with ids") from None
-    for token, number in every:
-        known = isinstance(token, str) and type(number) is int
-        if not known or not 0 <= number < LARGEST_VOCABULARY:
-            shown = clipped(f"{token!r} is {number!r}")
-            raise CheckpointError(f"{path}: its tokens are not texts with ids ({shown})")
-    return found
-
-
-def _id(value: int | None) -> str:
-    return "missing" if value is None else f"id {value}"
+def _own_tensors(checkpoint: Checkpoint) -> Mapping[str, TensorInfo]:
+    """The matrices of an adapter, or the tensors of a full checkpoint."""
+    if checkpoint.adapter is None:
+        return checkpoint.tensors
+    return {i.name: i for low in checkpoint.low_rank.values() for i in (low.a, low.b)}

@@ -1,4 +1,4 @@
-"""Diagonal Fishers on disk: tensors named as the model's, and what they were estimated on."""
+"""Opens diagonal Fishers: tensors named as the model's, and a record of their estimation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from layerswap.errors import LayerswapError, MergeError
 
 FISHER_WEIGHTS = "fisher.safetensors"
 FISHER_RECORD = "fisher.json"
-"""Beside the weights: the checkpoint and the data, and the norm of the whole Fisher."""
+"""The record beside the weights: checkpoint, data, and norm of the whole Fisher."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Fisher:
     norm: float
 
     def terms(self, name: str, normalised: bool) -> tuple[tuple[TensorInfo, float], ...]:
-        """One of its tensors as a weighted sum; empty for a tensor that cannot be blended."""
+        """One of its tensors as a weighted sum; empty if the tensor cannot be blended."""
         info = self.stored.tensors.get(name)
         if info is None:
             return ()
@@ -48,16 +48,13 @@ class Fisher:
 def open_fishers(
     recipe: Recipe, experts: Mapping[str, Checkpoint], drop: frozenset[str], *, aligned: bool
 ) -> dict[str, Fisher]:
-    """The diagonal Fisher of every expert that the recipe gives one for.
+    """The diagonal Fishers of the recipe, by expert.
 
     Args:
-        recipe: names the Fishers.
+        recipe: the recipe.
         experts: the experts that have a source.
         drop: stored copies of tied embeddings.
-        aligned: whether embeddings and heads are brought to one vocabulary.
-
-    Raises:
-        LayerswapError: a Fisher cannot be opened, or is not of the expert.
+        aligned: embeddings and heads are brought to one vocabulary.
     """
     fishers = {}
     for name, expert in recipe.experts.items():
@@ -106,10 +103,10 @@ def _norm(record: Mapping[str, Any], folder: Path) -> float:
 
 
 def _check_estimated_on(expert: Checkpoint, record: Mapping[str, Any], folder: Path) -> None:
-    """Refuse the Fisher of another checkpoint; of a soup or an adapter that cannot be told."""
+    """Refuse the Fisher of another checkpoint; soups and adapters cannot be checked."""
     about = record.get("checkpoint")
     expected = about.get("fingerprints") if isinstance(about, dict) else None
     if expected != {file.name: fingerprint(file) for file in expert.files}:
         raise MergeError(
-            f"{folder}: was not estimated on {expert.identity} as it is now; estimate it again"
+            f"{folder}: was not estimated on the present {expert.identity}; estimate it again"
         )

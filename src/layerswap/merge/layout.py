@@ -1,11 +1,12 @@
-"""What a merge will write: every output tensor, where its bytes come from, and the shards."""
+"""The output of a merge: every tensor with the terms that it is made of, and the files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from types import MappingProxyType
+from hashlib import sha256
+from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
@@ -17,24 +18,21 @@ from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.errors import MergeError
 from layerswap.merge.fisher import Fisher
-from layerswap.merge.lazy_tensors import (
+from layerswap.merge.terms import (
     Adapted,
     Gathered,
     MergedTensor,
     Run,
     Term,
     Terms,
-    expert_tensors,
-    leaves,
+    merged_tensors,
+    sources_of,
+    stored_tensors,
 )
 from layerswap.merge.vocabulary import Alignment
 
 SHORT = ("BF16", "F16")
-"""Dtypes of 16 bits, which can lose a delta."""
-Gathereds = dict[tuple[str, str], Gathered]
-"""Aligned embeddings and heads by expert and tensor."""
-AlignedRows = tuple[Gathereds, Gathereds]
-"""Those for blends, and those for methods that take deltas."""
+"""Dtypes of 16 bits, in which a delta can be lost."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,10 @@ class OutputTensor:
 
     Attributes:
         name: its name.
-        dtype: safetensors dtype of the output, or its quantised type in a GGUF file.
+        dtype: safetensors dtype of the output, or quantised type in a GGUF file.
         shape: its shape.
-        inputs: what it is a weighted sum of; weights sum to 1.
-        base: the base's tensor, where it is computed from that and rounded to 16 bits.
+        inputs: the weighted sum that it is; the weights sum to 1.
+        base: the base's tensor, if the tensor is computed from it and rounded to 16 bits.
     """
 
     name: str
@@ -57,7 +55,7 @@ class OutputTensor:
 
     @property
     def verbatim(self) -> bool:
-        """Whether its bytes are one source's bytes."""
+        """True if its bytes are one source's bytes."""
         term = self.inputs[0][0]
         if len(self.inputs) > 1 or not isinstance(term, TensorInfo) or isinstance(term, Translated):
             return False
@@ -65,13 +63,13 @@ class OutputTensor:
 
     @property
     def linear(self) -> bool:
-        """Whether it is a weighted sum of experts' tensors, so that its chunks are independent."""
+        """True if it is a weighted sum of experts' tensors, so that its chunks are independent."""
         return not any(isinstance(term, MergedTensor) for term, _ in self.inputs)
 
     @property
     def files(self) -> set[WeightFile]:
         """Every file that it is read from."""
-        return {info.file for info in leaves(self.inputs)}
+        return {info.file for info in stored_tensors(self.inputs)}
 
     @property
     def elements(self) -> int:
@@ -86,7 +84,7 @@ class OutputTensor:
     @property
     def stored_dtypes(self) -> list[str]:
         """The dtypes that it is read from, each once."""
-        return list(dict.fromkeys(info.dtype for info in leaves(self.inputs)))
+        return list(dict.fromkeys(info.dtype for info in stored_tensors(self.inputs)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Shard:
         file: its name.
         header: its header; empty for a part that is not the first.
         tensors: each tensor with its absolute offset, in bytes.
-        nbytes: where it ends, in bytes.
+        nbytes: position of its end, in bytes.
     """
 
     file: str
@@ -106,52 +104,132 @@ class Shard:
     nbytes: int
 
 
+Gathereds = Mapping[tuple[str, str], Gathered]
+"""Aligned embeddings and heads by expert and tensor."""
+
+
+@dataclass(frozen=True)
+class TermBuilder:
+    """Builds the terms of output tensors from the blends of a composition.
+
+    Attributes:
+        checkpoints: the experts and the base, by their names in the composition.
+        rows: aligned embeddings and heads, for blends.
+        delta_rows: the same for methods that take deltas.
+        fishers: diagonal Fishers by expert of the recipe.
+    """
+
+    checkpoints: Mapping[str, Checkpoint]
+    rows: Gathereds
+    delta_rows: Gathereds
+    fishers: Mapping[str, Fisher]
+
+    def terms(self, blend: Blend, name: str, *, deltas: bool = False) -> Terms:
+        """One tensor of a blend; `deltas` if a method takes deltas from it."""
+        return tuple((self._term(member, name, deltas), w) for member, w in blend.weights)
+
+    def _term(self, member: Member, name: str, deltas: bool) -> Term:
+        if isinstance(member, str):
+            rows = self.delta_rows if deltas else self.rows
+            return rows.get((member, name)) or source_of(self.checkpoints[member], name)
+        deltas = deltas or member.base is not None
+        inputs = tuple(self.terms(blend, name, deltas=deltas) for blend, _ in member.inputs)
+        base = self.terms(member.base, name, deltas=deltas) if member.base else None
+        shape = next(sources_of(inputs[0])).shape
+        normalised = dict(member.parameters).get("normalise") == "model"
+        fishers = (self.fishers[key].terms(name, normalised) for key in member.fishers)
+        transposed = any(self.checkpoints[expert].transposes(name) for expert in member.experts)
+        return MergedTensor(
+            name, shape, member, inputs, base, tuple(filter(None, fishers)), transposed
+        )
+
+
+def source_of(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:
+    """One tensor of a checkpoint, with its adapter if it has one."""
+    info = checkpoint.tensors[name]
+    low_rank = checkpoint.low_rank.get(name)
+    return info if low_rank is None else Adapted(info, low_rank)
+
+
+def term_builder(
+    experts: Mapping[str, Checkpoint],
+    base: Checkpoint | None,
+    *,
+    alignment: Alignment | None,
+    fishers: Mapping[str, Fisher],
+) -> TermBuilder:
+    """The builder for a plan's experts and base, with their rows aligned to one vocabulary."""
+    # An expert may be called `base` if no delta is taken from the base.
+    checkpoints = {**({BASE: base} if base else {}), **experts}
+    blends: dict[tuple[str, str], Gathered] = {}
+    deltas: dict[tuple[str, str], Gathered] = {}
+    if alignment is not None:
+        owners = with_base(experts, base)
+        for name, checkpoint in owners.items():
+            member = BASE if checkpoint is base else name
+            for tensor in checkpoint.vocabulary_tensors:
+                info = checkpoint.tensors[tensor]
+                if alignment.is_identity(name, info.shape[0]):
+                    continue
+                for gathered, rows in ((blends, alignment.rows), (deltas, alignment.deltas)):
+                    runs = tuple(
+                        Run(source_of(owners[owner], tensor), first, count)
+                        for owner, first, count in rows[name]
+                    )
+                    shape = (alignment.size, *info.shape[1:])
+                    gathered[member, tensor] = Gathered(tensor, shape, info.dtype, runs)
+    return TermBuilder(checkpoints, blends, deltas, fishers)
+
+
+def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
+    """The experts and the base by name; an expert may itself be called `base`."""
+    if base is None:
+        return dict(experts)
+    return {**experts, ("base" if "base" not in experts else "the base"): base}
+
+
 def output_tensors(
     composition: Composition,
     experts: Mapping[str, Checkpoint],
+    builder: TermBuilder,
     *,
     base: Checkpoint | None = None,
     dtype: str | None = None,
     drop: frozenset[str] = frozenset(),
-    rows: AlignedRows = ({}, {}),
-    fishers: Mapping[str, Fisher] = MappingProxyType({}),
 ) -> list[OutputTensor]:
     """Every tensor of the merged model, in the byte order of the first expert's files.
 
-    That order lets neighbouring tensors of one source be copied as one span.
+    In that order neighbouring tensors of one source can be copied as one span.
 
     Args:
-        composition: what goes where, over the names of `experts`.
-        experts: the experts, all with the same tensors.
-        base: what operations take deltas from.
-        dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`; when None
-            each tensor gets the widest dtype that an expert stores it in, and with adapters the
-            widest of all tensors and of the adapters, whose deltas narrower ones would lose.
+        composition: the blend of every place.
+        experts: the experts in use, all with the same tensors.
+        builder: builds the terms.
+        base: the base, to measure the deltas that rounding loses.
+        dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`. When None,
+            each tensor gets the widest dtype in which an expert stores it; with adapters, all
+            tensors get the widest dtype of tensors and adapters, so that no delta is lost.
         drop: tensors to leave out (a stored copy of tied embeddings).
-        rows: what `aligned_rows` gave.
-        fishers: diagonal Fishers by the expert of the recipe that they are of.
 
     Raises:
-        MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) lies in
-            a blended place and differs between the experts.
+        MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) is
+            blended and differs between the experts.
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)
-    checkpoints = everyone(experts, base)
     outputs = []
     for name, info in first.tensors.items():
         if name in drop:
             continue
-        blend = composition[first.places[name]]
-        inputs = terms_of(blend, name, checkpoints, rows, fishers)
-        stored_inputs = list(leaves(inputs))
+        inputs = builder.terms(composition[first.places[name]], name)
+        stored_inputs = list(stored_tensors(inputs))
         if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
             only = unblendable(stored_inputs)
             outputs.append(OutputTensor(name, only.dtype, info.shape, ((only, 1.0),)))
             continue
         stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
         wide = target or widest(stored & set(FLOAT_DTYPES))
-        shape = next(iter(expert_tensors(inputs))).shape
+        shape = next(sources_of(inputs)).shape
         reference = base.tensors.get(name) if base is not None and wide in SHORT else None
         kept = reference if reference in stored_inputs and reference.shape == shape else None
         outputs.append(OutputTensor(name, wide, shape, inputs, kept))
@@ -161,7 +239,7 @@ def output_tensors(
 def _baked_dtype(experts: Mapping[str, Checkpoint]) -> str | None:
     """The dtype of full weights that adapters are added to; None without adapters.
 
-    One for all tensors: a model is loaded in one.
+    It is one dtype for all tensors, because a model is loaded in one dtype.
     """
     factors = {info.dtype for c in experts.values() for low in c.low_rank.values()
                for info in (low.a, low.b)}  # fmt: skip
@@ -169,32 +247,10 @@ def _baked_dtype(experts: Mapping[str, Checkpoint]) -> str | None:
     return widest((factors | stored) & set(FLOAT_DTYPES)) if factors else None
 
 
-def aligned_rows(
-    alignment: Alignment | None, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
-) -> AlignedRows:
-    """Embeddings and heads in the vocabulary of an alignment; those that are in it are left out.
-
-    Args:
-        alignment: where each row is found.
-        checkpoints: the experts and the base, by the names that the alignment has for them.
-        base: which of them is the base.
-    """
-    blends: Gathereds = {}
-    deltas: Gathereds = {}
-    for name, checkpoint in checkpoints.items() if alignment else ():
-        member = BASE if checkpoint is base else name
-        for tensor in checkpoint.vocabulary_tensors:
-            info = checkpoint.tensors[tensor]
-            if alignment is None or alignment.is_identity(name, info.shape[0]):
-                continue
-            for found, rows in ((blends, alignment.rows), (deltas, alignment.deltas)):
-                runs = tuple(
-                    Run(_source(checkpoints[whose], tensor), first, count)
-                    for whose, first, count in rows[name]
-                )
-                shape = (alignment.size, *info.shape[1:])
-                found[member, tensor] = Gathered(tensor, shape, info.dtype, runs)
-    return blends, deltas
+def needs_whole_model(tensors: Sequence[OutputTensor]) -> bool:
+    """True if a method reads the whole model several times, so that it must be on the disk."""
+    merged = (merged for tensor in tensors for merged in merged_tensors(tensor.inputs))
+    return any(tensor.of_model for tensor in merged)
 
 
 def pack_shards(
@@ -219,6 +275,12 @@ def pack_shards(
     return shards
 
 
+def names_digest(names: Iterable[str]) -> dict[str, Any]:
+    """The number of tensors, and the SHA-256 of their sorted names, one per line."""
+    text = "".join(f"{name}\n" for name in sorted(names))
+    return {"count": text.count("\n"), "names_sha256": sha256(text.encode()).hexdigest()}
+
+
 def index_of(shards: Sequence[Shard]) -> tuple[str, dict[str, object]] | None:
     """Name and content of the index file; None for a single shard, which needs none."""
     if len(shards) == 1:
@@ -240,58 +302,8 @@ def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[Ou
     yield group
 
 
-def everyone(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
-    """The experts and the base, by the names that a composition has for them."""
-    # An expert may be called `base` where no delta is taken from the base.
-    return {**({BASE: base} if base else {}), **experts}
-
-
-def terms_of(
-    blend: Blend,
-    name: str,
-    checkpoints: Mapping[str, Checkpoint],
-    rows: AlignedRows = ({}, {}),
-    fishers: Mapping[str, Fisher] = MappingProxyType({}),
-) -> Terms:
-    """One tensor of a blend, as terms over what is stored."""
-    return tuple(
-        (_term(member, name, checkpoints, rows, fishers), w) for member, w in blend.weights
-    )
-
-
-def _term(
-    member: Member,
-    name: str,
-    checkpoints: Mapping[str, Checkpoint],
-    rows: AlignedRows,
-    fishers: Mapping[str, Fisher],
-) -> Term:
-    if isinstance(member, str):
-        return rows[0].get((member, name)) or _source(checkpoints[member], name)
-    if member.base is not None:
-        rows = rows[1], rows[1]
-    inputs = tuple(terms_of(blend, name, checkpoints, rows, fishers) for blend, _ in member.inputs)
-    base = terms_of(member.base, name, checkpoints, rows, fishers) if member.base else None
-    shape = next(iter(expert_tensors(inputs[0]))).shape
-    normalised = dict(member.parameters).get("normalise") == "model"
-    precisions = (fishers[key].terms(name, normalised) for key in member.fishers)
-    transposed = any(checkpoints[expert].transposes(name) for expert in member.experts)
-    fisher_terms = tuple(filter(None, precisions))
-    return MergedTensor(name, shape, member, inputs, base, fisher_terms, transposed)
-
-
-def _source(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:
-    info = checkpoint.tensors[name]
-    low_rank = checkpoint.low_rank.get(name)
-    return info if low_rank is None else Adapted(info, low_rank)
-
-
 def unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
-    """The one tensor that stored ones which cannot be averaged all are.
-
-    Raises:
-        MergeError: they differ.
-    """
+    """The first of stored tensors that cannot be averaged, if all have the same bytes."""
     first = stored[0]
     for other in stored[1:]:
         if not same_bytes(first, other):

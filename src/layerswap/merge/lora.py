@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import LowRank, Place, TensorInfo, header_bytes
+from layerswap.checkpoint import LowRank, Place, TensorInfo, atomic_folder, header_bytes
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY
+from layerswap.checkpoint.loading import load_adapter, load_causal_lm
 from layerswap.checkpoint.read import (
     FLOAT_NAMES,
     is_finite,
@@ -22,18 +24,23 @@ from layerswap.checkpoint.read import (
 )
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge.lazy_tensors import blend
+from layerswap.merge.evaluate import blend
+from layerswap.merge.folder import FolderFormat
+from layerswap.merge.loading import checked_for_loading
 from layerswap.merge.metadata import write_adapter_documents
-from layerswap.merge.plan import MergePlan
+from layerswap.merge.plan import Plan
+from layerswap.merge.sources import check_unchanged
+from layerswap.merge.target import RECORD, MergeOptions
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from transformers import PreTrainedModel
 
     from layerswap.checkpoint.read import Stored
 
 Parts = Sequence[tuple[LowRank, float]]
-"""Adapters' deltas at one module, with the weight of each."""
+"""Adapters' deltas of one module, with their weights."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class LowRankDelta:
     Attributes:
         a: [rank, in].
         b: [out, rank]; weights and scalings are folded into it.
-        lost: what cutting the rank took away, as a share of the delta's Frobenius norm.
+        lost: share of the delta's Frobenius norm that cutting the rank removed.
     """
 
     a: npt.NDArray[np.float64]
@@ -55,8 +62,7 @@ def concatenate(parts: Parts) -> LowRankDelta:
     """The weighted sum of low-rank deltas, exactly: their ranks side by side.
 
     `sum_i w_i s_i B_i A_i = [w_1 s_1 B_1, w_2 s_2 B_2, ...] @ [A_1; A_2; ...]`. The scalings s_i
-    go into B, so that the result has scaling 1 whatever the adapters' alphas and whether they
-    are rsLoRA.
+    go into B, so that the result has scaling 1 for any alphas, with rsLoRA too.
     """
     import numpy as np
 
@@ -71,7 +77,7 @@ def truncate(factors: LowRankDelta, rank: int) -> LowRankDelta:
     """The nearest delta of at most this rank (Eckart and Young, 1936).
 
     The singular values come from the two small matrices of a QR decomposition, so the full
-    [out, in] delta is never made. Their square roots go to both sides evenly.
+    [out, in] delta is never computed. Their square roots go to both sides evenly.
     """
     import numpy as np
 
@@ -87,28 +93,17 @@ def truncate(factors: LowRankDelta, rank: int) -> LowRankDelta:
     return LowRankDelta(a, b, lost)
 
 
-def module_of(low: LowRank) -> str:
-    """The path in the model of the module that a low-rank delta belongs to."""
-    found = KEY.fullmatch(low.a.name)
-    assert found is not None, "the adapter reader let another name through"
-    return found["module"]
+class AdapterFormat(FolderFormat):
+    """A LoRA adapter, which PEFT and vLLM load.
 
-
-def key_of(low: LowRank, side: str) -> str:
-    """The name under which PEFT stores side `A` or `B` of the module."""
-    name = low.a.name
-    return f"{name[: name.rindex('_A')]}_{side}{name[name.rindex('_A') + 2 :]}"
-
-
-@dataclass(frozen=True)
-class AdapterMergePlan(MergePlan):
-    """A plan over adapters only, whose output is an adapter.
-
-    Places at which no adapter adds anything stay at the base.
+    Places without a delta of any adapter stay at the base.
     """
 
-    def __post_init__(self) -> None:
-        for where in self.composition.blends.values():
+    name = "adapter"
+
+    def check(self, plan: Plan) -> None:
+        """Refuse merge methods, whose results are no low-rank deltas."""
+        for where in plan.composition.blends.values():
             for member in where.members:
                 if isinstance(member, Operation):
                     raise MergeError(
@@ -116,99 +111,117 @@ class AdapterMergePlan(MergePlan):
                         "`bake: true` (--bake)"
                     )
 
-    @property
-    def account(self) -> dict[str, Any]:
-        """Nothing: the tensors of adapters are those of the modules that each of them adapts."""
-        return {}
+    def nbytes(self, plan: Plan) -> int:
+        """Bytes of the adapter's weights."""
+        size = 4 if _dtype(plan) == "float32" else 2
+        modules = (parts for _, parts in adapted_modules(plan))
+        count = sum(_rank(plan, parts) * sum(parts[0][0].shape) for parts in modules)
+        return size * (count + sum(parts[0][0].elements for _, parts in saved_tensors(plan)))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights that the merge will write."""
-        size = 4 if self.dtype == "float32" else 2
-        count = sum(self._rank(parts) * sum(parts[0][0].shape) for _, parts in self.modules())
-        return size * (count + sum(parts[0][0].elements for _, parts in self.saved()))
-
-    def modules(self) -> Iterator[tuple[str, Parts]]:
-        """Every module that the output adapts, with what goes into it."""
-        names = dict.fromkeys(name for c in self.used.values() for name in c.low_rank)
-        for name in names:
-            parts = [
-                (self.experts[str(member)].low_rank[name], weight)
-                for member, weight in self._blend(name)
-                if name in self.experts[str(member)].low_rank
-            ]
-            if parts:
-                yield module_of(parts[0][0]), parts
-
-    def saved(self) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:
-        """Every tensor that the output replaces whole, with what goes into it."""
-        adapters = {n: c.adapter for n, c in self.used.items() if c.adapter is not None}
-        adapted = {name for c in self.used.values() for name in c.low_rank}
-        for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
-            if name in adapted:  # a copy of the base's embedding, beside its adapter
-                continue
-            shares = self._blend(name)
-            if not any(name in adapters[str(member)].saved for member, _ in shares):
-                continue
-            without = [str(m) for m, _ in shares if name not in self.experts[str(m)].tensors]
-            if without:
-                raise MergeError(
-                    f"{name!r} is trained whole in one adapter but not in {without[0]}; give the "
-                    "base as a local folder to blend it"
-                )
-            yield name, [(self.experts[str(member)].tensors[name], w) for member, w in shares]
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `layerswap plan --json` prints."""
-        modules = list(self.modules())
+    def facts(self, plan: Plan) -> dict[str, Any]:
+        """Ranks and sizes."""
+        modules = list(adapted_modules(plan))
         return {
-            **self._summary(),
             "adapter": True,
-            "ranks": sorted({self._rank(parts) for _, parts in modules}),
-            "tensors": 2 * len(modules) + len(list(self.saved())),
-            "output_bytes": self.nbytes,
-            "weight_bytes": self.nbytes,
+            "ranks": ranks_of(plan),
+            "tensors": 2 * len(modules) + len(list(saved_tensors(plan))),
+            "output_bytes": plan.nbytes,
+            "weight_bytes": plan.nbytes,
             "copied_bytes": 0,
             "shards": 1,
         }
 
-    @property
-    def dtype(self) -> str:
-        """Dtype of the adapter's matrices."""
-        # Folding a scaling into B rounds; float32 keeps that rounding far below the training's.
-        return self.recipe.dtype or "float32"
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+        """Write the adapter, which is small: by one thread, and never resumed."""
+        with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
+            write_adapter(folder, plan, allow_non_finite=options.allow_non_finite)
+            check_unchanged(plan.stamps)
+        options.progress(plan.nbytes)
 
-    def _blend(self, name: str) -> list[tuple[object, float]]:
-        where = next(c.places[name] for c in self.used.values() if name in c.places)
-        weights = self.composition[Place(*where)].weights
-        # The base adds nothing, and so takes only its share away.
-        return [(member, weight) for member, weight in weights if str(member) in self.experts]
+    def load(self, plan: Plan) -> PreTrainedModel:
+        """The base with the merged adapter on it, as a PEFT model."""
+        plan = checked_for_loading(plan)
+        assert plan.base is not None, "adapters are opened with their base"
+        with TemporaryDirectory() as folder:
+            write_adapter(Path(folder), plan, allow_non_finite=False)
+            where = plan.base.source if plan.base.revision else str(plan.base.folder)
+            return load_adapter(load_causal_lm(where, revision=plan.base.revision), folder)
 
-    def _rank(self, parts: Parts) -> int:
-        total = sum(low.rank for low, _ in parts)
-        return total if self.recipe.rank is None else min(total, self.recipe.rank)
+
+def as_adapter(plan: Plan) -> Plan:
+    """The same plan with an adapter as its output; a MergeError if it merges by a method."""
+    return replace(plan, format=AdapterFormat())
 
 
-def write_adapter(folder: Path, plan: AdapterMergePlan, *, allow_non_finite: bool) -> None:
-    """Write the weights, the configuration and the documents of a merged adapter.
+def ranks_of(plan: Plan) -> list[int]:
+    """The distinct ranks of the output's modules."""
+    return sorted({_rank(plan, parts) for _, parts in adapted_modules(plan)})
 
-    Raises:
-        MergeError: a tensor holds NaN or infinity.
-    """
-    import numpy as np
 
-    dtype = FLOAT_NAMES[plan.dtype]
+def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
+    """Every module that the output adapts, by its path in the model, with its deltas."""
+    for name in dict.fromkeys(name for c in plan.used.values() for name in c.low_rank):
+        parts = [
+            (plan.experts[expert].low_rank[name], weight)
+            for expert, weight in _weights(plan, name)
+            if name in plan.experts[expert].low_rank
+        ]
+        if parts:
+            known = KEY.fullmatch(parts[0][0].a.name)
+            assert known is not None, "the adapter reader let another name through"
+            yield known["module"], parts
+
+
+def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:
+    """Every tensor that the output replaces whole, with its inputs."""
+    adapters = {n: c.adapter for n, c in plan.used.items() if c.adapter is not None}
+    adapted = {name for c in plan.used.values() for name in c.low_rank}
+    for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
+        if name in adapted:  # a copy of the base's embedding, beside its adapter
+            continue
+        weights = _weights(plan, name)
+        if not any(name in adapters[expert].saved for expert, _ in weights):
+            continue
+        without = [expert for expert, _ in weights if name not in plan.experts[expert].tensors]
+        if without:
+            raise MergeError(
+                f"{name!r} is trained whole in one adapter but not in {without[0]}; give the "
+                "base as a local folder to blend it"
+            )
+        yield name, [(plan.experts[expert].tensors[name], w) for expert, w in weights]
+
+
+def _weights(plan: Plan, name: str) -> list[tuple[str, float]]:
+    where = next(c.places[name] for c in plan.used.values() if name in c.places)
+    weights = plan.composition[Place(*where)].weights
+    # The base adds nothing; its weight reduces those of the others.
+    return [(str(member), weight) for member, weight in weights if str(member) in plan.experts]
+
+
+def _rank(plan: Plan, parts: Parts) -> int:
+    total = sum(low.rank for low, _ in parts)
+    return total if plan.recipe.rank is None else min(total, plan.recipe.rank)
+
+
+def _dtype(plan: Plan) -> str:
+    # Folding a scaling into B rounds; float32 keeps that rounding far below the training's.
+    return plan.recipe.dtype or "float32"
+
+
+def write_adapter(folder: Path, plan: Plan, *, allow_non_finite: bool) -> None:
+    """Write the weights, the configuration and the documents of a merged adapter."""
+    dtype = FLOAT_NAMES[_dtype(plan)]
     tensors: dict[str, Stored] = {}
     ranks: dict[str, int] = {}
     lost: dict[str, float] = {}
-    for path, parts in plan.modules():
+    for path, parts in adapted_modules(plan):
         factors = concatenate(parts)
         if plan.recipe.rank is not None:
             factors = truncate(factors, plan.recipe.rank)
         ranks[path], lost[path] = factors.a.shape[0], factors.lost
         for side, matrix in (("A", factors.a), ("B", factors.b)):
-            tensors[key_of(parts[0][0], side)] = narrowed(matrix, dtype)
-    whole = dict(plan.saved())
+            tensors[_key(parts[0][0], side)] = narrowed(matrix, dtype)
+    whole = dict(saved_tensors(plan))
     for name, inputs in whole.items():
         read = [widened(read_tensor(info), info.dtype) for info, _ in inputs]
         value = blend(read, [weight for _, weight in inputs])
@@ -216,22 +229,34 @@ def write_adapter(folder: Path, plan: AdapterMergePlan, *, allow_non_finite: boo
     for name, tensor in tensors.items():
         if not allow_non_finite and not is_finite(tensor, dtype):
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
-    order = sorted(tensors)
-    with (folder / ADAPTER_WEIGHTS).open("wb") as file:
-        entries = [(name, dtype, tensors[name].shape, tensors[name].nbytes) for name in order]
-        file.write(header_bytes(entries, {"format": "pt"}))
-        for name in order:
-            file.write(np.ascontiguousarray(tensors[name]).data)
+    _write_weights(folder / ADAPTER_WEIGHTS, tensors, dtype)
     config = json.dumps(_config(plan, ranks, list(whole)), indent=2, ensure_ascii=False)
     (folder / ADAPTER_CONFIG).write_text(config + "\n", "utf-8")
     write_adapter_documents(folder, plan, max(lost.values(), default=0.0))
 
 
-def _config(plan: AdapterMergePlan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
-    """`adapter_config.json`: scaling 1 everywhere, so that alpha is the rank."""
+def _write_weights(path: Path, tensors: Mapping[str, Stored], dtype: str) -> None:
+    import numpy as np
+
+    order = sorted(tensors)
+    with path.open("wb") as file:
+        entries = [(name, dtype, tensors[name].shape, tensors[name].nbytes) for name in order]
+        file.write(header_bytes(entries, {"format": "pt"}))
+        for name in order:
+            file.write(np.ascontiguousarray(tensors[name]).data)
+
+
+def _key(low: LowRank, side: str) -> str:
+    """The name under which PEFT stores side `A` or `B` of the module."""
+    name = low.a.name
+    return f"{name[: name.rindex('_A')]}_{side}{name[name.rindex('_A') + 2 :]}"
+
+
+def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
+    """`adapter_config.json`, with alpha equal to the rank, so that every scaling is 1."""
     assert plan.reference.adapter is not None
     assert plan.base is not None
-    # Readers that know no patterns (vLLM) take r as the largest rank, and alpha / r as 1.
+    # Readers without patterns (vLLM) take r as the largest rank, and alpha / r as 1.
     most = max(ranks.values(), default=1)
     usual = Counter(ranks.values())
     patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}

@@ -1,4 +1,4 @@
-"""The files beside the weights: configuration, tokenizer, model card and `layerswap.json`."""
+"""Writes the files beside the weights: configuration, tokenizer, card and `layerswap.json`."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from layerswap.checkpoint.loading import IMPLEMENTATIONS
 from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.checkpoint.remote import PROCESSOR_FILES, TOKENIZER_FILES, RemoteFile, WeightFile
 from layerswap.compose import draw
-from layerswap.merge.plan import MergePlan
+from layerswap.merge.plan import Plan
 from layerswap.merge.rounding import LOST_TO_DTYPE, rounding_note
+from layerswap.merge.target import RECORD
 from layerswap.merge.vocabulary import add_tokens
 from layerswap.versions import __version__
 
-RECORD = "layerswap.json"
-"""The record in every output folder: how it was made, and from what."""
 COPIED = (
     ("generation_config.json",),
     TOKENIZER_FILES,
     PROCESSOR_FILES,
 )
-"""Files taken over, each group whole from the first expert that has one of it, else from the
-base: halves of two tokenizers make none. Code (`*.py`) is never among them."""
+"""Files that are copied, each group as a whole from the first source that has one of its files.
+The base is the last source. Code (`*.py`) is never copied."""
 
 
 LONGEST_FRONT = 1 << 16
-"""Characters of a card's front matter that are read."""
+"""Most characters of a card's front matter that are read."""
 
 
 def write_documents(
     folder: Path,
-    plan: MergePlan,
+    plan: Plan,
     content: Mapping[str, Any],
     lost: Mapping[str, Any] | None = None,
 ) -> None:
@@ -46,16 +45,16 @@ def write_documents(
 
     Args:
         folder: the output.
-        plan: what was merged.
-        content: what `record` gave.
-        lost: what of the deltas the output's dtype lost, where that was measured.
+        plan: the plan of the merge.
+        content: result of `record`.
+        lost: loss of the deltas by the output's dtype, if it was measured.
     """
     write_configuration(folder, plan)
     (folder / "README.md").write_text(model_card(plan, lost=lost), "utf-8")
     _write_json(folder / RECORD, {**content, **({LOST_TO_DTYPE: lost} if lost else {})})
 
 
-def write_configuration(folder: Path, plan: MergePlan) -> None:
+def write_configuration(folder: Path, plan: Plan) -> None:
     """Write `config.json`, and copy tokenizer and generation configuration."""
     _write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
@@ -64,24 +63,24 @@ def write_configuration(folder: Path, plan: MergePlan) -> None:
         add_tokens(folder, plan.alignment, plan.experts)
 
 
-def write_adapter_documents(folder: Path, plan: MergePlan, lost: float) -> None:
+def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter.
 
     Args:
-        folder: where to.
-        plan: what was merged.
-        lost: largest share of a delta, by Frobenius norm, that cutting the rank took away.
+        folder: the output.
+        plan: the plan of the merge.
+        lost: largest share of a delta, by Frobenius norm, that cutting the rank removed.
     """
     _copy_first(folder, plan, TOKENIZER_FILES)
     (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
     _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
 
 
-def record(plan: MergePlan) -> dict[str, Any]:
-    """The content of `layerswap.json`: enough to make the same merge again.
+def record(plan: Plan) -> dict[str, Any]:
+    """The content of `layerswap.json`, from which the same merge can be made again.
 
-    Holds the recipe with the Hub revisions it resolved to, its composition, every source with
-    the fingerprints of its weight files, the account of tensors, and the version of layerswap.
+    Holds the recipe with resolved Hub revisions, its composition, every source with the
+    fingerprints of its weight files, the account of tensors, and the version of layerswap.
     """
     numbered = plan.reference.numbered
     return {
@@ -91,14 +90,15 @@ def record(plan: MergePlan) -> dict[str, Any]:
         "composition": plan.composition.to_dict(),
         **({"layers_by_number": numbered.stack} if numbered else {}),
         "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
-        **({"tensors": account} if (account := plan.account) else {}),
+        # The tensors of adapters are those of the modules that each of them adapts.
+        **({"tensors": plan.account} if plan.format.name != "adapter" else {}),
     }
 
 
 def model_card(
-    plan: MergePlan, *, library: str = "transformers", lost: Mapping[str, Any] | None = None
+    plan: Plan, *, library: str = "transformers", lost: Mapping[str, Any] | None = None
 ) -> str:
-    """The model card: metadata that the Hub reads, how to load it, the drawing and the recipe."""
+    """The model card: metadata for the Hub, code for loading, the drawing and the recipe."""
     import yaml
     from huggingface_hub import ModelCardData
 
@@ -146,27 +146,27 @@ from peft import AutoPeftModelForCausalLM
 model = AutoPeftModelForCausalLM.from_pretrained(".")  # or the id of this repository
 """
 LICENCE = re.compile(r"[\w.+-]{1,60}")
-"""What the Hub takes for the name of a licence."""
+"""A name of a licence that the Hub accepts."""
 
 
 def licence_of(checkpoint: Checkpoint) -> str | None:
-    """The licence that a checkpoint's own card names; None without a card, or with an odd one."""
+    """The licence in a checkpoint's own card; None without a readable one."""
     import yaml
 
     folder = checkpoint.adapter.folder if checkpoint.adapter else checkpoint.folder
     try:
         text = (folder / "README.md").read_text("utf-8")
         front = text.split("---\n", 2)[1] if text.startswith("---\n") else ""
-        found = yaml.safe_load(front) if len(front) < LONGEST_FRONT else None
+        metadata = yaml.safe_load(front) if len(front) < LONGEST_FRONT else None
     except (OSError, ValueError, IndexError, RecursionError, yaml.YAMLError):
         return None
-    name = found.get("license") if isinstance(found, dict) else None
+    name = metadata.get("license") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) and LICENCE.fullmatch(name) else None
 
 
-def _licence(found: Mapping[str, str | None]) -> dict[str, Any]:
-    """The licence of the output: the experts', where they agree; nothing where one is unknown."""
-    names = set(found.values())
+def _licence(licences: Mapping[str, str | None]) -> dict[str, Any]:
+    """The licence of the output: the experts' if they agree; nothing if one is unknown."""
+    names = set(licences.values())
     if None in names:
         return {}
     if len(names) == 1:
@@ -174,8 +174,8 @@ def _licence(found: Mapping[str, str | None]) -> dict[str, Any]:
     return {"license": "other", "license_name": "mixed"}
 
 
-def _descent(plan: MergePlan, library: str) -> dict[str, Any]:
-    """What the output is made of, as the Hub draws it: ids alone, since a folder's name is none."""
+def _descent(plan: Plan, library: str) -> dict[str, Any]:
+    """The Hub's metadata on the origin of the output, from sources with a Hub id alone."""
     experts = [c.source for c in plan.used.values() if c.revision]
     base = [plan.base.source] if plan.base and plan.base.revision else []
     if library == "peft":
@@ -185,20 +185,20 @@ def _descent(plan: MergePlan, library: str) -> dict[str, Any]:
     return {"base_model": base, "base_model_relation": "finetune"} if base else {}
 
 
-def tokenizer_folder(plan: MergePlan) -> Path:
-    """Where a plan's tokenizer is: an adapter without one of its own has its base's."""
+def tokenizer_folder(plan: Plan) -> Path:
+    """The folder of a plan's tokenizer; the base's for an adapter without its own."""
     files = _first(plan, TOKENIZER_FILES)
     return files[0].parent if files else plan.tokenizer_owner.folder
 
 
-def _copy_first(folder: Path, plan: MergePlan, names: Sequence[str]) -> None:
+def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
     for file in _first(plan, names):
         copy_document(file, folder / file.name)
 
 
 def copy_document(source: Path, target: Path) -> None:
-    """Copy a file beside the weights; a tokenizer's configuration without code of its own."""
+    """Copy a file beside the weights; a tokenizer's configuration without references to code."""
     if source.name == "tokenizer_config.json":
         config = read_json_object(source)
         if config.pop("auto_map", None) is not None:
@@ -207,14 +207,14 @@ def copy_document(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _first(plan: MergePlan, names: Sequence[str]) -> list[Path]:
-    """Those of these files that the first source with one of them has."""
+def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
+    """The files of this group in the first source that has one of them."""
     sources = [plan.tokenizer_owner, *plan.sources.values()]
-    found = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
-    return next((files for files in found if files), [])
+    groups = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
+    return next((files for files in groups if files), [])
 
 
-def _config(plan: MergePlan) -> dict[str, Any]:
+def _config(plan: Plan) -> dict[str, Any]:
     config = without_code(plan.reference.config)
     names = {short: name for name, short in FLOAT_NAMES.items()}
     dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
@@ -233,31 +233,31 @@ def _config(plan: MergePlan) -> dict[str, Any]:
 
 
 def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that makes nobody run code from a repository: no own classes, no kernels."""
-    found = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()}
-    found.pop("auto_map", None)
+    """A configuration without references to code in a repository, to classes or to kernels."""
+    clean = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()}
+    clean.pop("auto_map", None)
     for key, known in IMPLEMENTATIONS.items():
         for name in (key, key.removeprefix("_"), f"{key}_internal"):
-            if found.get(name) not in (None, *known):
-                del found[name]
-    return found
+            if clean.get(name) not in (None, *known):
+                del clean[name]
+    return clean
 
 
 def set_dtype(config: dict[str, Any], dtype: str) -> None:
-    """Say the dtype of the weights in a configuration, under the name that it has for it."""
+    """Set the dtype of the weights in a configuration, under the key that it uses."""
     config.setdefault("dtype" if "torch_dtype" not in config else "torch_dtype", dtype)
     _set_known(config, ("dtype", "torch_dtype"), dtype)
 
 
 def _set_known(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
-    """Set keys where they are, also in the text part of a multimodal configuration."""
+    """Set keys that exist, also in the text part of a multimodal configuration."""
     config.update({key: value for key in keys if key in config})
     text = config.get("text_config")
     if isinstance(text, dict):
         config["text_config"] = {**text, **{key: value for key in keys if key in text}}
 
 
-def _recipe(plan: MergePlan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
+def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
     """The recipe as plain data, sources named by `name_of` and Hub revisions pinned."""
     data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
     opened = [(data["experts"][name], c) for name, c in plan.experts.items()]
@@ -281,13 +281,13 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
         "source": _recorded_source(checkpoint),
         "revision": checkpoint.revision,
         "fingerprints": {recorded_name(file): one for file, one in fingerprints(local).items()},
-        # What was read in place is known by what its server says that it is.
+        # Files that are read in place are identified by their servers' ETags.
         **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }
 
 
 def _recorded_source(checkpoint: Checkpoint) -> str:
-    """A source as it was given; a relative path so that nothing takes it for a Hub id."""
+    """A source as it was given; a relative path starts with `./`, unlike a Hub id."""
     source = checkpoint.source
     plain = _is_local(checkpoint) and not source.startswith(("/", ".", "~"))
     return f"./{source}" if plain else source
@@ -299,17 +299,14 @@ def _is_local(checkpoint: Checkpoint) -> bool:
 
 
 def recorded_name(file: WeightFile) -> str:
-    """The name that a record has for a weight file.
-
-    A GGUF file is called as its owner likes, so that only the number of its part says something.
-    """
+    """The name of a weight file in records; of a GGUF file only the number of its part."""
     if not is_gguf(file.name):
         return file.name
     return re.sub(r"^.*?(-\d{5}-of-\d{5})?\.gguf$", r"model\1.gguf", file.name, flags=re.DOTALL)
 
 
 def _card_name(checkpoint: Checkpoint) -> str:
-    # A local path says nothing to a reader of the card, and may tell more than its owner wants.
+    # A local path is of no use to a reader of the card, and may be private.
     return checkpoint.folder.resolve().name if _is_local(checkpoint) else checkpoint.source
 
 

@@ -1,25 +1,29 @@
-"""Plans as data: a composition bound to the checkpoints that it draws from."""
+"""Plans: a recipe bound to the checkpoints that it draws from.
+
+The recipe is the truth. The composition follows from it, and so does everything that is written;
+`with_recipe` makes the plan of another recipe over the same checkpoints. A `Format` decides the
+form of the output: a safetensors folder, an adapter, or a GGUF file.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import sha256
 from html import escape
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint
+from layerswap._types import Advance, Log, PathLike
+from layerswap.checkpoint import Checkpoint, Place
 from layerswap.checkpoint.folder import downloaded
-from layerswap.checkpoint.header import block_of
-from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, open_file, read_stored
+from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
 from layerswap.compose.composition import changed_places
 from layerswap.compose.presets import Outside
-from layerswap.compose.recipe import parse_size
 from layerswap.compose.schema import BASE, Override, SwapMethod
 from layerswap.errors import MergeError, RecipeError
 from layerswap.merge.compatibility import (
@@ -28,45 +32,64 @@ from layerswap.merge.compatibility import (
     copy_notes,
     numbered_notes,
     tied_notes,
-    tokenizer_notes,
 )
 from layerswap.merge.fisher import Fisher
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
-    aligned_rows,
+    TermBuilder,
+    names_digest,
+    needs_whole_model,
     output_tensors,
-    pack_shards,
+    term_builder,
+    with_base,
 )
-from layerswap.merge.lazy_tensors import derived_tensors, leaves
-from layerswap.merge.trained import training_notes
+from layerswap.merge.sources import Stamp, check_unchanged, stamps_of
+from layerswap.merge.target import (
+    MergeOptions,
+    check_apart,
+    check_space,
+    refuse_output,
+)
+from layerswap.merge.terms import stored_tensors
 from layerswap.merge.vocabulary import Alignment
 
-Stamp = tuple[int, int, int] | None
-"""Size, time of the last change and inode of a file; None for one that is read in place, which
-says with every answer what it is."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class MergePlan:
-    """What a merge will do, decided and checked; it knows neither writer nor model.
+class Plan:
+    """A merge, decided and checked; nothing has been written.
 
     Attributes:
-        recipe: what the user asked for.
-        composition: what goes where.
+        recipe: the recipe.
         experts: the checkpoints by expert name, those of the method first and in its order.
-        base: the checkpoint they were fine-tuned from, when the recipe names it.
+        base: the checkpoint that they were fine-tuned from, if the recipe or an adapter names it.
+        format: the form of the output.
+        depth: number of layers of the experts, before any layers are moved.
+        places: places of the experts' tensors, before any layers are moved.
         drop: stored copies of tied embeddings, left out of the output.
-        magnitude: measured weights, when the recipe asks for them.
+        magnitude: measured weights, if the recipe asks for them.
         stamps: size, time and inode of every weight file when it was opened.
-        alignment: how embeddings and heads come to one vocabulary, where they differ.
-        fishers: the diagonal Fishers that the recipe names, by expert.
+        alignment: the rows of embeddings and heads in one vocabulary, if vocabularies differ.
+        fishers: the diagonal Fishers by expert, if the recipe names them.
+
+    Example:
+        >>> import layerswap as ls
+        >>> plan = ls.swap(task="math-expert", language="swahili-expert", bottom=1, top=1)
+        >>> plan.nbytes == plan.to_dict()["output_bytes"]
+        True
+        >>> plan.save("merged", overwrite=True).name
+        'merged'
     """
 
     recipe: Recipe
-    composition: Composition
     experts: Mapping[str, Checkpoint]
     base: Checkpoint | None
+    format: Format
+    depth: int
+    places: Mapping[str, Place]
     drop: frozenset[str]
     magnitude: Mapping[str, float] | None
     stamps: Mapping[WeightFile, Stamp]
@@ -74,17 +97,21 @@ class MergePlan:
     fishers: Mapping[str, Fisher] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_roles(self.composition, self.reference)
-        check_tied(self.composition, self.reference, self.drop)
+        self.format.check(self)
+
+    @cached_property
+    def composition(self) -> Composition:
+        """The composition of the recipe."""
+        return self.recipe.resolve(self.depth, self.magnitude, self.places)
 
     @property
     def used(self) -> dict[str, Checkpoint]:
         """The experts that some place takes from, in the order of `experts`.
 
-        All of them where every place is the base's.
+        All experts if every place takes the base.
         """
-        found = {n: c for n, c in self.experts.items() if n in self.composition.experts}
-        return found or dict(self.experts)
+        used = {n: c for n, c in self.experts.items() if n in self.composition.experts}
+        return used or dict(self.experts)
 
     @property
     def reference(self) -> Checkpoint:
@@ -93,41 +120,48 @@ class MergePlan:
 
     @property
     def opened(self) -> dict[str, Checkpoint]:
-        """Everything that was opened: the experts, the base and the Fishers."""
+        """Every open checkpoint: the experts, the base and the Fishers."""
         return {**with_base(self.experts, self.base), **fisher_sources(self.fishers)}
 
     @property
     def sources(self) -> dict[str, Checkpoint]:
-        """What the output depends on: the experts used, the base, and the Fishers used."""
+        """The checkpoints that decide the output: the experts used, the base, the Fishers used."""
         used = {n: f for n, f in self.fishers.items() if n in self.composition.fishers}
         return {**with_base(self.used, self.base), **fisher_sources(used)}
 
     @property
     def tokenizer_owner(self) -> Checkpoint:
-        """The checkpoint whose tokenizer the output has."""
+        """The checkpoint that gives the tokenizer."""
         if self.alignment is None:
             return self.reference
         return with_base(self.experts, self.base)[self.alignment.owner]
 
+    @property
+    def terms(self) -> TermBuilder:
+        """The builder of the terms of output tensors."""
+        return term_builder(self.experts, self.base, alignment=self.alignment, fishers=self.fishers)
+
     @cached_property
     def tensors(self) -> list[OutputTensor]:
-        """Every tensor that the merge will write."""
-        return output_tensors(
-            self.composition,
-            self.used,
-            base=self.base,
-            dtype=self.recipe.dtype,
-            drop=self.drop,
-            rows=aligned_rows(self.alignment, with_base(self.experts, self.base), self.base),
-            fishers=self.fishers,
-        )
+        """Every tensor of the merged model."""
+        return self.format.tensors(self)
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The output files."""
+        return self.format.shards(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight files that the merge will write."""
+        return self.format.nbytes(self)
 
     @property
     def account(self) -> dict[str, Any]:
         """The proof that no tensor is lost: names of the inputs against those of the output.
 
-        For the output and for each source the number of its tensors, and the SHA-256 of their
-        sorted names; for a source also every name that only one of the two has.
+        For the output and for each source the number of tensors and the SHA-256 of their sorted
+        names; for a source also every name that only one of the two has.
         """
         names = {tensor.name for tensor in self.tensors}
         sources = {}
@@ -141,45 +175,31 @@ class MergePlan:
         return {"output": names_digest(names), "sources": sources}
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the weight files that the merge will write."""
-        return sum(shard.nbytes for shard in self.shards)
-
-    @cached_property
-    def shards(self) -> list[Shard]:
-        """The output files."""
-        return pack_shards(self.tensors, parse_size(self.recipe.max_shard_size), {"format": "pt"})
+    def needs_whole(self) -> bool:
+        """True if a method reads whole models several times, so that they must be on the disk."""
+        return needs_whole_model(self.tensors)
 
     @cached_property
     def fetched_bytes(self) -> dict[str, int]:
-        """Bytes that the merge will fetch from each source that is read in place, by its name.
+        """Bytes that the merge will fetch from each source that is read in place, by name.
 
-        Those of whole files where `needs_whole`; headers, which the plan has read, not counted.
+        Whole files if `needs_whole`. Headers, which the plan has read, are not counted.
         """
-        found: dict[str, int] = {}
+        fetched: dict[str, int] = {}
         for name, checkpoint in self.opened.items():
             files = {file for file in checkpoint.all_files if isinstance(file, RemoteFile)}
+            if not files:
+                continue
             if self.needs_whole:
-                found |= {name: sum(file.size for file in files)} if files else {}
-            elif files:
-                found[name] = sum(
-                    info.nbytes
-                    for tensor in self.tensors
-                    for info in {leaf for leaf in leaves(tensor.inputs) if leaf.file in files}
-                )
-        return found
+                fetched[name] = sum(file.size for file in files)
+                continue
+            stored = ({*stored_tensors(tensor.inputs)} for tensor in self.tensors)
+            fetched[name] = sum(
+                info.nbytes for infos in stored for info in infos if info.file in files
+            )
+        return fetched
 
-    @property
-    def needs_whole(self) -> bool:
-        """True if a method reads whole models several times, so that they must be on the disk."""
-        return any(
-            dict(derived.operation.parameters).get("scope") == "model"
-            for tensor in self.tensors
-            for term, _ in tensor.inputs
-            for derived in derived_tensors(term)
-        )
-
-    def downloaded(self) -> Self:
+    def downloaded(self) -> Plan:
         """The same plan with every source on the disk.
 
         Raises:
@@ -189,36 +209,13 @@ class MergePlan:
             return self
         experts = {name: downloaded(checkpoint) for name, checkpoint in self.experts.items()}
         base = downloaded(self.base) if self.base else None
-        stamps = stamps_of(
-            [*with_base(experts, base).values(), *fisher_sources(self.fishers).values()]
-        )
-        return replace(self, experts=experts, base=base, stamps=stamps)
+        sources = [*with_base(experts, base).values(), *fisher_sources(self.fishers).values()]
+        return replace(self, experts=experts, base=base, stamps=stamps_of(sources))
 
     @property
     def notes(self) -> list[str]:
-        """What a careful person would want to know of this merge, a line each."""
-        found = training_notes(self.recipe, self.composition, self.used)
-        found += numbered_notes(self.reference)
-        found += copy_notes(self.used, self.base)
-        stored = {info.dtype for info in self.reference.tensors.values()}
-        baked = any(c.low_rank for c in self.used.values()) and not self.recipe.dtype
-        if baked and "F32" not in stored and any(t.dtype == "F32" for t in self.tensors):
-            found.append(
-                "writes float32, the adapters' dtype: the base's would lose much of their deltas "
-                "(--dtype bfloat16 to write that)"
-            )
-        found += tied_notes(self.composition, self.reference, self.drop)
-        found += tokenizer_notes(self.sources, self.tokenizer_owner)
-        if self.alignment is not None:
-            found.append(f"embedding and head are aligned to {self.alignment.size} rows")
-            for name, tokens in self.alignment.added.items():
-                found.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
-        if self.needs_whole and self.fetched_bytes:
-            found.append("the method ranks whole models, which are downloaded first")
-        for name, count in self.fetched_bytes.items():
-            whole = self.opened[name].nbytes
-            found.append(f"fetches {count / 1e9:,.2f} of {whole / 1e9:,.2f} GB of {name}")
-        return found
+        """Facts about this merge that a careful person would want to know, one per line."""
+        return self.format.notes(self)
 
     def __str__(self) -> str:
         return draw(self.composition)
@@ -229,28 +226,34 @@ class MergePlan:
         return f"{self.composition._repr_html_()}<p>{sources}<br>{self.nbytes / 1e6:,.1f} MB</p>"
 
     def to_dict(self) -> dict[str, Any]:
-        """What `layerswap plan --json` prints."""
-        verbatim = sum(tensor.nbytes for tensor in self.tensors if tensor.verbatim)
-        return {
-            **self._summary(),
-            "tensors": len(self.tensors),
-            "output_bytes": self.nbytes,
-            "weight_bytes": sum(tensor.nbytes for tensor in self.tensors),
-            "copied_bytes": verbatim,
-            "shards": len(self.shards),
-            "fetched_bytes": self.fetched_bytes,
-        }
-
-    def _summary(self) -> dict[str, Any]:
+        """The content of `layerswap plan --json`."""
         return {
             "composition": self.composition.to_dict(),
             "experts": {name: c.identity for name, c in self.used.items()},
             "model_type": self.reference.config.get("model_type"),
             "layers_by_number": self.reference.numbered and self.reference.numbered.stack,
+            **self.format.facts(self),
         }
 
-    def with_composition(self, composition: Composition) -> Self:
-        """The same experts composed in another way.
+    def with_recipe(self, recipe: Recipe) -> Plan:
+        """The plan of another recipe over the same checkpoints.
+
+        Raises:
+            RecipeError: the recipe moves other layers, or names an expert that this plan lacks.
+        """
+        plan = replace(self, recipe=recipe)
+        new, old = plan.composition, self.composition
+        if (new.layers, new.taken, new.shifted) != (old.layers, old.taken, old.shifted):
+            raise RecipeError("a plan keeps its layers; make a new plan to move layers")
+        unknown = set(new.experts) - set(self.experts) - ({BASE} if self.base else set())
+        if unknown:
+            raise RecipeError(f"the plan has no expert {min(unknown)!r}")
+        return plan
+
+    def with_composition(self, composition: Composition) -> Plan:
+        """The same experts in another composition.
+
+        The recipe of the new plan says the difference as `places`.
 
         Raises:
             RecipeError: another number of layers, or an expert that this plan does not have.
@@ -262,13 +265,18 @@ class MergePlan:
             )
         if any(isinstance(m, Operation) for b in composition.blends.values() for m in b.members):
             raise RecipeError("merge methods cannot be given to a plan; write them into a recipe")
-        unknown = set(composition.experts) - set(self.experts) - ({BASE} if self.base else set())
-        if unknown:
-            raise RecipeError(f"the plan has no expert {min(unknown)!r}")
-        # The recipe must keep saying what the plan does: `layerswap.json` records it.
-        places = [*self.recipe.places, *_as_overrides(self.composition, composition)]
-        recipe = self.recipe.model_copy(update={"places": places})
-        return replace(self, recipe=recipe, composition=composition)
+        changes = changed_places(self.composition, composition)
+        places = [
+            Override(
+                layers="outside" if place.layer is None else str(place.layer),
+                roles=[place.role],
+                take={str(expert): weight for expert, weight in blend.weights},
+            )
+            for place, blend in changes.items()
+        ]
+        return self.with_recipe(
+            self.recipe.model_copy(update={"places": [*self.recipe.places, *places]})
+        )
 
     def grid(
         self,
@@ -277,7 +285,7 @@ class MergePlan:
         top: int | Iterable[int],
         bottom_transition: int | Iterable[int] = 0,
         top_transition: int | Iterable[int] = 0,
-    ) -> list[Self]:
+    ) -> list[Plan]:
         """One plan for every combination of zone sizes that fits.
 
         Args:
@@ -301,115 +309,165 @@ class MergePlan:
             outside = along.outside or inner
             start = SwapMethod(task=along.task, language=along.language, outside=outside)
         if start is None:
-            raise RecipeError("only a swap has zones to make a grid of")
+            raise RecipeError("only a swap or a partition has zones for a grid")
         layers = self.composition.layers
-        zones = zone_grid(
-            layers,
-            bottom=_many(bottom),
-            top=_many(top),
-            bottom_transition=_many(bottom_transition),
-            top_transition=_many(top_transition),
-        )
-        plans = []
-        for sizes in zones:
-            method = start.model_copy(update=vars(sizes))
-            recipe = self.recipe.model_copy(update={"swap": method, "partition": None})
-            composition = recipe.resolve(layers, self.magnitude, taken=self.composition.taken)
-            plans.append(replace(self, recipe=recipe, composition=composition))
+        sizes = (bottom, top, bottom_transition, top_transition)
+        given = ((size,) if isinstance(size, int) else size for size in sizes)
+        names = ("bottom", "top", "bottom_transition", "top_transition")
+        plans = [
+            self.with_recipe(
+                self.recipe.model_copy(
+                    update={"swap": start.model_copy(update=vars(zones)), "partition": None}
+                )
+            )
+            for zones in zone_grid(layers, **dict(zip(names, given, strict=True)))
+        ]
         if not plans:
             raise RecipeError(f"no combination of these zone sizes fits {layers} layers")
         return plans
 
+    def check_target(self, out: PathLike, *, overwrite: bool = False) -> Path:
+        """The absolute path of the output, checked before the first byte is written.
 
-def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
-    """The stamp of every weight file of the checkpoints.
+        Raises:
+            LayerswapError: it exists, lies in a source, is of another format, does not fit on the
+                disk or cannot be written, or a source changed since the plan was made.
+        """
+        target = refuse_output(out, overwrite=overwrite)
+        writes_gguf = self.format.name == "gguf"
+        if is_gguf(target) != writes_gguf:
+            raise MergeError(
+                f"{target}: all experts are GGUF files, so the output is one; end its name with "
+                ".gguf"
+                if writes_gguf
+                else f"{target}: a GGUF file is only written from GGUF files; name a folder"
+            )
+        check_apart(target, self.opened)
+        check_space(target.parent, self.nbytes)
+        check_unchanged(self.stamps)
+        return target
 
-    Raises:
-        MergeError: a file has vanished.
-    """
-    return {file: _stamp(file) for checkpoint in checkpoints for file in checkpoint.all_files}
+    def write(self, target: Path, options: MergeOptions) -> Path:
+        """Write the output to a path that `check_target` returned. See `save`."""
+        plan = self.downloaded() if self.needs_whole else self
+        plan.format.write(plan, target, options)
+        return target
+
+    def save(
+        self,
+        out: PathLike,
+        *,
+        overwrite: bool = False,
+        threads: int | None = None,
+        progress: Advance | None = None,
+        allow_non_finite: bool = False,
+        resume: bool = False,
+        log: Log | None = None,
+    ) -> Path:
+        """Write the merged checkpoint: a folder that transformers and vLLM load.
+
+        Copies verbatim tensors bit for bit; accumulates blends in float32 and rounds once. The
+        output appears whole or not at all. A plan over adapters writes an adapter; a plan over
+        GGUF files writes a GGUF file.
+
+        Args:
+            out: the folder or GGUF file to create.
+            overwrite: overwrite an output that layerswap wrote.
+            threads: number of workers; the number of usable processors when None.
+            progress: called with the number of bytes just written, by any worker.
+            allow_non_finite: merge experts that hold NaN or infinity.
+            resume: resume the same merge after it was killed, with the files that it finished.
+            log: called with each warning, such as changes that the output's dtype loses.
+
+        Returns:
+            The absolute path of the output.
+
+        Raises:
+            LayerswapError: the output exists, does not fit on the disk or cannot be written, or
+                a source holds NaN or infinity, or changed meanwhile.
+        """
+        options = MergeOptions(
+            overwrite=overwrite,
+            allow_non_finite=allow_non_finite,
+            resume=resume,
+            threads=threads,
+            progress=progress or (lambda count: None),
+            log=log or (lambda line: None),
+        )
+        return self.write(self.check_target(out, overwrite=overwrite), options)
+
+    def load(self) -> PreTrainedModel:
+        """The merged model in memory, without writing it: the same weights as `save` writes.
+
+        Returns:
+            A transformers model on the CPU, in evaluation mode; a PEFT model from a plan over
+            adapters.
+
+        Raises:
+            LayerswapError: transformers has no class for the architecture, PEFT is not installed,
+                the plan is over GGUF files, or a source changed since the plan was made.
+        """
+        return self.format.load(self)
 
 
-def check_unchanged(stamps: Mapping[WeightFile, Stamp]) -> None:
-    """Refuse weight files that changed since they were stamped.
+class Format(ABC):
+    """The form of an output: its tensors and files, and how it is written and loaded."""
 
-    Raises:
-        MergeError: naming the first file that changed or vanished.
-    """
-    for file, stamp in sorted(stamps.items(), key=lambda item: str(item[0])):
-        if isinstance(file, RemoteFile):
-            if file.commit is None:  # of a commit nothing can change
-                file.check_unchanged()
-        elif _stamp(file) != stamp:
-            raise MergeError(f"{file}: changed since the merge was planned; plan it again")
+    name: str
 
+    def check(self, plan: Plan) -> None:
+        """Refuse a composition that the format cannot hold."""
+        check_roles(plan.composition, plan.reference)
+        check_tied(plan.composition, plan.reference, plan.drop)
 
-PROBED_BYTES = 1 << 14
-"""How much of a verbatim tensor is looked at before a merge: a whole norm of 8,192 in bfloat16."""
+    def tensors(self, plan: Plan) -> list[OutputTensor]:
+        """Every tensor of the merged model."""
+        return output_tensors(
+            plan.composition,
+            plan.used,
+            plan.terms,
+            base=plan.base,
+            dtype=plan.recipe.dtype,
+            drop=plan.drop,
+        )
 
+    @abstractmethod
+    def shards(self, plan: Plan) -> list[Shard]:
+        """The output files."""
 
-def check_finite(tensors: Iterable[OutputTensor]) -> None:
-    """Refuse to copy from weights that diverged, as far as the beginnings of tensors tell.
+    def nbytes(self, plan: Plan) -> int:
+        """Bytes of the weight files."""
+        return sum(shard.nbytes for shard in plan.shards)
 
-    Training that diverges leaves NaN nearly everywhere. Tensors on another machine are not read,
-    and nothing is said of those that arithmetic reads whole.
+    def notes(self, plan: Plan) -> list[str]:
+        """Facts about the merge that a careful person would want to know."""
+        return [
+            *numbered_notes(plan.reference),
+            *copy_notes(plan.used, plan.base),
+            *tied_notes(plan.composition, plan.reference, plan.drop),
+        ]
 
-    Raises:
-        MergeError: the beginning of a verbatim tensor holds NaN or infinity.
-    """
-    sources = [next(leaves(tensor.inputs)) for tensor in tensors if tensor.verbatim]
-    local = [
-        info
-        for info in sources
-        if info.dtype in FLOAT_DTYPES and not isinstance(info.file, RemoteFile)
-    ]
-    with ExitStack() as stack:
-        handles = {file: stack.enter_context(open_file(file)) for file in {i.file for i in local}}
-        for info in local:
-            count = min(info.elements, PROBED_BYTES // block_of(info.dtype)[1])
-            if not is_finite(read_stored(handles[info.file], info, 0, count), info.dtype):
-                raise MergeError(f"{info.file}: tensor {info.name!r} holds NaN or infinity")
+    def facts(self, plan: Plan) -> dict[str, Any]:
+        """Sizes for `layerswap plan --json`."""
+        verbatim = sum(tensor.nbytes for tensor in plan.tensors if tensor.verbatim)
+        return {
+            "tensors": len(plan.tensors),
+            "output_bytes": plan.nbytes,
+            "weight_bytes": sum(tensor.nbytes for tensor in plan.tensors),
+            "copied_bytes": verbatim,
+            "shards": len(plan.shards),
+            "fetched_bytes": plan.fetched_bytes,
+        }
 
+    @abstractmethod
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+        """Write the output to a checked target."""
 
-def names_digest(names: Iterable[str]) -> dict[str, Any]:
-    """The number of tensors, and the SHA-256 of their sorted names, one a line."""
-    text = "".join(f"{name}\n" for name in sorted(names))
-    return {"count": text.count("\n"), "names_sha256": sha256(text.encode()).hexdigest()}
-
-
-def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
-    """The experts and the base by name; an expert may itself be called `base`."""
-    if base is None:
-        return dict(experts)
-    return {**experts, ("base" if "base" not in experts else "the base"): base}
+    @abstractmethod
+    def load(self, plan: Plan) -> PreTrainedModel:
+        """The merged model in memory."""
 
 
 def fisher_sources(fishers: Mapping[str, Fisher]) -> dict[str, Checkpoint]:
-    """The stored tensors of Fishers, by the name that messages and records have for them."""
+    """The stored tensors of Fishers, by their names in messages and records."""
     return {f"fisher of {name}": fisher.stored for name, fisher in fishers.items()}
-
-
-def _many(sizes: int | Iterable[int]) -> Iterable[int]:
-    return (sizes,) if isinstance(sizes, int) else sizes
-
-
-def _as_overrides(old: Composition, new: Composition) -> list[Override]:
-    """The places at which two compositions differ, as a recipe's overrides."""
-    return [
-        Override(
-            layers="outside" if place.layer is None else str(place.layer),
-            roles=[place.role],
-            take={str(expert): weight for expert, weight in blend.weights},
-        )
-        for place, blend in changed_places(old, new).items()
-    ]
-
-
-def _stamp(file: WeightFile) -> Stamp:
-    if isinstance(file, RemoteFile):
-        return None
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise MergeError(f"{file}: vanished ({error.strerror})") from None
-    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,8 +1,8 @@
-"""Measures what of the deltas is lost when a merge rounds its output to 16 bits.
+"""Measures how much of the deltas a merge loses by rounding its output to 16 bits.
 
-A delta of fine-tuning is near the step of bfloat16 at the size of usual weights: half of what was
-trained can round back to the base unnoticed. It is measured while the output is computed, on a
-sample of the chunks that each tensor is computed in.
+Deltas of fine-tuning are near the step of bfloat16 at the size of usual weights, so half of the
+training can round back to the base unnoticed. The loss is measured while the output is computed,
+on a sample of the chunks of each tensor.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats, Stored
 
 SAMPLED = 16
-"""One of this many chunks of a tensor is measured, its first one always."""
+"""One of this many chunks of a tensor is measured, always the first."""
 NOTED = 0.1
-"""Error of the deltas, as a share of their norm, from which on a merge warns."""
+"""Smallest error of the deltas, as a share of their norm, that a merge warns about."""
 LOST_TO_DTYPE = "lost_to_dtype"
-"""The key of `layerswap.json` for what was measured."""
+"""The key of `layerswap.json` for the measurement."""
 
 
 class Rounding:
-    """What rounding did to the deltas of the tensors that are computed from a base.
+    """The loss of deltas by rounding, over the tensors that are computed from a base.
 
-    Chunks are added by several threads, in any order: the result does not depend on it.
+    Several threads add chunks in any order; the result does not depend on the order.
     """
 
     def __init__(self) -> None:
@@ -38,17 +38,17 @@ class Rounding:
         """Measure one chunk.
 
         Args:
-            values: the output before it was rounded.
+            values: the output before rounding.
             rounded: the output as it is stored.
             base: the base's elements.
-            dtype: that of the output.
+            dtype: dtype of the output.
         """
         import numpy as np
 
         self._dtype = dtype
         delta = np.subtract(values, base)
         before = narrowed(base, dtype)
-        # What is left of the delta, between two models of the output's dtype.
+        # The delta that is left between two models of the output's dtype.
         error = np.subtract(widened(rounded, dtype), widened(before, dtype))
         error -= delta
         changed = int(np.count_nonzero(delta))
@@ -57,10 +57,10 @@ class Rounding:
         self._chunks.append((changed, lost, norm, wrong))
 
     def summary(self) -> dict[str, Any] | None:
-        """What `layerswap.json` holds of it; None where no delta was measured.
+        """The entry of `layerswap.json`; None if no delta was measured.
 
-        `share` is that of the changed elements that are the base's again, and `error` the norm of
-        the rounding error of the deltas over the norm of the deltas.
+        `share` is the share of changed elements that equal the base again. `error` is the norm of
+        the deltas' rounding error over the norm of the deltas.
         """
         changed, lost = (sum(chunk[i] for chunk in self._chunks) for i in (0, 1))
         norm, error = (math.fsum(chunk[i] for chunk in self._chunks) for i in (2, 3))
@@ -75,7 +75,7 @@ class Rounding:
 
 
 def rounding_note(measured: Mapping[str, Any] | None) -> str | None:
-    """A warning for people where rounding took much of the deltas; None where it did not."""
+    """A warning if rounding lost much of the deltas; else None."""
     if not measured or measured["error"] < NOTED:
         return None
     return (

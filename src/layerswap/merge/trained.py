@@ -1,7 +1,7 @@
-"""Compares a composition with what its experts trained, by the records of `layerswap train`.
+"""Compares a composition with the places that its experts trained, by the records of training.
 
-An expert that was trained at some places alone is the base elsewhere. A composition that takes
-others of its places leaves out, or halves, what the training gave.
+An expert that was trained at some places equals the base elsewhere. A composition that takes
+those places from another expert loses, or dilutes, the effect of the training.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from layerswap.compose.presets import PARTITIONS
 from layerswap.compose.recipe import check_recipe
 
 OPEN = frozenset({"task", "language"})
-"""Keys of a swap that say nothing about which place takes which expert."""
+"""Keys of a swap that do not decide the source of any place."""
 
 
 @dataclass(frozen=True)
 class TrainedPlaces:
-    """What a record says of the places that were trained.
+    """The places that a record names as trained.
 
     Attributes:
-        places: those of the expert's tensors that were trained.
-        partition: the partition that chose them, and who had the places outside the layers; None
-            where they were chosen in another way.
+        places: places of the expert's tensors that were trained.
+        partition: the partition that chose them, and the owner of the places outside the layers;
+            None if something else chose them.
         contaminated: rows of the training data that contain an evaluation item, by evaluation set.
-        partial: whether other places than these were frozen.
+        partial: True if other places were frozen.
     """
 
     places: frozenset[Place]
@@ -41,16 +41,13 @@ class TrainedPlaces:
 
 
 def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
-    """What the record of an expert's training says; None without a record, or with another one.
+    """The places in the record of an expert's training; None without a readable record.
 
-    The record of a checkpoint of a training is that of its training, two folders above.
-
-    Raises:
-        CheckpointError: the record is not JSON.
+    A checkpoint of a training has the record of its training, two folders above.
     """
     folder = expert.adapter.folder if expert.adapter else expert.folder
     above = [folder.parent.parent] if folder.parent.name == "checkpoints" else []
-    path = next((p for one in (folder, *above) if (p := one / TRAINING).is_file()), None)
+    path = next((p for f in (folder, *above) if (p := f / TRAINING).is_file()), None)
     if path is None:
         return None
     record = read_json_object(path)
@@ -73,10 +70,10 @@ def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
 
 
 def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
-    """A swap that leaves its zones open, along the partition that its experts were trained on.
+    """The recipe, with a swap without settings replaced by the partition of its experts' training.
 
-    The recipe as it is where it says its zones, what is outside or weights, or where no expert
-    records a partition, or two record different ones.
+    Returns the recipe unchanged if it has zones, `outside` or weights, if no expert records a
+    partition, or if two record different partitions.
     """
     swap = recipe.swap
     if swap is None or not swap.model_fields_set <= OPEN or recipe.weights != "uniform":
@@ -93,28 +90,25 @@ def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
 def training_notes(
     recipe: Recipe, composition: Composition, experts: Mapping[str, Checkpoint]
 ) -> list[str]:
-    """What the records of the experts say of a composition, a line each.
+    """Notes on a composition from the records of its experts' training.
 
-    Names a partition that is the experts' own, trained places that an expert gives nothing or a
-    part of, and evaluation items in its training data.
+    They name the experts' own partition, trained places that an expert does not give or gives in
+    part, and evaluation items in its training data.
     """
     if composition.moved:
         return []  # The record's layers are those before the move.
-    found = {
-        name: t for name, one in experts.items() if (t := read_trained_places(one)) is not None
-    }
+    records = {name: record for name, c in experts.items() if (record := read_trained_places(c))}
     notes = []
     chosen, recorded = recipe.partition, _recorded(experts)
     if chosen is not None and recorded == (chosen.name, chosen.outside):
         notes.append(f"along partition {chosen.name}, on which the experts were trained")
-    for name, training in found.items():
-        stored = _stored(experts[name])
+    for name, training in records.items():
         if training.places and training.partial:
-            notes += _lost(name, composition, found, stored)
+            notes += _lost(name, composition, records, _stored(experts[name]))
         for items, count in training.contaminated.items():
             notes.append(
                 f"{name}: {count:,} rows of its training data contain an item of {items}; scores "
-                "on it are flattered"
+                "on it are inflated"
             )
     return notes
 
@@ -122,12 +116,12 @@ def training_notes(
 def _lost(
     name: str,
     composition: Composition,
-    found: Mapping[str, TrainedPlaces],
+    records: Mapping[str, TrainedPlaces],
     stored: frozenset[Place],
 ) -> Iterator[str]:
-    """What the composition takes too little of, where the expert or its like should give all."""
-    trained = found[name].places
-    alike = {other for other, one in found.items() if one.places == trained}
+    """A note on trained places of which the composition takes too little of the expert."""
+    trained = records[name].places
+    alike = {other for other, record in records.items() if record.places == trained}
     shares: dict[Place, float] = {}
     for place in trained:
         weights = composition[place].weights
@@ -150,14 +144,14 @@ def _lost(
 
 
 def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | None:
-    """The partition that the records name, if they name one and no other."""
-    trainings = map(read_trained_places, experts.values())
-    named = {one.partition for one in trainings if one and one.partition}
+    """The one partition that the records name; None if they name none or several."""
+    records = map(read_trained_places, experts.values())
+    named = {record.partition for record in records if record and record.partition}
     return named.pop() if len(named) == 1 else None
 
 
 def _stored(expert: Checkpoint) -> frozenset[Place]:
-    """The places of an expert's tensors; of an adapter's where it has weights of its own."""
+    """The places of an expert's tensors; of an adapter's own weights if it is an adapter."""
     names: Iterable[str] = expert.tensors
     if expert.adapter is not None:
         names = [*expert.low_rank, *expert.adapter.saved]
@@ -169,7 +163,7 @@ def places_in_words(places: Iterable[Place], stored: Iterable[Place]) -> str:
 
     Args:
         places: some of `stored`.
-        stored: every place that has tensors; a layer of which all are named is named alone.
+        stored: every place with tensors. A layer with all its places is named without roles.
     """
     chosen, every = set(places), set(stored)
     of_layer = {

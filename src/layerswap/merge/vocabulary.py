@@ -1,4 +1,4 @@
-"""Bringing embeddings and heads to one vocabulary, token by token."""
+"""Aligns embeddings and heads to one vocabulary, token by token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge.compatibility import (
+from layerswap.merge.tokenizers import (
     check_tokenizers,
     differences,
     read_vocabulary,
@@ -22,7 +22,7 @@ from layerswap.merge.compatibility import (
 
 UNION = "union"
 RowMap = tuple[tuple[str, int, int], ...]
-"""Runs of rows: whose they are, the first of them, and how many."""
+"""Runs of rows: the checkpoint that has them, the first row, and their number."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Alignment:
     """One vocabulary for all experts.
 
     Attributes:
-        owner: the expert whose tokenizer is written.
+        owner: the checkpoint whose tokenizer is written.
         size: rows of the embedding in the output.
-        rows: where each checkpoint's rows of that vocabulary are found. A row that a checkpoint
-            lacks is that of the first expert that has its token, so that a blend is one of those
+        rows: for each checkpoint the sources of its rows in that vocabulary. Missing rows are
+            copied from the first expert that has the token, so that a blend uses only experts
             that have it.
-        deltas: the same for methods that take deltas: a row that an expert lacks is the base's,
-            so that it adds nothing there.
-        added: tokens that the owner's tokenizer lacks, by the expert they come from, in the
-            order of their new ids.
+        deltas: the same for methods that take deltas. Missing rows are copied from the base, so
+            that their delta is 0.
+        added: tokens that the owner's tokenizer lacks, by the expert that has them, in the order
+            of their new ids.
     """
 
     owner: str
@@ -48,23 +48,22 @@ class Alignment:
     added: Mapping[str, tuple[str, ...]]
 
     def is_identity(self, name: str, count: int) -> bool:
-        """Whether a checkpoint's `count` rows stay as they are."""
+        """True if a checkpoint's `count` rows stay unchanged."""
         return count == self.size and self.rows[name] == ((name, 0, count),)
 
 
 def align(
     recipe: Recipe, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> Alignment | None:
-    """How to bring the checkpoints to one vocabulary; None where they have one already.
+    """The alignment of the checkpoints to one vocabulary; None if they have one vocabulary.
+
+    Tokenizers that differ are a MergeError if the recipe chooses none, or without the
+    `tokenizer.json` that rows are aligned by.
 
     Args:
-        recipe: its `tokenizer` says whose vocabulary the output has.
+        recipe: the recipe; its `tokenizer` chooses the vocabulary.
         checkpoints: the experts in their order, and the base.
-        base: which of them is the base.
-
-    Raises:
-        MergeError: the tokenizers differ and the recipe does not choose one, or there is no
-            `tokenizer.json` to align rows by.
+        base: the base among them.
     """
     sizes = {name: checkpoint.vocabulary_size for name, checkpoint in checkpoints.items()}
     choice = _choice(recipe)
@@ -92,20 +91,20 @@ def align(
 
 
 def _refuse_roleless(checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse to align rows where a tensor of unknown role may have rows of tokens too."""
+    """Refuse to align rows if a tensor of unknown role may have rows of tokens too."""
     for name, checkpoint in checkpoints.items():
         if checkpoint.numbered is None:
             continue
         for tensor in checkpoint.places:
             if tensor in checkpoint.numbered.roleless and checkpoint.places[tensor].layer is None:
                 raise MergeError(
-                    f"{name}: cannot tell whether {tensor!r} has rows of tokens, so vocabularies "
-                    f"cannot be aligned; {pattern_advice(tensor)}"
+                    f"{name}: the role of {tensor!r} is unknown, so vocabularies cannot be "
+                    f"aligned; {pattern_advice(tensor)}"
                 )
 
 
 def _choice(recipe: Recipe) -> str | None:
-    """`union`, or the expert with a source whose tokenizer the output has."""
+    """`union`, or the expert with a source that gives the tokenizer."""
     choice = recipe.tokenizer
     if choice is None or choice == UNION:
         return choice
@@ -113,15 +112,15 @@ def _choice(recipe: Recipe) -> str | None:
         choice = getattr(recipe.method, choice, None)
     if not isinstance(choice, str) or choice not in recipe.experts:
         raise RecipeError(
-            f"tokenizer: no expert {recipe.tokenizer!r}; name an expert, or write union"
+            f"tokenizer: no expert {recipe.tokenizer!r}; write the name of an expert, or union"
         )
     if recipe.experts[choice].source is not None:
         return choice
-    return str(recipe.flat(choice).experts[0])
+    return str(recipe.flat_experts()[choice].experts[0])
 
 
 def _padded(checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]) -> Alignment | None:
-    """One tokenizer, embeddings padded to different sizes: the longest decides."""
+    """The alignment for one tokenizer and embeddings padded to different sizes."""
     if len(set(sizes.values())) == 1:
         return None
     known = {name: tokens for name, c in checkpoints.items() if (tokens := read_vocabulary(c))}
@@ -131,7 +130,7 @@ def _padded(checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]) -> 
             other = owner if size != sizes[owner] else min(sizes, key=lambda n: sizes[n])
             raise MergeError(
                 f"vocabularies differ: {sizes[other]} rows in {other}, {size} in {name}, which has "
-                "no tokenizer.json to tell whether the rows are the same tokens"
+                "no tokenizer.json to compare the tokens by"
             )
         last = max(known[name].values(), default=-1)
         if last >= size:
@@ -150,23 +149,23 @@ def _vocabularies(
     checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
     """Id of every token, per checkpoint."""
-    found: dict[str, dict[str, int]] = {}
+    vocabularies: dict[str, dict[str, int]] = {}
     for name, checkpoint in checkpoints.items():
         tokens = read_vocabulary(checkpoint)
         if not tokens:
-            # Adapters and bases often come without one; rows of one size are the same tokens.
-            like = next((other for other in found if sizes[other] == sizes[name]), None)
+            # Adapters and bases often have none; equal sizes are assumed to be equal tokens.
+            like = next((other for other in vocabularies if sizes[other] == sizes[name]), None)
             if like is None:
                 raise MergeError(f"{name} has no tokenizer.json to align its rows by")
-            tokens = found[like]
+            tokens = vocabularies[like]
         last = max(tokens.values(), default=-1)
         if last >= sizes[name]:
             raise MergeError(
                 f"{name} has {sizes[name]} rows in its embedding, but its tokenizer has token "
                 f"{last}"
             )
-        found[name] = tokens
-    return found
+        vocabularies[name] = tokens
+    return vocabularies
 
 
 def _union(
@@ -177,8 +176,8 @@ def _union(
     added: dict[str, tuple[str, ...]] = {}
     following = 1 + max(target.values(), default=-1)
     for name in names[1:]:
-        theirs = tokens[name]
-        new = [token for token in sorted(theirs, key=theirs.__getitem__) if token not in target]
+        ids = tokens[name]
+        new = [token for token in sorted(ids, key=ids.__getitem__) if token not in target]
         target.update({token: following + i for i, token in enumerate(new)})
         following += len(new)
         if new:
@@ -192,15 +191,15 @@ def _rows(
     target: tuple[Mapping[str, int], int],
     tokens: Mapping[str, Mapping[str, int]],
 ) -> RowMap:
-    """Where rows for the target vocabulary lie: each with the first of `order` that has its token.
+    """The sources of the target's rows: for each token the first of `order` that has it.
 
-    Rows that no token has are padding; they are the owner's.
+    Rows without a token are padding, taken from the owner.
     """
     vocabulary, size = target
     places: list[tuple[str, int]] = [(owner, row) for row in range(size)]
     for token, row in vocabulary.items():
-        has = next(name for name in order if token in tokens[name])
-        places[row] = (has, tokens[has][token])
+        source = next(name for name in order if token in tokens[name])
+        places[row] = (source, tokens[source][token])
     return tuple(_runs(places))
 
 
@@ -213,13 +212,10 @@ def _runs(places: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
 
 
 def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpoint]) -> None:
-    """Add to the tokenizer in `folder` the tokens that only other experts have.
+    """Add the tokens that only other experts have to the tokenizer in `folder`.
 
-    They are added tokens there: found in a text before it is split further. A token of a
-    byte-level vocabulary is added as the text that it stands for.
-
-    Raises:
-        MergeError: the tokenizer gives a token another id than its row has.
+    They become added tokens, which are matched before a text is split further. A token of a
+    byte-level vocabulary is added as its text.
     """
     path = folder / "tokenizer.json"
     data = read_json_object(path)
@@ -227,14 +223,14 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
     entries, taken = list(data.get("added_tokens") or ()), set(known_ids)
     following = 1 + max(known_ids.values(), default=-1)
     for name, tokens in alignment.added.items():
-        theirs = read_json_object(experts[name].folder / "tokenizer.json")
-        known = {entry["content"]: entry for entry in theirs.get("added_tokens") or ()}
+        other = read_json_object(experts[name].folder / "tokenizer.json")
+        known = {entry["content"]: entry for entry in other.get("added_tokens") or ()}
         for i, token in enumerate(tokens):
-            entry = known.get(token) or _plain_token(_as_text(token, theirs))
+            entry = known.get(token) or _plain_token(_as_text(token, other))
             if entry["content"] in taken:
                 raise MergeError(
-                    f"tokenizers cannot be joined: {token!r} of {name} stands for a text that is a "
-                    "token already; choose one tokenizer"
+                    f"tokenizers cannot be joined: the text of {token!r} of {name} is a token "
+                    "already; choose one tokenizer"
                 )
             entries.append({**entry, "id": following + i})
             taken.add(entry["content"])
@@ -248,11 +244,11 @@ def _plain_token(text: str) -> dict[str, Any]:
 
 
 def _as_text(token: str, tokenizer: Mapping[str, Any]) -> str:
-    """What a token of a byte-level vocabulary stands for; others stand for themselves."""
+    """The text of a token of a byte-level vocabulary; other tokens are their text."""
     if "ByteLevel" not in json.dumps(tokenizer.get("decoder")):
         return token
     from tokenizers.decoders import ByteLevel
 
     text = str(ByteLevel().decode([token]))
-    # Half of a character stands for no text: its row can never be asked for.
+    # Half of a character is no text, so its row is never looked up.
     return token if "\ufffd" in text else text

@@ -14,7 +14,7 @@ from layerswap.compose import Recipe, Zones, read_recipe
 from layerswap.compose.yaml_file import validate
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge import Plan, make_plan
 from layerswap.report.charts import draw_grid
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.tables import Table, difference_words, interval_words

@@ -17,8 +17,8 @@ from layerswap._types import Log
 from layerswap.compose import Recipe, Zones, zone_grid
 from layerswap.compose.schema import BASE, Override
 from layerswap.errors import EvaluationError
-from layerswap.merge.planner import Plan
-from layerswap.search.conditions import Condition, recomposed, swapped
+from layerswap.merge import Plan
+from layerswap.search.conditions import Condition, swapped
 from layerswap.search.spec import Grid, RandomDraws
 
 OUTSIDE = "outside"
@@ -94,7 +94,7 @@ def draw_plan(start: Plan, sources: Sources) -> Plan:
     assert swap is not None, "a sweep's recipe is a swap"
     places = [*start.recipe.places, *_overrides(start.recipe, sources)]
     swap = swap.model_copy(update={"outside": sources[OUTSIDE]})
-    return recomposed(start, start.recipe.model_copy(update={"swap": swap, "places": places}))
+    return start.with_recipe(start.recipe.model_copy(update={"swap": swap, "places": places}))
 
 
 def _overrides(recipe: Recipe, sources: Sources) -> Iterator[Override]:

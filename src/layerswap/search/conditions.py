@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
-from layerswap.compose import Recipe, Zones, default_zones
+from layerswap.compose import Zones, default_zones
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge.planner import Plan
+from layerswap.merge import Plan
 
 COMPOSITION_KEYS = ("swap", "places", "weights")
 """Keys of a swap's recipe that its baselines do not share."""
@@ -195,7 +195,7 @@ def contenders(
     data = start.recipe.model_dump(exclude_defaults=True)
     shared = {key: value for key, value in data.items() if key not in COMPOSITION_KEYS}
     plans = {
-        condition: recomposed(start, check_recipe({**shared, **part}, where=str(condition)))
+        condition: start.with_recipe(check_recipe({**shared, **part}, where=str(condition)))
         for condition, part in parts.items()
     }
     return {**plans, DEFAULT: swapped(start, default_zones(start.composition.layers))}
@@ -207,11 +207,4 @@ def swapped(start: Plan, zones: Zones, outside: str = "") -> Plan:
     assert method is not None, "only a swap has zones"
     changes = {**vars(zones), **({"outside": outside} if outside else {})}
     swap = method.model_copy(update=changes)
-    return recomposed(start, start.recipe.model_copy(update={"swap": swap}))
-
-
-def recomposed(start: Plan, recipe: Recipe) -> Plan:
-    """The plan of another recipe over the same checkpoints."""
-    old = start.composition
-    composition = recipe.resolve(old.layers, start.magnitude, taken=old.taken)
-    return replace(start, recipe=recipe, composition=composition)
+    return start.with_recipe(start.recipe.model_copy(update={"swap": swap}))

@@ -15,7 +15,8 @@ from layerswap.evaluation.harness import evaluate, load_tasks, open_sweep
 from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.results import document_scores
-from layerswap.merge.planner import Plan, plan_tokenizer
+from layerswap.merge import Plan
+from layerswap.merge.loading import plan_tokenizer
 from layerswap.search.conditions import Condition
 from layerswap.search.protocol import Values, split_documents
 from layerswap.search.spec import SweepSettings

@@ -20,7 +20,7 @@ from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval, paired_difference
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge import Plan, make_plan
 from layerswap.search.candidates import (
     Sources,
     draw_condition,

@@ -10,7 +10,7 @@ import yaml
 from layerswap._types import Log
 from layerswap.compose.recipe import read_recipe
 from layerswap.errors import StudyError
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 from layerswap.report.tables import interval_words
 from layerswap.study.journal import StudyJournal
 from layerswap.study.results import StudyResults

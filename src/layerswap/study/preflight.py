@@ -18,7 +18,7 @@ from layerswap.evaluation.harness import check_task_names, load_tasks
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
-from layerswap.merge.planner import make_plan
+from layerswap.merge import make_plan
 from layerswap.search.spec import Grid
 from layerswap.study.inputs import existing_path
 from layerswap.study.journal import INDEX, read_journal

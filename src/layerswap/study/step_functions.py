@@ -19,7 +19,7 @@ from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.results import read_scores, write_results
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.suites import WrittenTask
-from layerswap.merge.planner import Plan, make_plan
+from layerswap.merge import Plan, make_plan
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
 from layerswap.study.conditions import LanguageModels, RecipeData, recipes

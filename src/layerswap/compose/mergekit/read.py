@@ -1,4 +1,4 @@
-"""Reads a mergekit configuration as a recipe; checks its rules beyond the types of its fields."""
+"""Reads a mergekit configuration as a recipe, and checks rules beyond the types of its fields."""
 
 from __future__ import annotations
 
@@ -7,67 +7,72 @@ from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from layerswap.compose.mergekit.methods import METHODS, PER_MODEL, SHARED, WEIGHTED_SUMS, range_of
-from layerswap.compose.mergekit.resolve import Parameters, StackSlice, needs_weight, read_stack
+from layerswap.compose.mergekit.resolve import Settings, StackSlice, needs_weight, read_stack
 from layerswap.compose.mergekit.schema import MergekitFile, MergekitMethod, scalars
 from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest, validate, validate_whole
 from layerswap.errors import RecipeError
+from layerswap.methods import SPELLINGS
+from layerswap.methods.mergekit import Spelling
+from layerswap.methods.method import Parameter
 
-PARAMETERS = (*PER_MODEL, *SHARED, "normalize", "int8_mask", "t", "filter_wise", "eps")
-"""What mergekit knows; like mergekit we pass over those that the method does not have."""
+PARAMETERS = sorted(
+    {"int8_mask", "eps"}.union(*({*s.models, *s.shared} for s in SPELLINGS.values()))
+)
+"""mergekit's parameters. As in mergekit, those that the method does not have are ignored."""
 BODIES = ("models", "slices", "modules")
 
 
 def mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     """Every mistake in a configuration's raw data that the types of its fields do not show.
 
-    Tolerates data of any shape: what has the wrong type is left to the type check.
+    Passes over data of a wrong type, which the type check reports.
     """
-    found = [*_method_mistakes(data), *_body_mistakes(data)]
+    name = data.get("merge_method")
+    spelling = SPELLINGS.get(name) if isinstance(name, str) else None
+    errors = list(_body_mistakes(data))
+    if isinstance(name, str) and spelling is None:
+        text = f"no method {name!r}{nearest(name, sorted(SPELLINGS))}"
+        errors.append((("merge_method",), text))
     for path, parameters in _all_parameters(data):
-        found += _parameter_mistakes(path, parameters, data.get("merge_method"))
+        errors += _parameter_mistakes(path, parameters, spelling)
     stack = read_stack(data)
-    found += _nothing_on_the_base(stack, data.get("merge_method"))
-    for one in stack:
-        found += _layer_mistakes(one)
-        found += _source_mistakes(one, data.get("merge_method"))
-    return found
+    for part in stack:
+        errors += _layer_mistakes(part)
+        if spelling is not None:
+            errors += _source_mistakes(part, spelling)
+    only_base = all(source.model == part.base for part in stack for source in part.sources)
+    if spelling is not None and spelling.base == "deltas" and stack and only_base:
+        errors.append(((), "there is no model beside the base model"))
+    return errors
 
 
 def file_mistakes(data: Mapping[Any, Any]) -> list[Mistake]:
     """Every mistake in a whole file: those of its method, and of dtypes and tokenizer."""
-    found = mistakes(data)
+    errors = mistakes(data)
     for key in ("dtype", "out_dtype"):
         value = data.get(key)
         if isinstance(value, str) and value.removeprefix("torch.") not in DTYPES:
-            found.append(((key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"))
+            errors.append(((key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"))
     if data.get("chat_template") is not None:
         text = "layerswap copies the tokenizer with its template; remove `chat_template`"
-        found.append((("chat_template",), text))
+        errors.append((("chat_template",), text))
     tokenizer = data.get("tokenizer")
     if tokenizer is not None and data.get("tokenizer_source") is not None:
-        found.append((("tokenizer",), "give tokenizer or tokenizer_source, not both"))
+        errors.append((("tokenizer",), "give tokenizer or tokenizer_source, not both"))
     if isinstance(tokenizer, dict):
         for key in ("tokens", "pad_to_multiple_of"):
             if tokenizer.get(key) is not None:
                 text = "not supported; embedding rows are merged as they are"
-                found.append((("tokenizer", key), text))
-    return found
-
-
-def _method_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
-    name = data.get("merge_method")
-    if not isinstance(name, str) or name in METHODS:
-        return
-    yield ("merge_method",), f"layerswap has no {name!r}{nearest(name, sorted(METHODS))}"
+                errors.append((("tokenizer", key), text))
+    return errors
 
 
 def _body_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
     given = [key for key in BODIES if data.get(key)]
     if len(given) != 1:
-        found = " and ".join(given) if given else "none"
-        yield (), f"give exactly one of {', '.join(BODIES)}; found {found}"
+        names = " and ".join(given) if given else "none"
+        yield (), f"give exactly one of {', '.join(BODIES)}; found {names}"
     modules = data.get("modules")
     if not isinstance(modules, dict):
         return
@@ -80,7 +85,7 @@ def _body_mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
 
 
 def _all_parameters(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every `parameters` of a configuration, with the key path that leads to it."""
+    """Every `parameters` of a configuration, with its key path."""
     if isinstance(data, Mapping):
         if isinstance(data.get("parameters"), Mapping):
             yield (*path, "parameters"), data["parameters"]
@@ -94,44 +99,30 @@ def _all_parameters(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, An
             yield from _all_parameters(item, (*path, i))
 
 
-def _parameter_mistakes(path: KeyPath, raw: Mapping[Any, Any], method: object) -> Iterator[Mistake]:
+def _parameter_mistakes(
+    path: KeyPath, raw: Mapping[Any, Any], spelling: Spelling | None
+) -> Iterator[Mistake]:
     for name in raw:
         if isinstance(name, str) and name not in PARAMETERS:
-            yield (*path, name), f"mergekit has no parameter {name!r}{nearest(name, [*PARAMETERS])}"
-    if not isinstance(method, str) or method not in METHODS:
-        return
+            yield (*path, name), f"mergekit has no parameter {name!r}{nearest(name, PARAMETERS)}"
+    known = {**spelling.models, **spelling.shared} if spelling else {}
     for name, setting in _readable(raw).items():
-        wanted = range_of(method, name) if name in _used(method) else None
-        for value in scalars(setting) if wanted else ():
+        parameter = known.get(name)
+        if isinstance(parameter, Parameter):
             try:
-                assert wanted is not None
-                wanted.check(value)
+                for value in scalars(setting):
+                    parameter.check(value)
             except RecipeError as error:
                 yield (*path, name), str(error)
-                break
 
 
-def _used(method: str) -> set[str]:
-    """The parameters with a range that a method looks at."""
-    found = {*METHODS[method].required}
-    if method in WEIGHTED_SUMS:
-        found.add("lambda")
-    if METHODS[method].sparse:
-        found.add("density")
-    if METHODS[method].sparse == "band":
-        found.add("gamma")
-    if METHODS[method].sparse == "ranked":
-        found.add("epsilon")
-    return found
-
-
-def _readable(raw: Mapping[Any, Any]) -> Parameters:
+def _readable(raw: Mapping[Any, Any]) -> Settings:
     stack = read_stack({"models": [{"model": "x", "parameters": raw}]})
     return stack[0].sources[0].parameters
 
 
-def _layer_mistakes(one: StackSlice) -> Iterator[Mistake]:
-    for source in one.sources:
+def _layer_mistakes(part: StackSlice) -> Iterator[Mistake]:
+    for source in part.sources:
         if source.layers is None:
             continue
         first, stop = source.layers
@@ -139,60 +130,51 @@ def _layer_mistakes(one: StackSlice) -> Iterator[Mistake]:
             yield (*source.path, "layer_range"), f"[{first}, {stop}] holds no layer"
         elif stop > LARGEST_STACK:
             yield (*source.path, "layer_range"), f"no model has {stop} layers"
-    ranges = {source.layers for source in one.sources if source.layers}
+    ranges = {source.layers for source in part.sources if source.layers}
     if len({stop - first for first, stop in ranges}) > 1:
-        yield one.path, "the sources have different numbers of layers"
+        yield part.path, "the sources have different numbers of layers"
 
 
-def _source_mistakes(one: StackSlice, name: object) -> Iterator[Mistake]:
-    if not isinstance(name, str) or name not in METHODS:
-        return
-    method, models = METHODS[name], [source.model for source in one.sources]
-    for i, source in enumerate(one.sources):
+def _source_mistakes(part: StackSlice, spelling: Spelling) -> Iterator[Mistake]:
+    name, models = spelling.name, [source.model for source in part.sources]
+    for i, source in enumerate(part.sources):
         if source.model in models[:i]:
-            yield source.path, f"{source.model!r} is there twice"
-    low, high = method.sources
-    counted = set(models) - ({one.base} if method.optional_base else set())
+            yield source.path, f"{source.model!r} is given twice"
+    low, high = spelling.sources
+    optional = spelling.base == "optional"
+    counted = set(models) - ({part.base} if optional else set())
     if not low <= len(counted) <= high:
         wanted = f"exactly {low}" if low == high else f"at least {low}"
         with_base = ", the base model included"
-        if high == 1 or method.optional_base:
-            with_base = " beside the base model" if method.optional_base else ""
+        if high == 1 or optional:
+            with_base = " beside the base model" if optional else ""
         noun = "model" if low == 1 else "models"
-        text = f"{name} takes {wanted} {noun}{with_base}; found {len(counted)}"
-        yield one.path, text
-    if method.deltas or name == "slerp":
-        if one.base is None:
-            why = "works on deltas and needs" if method.deltas else "starts from"
+        yield part.path, f"{name} takes {wanted} {noun}{with_base}; found {len(counted)}"
+    if spelling.base in ("deltas", "first"):
+        if part.base is None:
+            why = "works on deltas and needs" if spelling.base == "deltas" else "starts from"
             yield (), f"{name} {why} a base model; give `base_model`"
-        elif one.base not in models:
-            yield one.path, f"{one.base!r} is the base model and must be among the sources"
-    for parameter in method.required:
-        yield from _missing(one, name, parameter)
+        elif part.base not in models:
+            yield part.path, f"{part.base!r} is the base model and must be among the sources"
+    for parameter in spelling.required:
+        yield from _missing(part, spelling, parameter)
 
 
-def _nothing_on_the_base(stack: list[StackSlice], name: object) -> Iterator[Mistake]:
-    if not isinstance(name, str) or name not in METHODS or not METHODS[name].deltas:
+def _missing(part: StackSlice, spelling: Spelling, parameter: str) -> Iterator[Mistake]:
+    """A required parameter that no level sets."""
+    if any(parameter in scope for scope in part.scopes):
         return
-    if stack and all(source.model == one.base for one in stack for source in one.sources):
-        yield (), "there is no model beside the base model"
-
-
-def _missing(one: StackSlice, name: str, parameter: str) -> Iterator[Mistake]:
-    """Required parameters that no level sets."""
-    shared = any(parameter in scope for scope in one.scopes)
-    if parameter == "t":
-        if not shared:
-            meant = "from 0 (the base model) to 1" if name == "slerp" else "the largest change"
-            yield ("parameters", "t"), f"{name} needs t, {meant}"
+    if parameter in spelling.shared:
+        meant = "from 0 (the base model) to 1" if spelling.name == "slerp" else "the largest change"
+        yield ("parameters", parameter), f"{spelling.name} needs {parameter}, {meant}"
         return
-    for source in one.sources:
-        if needs_weight(name, source, one) and not shared and parameter not in source.parameters:
-            yield source.path, f"{name} needs a {parameter} for {source.model!r}"
+    for source in part.sources:
+        if needs_weight(spelling, source, part) and parameter not in source.parameters:
+            yield source.path, f"{spelling.name} needs a {parameter} for {source.model!r}"
 
 
 KEYS = ("merge_method", "slices", "models", "modules", "base_model")
-"""Keys by which a configuration is known; a recipe has none of them."""
+"""Keys by which a configuration is recognised; a recipe has none of them."""
 
 
 class _File(MergekitFile):
@@ -203,7 +185,7 @@ class _File(MergekitFile):
 
 
 def is_mergekit(data: Mapping[Any, Any]) -> bool:
-    """Whether a file's data is a mergekit configuration and no recipe."""
+    """True if a file's data is a mergekit configuration and not a recipe."""
     return any(key in data for key in KEYS) and "experts" not in data
 
 
@@ -212,10 +194,8 @@ def recipe_data(
 ) -> dict[str, Any]:
     """The recipe that gives the same result, as plain data.
 
-    Its `mergekit` holds the configuration, with every model called by an expert's name.
-
-    Raises:
-        RecipeError: all mistakes at once, each on a line with its key path.
+    Its `mergekit` holds the configuration, with every model under an expert's name. Reports all
+    mistakes at once, each with its line and key path.
     """
     file = validate(_File, data, where=where, expected="a configuration is a mapping", lines=lines)
     method = MergekitMethod.model_validate(
@@ -227,13 +207,13 @@ def recipe_data(
     return {
         "experts": {name: _expert(model) for model, name in names.items() if model != base},
         **({"base": _expert(base)} if base else {}),
-        "mergekit": renamed(method.model_dump(exclude_unset=True), names),
+        "mergekit": _renamed(method.model_dump(exclude_unset=True), names),
         **({"dtype": dtype.removeprefix("torch.")} if dtype else {}),
         **_tokenizer(file, names),
     }
 
 
-def renamed(value: Any, names: Mapping[str, str]) -> Any:
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     """A configuration's plain data with other names for its models."""
     if isinstance(value, Mapping):
         return {
@@ -241,10 +221,10 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
             if key in ("model", "base_model") and isinstance(item, str)
             else item
             if key == "parameters"
-            else renamed(item, names)
+            else _renamed(item, names)
             for key, item in value.items()
         }
-    return [renamed(item, names) for item in value] if isinstance(value, list | tuple) else value
+    return [_renamed(item, names) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _base_of(method: MergekitMethod) -> str | None:
@@ -252,14 +232,13 @@ def _base_of(method: MergekitMethod) -> str | None:
     if method.base_model is None:
         return None
     stack = read_stack(method.model_dump(exclude_none=True))
-    merged = {source.model for one in stack for source in one.sources}
-    reading = METHODS[method.merge_method]
-    taken = reading.deltas or reading.optional_base or method.base_model not in merged
-    return method.base_model if taken else None
+    merged = {source.model for part in stack for source in part.sources}
+    deltas = SPELLINGS[method.merge_method].base in ("deltas", "optional")
+    return method.base_model if deltas or method.base_model not in merged else None
 
 
 def _names(models: list[str], base: str | None) -> dict[str, str]:
-    """A name for every model: the last part of its path, numbered where two have the same."""
+    """A name for every model: the last part of its path, numbered if two are the same."""
     names = {} if base is None else {base: BASE}
     taken = set(names.values())
     for model in models:
@@ -274,7 +253,7 @@ def _names(models: list[str], base: str | None) -> dict[str, str]:
 
 
 def _tokenizer(file: _File, names: Mapping[str, str]) -> dict[str, str]:
-    """Whose tokenizer to align to; nothing for the base's, which experts of one base share."""
+    """The tokenizer to align to; nothing for the base's, which experts of one base share."""
     chosen = file.tokenizer.source if file.tokenizer else file.tokenizer_source
     name = "union" if chosen == "union" else names.get(chosen) if isinstance(chosen, str) else None
     return {"tokenizer": name} if name and name != BASE else {}

@@ -1,4 +1,4 @@
-"""The layers that a configuration stacks, in one form whatever keys it is written with."""
+"""The composition of a mergekit configuration: its stack of layers, and the blend of each place."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from layerswap.checkpoint.places import Place, renumbered, restacked_names
-from layerswap.compose.blend import Blend
+from layerswap.compose.blend import Blend, Operation
 from layerswap.compose.composition import Composition
-from layerswap.compose.mergekit.methods import (
-    BY_SIZE,
-    METHODS,
-    PER_MODEL,
-    SHARED,
-    ModelEntry,
-    Shared,
-    merged,
-)
 from layerswap.compose.mergekit.schema import (
     MergekitMethod,
-    Scalar,
     Setting,
     read_reference,
     read_setting,
@@ -28,13 +18,11 @@ from layerswap.compose.mergekit.schema import (
 )
 from layerswap.compose.yaml_file import KeyPath
 from layerswap.errors import RecipeError
+from layerswap.methods import SPELLINGS
+from layerswap.methods.mergekit import Call, Model, Reading, Scalar, Shared, Spelling, TensorValues
+from layerswap.methods.method import Parameter
 
-DISCRETE = (
-    "filter_wise", "int8_mask", "normalize", "normalize_weights", "nuslerp_flatten",
-    "nuslerp_row_wise", "rescale",
-)  # fmt: skip
-"""Parameters that are true or false."""
-Parameters = Mapping[str, Setting]
+Settings = Mapping[str, Setting]
 
 
 @dataclass(frozen=True)
@@ -42,16 +30,16 @@ class StackSource:
     """A model in a slice.
 
     Attributes:
-        path: where it is written.
-        model: what it is called.
+        path: key path of its entry.
+        model: its name.
         parameters: its own settings.
-        layers: first layer and the one after the last; None where all are meant, or for layers
-            that cannot be read.
+        layers: first layer and the one after the last; None for all layers, or if the entry's
+            cannot be read.
     """
 
     path: KeyPath
     model: str
-    parameters: Parameters
+    parameters: Settings
     layers: tuple[int, int] | None
 
     @property
@@ -66,8 +54,8 @@ class StackSlice:
     """Neighbouring layers of the output.
 
     Attributes:
-        path: where it is written.
-        sources: what they are merged from, in order.
+        path: key path of its entry.
+        sources: the models that it merges, in order.
         base: the base model for these layers.
         scopes: settings for all sources, the nearest first.
     """
@@ -75,42 +63,43 @@ class StackSlice:
     path: KeyPath
     sources: tuple[StackSource, ...]
     base: str | None
-    scopes: tuple[Parameters, ...]
+    scopes: tuple[Settings, ...]
 
     @property
     def taken(self) -> range:
-        """The layers of its first model that it is made of."""
+        """The layers of its first model."""
         return self.sources[0].taken
 
     def taken_of(self, model: str) -> range:
-        """The layers of a model that it is made of; of one that it does not have, the first's."""
-        return next((one.taken for one in self.sources if one.model == model), self.taken)
+        """The layers of a model; those of the first model if it does not merge this one."""
+        return next((s.taken for s in self.sources if s.model == model), self.taken)
 
     def value(
-        self, name: str, tensor: str, t: float, source: StackSource | None = None
+        self, name: str, tensor: str, t: float, source: StackSource | None, *, discrete: bool
     ) -> Scalar | None:
-        """A parameter for one tensor, of one source or for all; None where nothing sets it.
+        """A parameter for one tensor, of one source or for all; None if nothing sets it.
 
         Args:
             name: the parameter.
             tensor: the tensor's name.
             t: position in the slice, 0..1.
-            source: whose own settings are looked at first.
+            source: the source whose own settings win.
+            discrete: the parameter is true or false.
         """
         own = (source.parameters,) if source else ()
         for scope in (*own, *self.scopes):
             if name in scope:
-                found = value_at(scope[name], tensor, t, discrete=name in DISCRETE)
-                if found is not None:
-                    return found
+                value = value_at(scope[name], tensor, t, discrete=discrete)
+                if value is not None:
+                    return value
         return None
 
 
 def read_stack(data: Mapping[Any, Any], layers: int | None = None) -> list[StackSlice]:
-    """The slices of a configuration's plain data; passes over what has a wrong type.
+    """The slices of a configuration's plain data, without entries of a wrong type.
 
-    `models` are one slice of all `layers`, to which a base model that is not among them is added,
-    as mergekit does.
+    `models` are one slice of all `layers`. As in mergekit, a base model that is not among them is
+    added to it.
     """
     top = _settings(data.get("parameters"))
     base = _model(data.get("base_model"))
@@ -122,7 +111,7 @@ def read_stack(data: Mapping[Any, Any], layers: int | None = None) -> list[Stack
         if base is not None and base not in [source.model for source in sources]:
             sources.append(StackSource(("base_model",), base, {}, whole))
         return [StackSlice((*path, "models"), tuple(sources), base, scopes)] if sources else []
-    found = []
+    stack = []
     slices = part.get("slices")
     for i, entry in enumerate(slices if isinstance(slices, list) else ()):
         here = (*path, "slices", i)
@@ -131,14 +120,14 @@ def read_stack(data: Mapping[Any, Any], layers: int | None = None) -> list[Stack
             own = _model(entry.get("base_model")) or base
             if sources:
                 inner = (_settings(entry.get("parameters")), *scopes)
-                found.append(StackSlice(here, tuple(sources), own, inner))
-    return found
+                stack.append(StackSlice(here, tuple(sources), own, inner))
+    return stack
 
 
 def _body(
-    data: Mapping[Any, Any], top: Parameters
-) -> tuple[KeyPath, Mapping[Any, Any], tuple[Parameters, ...]]:
-    """Where the models or slices are, and the settings around them, the nearest first."""
+    data: Mapping[Any, Any], top: Settings
+) -> tuple[KeyPath, Mapping[Any, Any], tuple[Settings, ...]]:
+    """The mapping with models or slices, its path, and the settings around it, nearest first."""
     modules = data.get("modules")
     if isinstance(modules, Mapping) and modules:
         name, module = next(iter(modules.items()))
@@ -158,10 +147,10 @@ def _sources(
 
 def _model(value: object) -> str | None:
     try:
-        found = read_reference(value)
+        reference = read_reference(value)
     except ValueError:
         return None
-    return found if isinstance(found, str) and found else None
+    return reference if isinstance(reference, str) and reference else None
 
 
 def _range(value: object) -> tuple[int, int] | None:
@@ -170,14 +159,14 @@ def _range(value: object) -> tuple[int, int] | None:
     return value[0], value[1]
 
 
-def _settings(value: object) -> Parameters:
-    found = {}
+def _settings(value: object) -> Settings:
+    settings = {}
     for name, setting in value.items() if isinstance(value, Mapping) else ():
         try:
-            found[name] = read_setting(setting)
+            settings[name] = read_setting(setting)
         except ValueError:
-            found[name] = []  # set, but to nothing: its own mistake is reported elsewhere
-    return found
+            settings[name] = []  # the schema reports it; here it counts as set
+    return settings
 
 
 LLAMA = {
@@ -188,18 +177,18 @@ LLAMA = {
     "final_norm": ("model.norm.weight",),
     "head": ("lm_head.weight",),
 }
-"""The names of Llama's tensors by role; those of a layer without `model.layers.N.` before them."""
+"""The names of Llama's tensors by role; inside a layer without `model.layers.N.` before them."""
 
 
 def llama_tensors(layers: int) -> dict[str, Place]:
-    """The tensors of a Llama of `layers` layers, whose names most families share."""
-    found = {}
+    """The places of a Llama's tensors, whose names most families share."""
+    places = {}
     for role, names in LLAMA.items():
         inside = role in ("attention", "mlp", "norm")
         for layer in range(layers) if inside else [None]:
             prefix = "" if layer is None else f"model.layers.{layer}."
-            found.update({prefix + name: Place(layer, role) for name in names})
-    return found
+            places.update({prefix + name: Place(layer, role) for name in names})
+    return places
 
 
 def resolve(
@@ -207,8 +196,8 @@ def resolve(
 ) -> Composition:
     """The composition of a configuration, over the models as it names them.
 
-    Every tensor's parameters are looked up as mergekit does, by its name and layer; the tensors
-    of one place must agree.
+    Every tensor's parameters are looked up as mergekit does, by its name and layer. The tensors of
+    one place must agree.
 
     Args:
         method: the configuration.
@@ -220,18 +209,19 @@ def resolve(
             weights that no blend has.
     """
     stack = read_stack(method.model_dump(exclude_none=True), layers)
-    taken = tuple(layer for one in stack for layer in one.taken)
-    beyond = max(source.taken[-1] for one in stack for source in one.sources)
-    if beyond >= layers:
-        raise RecipeError(f"layer {beyond} is taken from models of {layers} layers")
-    found: dict[Place, tuple[str, Blend]] = {}
+    taken = tuple(layer for part in stack for layer in part.taken)
+    last = max(source.taken[-1] for part in stack for source in part.sources)
+    if last >= layers:
+        raise RecipeError(f"layer {last} is taken from models of {layers} layers")
+    chosen: dict[Place, tuple[str, Blend]] = {}
     positions = _positions(stack)
+    spelling = SPELLINGS[method.merge_method]
     for tensor, (_, place) in restacked_names(tensors or llama_tensors(layers), taken).items():
-        blend = _blend_at(method.merge_method, stack, positions, tensor, place)
-        first, other = found.setdefault(place, (tensor, blend))
+        blend = _blend_at(spelling, stack, positions, tensor, place)
+        first, other = chosen.setdefault(place, (tensor, blend))
         if other != blend:
             raise RecipeError(_divided(place, first, other, tensor, blend))
-    blends = {place: blend for place, (_, blend) in found.items()}
+    blends = {place: blend for place, (_, blend) in chosen.items()}
     moved = None if taken == tuple(range(layers)) else taken
     return Composition.build(
         len(taken), lambda place: _nearest(place, blends), moved, _shifted(stack, taken)
@@ -239,16 +229,16 @@ def resolve(
 
 
 def _shifted(stack: Sequence[StackSlice], taken: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The layers of each model of which others are taken than of the first of its slice."""
-    models = dict.fromkeys(source.model for one in stack for source in one.sources)
-    found = {m: tuple(layer for one in stack for layer in one.taken_of(m)) for m in models}
-    return {model: own for model, own in found.items() if own != taken}
+    """The layers of each model that differ from those of the first model of its slice."""
+    models = dict.fromkeys(source.model for part in stack for source in part.sources)
+    layers = {m: tuple(layer for part in stack for layer in part.taken_of(m)) for m in models}
+    return {model: own for model, own in layers.items() if own != taken}
 
 
 def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
-    """The blend of a place; one without tensors goes with another, as nothing is computed there.
+    """The blend of a place; for a place without tensors, that of a neighbour.
 
-    A tied head has none: it is the embedding.
+    A tied head has no tensor: it is the embedding.
     """
     if place.layer is None:
         roles = ["embedding"] if place.role == "head" else ["final_norm", "embedding"]
@@ -261,96 +251,111 @@ def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
 
 
 def _positions(stack: Iterable[StackSlice]) -> list[tuple[int, int, float]]:
-    """For every layer its slice, and where in the slice it is: counted, and as 0..1."""
-    found = []
-    for number, one in enumerate(stack):
-        steps = len(one.taken) - 1
-        found += [(number, i, i / steps if steps else 1.0) for i in range(len(one.taken))]
-    return found
+    """For every layer its slice, and its position in the slice: counted, and as 0..1."""
+    positions = []
+    for number, part in enumerate(stack):
+        steps = len(part.taken) - 1
+        positions += [(number, i, i / steps if steps else 1.0) for i in range(len(part.taken))]
+    return positions
 
 
 def _blend_at(
-    name: str,
+    spelling: Spelling,
     stack: list[StackSlice],
     positions: list[tuple[int, int, float]],
     tensor: str,
     place: Place,
 ) -> Blend:
-    """What one tensor is made of.
+    """The blend of one tensor.
 
-    Outside the layers mergekit takes the first slice for what comes before them and the last for
-    what comes after, at position 0 of both; of the last it takes as many sources as the first has.
-    What a source sets by itself goes by the tensor's name in the source, the rest by that in the
-    output.
+    Outside the layers mergekit takes the first slice for the embedding and the last for the rest,
+    at position 0 of both; of the last it takes as many sources as the first has. A source's own
+    settings go by the tensor's name in the source, the others by its name in the output.
     """
     names: dict[str, str] = {}
     if place.layer is not None:
         number, step, t = positions[place.layer]
-        one = stack[number]
-        sources = one.sources
+        part = stack[number]
+        sources = part.sources
         names = {s.model: renumbered(tensor, place.layer, s.taken[step]) for s in sources}
     elif place.role == "embedding":
-        one, t = stack[0], 0.0
-        sources = one.sources
+        part, t = stack[0], 0.0
+        sources = part.sources
     else:
-        one, t = stack[-1], 0.0
-        sources = one.sources[: len(stack[0].sources)]
-    if (METHODS[name].deltas or name == "slerp") and one.base not in [s.model for s in sources]:
+        part, t = stack[-1], 0.0
+        sources = part.sources[: len(stack[0].sources)]
+    if spelling.base in ("deltas", "first") and part.base not in [s.model for s in sources]:
         raise RecipeError(
             f"{tensor}: mergekit takes as many sources of the last slice as the first has, which "
-            f"leaves out the base model {one.base!r}; write it first"
+            f"leaves out the base model {part.base!r}; write it first"
         )
     try:
-        entries = [_entry(name, one, s, names.get(s.model, tensor), t) for s in sources]
-        base = one.base if one.base in [entry.model for entry in entries] else None
+        models = [_model_values(spelling, part, s, names.get(s.model, tensor), t) for s in sources]
+        base = part.base if part.base in [model.name for model in models] else None
         inner = names.get(sources[0].model, tensor)
-        return merged(name, entries, base, _shared(name, one, sources[0], (tensor, inner), t))
+        shared = _shared(spelling, part, sources[0], (tensor, inner), t)
+        return _blend(spelling.read(TensorValues(models, base, shared)), base)
     except RecipeError as error:
         raise error.within(tensor) from None
 
 
-def _entry(name: str, one: StackSlice, source: StackSource, tensor: str, t: float) -> ModelEntry:
+def _blend(reading: Reading, base: str | None) -> Blend:
+    if not isinstance(reading, Call):
+        return Blend.of(reading)
+    return Blend.of(
+        Operation.of(
+            reading.method,
+            {_blend(item, base): weight for item, weight in reading.inputs},
+            base=None if base is None else Blend.of(base),
+            parameters=reading.parameters,
+        )
+    )
+
+
+def _model_values(
+    spelling: Spelling, part: StackSlice, source: StackSource, tensor: str, t: float
+) -> Model:
     values = {}
-    for parameter, default in PER_MODEL.items():
-        found = one.value(parameter, tensor, t, source)
-        needed = parameter in METHODS[name].required and needs_weight(name, source, one)
-        if found is None and needed:
+    for parameter, known in spelling.models.items():
+        value = part.value(parameter, tensor, t, source, discrete=False)
+        if (
+            value is None
+            and parameter in spelling.required
+            and needs_weight(spelling, source, part)
+        ):
             raise RecipeError(
                 f"no {parameter} for {source.model!r}: no filter matches, and there is no default"
             )
-        values[parameter] = default if found is None else float(found)
-    return ModelEntry(source.model, **values)
+        values[parameter] = float(known.default if value is None else value)
+    return Model(source.model, values)
 
 
-def needs_weight(name: str, source: StackSource, one: StackSlice) -> bool:
+def needs_weight(spelling: Spelling, source: StackSource, part: StackSlice) -> bool:
     """True if a model must have a weight: a base that deltas are taken from has none."""
-    method = METHODS[name]
-    return not (method.deltas or method.optional_base) or source.model != one.base
+    return spelling.base not in ("deltas", "optional") or source.model != part.base
 
 
 def _shared(
-    name: str, one: StackSlice, source: StackSource, tensors: tuple[str, str], t: float
+    spelling: Spelling, part: StackSlice, source: StackSource, tensors: tuple[str, str], t: float
 ) -> Shared:
-    """What is set for all sources, by a tensor's names in the output and in the first source."""
-    found: dict[str, Scalar] = {}
-    own_defaults = {
-        "normalize": METHODS[name].normalize, "t": None,
-        "rescale": METHODS[name].sparse not in BY_SIZE,
-    }  # fmt: skip
-    for parameter, default in {**SHARED, **own_defaults}.items():
-        # Only what passes through has one source, which may set the scale itself.
-        passes = parameter == "scale"
-        value = one.value(parameter, tensors[passes], t, source if passes else None)
-        if value is None and parameter == "t" and "t" in METHODS[name].required:
-            raise RecipeError("no t: no filter matches, and there is no default")
-        if value is not None or default is not None:
-            found[parameter] = default if value is None else value  # type: ignore[assignment]
-    return found
+    """The values for all sources, by a tensor's names in the output and in the first source."""
+    values: dict[str, Scalar] = {}
+    for parameter, known in spelling.shared.items():
+        default = known.default if isinstance(known, Parameter) else known
+        # Only `passthrough` has one source, which may set the scale itself.
+        own = parameter == "scale"
+        value = part.value(
+            parameter, tensors[own], t, source if own else None, discrete=isinstance(default, bool)
+        )
+        if value is None and parameter in spelling.required:
+            raise RecipeError(f"no {parameter}: no filter matches, and there is no default")
+        values[parameter] = default if value is None else value  # type: ignore[assignment]
+    return values
 
 
 def _divided(place: Place, first: str, other: Blend, tensor: str, blend: Blend) -> str:
     where = place.role if place.layer is None else f"layer {place.layer} {place.role}"
     return (
-        f"{where}: {first} would be {other} and {tensor} {blend}; layerswap merges all of it "
-        "alike, so filters can tell self_attn, mlp and norms apart, but not parts of them"
+        f"{where}: {first} would be {other} and {tensor} {blend}; layerswap merges a place as a "
+        "whole, so filters can separate self_attn, mlp and norms, but not parts of them"
     )

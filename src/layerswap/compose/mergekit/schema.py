@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from layerswap.compose.schema import Strict
+from layerswap.methods.mergekit import Scalar
 
-Scalar = float | bool
 Setting = Any
 """A scalar, a list of scalars (a gradient), or a list of `{"filter": text, "value": ...}`, where
 the filter may be left out."""
@@ -18,11 +18,7 @@ EVERYTHING = (None, "*")
 
 
 def read_setting(value: object) -> Setting:
-    """A setting in its plain form, whatever form mergekit would take it in.
-
-    Raises:
-        ValueError: saying what can be written.
-    """
+    """A setting in its plain form, from any form that mergekit reads; else a ValueError."""
     if isinstance(value, Mapping):
         return [_condition(value)]
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
@@ -31,13 +27,13 @@ def read_setting(value: object) -> Setting:
 
 
 def value_at(setting: Setting, tensor: str, t: float, *, discrete: bool = False) -> Scalar | None:
-    """The value for one tensor; None where no filter matches its name.
+    """The value for one tensor; None if no filter matches its name.
 
     Args:
-        setting: what `read_setting` gave.
+        setting: result of `read_setting`.
         tensor: the tensor's name.
         t: position in the slice, 0 at its first layer and 1 at its last.
-        discrete: whether a gradient jumps between its values, as that of a truth value does.
+        discrete: jump between the values of a gradient, as for true and false.
 
     Example: the gradient `[0, 1]` is 0.25 at t = 0.25; `[0, 0.5, 1]` is 0.25 there too.
     """
@@ -59,7 +55,7 @@ def value_at(setting: Setting, tensor: str, t: float, *, discrete: bool = False)
 
 
 def scalars(setting: Setting) -> Iterator[Scalar]:
-    """Every number and truth value that a setting is written with."""
+    """Every number and truth value in a setting."""
     for item in setting if isinstance(setting, list) else [setting]:
         yield from scalars(item["value"]) if isinstance(item, Mapping) else [item]
 
@@ -87,7 +83,7 @@ def _gradient(value: object) -> Scalar | list[Scalar]:
 def _scalar(value: object) -> Scalar:
     if isinstance(value, bool):
         return value
-    # YAML 1.1 takes 1e-3 for a text; mergekit reads it as the number that is meant.
+    # YAML 1.1 reads 1e-3 as a text; mergekit reads the number.
     if isinstance(value, str):
         try:
             value = float(value)
@@ -99,12 +95,10 @@ def _scalar(value: object) -> Scalar:
 
 
 def read_reference(value: object) -> object:
-    """A model as mergekit refers to it, as one text: `model@revision+adapter@revision`.
+    """A model as one text, from any form that mergekit reads: `model@revision+adapter@revision`.
 
-    A model and an adapter are folders or Hub ids; revision and adapter may be left out.
-
-    Raises:
-        ValueError: another architecture, two adapters, or no text.
+    A model and an adapter are folders or Hub ids; revision and adapter may be left out. Another
+    architecture, two adapters, or anything but text is a ValueError.
     """
     if isinstance(value, dict):
         extra = sorted(set(value) - {"model", "lora"})
@@ -124,7 +118,7 @@ def read_reference(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    """A model's path, `@revision` at its end, from the text or the mapping that mergekit reads."""
+    """A model's path with `@revision`, from a text or a mapping."""
     if not isinstance(value, dict):
         return value
     revision = value.get("revision")
@@ -159,7 +153,7 @@ class SliceSource(Model):
 
 
 class Slice(Strict):
-    """Layers of the output, made of as many layers of each of one model or more."""
+    """Layers of the output, merged from as many layers of each source."""
 
     sources: Annotated[list[SliceSource], Field(min_length=1)]
     base_model: Reference | None = None
@@ -175,16 +169,16 @@ class Body(Strict):
 
 
 class MergekitMethod(Body):
-    """What a mergekit configuration says about the weights.
+    """The part of a mergekit configuration that decides the weights.
 
-    In a recipe, under `mergekit`, models are named as in `experts`, and `base` is its base.
+    Under `mergekit` in a recipe, models have the names of `experts`, and `base` is the recipe's.
 
     Attributes:
         merge_method: mergekit's name of the method.
         models: whole models to merge; or
         slices: the layers of the output, from the input up; or
         modules: `{"default": ...}` with models or slices in it.
-        base_model: what deltas are taken from, or the first model of SLERP.
+        base_model: the model that deltas are taken from, or the first model of SLERP.
         parameters: settings for all models.
     """
 
@@ -194,19 +188,19 @@ class MergekitMethod(Body):
 
     @property
     def experts(self) -> list[str]:
-        """Every model it refers to, the base model first, then in order."""
+        """Every model in it, the base model first."""
         parts: list[Body] = [self, *(self.modules or {}).values()]
-        found = [self.base_model] if self.base_model else []
+        models = [self.base_model] if self.base_model else []
         for part in parts:
-            found += [entry.model for entry in part.models or ()]
-            for one in part.slices or ():
-                found += [one.base_model] if one.base_model else []
-                found += [source.model for source in one.sources]
-        return list(dict.fromkeys(found))
+            models += [entry.model for entry in part.models or ()]
+            for layers in part.slices or ():
+                models += [layers.base_model] if layers.base_model else []
+                models += [source.model for source in layers.sources]
+        return list(dict.fromkeys(models))
 
 
 class Tokenizer(Strict):
-    """Where the tokenizer of the output comes from."""
+    """Origin of the output's tokenizer."""
 
     source: Any = "union"
     tokens: dict[Any, Any] | None = None

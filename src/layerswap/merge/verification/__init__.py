@@ -1,1 +1,1 @@
-"""Verifying an output against its record and its sources."""
+"""Verifies an output against its record and its sources."""

@@ -1,142 +1,126 @@
-"""Verifies an output by its record and its sources, or by those sources that are still there."""
+"""Verifies an output by its record and its sources, or by the sources that are left."""
 
 from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from layerswap._types import Bars, PathLike, no_bars
-from layerswap.checkpoint import Checkpoint, TensorInfo, fingerprints, open_checkpoint, sha256_of
+from layerswap.checkpoint import (
+    Checkpoint,
+    fingerprints,
+    open_checkpoint,
+    read_header,
+    read_json_object,
+    sha256_of,
+)
+from layerswap.checkpoint.folder import CONFIG
+from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.remote import WeightFile
 from layerswap.checkpoint.views import restack
 from layerswap.compose.blend import Blend
-from layerswap.errors import LayerswapError, RecipeError
+from layerswap.errors import CheckpointError, LayerswapError, RecipeError, visible
+from layerswap.merge.api import make_plan
 from layerswap.merge.compatibility import some_tensors
-from layerswap.merge.layout import OutputTensor
-from layerswap.merge.metadata import recorded_name
-from layerswap.merge.planner import AdapterPlan, GGUFPlan, Plan, make_plan
+from layerswap.merge.layout import OutputTensor, Shard, index_of
+from layerswap.merge.metadata import model_card, recorded_name, write_configuration
+from layerswap.merge.plan import Plan
 from layerswap.merge.rounding import LOST_TO_DTYPE
-from layerswap.merge.verification.files import (
-    CARD,
-    Recorded,
-    Verification,
-    check_files,
-    check_saved,
-    check_shards,
-    plan_again,
-    read_record,
-    record_hashes,
-)
-from layerswap.merge.verification.tensors import (
-    ComparisonWork,
-    TensorPair,
-    computed_work,
-    differences,
-    verbatim_work,
-)
-from layerswap.merge.writer import measure_model
+from layerswap.merge.target import RECORD
+from layerswap.merge.verification.compare import Pair, comparisons, differences
+from layerswap.merge.verification.record import Recorded, read_record, same_json
+from layerswap.merge.writer import measure_tensors
+
+CARD = "README.md"
+IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
+"""Files of the Hub and its clients beside a checkpoint."""
 
 
-def remaining_pairs(
-    recorded: Recorded, moved: Mapping[str, str], report: Verification, *, allow_pickle: bool
-) -> list[TensorPair]:
-    """Tensors of the output that must have the bytes of a source which is still there.
+@dataclass
+class Counted:
+    """Tensors of one kind: their number, their bytes, and the bytes that were compared."""
 
-    Opens the output and its sources one by one; notes what cannot be verified without the rest.
+    tensors: int = 0
+    nbytes: int = 0
+    compared: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """For JSON."""
+        return {"tensors": self.tensors, "bytes": self.nbytes, "compared_bytes": self.compared}
+
+
+@dataclass
+class Verification:
+    """The outcome of `verify`.
+
+    Attributes:
+        folder: the output.
+        findings: what is wrong, one line each.
+        unverified: what could not be verified and why, one line each.
+        notes: other facts that a careful person would want to know, one line each.
+        verbatim: tensors that must have the bytes of one source.
+        computed: all other tensors.
+        hashed: number of files whose recorded SHA-256 is the same.
     """
-    opened: dict[str, Checkpoint] = {}
-    recipe = recorded.recipe_with(moved)
-    origins = {n: (e.source, e.revision) for n, e in recipe.experts.items()}
-    if recipe.base is not None:
-        origins.setdefault("base", (recipe.base.source, recipe.base.revision))
-    for name in recorded.sources:
-        source, revision = origins.get(name, (None, None))
-        try:
-            found = _open(source, revision, recorded, allow_pickle)
-            composition = recorded.composition
-            if found is not None and composition.moved:
-                found = restack(found, composition.taken_of(name))
-        except LayerswapError:
-            continue
-        if found is not None:
-            opened[name] = found
-            digests = {recorded_name(f): one for f, one in fingerprints(found.files).items()}
-            recorded.check_fingerprints(name, digests, report)
-    try:
-        output = open_checkpoint(str(report.folder), patterns=recorded.recipe.place_patterns)
-    except LayerswapError as error:
-        report.findings.append(str(error))
-        return []
-    if output.layers != recorded.composition.layers:
-        report.findings.append(f"{report.folder}: not the layers of its composition")
-        return []
-    return list(_pairs(output, opened, recorded, report))
+
+    folder: Path
+    findings: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verbatim: Counted = field(default_factory=Counted)
+    computed: Counted = field(default_factory=Counted)
+    hashed: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """True if nothing is wrong and nothing was left out but by sampling."""
+        return not self.findings and not self.unverified
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong and what could not be verified, one line each."""
+        return [*self.findings, *(f"not verified: {line}" for line in self.unverified)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `layerswap verify --json`."""
+        return {
+            "folder": str(self.folder),
+            "passed": self.passed,
+            "findings": self.findings,
+            "unverified": self.unverified,
+            "notes": self.notes,
+            "verbatim": self.verbatim.to_dict(),
+            "computed": self.computed.to_dict(),
+            "hashed_files": self.hashed,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"note: {note}" for note in self.notes]
+        if self.verbatim.tensors:
+            lines.append(_counted("verbatim", "compared with their source", self.verbatim))
+        if self.computed.tensors:
+            lines.append(_counted("computed", "computed again", self.computed))
+        if self.hashed:
+            lines.append(f"{self.hashed} files match their recorded SHA-256")
+        outcome = "verified" if self.passed else "not verified"
+        return "\n".join(map(visible, [*lines, f"{self.folder}: {outcome}"]))
 
 
-def _pairs(
-    output: Checkpoint,
-    opened: Mapping[str, Checkpoint],
-    recorded: Recorded,
-    report: Verification,
-) -> list[TensorPair]:
-    pairs: list[TensorPair] = []
-    left: Counter[str] = Counter()
-    for name, info in output.tensors.items():
-        blend = recorded.composition[output.places[name]]
-        source = _source(blend, name, info, opened)
-        if source is not None:
-            pairs.append((OutputTensor(name, info.dtype, info.shape, ((source, 1.0),)), info))
-        else:
-            left[_why(blend, opened)] += 1
-    for why, count in sorted(left.items()):
-        report.unverified.append(f"{count} of {len(output.tensors)} tensors, {why}")
-    report.unverified.append("configuration, tokenizer and order of the tensors")
-    return pairs
+def _counted(kind: str, what: str, counted: Counted) -> str:
+    from rich.filesize import decimal
 
-
-def _source(
-    blend: Blend, name: str, info: TensorInfo, opened: Mapping[str, Checkpoint]
-) -> TensorInfo | None:
-    """The stored tensor whose bytes an output tensor must have, if that is sure."""
-    if not blend.verbatim or blend.experts[0] not in opened:
-        return None
-    source = opened[blend.experts[0]].tensors.get(name)
-    same = source is not None and (source.dtype, source.shape) == (info.dtype, info.shape)
-    return source if same else None
-
-
-def _why(blend: Blend, opened: Mapping[str, Checkpoint]) -> str:
-    gone = [name for name in blend.experts if name not in opened]
-    if gone:
-        return f"which need {' and '.join(gone)}"
-    return "which are computed" if not blend.verbatim else "which are converted or aligned"
-
-
-def _open(
-    source: str | None, revision: str | None, recorded: Recorded, allow_pickle: bool
-) -> Checkpoint | None:
-    if source is None:
-        return None
-    return open_checkpoint(
-        source,
-        revision=revision,
-        patterns=recorded.recipe.place_patterns,
-        allow_pickle=allow_pickle,
-    )
-
-
-@dataclass(frozen=True)
-class _Settings:
-    full: bool
-    share: float
-    seed: int
-    allow_pickle: bool
-    threads: int
-    bars: Bars
+    share = counted.compared / max(1, counted.nbytes)
+    # Never "100%" if some bytes were not compared.
+    shown = f"{share:.0%}" if share in (0, 1) else f"{min(max(share, 0.001), 0.999):.1%}"
+    part = "all" if share == 1 else shown
+    return f"{counted.tensors} {kind} tensors ({decimal(counted.nbytes)}), {part} {what}"
 
 
 def verify(
@@ -151,34 +135,29 @@ def verify(
     threads: int | None = None,
     progress: Bars | None = None,
 ) -> Verification:
-    """Compare a merged checkpoint with its sources, as its `layerswap.json` says they were merged.
+    """Compare a merged checkpoint with its sources, by the record in `layerswap.json`.
 
-    Looks for every file and every tensor exactly once and for nothing else, with the header,
-    index, configuration and tokenizer that the merge writes; compares verbatim tensors bit for
-    bit with their sources; computes a sample of the other tensors again, or all of them, and
-    compares the bits; and compares the sources with their recorded fingerprints. Memory does not
-    grow with the model. Without all sources it compares what can be compared, and says what
-    cannot.
+    Checks that every file and every tensor is there exactly once and nothing else is, with the
+    header, index, configuration and tokenizer that the merge writes. Compares verbatim tensors bit
+    for bit with their sources; computes a sample of the other tensors again, or all of them, and
+    compares the bits; compares the sources with their recorded fingerprints. Memory does not grow
+    with the model. If a source is gone, verifies the rest and lists what it could not verify.
 
     Args:
         folder: an output of `Plan.save` or `layerswap merge`: a folder, or a GGUF file.
         full: compute every tensor again, and measure magnitude weights again.
-        share: of the blocks of each computed tensor to compute again, in (0, 1]. One wrong byte
-            in a computed tensor is found with at least this probability.
-        seed: of the sample.
-        sources: where sources are now, by the name that the record has for them.
-        record: if all is well, add the SHA-256 of every file to `layerswap.json`; later
+        share: share of the blocks of each computed tensor to compute again, in (0, 1]. One wrong
+            byte in a computed tensor is found with at least this probability.
+        seed: seed of the sample.
+        sources: new locations of sources, by their names in the record.
+        record: if all is well, add the SHA-256 of every file to `layerswap.json`. Later
             verifications compare them, also when the sources are gone.
         allow_pickle: read pickled weights of sources, as tensors only.
-        threads: workers; the number of usable processors when None.
+        threads: number of workers; the number of usable processors when None.
         progress: opens a progress bar.
 
-    Returns:
-        What was found; `passed` says whether all is well.
-
     Raises:
-        LayerswapError: the folder has no record that can be read, or `sources` names none of its
-            sources.
+        LayerswapError: the folder has no readable record, or `sources` names another source.
 
     Example:
         >>> import layerswap as ls
@@ -187,114 +166,281 @@ def verify(
         True
     """
     if not 0 < share <= 1:
-        raise RecipeError(f"the share of a sample is above 0 and at most 1, not {share:g}")
+        raise RecipeError(f"share is {share:g}; write a number above 0 and at most 1")
     target = Path(folder).expanduser()
     if record and is_gguf(target):
         raise RecipeError("a GGUF file cannot hold its own SHA-256; use sha256sum")
     recorded = read_record(target)
     moved = {name: os.fspath(path) for name, path in (sources or {}).items()}
-    recorded.recipe_with(moved)
+    recorded.recipe_with(moved)  # refuses an unknown name
     workers = threads or len(os.sched_getaffinity(0))
-    settings = _Settings(
-        full, 1.0 if full else share, seed, allow_pickle, workers, progress or no_bars
-    )
     report = Verification(target)
-    _check_hashes(recorded, report, settings)
+    verifier = _Verifier(
+        recorded, moved, report, 1.0 if full else share, seed, allow_pickle, workers,
+        progress or no_bars,
+    )  # fmt: skip
+    verifier.check_hashes()
     try:
-        plan = plan_again(recorded, moved, allow_pickle=allow_pickle)
+        plan = recorded.plan_again(moved, allow_pickle=allow_pickle)
     except LayerswapError as error:
-        report.unverified.append(f"{error}; say where a source is now with --source NAME=PATH")
-        pairs = remaining_pairs(recorded, moved, report, allow_pickle=allow_pickle)
-        _compare(pairs, None, report, settings)
+        report.unverified.append(f"{error}; give its new location with --source NAME=PATH")
+        verifier.compare(list(verifier.remaining_pairs()), None)
     else:
-        _check_plan(plan, recorded, moved, report, settings)
+        verifier.check_plan(plan, full=full)
     if record and report.passed:
         files = [f for f in sorted(target.iterdir()) if f.is_file() and f != recorded.path]
-        record_hashes(recorded, files)
+        recorded.add_hashes(files)
         report.notes.append(f"recorded the SHA-256 of {len(files)} files")
     return report
 
 
-def _check_plan(
-    plan: Plan,
-    recorded: Recorded,
-    moved: Mapping[str, str],
-    report: Verification,
-    settings: _Settings,
-) -> None:
-    recorded.check_sources(plan, report)
-    recorded.check_content(plan, report)
-    if recorded.recipe.weights == "magnitude":
-        _check_magnitude(recorded, moved, report, settings)
-    if isinstance(plan, AdapterPlan):
-        check_saved(plan, report)
-        return
-    pairs = check_shards(plan, report)
-    if not isinstance(plan, GGUFPlan):
-        lost = recorded.data.get(LOST_TO_DTYPE)
-        check_files(plan, report, card=not moved, lost=lost)
-    _compare(pairs, plan, report, settings)
+@dataclass(frozen=True)
+class _Verifier:
+    """The steps of a verification; each adds its findings to the report."""
 
+    recorded: Recorded
+    moved: Mapping[str, str]
+    report: Verification
+    share: float
+    seed: int
+    allow_pickle: bool
+    threads: int
+    bars: Bars
 
-def _check_magnitude(
-    recorded: Recorded, moved: Mapping[str, str], report: Verification, settings: _Settings
-) -> None:
-    weights = recorded.data["magnitude_weights"]
-    if not settings.full:
-        report.notes.append("magnitude weights are taken from the record; --full measures them")
-        return
-    recipe = recorded.recipe_with(moved, measure=True)
-    found = make_plan(recipe, allow_pickle=settings.allow_pickle).magnitude or {}
-    # Another processor may add up in another order.
-    same = weights.keys() == found.keys() and all(
-        math.isclose(weights[name], found[name], rel_tol=1e-9) for name in found
-    )
-    if not same:
-        report.findings.append(f"{recorded.path}: magnitude_weights are not those of the sources")
+    def check_hashes(self) -> None:
+        """Compare files with their recorded SHA-256."""
+        out, report = self.report.folder, self.report
+        hashes = {out / name: digest for name, digest in sorted(self.recorded.hashes.items())}
+        present = {file: digest for file, digest in hashes.items() if file.is_file()}
+        if not hashes:
+            return
+        with self.bars("hashing", sum(file.stat().st_size for file in present)) as progress:
+            for file, digest in present.items():
+                if sha256_of(file, progress) == digest:
+                    report.hashed += 1
+                elif file.name == CARD:  # the user may edit the card
+                    report.notes.append(f"{CARD} changed since its SHA-256 was recorded")
+                else:
+                    report.findings.append(f"{file}: changed since its SHA-256 was recorded")
+        gone = sorted(hashes.keys() - present.keys() - {out / CARD})
+        report.findings += [f"{file}: gone since its SHA-256 was recorded" for file in gone]
 
+    def check_plan(self, plan: Plan, *, full: bool) -> None:
+        """Compare record, files and weights with those of the plan."""
+        findings, notes = self.recorded.check(plan)
+        self.report.findings += findings
+        self.report.notes += notes
+        if self.recorded.recipe.weights == "magnitude":
+            self._check_magnitude(full)
+        if plan.format.name == "adapter":
+            self._check_adapter(plan)
+            return
+        pairs = self._check_shards(plan.shards)
+        if plan.format.name == "safetensors":
+            self._check_files(plan)
+        self.compare(pairs, plan)
 
-def _compare(
-    pairs: Sequence[TensorPair], plan: Plan | None, report: Verification, settings: _Settings
-) -> None:
-    """Compare tensors bit for bit, and count them."""
-    known = {} if plan is None else measure_model(plan.tensors, settings.threads)
-    copied = verbatim_work(pairs)
-    again = computed_work(pairs, share=settings.share, seed=settings.seed, known=known)
-    work: list[ComparisonWork] = [*copied, *again]
-    for kind, count, part in (
-        (True, report.verbatim, copied),
-        (False, report.computed, again),
-    ):
-        chosen = [tensor for tensor, _ in pairs if tensor.verbatim is kind]
-        count.tensors, count.nbytes = len(chosen), sum(tensor.nbytes for tensor in chosen)
-        count.compared = sum(piece.nbytes for piece in part)
-    with settings.bars("verifying", sum(piece.nbytes for piece in work)) as progress:
-        found, non_finite = differences(
-            work, known=known, threads=settings.threads, progress=progress
+    def _check_magnitude(self, full: bool) -> None:
+        weights = self.recorded.magnitude or {}
+        if not full:
+            note = "magnitude weights are taken from the record; --full measures them"
+            self.report.notes.append(note)
+            return
+        recipe = self.recorded.recipe_with(self.moved, measure=True)
+        measured = make_plan(recipe, allow_pickle=self.allow_pickle).magnitude or {}
+        # Another processor may add in another order.
+        same = weights.keys() == measured.keys() and all(
+            math.isclose(weights[name], measured[name], rel_tol=1e-9) for name in measured
         )
-    if non_finite:
-        report.notes.append(f"NaN or infinity in {some_tensors(non_finite)}, as in the source")
-    for tensor, info in pairs:
-        if tensor.name in found:
-            at = f"from byte {found[tensor.name]} of {info.nbytes} on"
-            source = "its source" if tensor.verbatim else "what the recipe gives"
-            report.findings.append(f"{info.file}: tensor {info.name!r} is not {source}, {at}")
+        if not same:
+            self._find(self.recorded.path, "magnitude_weights are not those of the sources")
 
+    def _check_adapter(self, plan: Plan) -> None:
+        """Compare a merged adapter, which is small, with a second one from the same plan."""
+        with tempfile.TemporaryDirectory() as name:
+            again = plan.save(Path(name) / "again", allow_non_finite=True)
+            names = {file.name for file in again.iterdir()}
+            for file in sorted(again.iterdir()):
+                if file.name not in (RECORD, CARD):
+                    self._compare_file(file)
+        computed = self.report.computed
+        computed.tensors = int(plan.to_dict()["tensors"])
+        computed.nbytes = computed.compared = plan.nbytes
+        self._check_extra(names)
 
-def _check_hashes(recorded: Recorded, report: Verification, settings: _Settings) -> None:
-    """Compare files with their recorded SHA-256."""
-    if not recorded.hashes:
-        return
-    files = {report.folder / name: digest for name, digest in sorted(recorded.hashes.items())}
-    there = {file: digest for file, digest in files.items() if file.is_file()}
-    total = sum(file.stat().st_size for file in there)
-    with settings.bars("hashing", total) as progress:
-        for file, digest in there.items():
-            if sha256_of(file, progress) == digest:
-                report.hashed += 1
-            elif file.name == CARD:  # the user's to write
-                report.notes.append(f"{CARD} changed since its SHA-256 was recorded")
+    def _check_files(self, plan: Plan) -> None:
+        """Find files beside the weights that are missing, wrong, or not of the merge."""
+        expected = {shard.file for shard in plan.shards} | {RECORD, CARD}
+        index = index_of(plan.shards)
+        if index is not None:
+            expected.add(index[0])
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_configuration(folder, plan)
+            for file in sorted(folder.iterdir()):
+                expected.add(file.name)
+                self._compare_file(file)
+        if not self.moved:  # the card names sources by their folders
+            card = model_card(plan, lost=self.recorded.data.get(LOST_TO_DTYPE))
+            path = self.report.folder / CARD
+            if not path.is_file() or path.read_text("utf-8", "replace") != card:
+                self.report.notes.append(f"{CARD} is not as the merge wrote it")
+        self._check_extra(expected)
+
+    def _check_shards(self, shards: Sequence[Shard]) -> list[Pair]:
+        """Check headers and index; the tensors that are stored with the right dtype and shape."""
+        out, pairs = self.report.folder, []
+        for shard in shards:
+            path = out if is_gguf(out) else out / shard.file
+            if self._present(path):
+                pairs += self._check_shard(path, shard)
+        index = index_of(shards)
+        if index is not None and self._present(path := out / index[0]):
+            try:
+                if read_json_object(path) != index[1]:
+                    self._find(path, "not the index that the merge writes")
+            except CheckpointError as error:
+                self.report.findings.append(str(error))
+        return pairs
+
+    def _check_shard(self, path: Path, shard: Shard) -> list[Pair]:
+        try:
+            stored = read_gguf(path).tensors if is_gguf(path) else read_header(path)
+        except CheckpointError as error:
+            self.report.findings.append(str(error))
+            return []
+        expected = {tensor.name: tensor for tensor, _ in shard.tensors}
+        wrong, pairs = [], []
+        if missing := expected.keys() - stored.keys():
+            wrong.append(f"lacks {some_tensors(missing)} that the merge writes there")
+        if extra := stored.keys() - expected.keys():
+            wrong.append(f"holds {some_tensors(extra)} that the merge does not write there")
+        for name, tensor in expected.items():
+            if (info := stored.get(name)) is None:
+                continue
+            kinds = [f"{t.dtype} {list(t.shape)}" for t in (info, tensor)]
+            if kinds[0] == kinds[1]:
+                pairs.append(Pair(tensor, info))
             else:
-                report.findings.append(f"{file}: changed since its SHA-256 was recorded")
-    gone = sorted(files.keys() - there.keys() - {report.folder / CARD})
-    report.findings += [f"{file}: gone since its SHA-256 was recorded" for file in gone]
+                wrong.append(f"tensor {name!r} is {kinds[0]}; the merge writes {kinds[1]}")
+        if not wrong:
+            with path.open("rb") as file:
+                if file.read(len(shard.header)) != shard.header:
+                    wrong.append("the header is not the one that the merge writes")
+        for text in sorted(wrong):
+            self._find(path, text)
+        return pairs
+
+    def _compare_file(self, expected: Path) -> None:
+        path = self.report.folder / expected.name
+        if not self._present(path) or path.read_bytes() == expected.read_bytes():
+            return
+        if path.name == CONFIG:
+            try:
+                if same_json(read_json_object(path), read_json_object(expected)):
+                    return
+            except CheckpointError as error:
+                self.report.findings.append(str(error))
+                return
+        self._find(path, "not as the merge writes it")
+
+    def _check_extra(self, expected: Iterable[str]) -> None:
+        known = {*expected, *IGNORED}
+        for path in sorted(self.report.folder.iterdir()):
+            if path.name not in known:
+                self._find(path, "not a file that the merge writes")
+
+    def _present(self, path: Path) -> bool:
+        if not path.is_file():
+            self._find(path, "is missing")
+            return False
+        return True
+
+    def _find(self, path: WeightFile, text: str) -> None:
+        self.report.findings.append(f"{path}: {text}")
+
+    def compare(self, pairs: Sequence[Pair], plan: Plan | None) -> None:
+        """Compare tensors bit for bit, and count them."""
+        facts = {} if plan is None else measure_tensors(plan.tensors, self.threads)
+        work = comparisons(pairs, share=self.share, seed=self.seed, facts=facts)
+        for verbatim, counted in ((True, self.report.verbatim), (False, self.report.computed)):
+            sizes = [p.expected.nbytes for p in pairs if p.expected.verbatim is verbatim]
+            counted.tensors, counted.nbytes = len(sizes), sum(sizes)
+            parts = (part for part in work if part.pair.expected.verbatim is verbatim)
+            counted.compared = sum(part.nbytes for part in parts)
+        with self.bars("verifying", sum(part.nbytes for part in work)) as progress:
+            wrong, non_finite = differences(
+                work, facts=facts, threads=self.threads, progress=progress
+            )
+        if non_finite:
+            note = f"NaN or infinity in {some_tensors(non_finite)}, as in the source"
+            self.report.notes.append(note)
+        for pair in pairs:
+            name, info = pair.expected.name, pair.stored
+            if name in wrong:
+                at = f"from byte {wrong[name]} of {info.nbytes} on"
+                source = "its source" if pair.expected.verbatim else "what the recipe gives"
+                self._find(info.file, f"tensor {info.name!r} is not {source}, {at}")
+
+    def remaining_pairs(self) -> Iterator[Pair]:
+        """Tensors of the output that must have the bytes of a source which is left.
+
+        Opens the output and its sources one by one, and lists what the rest cannot verify.
+        """
+        report, recorded = self.report, self.recorded
+        opened = self._remaining_sources()
+        try:
+            output = open_checkpoint(str(report.folder), patterns=recorded.recipe.place_patterns)
+        except LayerswapError as error:
+            report.findings.append(str(error))
+            return
+        if output.layers != recorded.composition.layers:
+            self._find(report.folder, "not the layers of its composition")
+            return
+        left: Counter[str] = Counter()
+        for name, info in output.tensors.items():
+            blend = recorded.composition[output.places[name]]
+            expert = blend.experts[0]
+            source = opened[expert].tensors.get(name) if expert in opened else None
+            kinds = [(t.dtype, t.shape) for t in (info, source) if t is not None]
+            if source is not None and blend.verbatim and kinds[0] == kinds[1]:
+                yield Pair(OutputTensor(name, info.dtype, info.shape, ((source, 1.0),)), info)
+            else:
+                left[_why(blend, opened)] += 1
+        for why, count in sorted(left.items()):
+            report.unverified.append(f"{count} of {len(output.tensors)} tensors, {why}")
+        report.unverified.append("configuration, tokenizer and order of the tensors")
+
+    def _remaining_sources(self) -> dict[str, Checkpoint]:
+        recorded = self.recorded
+        recipe, composition = recorded.recipe_with(self.moved), recorded.composition
+        entries = dict(recipe.experts)
+        if recipe.base is not None:
+            entries.setdefault("base", recipe.base)
+        opened: dict[str, Checkpoint] = {}
+        for name in recorded.sources:
+            entry = entries.get(name)
+            if entry is None or entry.source is None:
+                continue
+            try:
+                source = open_checkpoint(
+                    entry.source,
+                    revision=entry.revision,
+                    patterns=recipe.place_patterns,
+                    allow_pickle=self.allow_pickle,
+                )
+                if composition.moved:
+                    source = restack(source, composition.taken_of(name))
+            except LayerswapError:
+                continue
+            opened[name] = source
+            digests = {recorded_name(f): one for f, one in fingerprints(source.files).items()}
+            self.report.findings += recorded.changed_files(name, {"fingerprints": digests})
+        return opened
+
+
+def _why(blend: Blend, opened: Mapping[str, Checkpoint]) -> str:
+    gone = [name for name in blend.experts if name not in opened]
+    if gone:
+        return f"which need {' and '.join(gone)}"
+    return "which are computed" if not blend.verbatim else "which are converted or aligned"

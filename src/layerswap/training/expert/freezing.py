@@ -14,8 +14,8 @@ from typing import Any
 from layerswap._types import Log
 from layerswap.compose.presets import PARTITIONS
 from layerswap.errors import RecipeError
+from layerswap.merge import Plan
 from layerswap.merge.api import revert, soup
-from layerswap.merge.planner import Plan
 from layerswap.training.expert.select import ScorePlan
 from layerswap.training.expert.spec import ExpertSpec, Side
 from layerswap.training.expert.trainer import train

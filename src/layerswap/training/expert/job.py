@@ -18,7 +18,7 @@ from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.errors import TrainingError
-from layerswap.merge.writer import check_apart
+from layerswap.merge.target import check_apart
 from layerswap.training.expert.distributed import check_distributed
 from layerswap.training.expert.hyperparameters import sft_config
 from layerswap.training.expert.rows import TrainingRows, load_rows

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.languages import match
+from layerswap.merge import Plan
 from layerswap.merge.api import soup
-from layerswap.merge.planner import Plan, plan_tokenizer
+from layerswap.merge.loading import plan_tokenizer
 from layerswap.training.expert.save import (
     CHECKPOINTS,
     checkpoints,

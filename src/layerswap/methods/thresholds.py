@@ -1,10 +1,10 @@
-"""Exact magnitude thresholds without sorting.
+"""Finds exact magnitude thresholds without sorting.
 
-The bits of a non-negative float32, read as an integer, order as the float does. A sample brackets
-the wanted rank; one pass counts what lies above the bracket and makes a histogram of what lies in
-it. While a bucket is wider than one value, or the bracket missed, the next pass looks closer.
-Mostly one pass is enough, memory does not grow with the tensor, and counts add up across chunks,
-tensors and threads in any order.
+The bits of a non-negative float32, read as an integer, have the order of the floats. A sample
+gives a bracket around the wanted rank. One pass counts the values above the bracket and makes a
+histogram of those inside. If a bucket is wider than one value, or the bracket missed the rank, the
+next pass searches a narrower bracket. One pass is usually enough. Memory does not grow with the
+tensor, and counts of chunks, tensors and threads can be added in any order.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats
 
 BUCKETS = 1 << 22
-"""Values that one pass can tell apart in a bracket."""
+"""Most buckets of a histogram."""
 HELD = 1 << 20
-"""Elements in a bracket that are held before they are counted."""
+"""Elements in a bracket that are collected before they are counted."""
 SAMPLE = 1 << 18
-"""Elements that a search looks at before its first pass."""
+"""Elements of the sample."""
 MARGIN = 0.005
-"""How far the bracket reaches to each side of the wanted rank, as a share of the elements."""
+"""Distance from the wanted rank to each end of the bracket, as a share of the elements."""
 _END = 1 << 31
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A tensor as the search sees it, one float32 vector per expert.
+    """A tensor to search, as one float32 vector per expert.
 
     Attributes:
         elements: its length.
         chunks: starts a pass over it.
-        part: elements [start, stop) of it.
+        part: returns elements [start, stop).
     """
 
     elements: int
@@ -50,13 +50,13 @@ class Stream:
 def magnitude_thresholds(
     streams: Sequence[Stream], experts: int, ranks: Sequence[int], threads: int = 1
 ) -> tuple[tuple[float, ...], ...]:
-    """Per expert, the magnitudes at the given ranks; exact.
+    """Per expert, the exact magnitudes at the given ranks.
 
-    Rank k asks for the k-th largest |x|, counting from 1; rank 0 gives infinity.
+    Rank k gives the k-th largest |x|, counting from 1; rank 0 gives infinity.
 
     Args:
         streams: the tensors whose elements are ranked together.
-        experts: how many vectors a chunk holds.
+        experts: number of vectors in a chunk.
         ranks: from 0 to the number of elements.
         threads: streams read at a time.
 
@@ -84,11 +84,11 @@ def magnitude_thresholds(
 
 
 class _Search:
-    """One expert's rank: the value lies in [low, high) of the bits, once the bracket is right."""
+    """The search for one rank of one expert, in the bracket [low, high) of bits."""
 
     def __init__(self, rank: int, elements: int, sample: Any) -> None:
         self._rank = rank
-        # A small tensor is read again sooner than millions of buckets are summed.
+        # Reading a small tensor again is faster than summing millions of buckets.
         self._buckets = min(BUCKETS, 64 * max(1, elements))
         self._low, self._high = _bracket(sample, rank / max(1, elements))
         self.done = rank == 0
@@ -98,7 +98,7 @@ class _Search:
 
     @property
     def value(self) -> float:
-        """The value found."""
+        """The magnitude at the rank."""
         import numpy as np
 
         if self._rank == 0:
@@ -106,23 +106,23 @@ class _Search:
         return float(np.array([self._low], dtype=np.int32).view(np.float32)[0])
 
     def count(self, bits: Any) -> None:
-        """Count the elements of a chunk that lie above and in the bracket."""
+        """Count the elements of a chunk above and in the bracket."""
         import numpy as np
 
         if self.done:
             return
         width = self._high - self._low
         above = int(np.count_nonzero(bits >= self._high))
-        # The outer values are counted alone: deltas of 16-bit weights are few values, each so
-        # frequent that it fills the bracket's end, and counting one value is far cheaper.
+        # The outer values are counted separately: deltas of 16-bit weights have few distinct
+        # values, one of which often fills an end of the bracket, and counting one is far cheaper.
         ends = [0] if width == 1 else [0, width - 1]
-        found = [int(np.count_nonzero(bits == self._low + end)) for end in ends]
-        # As an unsigned number, what lies below the bracket is beyond its width too.
+        at_ends = [int(np.count_nonzero(bits == self._low + end)) for end in ends]
+        # As an unsigned number, a value below the bracket exceeds its width too.
         offset = bits - np.int32(self._low + 1)
         inside = (offset[offset.view(np.uint32) < max(0, width - 2)] + 1) >> self._shift
         with self._lock:
             self._above += above
-            for end, count in zip(ends, found, strict=True):
+            for end, count in zip(ends, at_ends, strict=True):
                 self._counts[end >> self._shift] += count
             self._held.append(inside)
             self._held_count += len(inside)
@@ -130,7 +130,7 @@ class _Search:
                 self._flush()
 
     def narrow(self) -> None:
-        """After a pass: the bucket that holds the rank, or another bracket if this one missed."""
+        """After a pass, narrow to the bucket of the rank, or move the bracket if it missed."""
         if self.done:
             return
         self._flush()
@@ -168,7 +168,7 @@ class _Search:
 
 
 def _bracket(sample: Any, share: float) -> tuple[int, int]:
-    """Bits [low, high) between which a sorted sample says that the share's magnitude lies."""
+    """The bracket [low, high) of bits around a share of a sorted sample."""
     count = len(sample)
     if count == 0:
         return 0, _END
@@ -180,19 +180,19 @@ def _bracket(sample: Any, share: float) -> tuple[int, int]:
 
 
 def _samples(streams: Sequence[Stream], experts: int, total: int) -> list[Any]:
-    """Per expert, the sorted bits of blocks that lie evenly over all streams."""
+    """Per expert, the sorted bits of blocks spread evenly over all streams."""
     import numpy as np
 
-    found: list[list[Any]] = [[] for _ in range(experts)]
+    sampled: list[list[Any]] = [[] for _ in range(experts)]
     block = 4096
     for stream in streams:
         blocks = max(1, round(SAMPLE // block * stream.elements / max(1, total)))
         last = max(0, stream.elements - block)
         for start in sorted({last * i // max(1, blocks - 1) for i in range(blocks)}):
             parts = stream.part(start, min(start + block, stream.elements))
-            for bits, part in zip(found, parts, strict=True):
+            for bits, part in zip(sampled, parts, strict=True):
                 bits.append(_bits(part))
-    return [np.sort(np.concatenate(bits)) if bits else np.zeros(0, np.int32) for bits in found]
+    return [np.sort(np.concatenate(bits)) if bits else np.zeros(0, np.int32) for bits in sampled]
 
 
 def _bits(part: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

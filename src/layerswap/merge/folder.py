@@ -1,0 +1,124 @@
+"""Writes a merged model as a safetensors folder, and loads it as a model in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerswap.checkpoint import atomic_folder, read_header
+from layerswap.checkpoint.commit import Journal
+from layerswap.checkpoint.remote import RemoteFile
+from layerswap.compose.schema import parse_size
+from layerswap.merge.compatibility import copy_notes, numbered_notes, tied_notes
+from layerswap.merge.layout import Shard, index_of, pack_shards
+from layerswap.merge.loading import build_model, checked_for_loading, load_tensor
+from layerswap.merge.metadata import record, write_documents
+from layerswap.merge.plan import Format, Plan
+from layerswap.merge.rounding import Rounding, rounding_note
+from layerswap.merge.sources import check_unchanged
+from layerswap.merge.target import RECORD, MergeOptions
+from layerswap.merge.tokenizers import tokenizer_notes
+from layerswap.merge.trained import training_notes
+from layerswap.merge.writer import (
+    check_finite,
+    check_written,
+    measure_tensors,
+    untrimmed_note,
+    work_key,
+    write_shard,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class FolderFormat(Format):
+    """A folder with safetensors files, which transformers and vLLM load."""
+
+    name = "safetensors"
+
+    def shards(self, plan: Plan) -> list[Shard]:
+        """The output files, each up to the largest size of a shard."""
+        return pack_shards(plan.tensors, parse_size(plan.recipe.max_shard_size), {"format": "pt"})
+
+    def notes(self, plan: Plan) -> list[str]:
+        """Also the experts' training, dtypes, tokenizers and downloads."""
+        notes = training_notes(plan.recipe, plan.composition, plan.used)
+        notes += numbered_notes(plan.reference)
+        notes += copy_notes(plan.used, plan.base)
+        stored = {info.dtype for info in plan.reference.tensors.values()}
+        baked = any(c.low_rank for c in plan.used.values()) and not plan.recipe.dtype
+        if baked and "F32" not in stored and any(t.dtype == "F32" for t in plan.tensors):
+            notes.append(
+                "writes float32, the adapters' dtype: the base's would lose much of their deltas "
+                "(--dtype bfloat16 to write that)"
+            )
+        notes += tied_notes(plan.composition, plan.reference, plan.drop)
+        notes += tokenizer_notes(plan.sources, plan.tokenizer_owner)
+        if plan.alignment is not None:
+            notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
+            for name, tokens in plan.alignment.added.items():
+                notes.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
+        if plan.needs_whole and plan.fetched_bytes:
+            notes.append("the method ranks whole models, which are downloaded first")
+        for name, count in plan.fetched_bytes.items():
+            whole = plan.opened[name].nbytes
+            notes.append(f"fetches {count / 1e9:,.2f} of {whole / 1e9:,.2f} GB of {name}")
+        return notes
+
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+        """Write the shards; the journal holds those that are on the disk."""
+        if not options.allow_non_finite:
+            check_finite(plan.tensors)
+        shards, content = plan.shards, record(plan)
+        # One file is either finished or not, so a journal of it would be empty.
+        key = work_key(content, shards, options) if len(shards) > 1 else ""
+        resume = options.resume and _can_resume(plan, options)
+        with (
+            atomic_folder(
+                target,
+                marker=RECORD,
+                overwrite=options.overwrite,
+                resume=key if resume and key else None,
+            ) as folder,
+            Journal(folder, key) as journal,
+        ):
+            left = [shard for shard in shards if shard.file not in journal.finished]
+            if journal.finished:
+                options.progress(sum(shard.nbytes for shard in shards if shard not in left))
+            facts = measure_tensors(plan.tensors, options.workers) if left else {}
+            for operation, measured in facts.items():
+                if (note := untrimmed_note(operation, measured)) is not None:
+                    options.log(note)
+            rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
+            for shard in left:
+                write_shard(folder / shard.file, shard, facts, options, rounding)
+                if key:
+                    journal.enter(shard.file)
+            names = [name for shard in shards for name in read_header(folder / shard.file)]
+            check_written(target, names, content["tensors"]["output"])
+            index = index_of(shards)
+            if index:
+                (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
+            lost = rounding.summary() if rounding is not None else None
+            write_documents(folder, plan, content, lost)
+            check_unchanged(plan.stamps)
+        if lost is not None and (note := rounding_note(lost)) is not None:
+            options.log(note)
+
+    def load(self, plan: Plan) -> PreTrainedModel:
+        """The merged model on the CPU, bit-equal to what `write` writes."""
+        plan = checked_for_loading(plan)
+        facts = measure_tensors(plan.tensors)
+        return build_model(plan, {t.name: load_tensor(t, facts) for t in plan.tensors})
+
+
+def _can_resume(plan: Plan, options: MergeOptions) -> bool:
+    """True if every server that is read from says which version of a file it sends."""
+    for checkpoint in plan.sources.values():
+        for file in checkpoint.files:
+            if isinstance(file, RemoteFile) and not file.etag:
+                options.log(f"{file}: its server sends no ETag, so the merge starts over")
+                return False
+    return True

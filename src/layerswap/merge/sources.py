@@ -1,0 +1,255 @@
+"""Opens the sources of a recipe, and notices when a source changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from layerswap._types import Log
+from layerswap.checkpoint import (
+    Adapter,
+    Checkpoint,
+    adapt,
+    is_adapter,
+    open_checkpoint,
+    open_configuration,
+    read_adapter,
+)
+from layerswap.checkpoint.commit import PARTIAL
+from layerswap.checkpoint.folder import INDEX, SINGLE, downloaded, fetch_checkpoint
+from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.remote import RemoteFile, WeightFile
+from layerswap.checkpoint.views import as_transformers, restack
+from layerswap.compose import Composition, Recipe
+from layerswap.compose.schema import Expert
+from layerswap.errors import LayerswapError, MergeError
+from layerswap.merge.tokenizers import check_gguf_vocabulary
+
+Stamp = tuple[int, int, int] | None
+"""Size, time of the last change and inode of a file; None for a file that is read in place."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The open sources of a recipe.
+
+    Attributes:
+        experts: the experts by name, those of the method first.
+        base: the base, from the recipe or from the adapters.
+        adapters_only: the merge is of adapters into an adapter.
+    """
+
+    experts: Mapping[str, Checkpoint]
+    base: Checkpoint | None
+    adapters_only: bool
+
+    def on_disk(self, log: Log) -> Sources:
+        """The same sources with whole files on the disk."""
+
+        def whole(name: str, checkpoint: Checkpoint) -> Checkpoint:
+            if checkpoint.in_place:
+                size = checkpoint.nbytes / 1e9
+                log(f"magnitude weights read whole models: downloading {size:.2f} GB of {name}")
+            return downloaded(checkpoint)
+
+        experts = {name: whole(name, checkpoint) for name, checkpoint in self.experts.items()}
+        return replace(self, experts=experts, base=self.base and whole("base", self.base))
+
+    def restacked(self, composition: Composition) -> Sources:
+        """The same sources with the layers that a composition takes of each."""
+        experts = {n: restack(c, composition.taken_of(n)) for n, c in self.experts.items()}
+        base = self.base and restack(self.base, composition.taken_of("base"))
+        return replace(self, experts=experts, base=base)
+
+
+def open_sources(recipe: Recipe, *, allow_pickle: bool = False, in_place: bool = False) -> Sources:
+    """Open the experts and the base of a recipe.
+
+    Args:
+        recipe: the recipe.
+        allow_pickle: read pickled weights, as tensors only.
+        in_place: read full weights where they are; adapters, which are small, are downloaded.
+
+    Raises:
+        LayerswapError: an expert cannot be opened; names the expert.
+    """
+    return _Opener(recipe, allow_pickle, in_place).open()
+
+
+@dataclass(frozen=True)
+class _Opener:
+    recipe: Recipe
+    allow_pickle: bool
+    in_place: bool
+
+    def open(self) -> Sources:
+        adapters: dict[str, tuple[Adapter, str | None]] = {}
+        full: dict[str, Checkpoint] = {}
+        names = self.recipe.experts_in_order
+        for name in names:
+            expert = self.recipe.experts[name]
+            if expert.source is None:
+                continue
+            try:
+                opened, commit = self._open_expert(expert, expert.source)
+            except LayerswapError as error:
+                raise error.within(name) from None
+            if isinstance(opened, Adapter):
+                adapters[name] = opened, commit
+            else:
+                full[name] = opened
+        only = bool(adapters) and not full and not self.recipe.bake
+        base = self._open_base({name: adapter for name, (adapter, _) in adapters.items()}, only)
+        if adapters and base is not None and base.gguf is not None:
+            raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
+        for name, (adapter, commit) in adapters.items():
+            assert base is not None, "adapters were opened without their base"
+            source = str(self.recipe.experts[name].source)
+            source = (source.partition("@")[0] if commit else "") or source
+            try:
+                full[name] = self._adapt(base, adapter, source, commit)
+            except LayerswapError as error:
+                raise error.within(name) from None
+        experts = {name: full[name] for name in names if name in full}
+        return Sources(*_in_one_layout(experts, base), only)
+
+    def _open_expert(self, expert: Expert, source: str) -> tuple[Checkpoint | Adapter, str | None]:
+        """An adapter or a full checkpoint, and its commit if it is from the Hub."""
+        _refuse_unfinished(source, Path(source))
+        folder, commit = Path(source), None
+        if not is_gguf(folder):
+            folder, commit = fetch_checkpoint(
+                source, expert.revision, weights=not self.in_place, urls=self.in_place
+            )
+        _refuse_unfinished(source, folder.resolve())
+        if is_adapter(folder):
+            if expert.adapter is not None:
+                raise MergeError(
+                    "adapter: the source is an adapter itself; give the model as the source"
+                )
+            if self.in_place and commit:
+                folder, commit = fetch_checkpoint(source, commit)
+            return read_adapter(folder), commit
+        model = self._open(expert, (folder, commit))
+        if expert.adapter is None:
+            return model, commit
+        return self._with_adapter(model, expert.adapter), commit
+
+    def _with_adapter(self, model: Checkpoint, adapter: str) -> Checkpoint:
+        """A full checkpoint with an adapter added to it, as one full checkpoint."""
+        if model.gguf is not None:
+            raise MergeError("adapter: cannot be added to a GGUF file")
+        folder, _ = fetch_checkpoint(adapter)
+        if not is_adapter(folder):
+            raise MergeError(f"adapter: {adapter} is no LoRA adapter")
+        adapted = self._adapt(model, read_adapter(folder), model.source, None)
+        # The record names the model as the source; the recipe in it names the adapter.
+        return replace(adapted, revision=model.revision, folder=model.folder, adapter=None)
+
+    def _adapt(
+        self, base: Checkpoint, adapter: Adapter, source: str, commit: str | None
+    ) -> Checkpoint:
+        patterns = self.recipe.place_patterns
+        return adapt(base, adapter, source=source, revision=commit, patterns=patterns)
+
+    def _open_base(self, adapters: Mapping[str, Adapter], only: bool) -> Checkpoint | None:
+        recipe = self.recipe
+        if recipe.base is not None and recipe.base.source is not None:
+            entry, context = recipe.base, "base"
+        elif adapters:
+            entry, context = _named_base(adapters), "the base that the adapters name"
+        else:
+            return None
+        try:
+            _refuse_unfinished(str(entry.source), Path(str(entry.source)))
+            if only and recipe.weights != "magnitude" and not _has_weights(entry):
+                return open_configuration(str(entry.source), revision=entry.revision)
+            return self._open(entry)
+        except LayerswapError as error:
+            raise error.within(context) from None
+
+    def _open(self, expert: Expert, fetched: tuple[Path, str | None] | None = None) -> Checkpoint:
+        return open_checkpoint(
+            str(expert.source),
+            revision=expert.revision,
+            patterns=self.recipe.place_patterns,
+            allow_pickle=self.allow_pickle,
+            in_place=self.in_place,
+            fetched=fetched,
+        )
+
+
+def _in_one_layout(
+    experts: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
+    """GGUF files beside safetensors, translated to the names of the safetensors."""
+    opened = [*experts.values(), *([base] if base is not None else [])]
+    like = next((c for c in opened if c.gguf is None and c.tensors), None)
+    if like is None or all(c.gguf is None for c in opened):
+        return dict(experts), base
+
+    def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.gguf is None:
+            return checkpoint
+        try:
+            view = as_transformers(checkpoint, like)
+        except LayerswapError as error:
+            raise error.within(name) from None
+        check_gguf_vocabulary(name, checkpoint, like)
+        return view
+
+    named = {name: translated(name, checkpoint) for name, checkpoint in experts.items()}
+    return named, None if base is None else translated("base", base)
+
+
+def _named_base(adapters: Mapping[str, Adapter]) -> Expert:
+    """The one base that all adapters name."""
+    named = {name: (a.base, a.base_revision) for name, a in adapters.items()}
+    for name, (base, _) in named.items():
+        if base is None:
+            raise MergeError(f"{name}: the adapter names no base; give one with `base` (--base)")
+    first = next(iter(named))
+    for name, other in named.items():
+        if other != named[first]:
+            raise MergeError(
+                f"{first} adapts {named[first][0]} and {name} adapts {other[0]}; if they are the "
+                "same model, choose one with `base` (--base)"
+            )
+    source, revision = named[first]
+    return Expert(source=source, revision=revision)
+
+
+def _has_weights(entry: Expert) -> bool:
+    folder = Path(str(entry.source)).expanduser()
+    return any((folder / name).is_file() for name in (SINGLE, INDEX))
+
+
+def _refuse_unfinished(source: str, folder: Path) -> None:
+    if PARTIAL in folder.name:
+        raise MergeError(f"{source} is an unfinished merge; merge it again")
+
+
+def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
+    """The stamp of every weight file; a MergeError if a file has vanished."""
+    return {file: _stamp(file) for checkpoint in checkpoints for file in checkpoint.all_files}
+
+
+def check_unchanged(stamps: Mapping[WeightFile, Stamp]) -> None:
+    """Refuse weight files that changed or vanished since they were stamped."""
+    for file, stamp in sorted(stamps.items(), key=lambda item: str(item[0])):
+        if isinstance(file, RemoteFile):
+            if file.commit is None:  # files of a commit cannot change
+                file.check_unchanged()
+        elif _stamp(file) != stamp:
+            raise MergeError(f"{file}: changed since the merge was planned; plan it again")
+
+
+def _stamp(file: WeightFile) -> Stamp:
+    if isinstance(file, RemoteFile):
+        return None
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise MergeError(f"{file}: vanished ({error.strerror})") from None
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,0 +1,100 @@
+"""The output of a merge: settings of writing, and checks of the target.
+
+A target is checked three times: before the sources are opened, before the first byte is written,
+and when the finished output takes its place (`checkpoint.commit`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from layerswap._types import Advance, Log, PathLike
+from layerswap.checkpoint import Checkpoint, refuse_target
+from layerswap.checkpoint.commit import refuse_file
+from layerswap.checkpoint.gguf import read_gguf
+from layerswap.checkpoint.header import is_gguf
+from layerswap.errors import MergeError, RecipeError
+
+RECORD = "layerswap.json"
+"""The record in every output folder: how it was made, and from which sources."""
+RECORD_KEY = "layerswap.record"
+"""The metadata entry of a GGUF output with the same content."""
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """Settings of writing a merge.
+
+    Attributes:
+        overwrite: overwrite an output that layerswap wrote.
+        allow_non_finite: merge experts that hold NaN or infinity.
+        resume: resume the same merge after it was killed.
+        threads: number of workers; the number of usable processors when None.
+        progress: called with the number of bytes just written, by any worker.
+        log: called with each warning about the output.
+    """
+
+    overwrite: bool = False
+    allow_non_finite: bool = False
+    resume: bool = False
+    threads: int | None = None
+    progress: Advance = lambda count: None
+    log: Log = lambda line: None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise RecipeError(f"threads is {self.threads}; write a number from 1")
+
+    @property
+    def workers(self) -> int:
+        """Number of threads."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+def is_merged_gguf(path: Path) -> bool:
+    """True for a GGUF file that layerswap wrote."""
+    return RECORD_KEY in read_gguf(path).metadata
+
+
+def refuse_output(out: PathLike, *, overwrite: bool) -> Path:
+    """The absolute path of a folder or a GGUF file; a MergeError if it may not be written."""
+    if is_gguf(out):
+        return refuse_file(out, is_ours=is_merged_gguf, overwrite=overwrite)
+    return refuse_target(out, marker=RECORD, overwrite=overwrite)
+
+
+def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
+    """Refuse an output that is, holds or lies in a source, also through links."""
+    real = target.expanduser().resolve()
+    for name, checkpoint in sources.items():
+        local = [file.resolve() for file in checkpoint.all_files if isinstance(file, Path)]
+        if checkpoint.gguf is not None:  # a file has no folder of its own
+            if any(real in (file, *file.parents) for file in local):
+                raise MergeError(f"{target}: would overwrite the checkpoint of {name}")
+            continue
+        # A file may be a link out of its folder: replacing what it points to would lose it too.
+        files = {file.parent for file in local}
+        for folder in (checkpoint.folder.resolve(), *sorted(files)):
+            if real == folder or folder in real.parents or real in folder.parents:
+                raise MergeError(f"{target}: would write into the checkpoint of {name}")
+
+
+def check_space(folder: Path, need: int) -> None:
+    """Refuse an output of `need` bytes that does not fit on the disk of `folder`."""
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        wanted, there = _size(need), _size(free)
+        if wanted == there:
+            wanted, there = f"{need:,} bytes", f"{free:,} bytes"
+        raise MergeError(f"{folder}: needs {wanted}, only {there} are free")
+
+
+def _size(count: int) -> str:
+    for size, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1)):
+        if count >= size:
+            return f"{count / size:.{digits}f} {unit}"
+    return f"{count} bytes"
