@@ -86,7 +86,7 @@ def _build(
     from layerswap.versions import need_extras
 
     need_extras("a data mix", "train")
-    checked, text = read_mix(mix, values), mix_text(mix, parameters)
+    checked, text = read_mix(mix, values), mix_text(mix, values)
     refuse_target(out, marker=CARD, overwrite=overwrite)
     encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}") if tokenizer else None
     with output.named_progress() as progress:
