@@ -25,7 +25,7 @@ import layerswap as ls
 from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError, MergeError, RecipeError
-from layerswap.merge.loading import load_tensor
+from layerswap.merge.folder import load_tensor
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NORM = "model.layers.1.input_layernorm.weight"

@@ -142,7 +142,7 @@ def test_a_part_of_a_partition_is_kept(pair, tmp_path, name, part):
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 def test_the_model_in_memory_and_other_chunks_are_the_same(pair, tmp_path, monkeypatch, scope):
-    from layerswap.merge import evaluate as terms
+    from layerswap.merge import terms
     from layerswap.merge import writer as engine
 
     plan = ls.revert(*pair, keep=0.4, scope=scope)

@@ -25,9 +25,8 @@ import layerswap as ls
 from layerswap.checkpoint import read_header
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import LayerswapError
+from layerswap.merge import compare, verification
 from layerswap.merge.metadata import record
-from layerswap.merge.verification import compare
-from layerswap.merge.verification import verify as verification
 
 UP = "model.layers.{}.mlp.up_proj.weight"
 NORM = "model.norm.weight"

@@ -61,24 +61,6 @@ def write_adapters(
     Verbatim places keep the rank of their adapter; blended places have the sum of both ranks.
     Files with equal content, such as tokenizers, are stored once (hard links).
 
-    Args:
-        tasks: task adapters by name.
-        languages: language adapters by name.
-        out: the folder to create: an adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh`
-            with the command for vLLM, and one card.
-        base: their base, if the adapters do not name it.
-        method: zones and `outside` of the swap, as in a recipe. When None, the partition that the
-            adapters were trained on, or else the defaults.
-        weights: weights of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
-        rank: largest rank of a composed adapter; exact when None.
-        dtype: dtype of the adapters; float32 when None.
-        overwrite: overwrite a folder that this function wrote.
-        progress: called with the number of adapters just written.
-
-    Raises:
-        LayerswapError: an expert is no adapter, two do not fit together, or the folder cannot be
-            written.
-
     Example:
         write_adapters({"math": "math-lora"}, {"sw": "sw-lora", "te": "te-lora"}, "served")
     """

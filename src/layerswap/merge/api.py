@@ -15,16 +15,14 @@ from layerswap.compose.schema import Expert, SwapMethod
 from layerswap.deltas.magnitude import magnitude_weights
 from layerswap.errors import RecipeError
 from layerswap.merge.compatibility import check_together
-from layerswap.merge.fisher import open_fishers
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat, check_vocabularies, refuse_for_gguf
 from layerswap.merge.layout import with_base
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
-from layerswap.merge.sources import Sources, open_sources, stamps_of
-from layerswap.merge.tokenizers import check_tokenizers
+from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
+from layerswap.merge.tokenizers import Alignment, align, check_tokenizers
 from layerswap.merge.trained import along_training
-from layerswap.merge.vocabulary import Alignment, align
 from layerswap.methods.rows import Axis
 
 Weighting = str | Mapping[str, float]

@@ -17,7 +17,7 @@ from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.errors import MergeError
-from layerswap.merge.fisher import Fisher
+from layerswap.merge.sources import Fisher
 from layerswap.merge.terms import (
     Adapted,
     Gathered,
@@ -29,7 +29,7 @@ from layerswap.merge.terms import (
     sources_of,
     stored_tensors,
 )
-from layerswap.merge.vocabulary import Alignment
+from layerswap.merge.tokenizers import Alignment
 
 SHORT = ("BF16", "F16")
 """Dtypes of 16 bits, in which a delta can be lost."""

@@ -33,7 +33,6 @@ from layerswap.merge.compatibility import (
     numbered_notes,
     tied_notes,
 )
-from layerswap.merge.fisher import Fisher
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
@@ -44,7 +43,7 @@ from layerswap.merge.layout import (
     term_builder,
     with_base,
 )
-from layerswap.merge.sources import Stamp, check_unchanged, stamps_of
+from layerswap.merge.sources import Fisher, Stamp, check_unchanged, stamps_of
 from layerswap.merge.target import (
     MergeOptions,
     check_apart,
@@ -52,7 +51,7 @@ from layerswap.merge.target import (
     refuse_output,
 )
 from layerswap.merge.terms import stored_tensors
-from layerswap.merge.vocabulary import Alignment
+from layerswap.merge.tokenizers import Alignment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -159,12 +159,7 @@ def _stored(expert: Checkpoint) -> frozenset[Place]:
 
 
 def places_in_words(places: Iterable[Place], stored: Iterable[Place]) -> str:
-    """Places in few words, such as `layers 0-1, attention of layers 2-6, embedding`.
-
-    Args:
-        places: some of `stored`.
-        stored: every place with tensors. A layer with all its places is named without roles.
-    """
+    """Places in few words, such as `layers 0-1, attention of layers 2-6, embedding`."""
     chosen, every = set(places), set(stored)
     of_layer = {
         layer: tuple(role for role in LAYER_ROLES if Place(layer, role) in chosen)

@@ -1,13 +1,11 @@
-"""Writes the bytes of output files: spans copied by the kernel, blends computed in fixed chunks.
-
-Memory does not grow with the model: each worker holds one chunk of every input.
-"""
+"""Writes the bytes of output files: spans copied by the kernel, blends computed in fixed chunks."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +18,7 @@ from layerswap.checkpoint import BLOCKS
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
+    FLOAT_NAMES,
     Handle,
     is_finite,
     narrowed,
@@ -28,19 +27,24 @@ from layerswap.checkpoint.read import (
     read_into,
     read_stored,
     read_tensor,
+    widened,
 )
 from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge.evaluate import Evaluator, Handles, ModelFacts, measure_model
 from layerswap.merge.layout import OutputTensor, Shard, names_digest
-from layerswap.merge.rounding import SAMPLED, Rounding
 from layerswap.merge.target import MergeOptions
-from layerswap.merge.terms import Gathered, stored_tensors
+from layerswap.merge.terms import (
+    Evaluator,
+    Gathered,
+    Handles,
+    ModelFacts,
+    measure_model,
+    stored_tensors,
+)
 
 if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats, Stored
-
 
 CHUNK_BYTES = 1 << 19
 """Bytes of output computed at a time by one worker: few enough to stay in the cache."""
@@ -152,15 +156,7 @@ def write_shard(
     options: MergeOptions,
     rounding: Rounding | None = None,
 ) -> None:
-    """Write one output file, or the next part of one.
-
-    Args:
-        path: the file, which the part with the header creates.
-        shard: its header and tensors.
-        facts: result of `measure_tensors` for the whole model.
-        options: settings of writing.
-        rounding: measures how much of the deltas the dtype loses.
-    """
+    """Write one output file, or the next part of one."""
     # Copies first: the kernel does them while NumPy is still being imported.
     work: list[_Copy | Piece] = [*_copies(shard), *_computes(shard)]
     files = {file for tensor, _ in shard.tensors for file in tensor.files}
@@ -392,3 +388,64 @@ def _run_all(
             pass
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+SAMPLED = 16
+"""One of this many chunks of a tensor is measured, always the first."""
+NOTED = 0.1
+"""Smallest error of the deltas, as a share of their norm, that a merge warns about."""
+LOST_TO_DTYPE = "lost_to_dtype"
+"""The key of `layerswap.json` for the measurement."""
+
+
+class Rounding:
+    """The loss of deltas by rounding, over the tensors that are computed from a base.
+
+    Several threads add chunks in any order; the result does not depend on the order.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[int, int, float, float]] = []
+        self._dtype = ""
+
+    def add(self, values: Floats, rounded: Stored, base: Floats, dtype: str) -> None:
+        """Measure one chunk."""
+        import numpy as np
+
+        self._dtype = dtype
+        delta = np.subtract(values, base)
+        before = narrowed(base, dtype)
+        # The delta that is left between two models of the output's dtype.
+        error = np.subtract(widened(rounded, dtype), widened(before, dtype))
+        error -= delta
+        changed = int(np.count_nonzero(delta))
+        lost = int(np.count_nonzero((delta != 0) & (rounded == before)))
+        norm, wrong = (float(np.square(part, dtype=np.float64).sum()) for part in (delta, error))
+        self._chunks.append((changed, lost, norm, wrong))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The entry of `layerswap.json`; None if no delta was measured.
+
+        `share` is the share of changed elements that equal the base again. `error` is the norm of
+        the deltas' rounding error over the norm of the deltas.
+        """
+        changed, lost = (sum(chunk[i] for chunk in self._chunks) for i in (0, 1))
+        norm, error = (math.fsum(chunk[i] for chunk in self._chunks) for i in (2, 3))
+        if not changed or not math.isfinite(norm + error) or not norm:
+            return None
+        return {
+            "dtype": next(n for n, short in FLOAT_NAMES.items() if short == self._dtype),
+            "share": round(lost / changed, 4),
+            "error": round(math.sqrt(error / norm), 4),
+            "elements_measured": changed,
+        }
+
+
+def rounding_note(measured: Mapping[str, Any] | None) -> str | None:
+    """A warning if rounding lost much of the deltas; else None."""
+    if not measured or measured["error"] < NOTED:
+        return None
+    return (
+        f"{measured['dtype']} loses {measured['share']:.0%} of the changed elements (rounding "
+        f"error {measured['error']:.2f} of the deltas' norm); write float32 (--dtype float32)"
+    )

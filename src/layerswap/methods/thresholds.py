@@ -54,12 +54,6 @@ def magnitude_thresholds(
 
     Rank k gives the k-th largest |x|, counting from 1; rank 0 gives infinity.
 
-    Args:
-        streams: the tensors whose elements are ranked together.
-        experts: number of vectors in a chunk.
-        ranks: from 0 to the number of elements.
-        threads: streams read at a time.
-
     Example: over `[3, -1, 2, 0]`, ranks 2 and 0 give 2.0 and infinity.
     """
     total = sum(stream.elements for stream in streams)

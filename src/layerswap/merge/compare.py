@@ -21,9 +21,8 @@ from layerswap._types import Advance
 from layerswap.checkpoint import TensorInfo
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
-from layerswap.merge.evaluate import Evaluator, Handles, ModelFacts
 from layerswap.merge.layout import OutputTensor
-from layerswap.merge.terms import merged_tensors
+from layerswap.merge.terms import Evaluator, Handles, ModelFacts, merged_tensors
 from layerswap.merge.writer import Piece, hold_remote, open_all, piece_bytes
 
 PIECE_BYTES = 1 << 24
@@ -71,12 +70,6 @@ def comparisons(
     Of every computed tensor, at least `share` of its blocks of `BLOCK_BYTES` are drawn, and at
     least one. A tensor that its method must measure is drawn whole or not at all; of those at
     least `share`, and at least one. The draw depends on seed, tensor names and sizes alone.
-
-    Args:
-        pairs: the tensors of the output.
-        share: share of the blocks, and of the tensors that are measured, in (0, 1].
-        seed: seed of the draw.
-        facts: what is measured already, of the whole model.
     """
     stored = [pair for pair in pairs if pair.expected.elements]
     verbatim = [pair for pair in stored if pair.expected.verbatim]
