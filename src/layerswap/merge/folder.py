@@ -21,7 +21,6 @@ from layerswap.checkpoint.read import as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
 from layerswap.errors import MergeError
-from layerswap.merge.compatibility import copy_notes, numbered_notes, tied_notes
 from layerswap.merge.layout import OutputTensor, Shard, index_of, pack_shards
 from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
 from layerswap.merge.plan import Format, Plan
@@ -59,9 +58,7 @@ class FolderFormat(Format):
 
     def notes(self, plan: Plan) -> list[str]:
         """Also the experts' training, dtypes, tokenizers and downloads."""
-        notes = training_notes(plan.recipe, plan.composition, plan.used)
-        notes += numbered_notes(plan.reference)
-        notes += copy_notes(plan.used, plan.base)
+        notes = training_notes(plan.recipe, plan.composition, plan.used) + super().notes(plan)
         stored = {info.dtype for info in plan.reference.tensors.values()}
         baked = any(c.low_rank for c in plan.used.values()) and not plan.recipe.dtype
         if baked and "F32" not in stored and any(t.dtype == "F32" for t in plan.tensors):
@@ -69,7 +66,6 @@ class FolderFormat(Format):
                 "writes float32, the adapters' dtype: the base's would lose much of their deltas "
                 "(--dtype bfloat16 to write that)"
             )
-        notes += tied_notes(plan.composition, plan.reference, plan.drop)
         notes += tokenizer_notes(plan.sources, plan.tokenizer_owner)
         if plan.alignment is not None:
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")

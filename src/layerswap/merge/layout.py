@@ -40,9 +40,7 @@ class OutputTensor:
     """One tensor of the merged model.
 
     Attributes:
-        name: its name.
         dtype: safetensors dtype of the output, or quantised type in a GGUF file.
-        shape: its shape.
         inputs: the weighted sum that it is; the weights sum to 1.
         base: the base's tensor, if the tensor is computed from it and rounded to 16 bits.
     """
@@ -92,7 +90,6 @@ class Shard:
     """One output file, or a part of one.
 
     Attributes:
-        file: its name.
         header: its header; empty for a part that is not the first.
         tensors: each tensor with its absolute offset, in bytes.
         nbytes: position of its end, in bytes.
@@ -116,7 +113,6 @@ class TermBuilder:
         checkpoints: the experts and the base, by their names in the composition.
         rows: aligned embeddings and heads, for blends.
         delta_rows: the same for methods that take deltas.
-        fishers: diagonal Fishers by expert of the recipe.
     """
 
     checkpoints: Mapping[str, Checkpoint]
@@ -206,14 +202,10 @@ def output_tensors(
         experts: the experts in use, all with the same tensors.
         builder: builds the terms.
         base: the base, to measure the deltas that rounding loses.
-        dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`. When None,
-            each tensor gets the widest dtype in which an expert stores it; with adapters, all
-            tensors get the widest dtype of tensors and adapters, so that no delta is lost.
+        dtype: dtype of the floating-point outputs. When None, each tensor gets the widest dtype in
+            which an expert stores it; with adapters, all tensors get the widest dtype of tensors
+            and adapters, so that no delta is lost.
         drop: tensors to leave out (a stored copy of tied embeddings).
-
-    Raises:
-        MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) is
-            blended and differs between the experts.
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)

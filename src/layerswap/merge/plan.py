@@ -1,8 +1,7 @@
 """Plans: a recipe bound to the checkpoints that it draws from.
 
-The recipe is the truth. The composition follows from it, and so does everything that is written;
-`with_recipe` makes the plan of another recipe over the same checkpoints. A `Format` decides the
-form of the output: a safetensors folder, an adapter, or a GGUF file.
+The composition and everything that is written follow from the recipe. A `Format` decides the form
+of the output: a safetensors folder, an adapter, or a GGUF file.
 """
 
 from __future__ import annotations

@@ -39,13 +39,7 @@ Stamp = tuple[int, int, int] | None
 
 @dataclass(frozen=True)
 class Sources:
-    """The open sources of a recipe.
-
-    Attributes:
-        experts: the experts by name, those of the method first.
-        base: the base, from the recipe or from the adapters.
-        adapters_only: the merge is of adapters into an adapter.
-    """
+    """The open sources of a recipe."""
 
     experts: Mapping[str, Checkpoint]
     base: Checkpoint | None
@@ -263,7 +257,6 @@ class Fisher:
     """The diagonal Fisher information of an expert, opened by its header.
 
     Attributes:
-        stored: its tensors, one for every tensor of the expert that can be blended.
         norm: Euclidean norm over all of them together.
     """
 

@@ -76,9 +76,7 @@ class Gathered:
     """An embedding or a head whose rows were brought to another vocabulary.
 
     Attributes:
-        name: the tensor's name.
         shape: its shape in the other vocabulary, `[tokens, ...]`.
-        dtype: safetensors dtype of the expert's own tensor.
         runs: its rows in order.
     """
 
@@ -99,13 +97,8 @@ class MergedTensor:
     """One tensor that a merge method computes.
 
     Attributes:
-        name: the tensor's name.
-        shape: its shape.
-        operation: the method and its parameters.
-        inputs: one weighted sum per input of the operation.
         base: the weighted sum that deltas are taken from; None for a method without deltas.
         fishers: the diagonal Fisher of each input, for a method that needs it.
-        transposed: matrices are stored as [in, out].
     """
 
     name: str
@@ -188,13 +181,7 @@ CHUNK_ELEMENTS = 1 << 18
 
 
 class Evaluator:
-    """Computes elements of terms. One evaluator serves one thread.
-
-    Args:
-        handles: the open files of all terms.
-        model_facts: results of `measure_model`, for methods that measure the whole model.
-        allow_non_finite: accept NaN and infinity in the experts.
-    """
+    """Computes elements of terms from open files. One evaluator serves one thread."""
 
     def __init__(
         self, handles: Handles, model_facts: ModelFacts, *, allow_non_finite: bool = False

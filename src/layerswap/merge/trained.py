@@ -27,7 +27,6 @@ class TrainedPlaces:
     """The places that a record names as trained.
 
     Attributes:
-        places: places of the expert's tensors that were trained.
         partition: the partition that chose them, and the owner of the places outside the layers;
             None if something else chose them.
         contaminated: rows of the training data that contain an evaluation item, by evaluation set.

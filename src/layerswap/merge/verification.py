@@ -36,7 +36,9 @@ from layerswap.merge.writer import LOST_TO_DTYPE, measure_tensors
 HASHES = "sha256"
 """The key of `layerswap.json` under which `layerswap verify --record` keeps hashes of files."""
 LOST_TO_RANK = "largest_share_lost_to_rank"
-"""A key of adapters' records that does not follow from the recipe alone."""
+CARD = "README.md"
+IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
+"""Files of the Hub and its clients beside a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,8 @@ class Recorded:
     """The record of an output.
 
     Attributes:
-        path: the file.
-        data: its whole content.
-        recipe: the recipe of the merge.
-        composition: the composition of the recipe.
         sources: every source by name, with `source`, `revision` and `fingerprints`.
         hashes: SHA-256 of the output's files by name, if they were recorded.
-        magnitude: the measured weights of the merge.
     """
 
     path: Path
@@ -124,7 +121,7 @@ class Recorded:
 
     def check(self, plan: Plan) -> tuple[list[str], list[str]]:
         """Findings and notes about the record, compared with the record of a plan."""
-        findings, notes, again = [], [], record(plan)
+        findings, again = [], record(plan)
         for name in self.sources:
             if name in again["sources"]:
                 findings += self.changed_files(name, again["sources"][name])
@@ -136,15 +133,14 @@ class Recorded:
             findings.append(f"{self.path}: the composition is not that of the recipe")
         written, here = self.data.get("layerswap_version"), again["layerswap_version"]
         if written != here:
-            notes.append(f"written by layerswap {written}; this is {here}")
-            return findings, notes
+            return findings, [f"written by layerswap {written}; this is {here}"]
         if not same_json(self.data["recipe"], again["recipe"]):
             findings.append(f"{self.path}: the recipe is not written as the merge does")
         if not same_json(self.data.get("tensors"), again.get("tensors")):
             findings.append(f"{self.path}: tensors are not those of the merge")
         for key in self.data.keys() - again.keys() - {HASHES, LOST_TO_RANK, LOST_TO_DTYPE}:
             findings.append(f"{self.path}: {key!r} is no key that the merge writes")
-        return findings, notes
+        return findings, []
 
     def add_hashes(self, files: Sequence[Path]) -> None:
         """Add the SHA-256 of these files to `layerswap.json`, which is replaced in one step."""
@@ -189,11 +185,6 @@ def same_json(one: object, other: object) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-CARD = "README.md"
-IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
-"""Files of the Hub and its clients beside a checkpoint."""
-
-
 @dataclass
 class Counted:
     """Tensors of one kind: their number, their bytes, and the bytes that were compared."""
@@ -205,6 +196,15 @@ class Counted:
     def to_dict(self) -> dict[str, int]:
         """For JSON."""
         return {"tensors": self.tensors, "bytes": self.nbytes, "compared_bytes": self.compared}
+
+    def line(self, kind: str, how: str) -> str:
+        """The line for a report."""
+        from rich.filesize import decimal
+
+        share = self.compared / max(1, self.nbytes)
+        # Never "100%" if some bytes were not compared.
+        part = "all" if share == 1 else f"{min(max(share, 0.001), 0.999):.1%}" if share else "0%"
+        return f"{self.tensors} {kind} tensors ({decimal(self.nbytes)}), {part} {how}"
 
 
 @dataclass
@@ -255,23 +255,13 @@ class Verification:
     def __str__(self) -> str:
         lines = [f"note: {note}" for note in self.notes]
         if self.verbatim.tensors:
-            lines.append(_counted("verbatim", "compared with their source", self.verbatim))
+            lines.append(self.verbatim.line("verbatim", "compared with their source"))
         if self.computed.tensors:
-            lines.append(_counted("computed", "computed again", self.computed))
+            lines.append(self.computed.line("computed", "computed again"))
         if self.hashed:
             lines.append(f"{self.hashed} files match their recorded SHA-256")
         outcome = "verified" if self.passed else "not verified"
         return "\n".join(map(visible, [*lines, f"{self.folder}: {outcome}"]))
-
-
-def _counted(kind: str, what: str, counted: Counted) -> str:
-    from rich.filesize import decimal
-
-    share = counted.compared / max(1, counted.nbytes)
-    # Never "100%" if some bytes were not compared.
-    shown = f"{share:.0%}" if share in (0, 1) else f"{min(max(share, 0.001), 0.999):.1%}"
-    part = "all" if share == 1 else shown
-    return f"{counted.tensors} {kind} tensors ({decimal(counted.nbytes)}), {part} {what}"
 
 
 def verify(
@@ -292,7 +282,7 @@ def verify(
     header, index, configuration and tokenizer that the merge writes. Compares verbatim tensors bit
     for bit with their sources; computes a sample of the other tensors again, or all of them, and
     compares the bits; compares the sources with their recorded fingerprints. Memory does not grow
-    with the model. If a source is gone, verifies the rest and lists what it could not verify.
+    with the model. If a source is gone, only compares the files with their recorded hashes.
 
     Args:
         folder: an output of `Plan.save` or `layerswap merge`: a folder, or a GGUF file.

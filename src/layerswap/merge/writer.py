@@ -1,4 +1,7 @@
-"""Writes the bytes of output files: spans copied by the kernel, blends computed in fixed chunks."""
+"""Writes the bytes of output files: spans copied by the kernel, blends computed in fixed chunks.
+
+Memory does not grow with the model: each worker holds one chunk of every input.
+"""
 
 from __future__ import annotations
 
@@ -370,11 +373,7 @@ def _write(output: int, data: bytes | bytearray | memoryview, offset: int) -> No
 
 
 def _start_writing(output: int, offset: int, nbytes: int) -> None:
-    """Let the kernel write these bytes to the disk now, and not all of them at the end.
-
-    The advice is to drop from the cache what is on the disk already, which is nothing of bytes
-    just written.
-    """
+    """Let the kernel write these bytes to the disk now, and not all of them at the end."""
     with suppress(OSError):  # some filesystems take no advice
         os.posix_fadvise(output, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
@@ -401,7 +400,9 @@ LOST_TO_DTYPE = "lost_to_dtype"
 class Rounding:
     """The loss of deltas by rounding, over the tensors that are computed from a base.
 
-    Several threads add chunks in any order; the result does not depend on the order.
+    Deltas of fine-tuning are near the step of bfloat16 at the size of usual weights, so half of
+    the training can round back to the base unnoticed. Measures a sample of the chunks of each
+    tensor. Threads may add chunks in any order.
     """
 
     def __init__(self) -> None:

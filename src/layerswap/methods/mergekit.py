@@ -61,7 +61,6 @@ class TensorValues:
     Attributes:
         models: the models in order; the base model is among them if the method uses one.
         base: name of the base model, if it is among the models.
-        shared: the values that all models share.
     """
 
     models: Sequence[Model]
@@ -83,7 +82,6 @@ class Spelling:
     """How mergekit writes a method.
 
     Attributes:
-        name: mergekit's name.
         read: returns what the values for one tensor mean.
         base: `deltas` if the method takes deltas from the base model, `optional` if it does so
             only where one is given, `first` if the base model is the first of the models.

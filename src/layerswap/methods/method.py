@@ -84,9 +84,6 @@ class TensorView:
 
     Attributes:
         weights: one weight per expert, as in the recipe.
-        parameters: every parameter of the method.
-        name: name of the tensor.
-        shape: shape of the tensor.
         transposed: the tensor is a matrix stored as [in, out].
     """
 
@@ -131,7 +128,6 @@ class WholeTensor(TensorView):
     """A tensor to measure before any chunk of it is combined.
 
     Attributes:
-        elements: number of its elements.
         read: returns elements [start, stop) as a chunk.
         step: number of elements to read at a time.
         align: chunks begin and end at multiples of this number of elements.
@@ -167,11 +163,7 @@ class Method:
     """A merge method: its arithmetic, its settings and its needs.
 
     Attributes:
-        name: its name in recipes.
         combine: computes the merged delta, or the merged weights if it takes weights.
-        paper: where it is described.
-        parameters: its settings by name.
-        experts: smallest and largest number of experts.
         deltas: it takes deltas from the base. With a parameter `origin` the recipe decides.
         selects: it takes each element unchanged from the expert or the base. It sees weights in
             place of deltas, and the base.

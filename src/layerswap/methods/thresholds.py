@@ -37,7 +37,6 @@ class Stream:
     """A tensor to search, as one float32 vector per expert.
 
     Attributes:
-        elements: its length.
         chunks: starts a pass over it.
         part: returns elements [start, stop).
     """
