@@ -28,11 +28,7 @@ SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True)
 class ServedAdapters:
-    """Adapters in a folder that `write_adapters` wrote.
-
-    Attributes:
-        rank: the largest rank of a module.
-    """
+    """Adapters of one base in a folder that `write_adapters` wrote, with their largest rank."""
 
     folder: Path
     base: str
@@ -60,9 +56,6 @@ def write_adapters(
     adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh` with the command for vLLM, and one
     card. `method` holds zones and `outside` of the swap, as in a recipe; when None, the swap
     follows the partition that the adapters were trained on, or else the defaults.
-
-    Example:
-        write_adapters({"math": "math-lora"}, {"sw": "sw-lora", "te": "te-lora"}, "served")
     """
     target = Path(out).expanduser().absolute()
     refuse_target(target, marker=MANIFEST, overwrite=overwrite)

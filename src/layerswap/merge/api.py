@@ -103,7 +103,15 @@ def make_plan(
     magnitude = _measured_weights(recipe, sources, skip)
     places = {name: place for name, place in first.places.items() if name not in drop}
     depth = first.layers
-    sources = _restacked(recipe, sources, (depth, magnitude, places), alignment)
+    composition = recipe.resolve(depth, magnitude, places)
+    if composition.moved:
+        if sources.adapters_only or _names_fisher(recipe):
+            raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
+        sources = sources.restacked(composition)
+        if composition.shifted:
+            # Layers of different numbers may be of different kinds, or shapes.
+            moved = with_base(sources.experts, sources.base)
+            check_together(moved, aligned=alignment is not None)
     fishers = {}
     if _names_fisher(recipe):
         fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
@@ -140,25 +148,6 @@ def _alignment(recipe: Recipe, sources: Sources, form: Format) -> Alignment | No
 
 def _names_fisher(recipe: Recipe) -> bool:
     return any(expert.fisher for expert in recipe.experts.values())
-
-
-def _restacked(
-    recipe: Recipe,
-    sources: Sources,
-    resolved: tuple[int, Mapping[str, float] | None, Mapping[str, Any]],
-    alignment: Alignment | None,
-) -> Sources:
-    """The sources with the layers that the recipe takes of each."""
-    composition = recipe.resolve(*resolved)
-    if not composition.moved:
-        return sources
-    if sources.adapters_only or _names_fisher(recipe):
-        raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
-    moved = sources.restacked(composition)
-    if composition.shifted:
-        # Layers of different numbers may be of different kinds, or shapes.
-        check_together(with_base(moved.experts, moved.base), aligned=alignment is not None)
-    return moved
 
 
 def _measured_weights(

@@ -36,7 +36,6 @@ from layerswap.merge.writer import (
     compute_tensor,
     measure_tensors,
     rounding_note,
-    untrimmed_note,
     work_key,
     write_shard,
 )
@@ -99,9 +98,6 @@ class FolderFormat(Format):
             if journal.finished:
                 options.progress(sum(shard.nbytes for shard in shards if shard not in left))
             facts = measure_tensors(plan.tensors, options.workers) if left else {}
-            for operation, measured in facts.items():
-                if (note := untrimmed_note(operation, measured)) is not None:
-                    options.log(note)
             rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
             for shard in left:
                 write_shard(folder / shard.file, shard, facts, options, rounding)

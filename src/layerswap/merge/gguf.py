@@ -227,11 +227,7 @@ def check_modelfile(path: Path) -> Path:
 
 
 def write_modelfile(path: Path) -> Path:
-    """Write a `Modelfile` for Ollama beside a GGUF file.
-
-    Ollama reads the tokenizer, the context length, and a known chat template from the GGUF file
-    itself.
-    """
+    """Write a `Modelfile` beside a GGUF file, from which Ollama reads tokenizer and template."""
     target = check_modelfile(path)
     name = path.stem.lower()
     target.write_text(

@@ -109,10 +109,7 @@ Gathereds = Mapping[tuple[str, str], Gathered]
 class TermBuilder:
     """Builds the terms of output tensors from the blends of a composition.
 
-    Attributes:
-        checkpoints: the experts and the base, by their names in the composition.
-        rows: aligned embeddings and heads, for blends.
-        delta_rows: the same for methods that take deltas.
+    `rows` holds aligned embeddings and heads for blends, `delta_rows` for methods that take deltas.
     """
 
     checkpoints: Mapping[str, Checkpoint]
@@ -197,15 +194,9 @@ def output_tensors(
 
     In that order neighbouring tensors of one source can be copied as one span.
 
-    Args:
-        composition: the blend of every place.
-        experts: the experts in use, all with the same tensors.
-        builder: builds the terms.
-        base: the base, to measure the deltas that rounding loses.
-        dtype: dtype of the floating-point outputs. When None, each tensor gets the widest dtype in
-            which an expert stores it; with adapters, all tensors get the widest dtype of tensors
-            and adapters, so that no delta is lost.
-        drop: tensors to leave out (a stored copy of tied embeddings).
+    Without `dtype` each tensor gets the widest dtype in which an expert stores it. With adapters,
+    all tensors get the widest dtype of tensors and adapters, so that no delta is lost. The deltas
+    from `base` are compared with what rounding leaves of them.
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)
@@ -229,10 +220,7 @@ def output_tensors(
 
 
 def _baked_dtype(experts: Mapping[str, Checkpoint]) -> str | None:
-    """The dtype of full weights that adapters are added to; None without adapters.
-
-    It is one dtype for all tensors, because a model is loaded in one dtype.
-    """
+    """The one dtype of full weights that adapters are added to; None without adapters."""
     factors = {info.dtype for c in experts.values() for low in c.low_rank.values()
                for info in (low.a, low.b)}  # fmt: skip
     stored = {info.dtype for c in experts.values() for info in c.tensors.values()}

@@ -29,8 +29,6 @@ COPIED = (
 )
 """Files that are copied, each group as a whole from the first source that has one of its files.
 The base is the last source. Code (`*.py`) is never copied."""
-
-
 LONGEST_FRONT = 1 << 16
 """Most characters of a card's front matter that are read."""
 
@@ -64,11 +62,7 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
 
 
 def record(plan: Plan) -> dict[str, Any]:
-    """The content of `layerswap.json`, from which the same merge can be made again.
-
-    Holds the recipe with resolved Hub revisions, its composition, every source with the
-    fingerprints of its weight files, the account of tensors, and the version of layerswap.
-    """
+    """The content of `layerswap.json`, from which the same merge can be made again."""
     numbered = plan.reference.numbered
     return {
         "layerswap_version": __version__,

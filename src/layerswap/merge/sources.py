@@ -254,11 +254,7 @@ FISHER_RECORD = "fisher.json"
 
 @dataclass(frozen=True)
 class Fisher:
-    """The diagonal Fisher information of an expert, opened by its header.
-
-    Attributes:
-        norm: Euclidean norm over all of them together.
-    """
+    """The diagonal Fisher of an expert, with the Euclidean norm over all its tensors."""
 
     stored: Checkpoint
     norm: float

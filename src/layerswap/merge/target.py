@@ -27,16 +27,7 @@ RECORD_KEY = "layerswap.record"
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """Settings of writing a merge.
-
-    Attributes:
-        overwrite: overwrite an output that layerswap wrote.
-        allow_non_finite: merge experts that hold NaN or infinity.
-        resume: resume the same merge after it was killed.
-        threads: number of workers; the number of usable processors when None.
-        progress: called with the number of bytes just written, by any worker.
-        log: called with each warning about the output.
-    """
+    """Settings of writing a merge; see `Plan.save`."""
 
     overwrite: bool = False
     allow_non_finite: bool = False

@@ -73,12 +73,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An embedding or a head whose rows were brought to another vocabulary.
-
-    Attributes:
-        shape: its shape in the other vocabulary, `[tokens, ...]`.
-        runs: its rows in order.
-    """
+    """An embedding or a head with its rows brought to another vocabulary, `[tokens, ...]`."""
 
     name: str
     shape: tuple[int, ...]
@@ -96,9 +91,7 @@ Terms = tuple[tuple["Term", float], ...]
 class MergedTensor:
     """One tensor that a merge method computes.
 
-    Attributes:
-        base: the weighted sum that deltas are taken from; None for a method without deltas.
-        fishers: the diagonal Fisher of each input, for a method that needs it.
+    A method without deltas has no `base`; only a method that needs Fishers has one for each input.
     """
 
     name: str

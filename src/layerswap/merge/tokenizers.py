@@ -52,8 +52,7 @@ def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
             continue
         difference = _difference(seen[1], folder)
         if difference:
-            more = "".join(f"; {text}" for text in _settings_differences(seen[1], folder))
-            return f"tokenizers of {seen[0]} and {name} differ: {difference}{more}"
+            return f"tokenizers of {seen[0]} and {name} differ: {difference}"
     return None
 
 
@@ -90,15 +89,6 @@ def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
     """Id of every token in `tokenizer.json`, added tokens included; empty without that file."""
     path = checkpoint.folder / "tokenizer.json"
     return vocabulary_of(path) if path.is_file() else {}
-
-
-def _settings_differences(first: Path, second: Path) -> Iterator[str]:
-    a, b = (_settings(folder) for folder in (first, second))
-    for key in SPECIAL_TOKENS:
-        if _content(a.get(key)) != _content(b.get(key)):
-            yield f"{key} is {_content(a.get(key))!r} and {_content(b.get(key))!r}"
-    if _template(first) != _template(second):
-        yield "the chat templates differ"
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -89,11 +89,7 @@ def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
 def training_notes(
     recipe: Recipe, composition: Composition, experts: Mapping[str, Checkpoint]
 ) -> list[str]:
-    """Notes on a composition from the records of its experts' training.
-
-    They name the experts' own partition, trained places that an expert does not give or gives in
-    part, and evaluation items in its training data.
-    """
+    """Notes on partition, unused trained places and contamination, from records of training."""
     if composition.moved:
         return []  # The record's layers are those before the move.
     records = {name: record for name, c in experts.items() if (record := read_trained_places(c))}

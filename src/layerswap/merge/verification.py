@@ -43,12 +43,7 @@ IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
 
 @dataclass(frozen=True)
 class Recorded:
-    """The record of an output.
-
-    Attributes:
-        sources: every source by name, with `source`, `revision` and `fingerprints`.
-        hashes: SHA-256 of the output's files by name, if they were recorded.
-    """
+    """The record of an output; `hashes` are SHA-256 of its files by name, if recorded."""
 
     path: Path
     data: Mapping[str, Any]

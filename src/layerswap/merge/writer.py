@@ -60,6 +60,12 @@ SPAN_BYTES = 1 << 24
 PROBED_BYTES = 1 << 14
 """Bytes of a verbatim tensor that are checked for NaN: a norm of 8,192 in bfloat16."""
 LARGEST_FLOAT16 = 65504.0
+SAMPLED = 16
+"""One of this many chunks of a tensor is measured, always the first."""
+NOTED = 0.1
+"""Smallest error of the deltas, as a share of their norm, that a merge warns about."""
+LOST_TO_DTYPE = "lost_to_dtype"
+"""The key of `layerswap.json` for the measurement."""
 NO_KERNEL_COPY = (
     errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
     errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
@@ -117,21 +123,6 @@ def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[O
         merged = [tensor for tensor in tensors if not tensor.linear]
         handles = open_all(stack, {file for tensor in merged for file in tensor.files})
         return measure_model(terms, handles, threads)
-
-
-def untrimmed_note(operation: Operation, bounds: Any) -> str | None:
-    """A warning if a density keeps whole deltas, because less of them changed; else None."""
-    density = dict(operation.parameters).get("density")
-    if density is None or not bounds:
-        return None
-    pairs = zip(operation.inputs, bounds, strict=True)
-    whole = [str(member) for (member, _), smallest in pairs if min(smallest) == 0]
-    if not whole:
-        return None
-    return (
-        f"{operation.method}: density {density:g} trims nothing of {', '.join(whole)}: it counts "
-        "all entries of the model, and fewer of them changed"
-    )
 
 
 def work_key(content: Mapping[str, Any], shards: Sequence[Shard], options: MergeOptions) -> str:
@@ -245,11 +236,11 @@ def _computes(shard: Shard) -> Iterator[Piece]:
             continue
         whole = Piece(tensor, 0, tensor.elements, offset)
         if not any(isinstance(file, RemoteFile) for file in tensor.files):
-            yield from _chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
+            yield from chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
         else:  # gathered rows lie anywhere, so that their tensors are fetched once, and whole
             gathered = any(isinstance(term, Gathered) for term, _ in tensor.inputs)
             cut = tensor.linear and not gathered
-            yield from _chunks(whole, FETCHED_BYTES) if cut else (whole,)
+            yield from chunks(whole, FETCHED_BYTES) if cut else (whole,)
 
 
 def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) -> None:
@@ -269,7 +260,7 @@ def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) 
                 stack.enter_context(handle.holding(start, stop, folder))
 
 
-def _chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
+def chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
     """A piece cut into pieces of at most this many bytes of output."""
     length, size = block_of(piece.tensor.dtype)
     step = nbytes // max(size, 2 * length) * length  # of blocks, as many elements as of float16
@@ -291,7 +282,7 @@ def piece_bytes(
 def _stored_bytes(piece: Piece, evaluator: Evaluator) -> Iterator[tuple[bytearray, int]]:
     source = next(stored_tensors(piece.tensor.inputs))
     length, size = block_of(source.dtype)
-    for chunk in _chunks(piece, CHUNK_BYTES):
+    for chunk in chunks(piece, CHUNK_BYTES):
         data = bytearray((chunk.stop - chunk.start) // length * size)
         start = source.offset + chunk.start // length * size
         read_into(evaluator.handles[source.file], start, memoryview(data), source.file)
@@ -305,7 +296,7 @@ def _computed_bytes(
 
     dtype, base = piece.tensor.dtype, piece.tensor.base
     evaluator.prepare(piece.tensor.inputs)
-    for chunk in _chunks(piece, CHUNK_BYTES):
+    for chunk in chunks(piece, CHUNK_BYTES):
         values = evaluator.sum(piece.tensor.inputs, chunk.start, chunk.stop)
         if dtype in BLOCKS and not _fits_blocks(values):
             raise MergeError(_non_finite(chunk, evaluator))
@@ -338,10 +329,7 @@ def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, 
 
 
 def copy_span(source: Handle, output: int, piece: _Copy) -> None:
-    """Copy bytes between files inside the kernel, which shares their blocks if it can.
-
-    Falls back to reading and writing if the filesystems cannot.
-    """
+    """Copy bytes inside the kernel, or by reading and writing if the filesystems cannot."""
     if isinstance(source, RemoteHandle):
         start = piece.source_offset
         source.copy_to(output, start, start + piece.nbytes, piece.offset)
@@ -387,14 +375,6 @@ def _run_all(
             pass
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-SAMPLED = 16
-"""One of this many chunks of a tensor is measured, always the first."""
-NOTED = 0.1
-"""Smallest error of the deltas, as a share of their norm, that a merge warns about."""
-LOST_TO_DTYPE = "lost_to_dtype"
-"""The key of `layerswap.json` for the measurement."""
 
 
 class Rounding:

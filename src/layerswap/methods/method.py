@@ -30,16 +30,7 @@ Value = float | int | str
 
 @dataclass(frozen=True)
 class Parameter:
-    """A setting of a method: its default and its allowed values.
-
-    Attributes:
-        default: value if a recipe does not set it.
-        low: smallest number, itself allowed unless `open_low`.
-        high: largest number.
-        open_low: refuses `low` itself.
-        choices: the allowed words, for a setting that is not a number.
-        whole: allows only whole numbers.
-    """
+    """A setting of a method: its default, and its range (without `low` if `open_low`) or words."""
 
     default: Value
     low: float = 0.0
@@ -80,12 +71,7 @@ def density(default: float) -> Parameter:
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor as a method sees it, and the settings of the method.
-
-    Attributes:
-        weights: one weight per expert, as in the recipe.
-        transposed: the tensor is a matrix stored as [in, out].
-    """
+    """A tensor as a method sees it (a matrix [in, out] if `transposed`), with its settings."""
 
     weights: Sequence[float]
     parameters: Mapping[str, Value]

@@ -34,12 +34,7 @@ _END = 1 << 31
 
 @dataclass(frozen=True)
 class Stream:
-    """A tensor to search, as one float32 vector per expert.
-
-    Attributes:
-        chunks: starts a pass over it.
-        part: returns elements [start, stop).
-    """
+    """A tensor to search: one float32 vector per expert, by passes of chunks, or elements."""
 
     elements: int
     chunks: Callable[[], Iterable[Sequence[Floats]]]
