@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -109,6 +110,33 @@ def save_holes(folder: Path, megabytes: int) -> Path:
         file.write(header)
         file.truncate(len(header) + 3 * rows * 4096)
     return folder
+
+
+def swap_of(experts: Any, **settings: Any) -> Any:
+    """The plan of a swap of two experts, in a mapping or as a pair."""
+    import layerswap as ls
+
+    named = isinstance(experts, Mapping)
+    task, language = (experts["task"], experts["language"]) if named else experts
+    return ls.swap(task=task, language=language, **settings)
+
+
+def recipe_plan(data: Mapping[str, Any]) -> Any:
+    """The plan of a recipe as data."""
+    from layerswap.compose.recipe import check_recipe
+    from layerswap.merge import make_plan
+
+    return make_plan(check_recipe(data, where="test"))
+
+
+def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """The message, of one line, with which a call is refused."""
+    from layerswap.errors import LayerswapError
+
+    with pytest.raises(LayerswapError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def copied(source: Path, folder: Path) -> Path:
