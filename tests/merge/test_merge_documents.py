@@ -233,15 +233,6 @@ def test_the_dtype_is_written_under_the_key_that_the_config_has(pair, tmp_path, 
     assert {k: v for k, v in config.items() if k.endswith("dtype")} == {key: "bfloat16"}
 
 
-def test_files_follow_the_umask(experts, tmp_path):
-    before = os.umask(0o027)
-    try:
-        out = swap_of(experts).save(tmp_path / "out")
-    finally:
-        os.umask(before)
-    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o640}
-
-
 def test_the_summary_counts_bytes(experts, tmp_path):
     plan = swap_of(experts, bottom=1, top=1)
     summary = plan.to_dict()

@@ -132,28 +132,12 @@ NUMBERED = {
         ),
         "model.decoder.layers",
     ),
-    "bert": (
-        lambda: config_of(
-            "BertConfig",
-            {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64, "is_decoder": True},
-        ),
-        "bert.encoder.layer",
-    ),
     "roberta": (
         lambda: config_of(
             "RobertaConfig",
             {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64, "is_decoder": True},
         ),
         "roberta.encoder.layer",
-    ),
-    "zamba": (
-        lambda: config_of(
-            "ZambaConfig",
-            {**SMALL, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_dt_rank": 4,
-             "intermediate_size": 48, "n_mamba_heads": 2, "num_key_value_heads": 4,
-             "layers_block_type": ["hybrid", "mamba", "hybrid"]},
-        ),
-        "model.layers",
     ),
 }  # fmt: skip
 

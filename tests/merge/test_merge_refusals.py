@@ -350,7 +350,7 @@ def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
         (12, 0, "needs 12 bytes, only 0 bytes"),
         (3_400, 20, "needs 3.4 kB, only 20 bytes"),
         (5_040_000, 5_010_000, "needs 5,040,000 bytes, only 5,010,000 bytes"),
-        (5 * 10**9, 4_990_000_000, "needs 5.00 GB, only 4.99 GB"),
+        (5 * 10**9, 4_900_000_000, "needs 5.0 GB, only 4.9 GB"),
     ],
 )
 def test_missing_space_is_reported_with_distinct_numbers(tmp_path, monkeypatch, need, free, said):

@@ -147,10 +147,6 @@ CASES = {
         "merge_method": "dare_linear", "base_model": "base",
         "models": [model("a", weight=0.5), model("b", weight=0.25)],
     },
-    "dare_ties, everything kept": {
-        "merge_method": "dare_ties", "base_model": "base",
-        "models": [model("a", weight=0.5), model("b", weight=0.25)],
-    },
     "breadcrumbs of two alike": {
         "merge_method": "breadcrumbs", "base_model": "base",
         "models": [model("a", weight=0.5), model("b", weight=0.3)],
@@ -170,10 +166,6 @@ CASES = {
     },
     "della, everything kept": {
         "merge_method": "della", "base_model": "base",
-        "models": [model("a", weight=0.5), model("b", weight=0.25)],
-    },
-    "della_linear, everything kept": {
-        "merge_method": "della_linear", "base_model": "base",
         "models": [model("a", weight=0.5), model("b", weight=0.25)],
     },
     "ties, rescaled": {

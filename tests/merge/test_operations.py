@@ -223,10 +223,6 @@ REFUSED = {
         HEAD + "merge: {method: ties, experts: [task]}\nweights: uniform",
         "r, line 4: weights: weights of a merge belong in `merge.experts`; remove `weights`",
     ),
-    "made of itself": (
-        "base: ./b\nexperts: {t: {merge: {method: ties, experts: [t]}}}\nsoup: {experts: [t]}",
-        "r, line 2: experts.t: is made of itself",
-    ),
 }  # fmt: skip
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
-from merging import swap_of, weight_bytes
+from merging import killed, swap_of, weight_bytes
 
 import layerswap as ls
 from layerswap.checkpoint.commit import JOURNAL, Journal, read_journal
@@ -23,27 +22,8 @@ def plan_of(experts, bottom: int = 1) -> ls.Plan:
 
 
 def kill_after(plan: ls.Plan, out: Path, files: int, **settings: bool) -> Path:
-    """Save in a child that is killed once the journal names some files; what it left behind."""
-    pid = os.fork()
-    if not pid:
-        from layerswap.checkpoint import commit as journal
-
-        enter = journal.Journal._enter
-
-        def enter_and_die(self, file, *more):
-            enter(self, file, *more)
-            if len(self.finished) == files:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        journal.Journal._enter = enter_and_die
-        try:
-            plan.save(out, threads=1, **settings)
-        finally:
-            os._exit(1)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status)
-    (left,) = out.parent.glob(f"{out.name}.partial-*")
-    return left
+    """What is left of a merge that is killed once the journal names some files."""
+    return killed(plan, out, lambda journal: len(journal.finished) == files, **settings)
 
 
 def test_a_killed_merge_resumes_without_redoing_files(experts, tmp_path):

@@ -105,17 +105,15 @@ def make_plan(
     depth = first.layers
     composition = recipe.resolve(depth, magnitude, places)
     if composition.moved:
-        if sources.adapters_only or _names_fisher(recipe):
+        if sources.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
             raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
         sources = sources.restacked(composition)
         if composition.shifted:
             # Layers of different numbers may be of different kinds, or shapes.
             moved = with_base(sources.experts, sources.base)
             check_together(moved, aligned=alignment is not None)
-    fishers = {}
-    if _names_fisher(recipe):
-        fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
-        stamps |= stamps_of(fisher_sources(fishers).values())
+    fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
+    stamps |= stamps_of(fisher_sources(fishers).values())
     return Plan(
         recipe, sources.experts, sources.base, form, depth, places, drop, magnitude, stamps,
         alignment, fishers,
@@ -123,7 +121,7 @@ def make_plan(
 
 
 def _format(recipe: Recipe, sources: Sources) -> Format:
-    """The form of the output; a RecipeError if the recipe has settings of another one."""
+    """The form of the output; a RecipeError if the recipe has settings of another form."""
     if recipe.rank is not None and not sources.adapters_only:
         raise RecipeError("rank: only a merge of adapters into an adapter has one; remove it")
     opened = with_base(sources.experts, sources.base).values()
@@ -144,10 +142,6 @@ def _alignment(recipe: Recipe, sources: Sources, form: Format) -> Alignment | No
         check_tokenizers(together)
         return None
     return align(recipe, together, sources.base)
-
-
-def _names_fisher(recipe: Recipe) -> bool:
-    return any(expert.fisher for expert in recipe.experts.values())
 
 
 def _measured_weights(

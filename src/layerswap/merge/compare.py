@@ -28,7 +28,7 @@ from layerswap.merge.writer import Piece, chunks, hold_remote, open_all, piece_b
 PIECE_BYTES = 1 << 24
 """Bytes of output compared at a time by one worker."""
 BLOCK_BYTES = 1 << 18
-"""Bytes of the blocks of output that a sample is made of."""
+"""Bytes of a block of output in a sample."""
 
 Item = TypeVar("Item")
 

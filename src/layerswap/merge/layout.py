@@ -1,4 +1,4 @@
-"""The output of a merge: every tensor with the terms that it is made of, and the files."""
+"""The output of a merge: every tensor with its terms, and the files."""
 
 from __future__ import annotations
 

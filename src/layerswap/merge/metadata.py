@@ -261,7 +261,7 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "source": _recorded_source(checkpoint),
         "revision": checkpoint.revision,
-        "fingerprints": {recorded_name(file): one for file, one in fingerprints(local).items()},
+        "fingerprints": {recorded_name(file): mark for file, mark in fingerprints(local).items()},
         # Files that are read in place are identified by their servers' ETags.
         **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }

@@ -78,14 +78,9 @@ def check_space(folder: Path, need: int) -> None:
     """Refuse an output of `need` bytes that does not fit on the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if free < need:
-        wanted, there = _size(need), _size(free)
+        from rich.filesize import decimal
+
+        wanted, there = decimal(need), decimal(free)
         if wanted == there:
             wanted, there = f"{need:,} bytes", f"{free:,} bytes"
         raise MergeError(f"{folder}: needs {wanted}, only {there} are free")
-
-
-def _size(count: int) -> str:
-    for size, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1)):
-        if count >= size:
-            return f"{count / size:.{digits}f} {unit}"
-    return f"{count} bytes"

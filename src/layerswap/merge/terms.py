@@ -1,4 +1,4 @@
-"""The terms that output tensors are made of, and their evaluation chunk by chunk.
+"""The terms of output tensors, and their evaluation chunk by chunk.
 
 An output tensor is a weighted sum of terms: tensors of experts, and merge methods over sums.
 Example: half of expert `c`, and half of the TIES merge of `a` and `b` over `base`.
@@ -148,7 +148,7 @@ def stored_in(source: Source) -> Iterator[TensorInfo]:
 
 
 def sources_of(terms: Terms) -> Iterator[Source]:
-    """Every tensor of an expert, or of its Fisher, that a weighted sum is made of."""
+    """Every tensor of an expert, or of its Fisher, in a weighted sum."""
     for term, _ in terms:
         if isinstance(term, MergedTensor):
             for inner in (*term.inputs, *((term.base,) if term.base else ()), *term.fishers):

@@ -137,7 +137,7 @@ def _loaded_difference(first: Path, second: Path) -> str | None:
             vocabularies.append(load_tokenizer(folder).get_vocab())
         except Exception as error:  # a tokenizer that cannot be read cannot be compared
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            files = " and ".join(_files(one)[0] for one in (first, second))
+            files = " and ".join(_files(path)[0] for path in (first, second))
             return f"{files} cannot be compared: {_files(folder)[0]} cannot be read ({reason})"
     return None if vocabularies[0] == vocabularies[1] else _tokens_differ(*vocabularies)
 

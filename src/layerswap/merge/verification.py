@@ -19,7 +19,7 @@ from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.remote import WeightFile
-from layerswap.compose import Composition, Recipe
+from layerswap.compose import Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import CheckpointError, LayerswapError, MergeError, RecipeError, visible
@@ -43,15 +43,22 @@ IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
 
 @dataclass(frozen=True)
 class Recorded:
-    """The record of an output; `hashes` are SHA-256 of its files by name, if recorded."""
+    """The record of an output: its content, and the recipe in it."""
 
     path: Path
     data: Mapping[str, Any]
     recipe: Recipe
-    composition: Composition
-    sources: Mapping[str, Mapping[str, Any]]
-    hashes: Mapping[str, str]
-    magnitude: Mapping[str, float] | None
+
+    @property
+    def sources(self) -> Mapping[str, Mapping[str, Any]]:
+        """Every source by name, with `source`, `revision` and `fingerprints`."""
+        sources: Mapping[str, Mapping[str, Any]] = self.data["sources"]
+        return sources
+
+    @property
+    def magnitude(self) -> Mapping[str, float] | None:
+        """The measured weights of the merge."""
+        return self.data.get("magnitude_weights")
 
     def recipe_with(self, moved: Mapping[str, str], *, measure: bool = False) -> Recipe:
         """The recipe with other locations of its sources."""
@@ -124,11 +131,11 @@ class Recorded:
                 findings.append(f"{self.path}: the merge has no source {name!r}")
         for name in again["sources"].keys() - self.sources.keys():
             findings.append(f"{self.path}: lacks the source {name!r}")
-        if self.composition != plan.composition:
-            findings.append(f"{self.path}: the composition is not that of the recipe")
         written, here = self.data.get("layerswap_version"), again["layerswap_version"]
         if written != here:
             return findings, [f"written by layerswap {written}; this is {here}"]
+        if not same_json(self.data["composition"], again["composition"]):
+            findings.append(f"{self.path}: the composition is not that of the recipe")
         if not same_json(self.data["recipe"], again["recipe"]):
             findings.append(f"{self.path}: the recipe is not written as the merge does")
         if not same_json(self.data.get("tensors"), again.get("tensors")):
@@ -166,18 +173,12 @@ def read_record(out: Path) -> Recorded:
             raise MergeError(f"{path}: sources.{name} has no source with fingerprints")
     if not isinstance(data.get(HASHES, {}), dict):
         raise MergeError(f"{path}: {HASHES} is not a mapping")
-    recipe = check_recipe(data["recipe"], where=str(path))
-    try:
-        composition = Composition.from_dict(data["composition"])
-    except LayerswapError as error:
-        raise error.within(f"{path}: composition") from None
-    magnitude, hashes = data.get("magnitude_weights"), data.get(HASHES, {})
-    return Recorded(path, data, recipe, composition, data["sources"], hashes, magnitude)
+    return Recorded(path, data, check_recipe(data["recipe"], where=str(path)))
 
 
-def same_json(one: object, other: object) -> bool:
+def same_json(first: object, second: object) -> bool:
     """True for equal values of equal types, in any order of keys: 8 is neither 8.0 nor true."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 @dataclass
@@ -345,7 +346,10 @@ class _Verifier:
     def check_hashes(self) -> None:
         """Compare files with their recorded SHA-256."""
         out, report = self.report.folder, self.report
-        hashes = {out / name: digest for name, digest in sorted(self.recorded.hashes.items())}
+        hashes = {
+            out / name: digest
+            for name, digest in sorted(self.recorded.data.get(HASHES, {}).items())
+        }
         present = {file: digest for file, digest in hashes.items() if file.is_file()}
         if not hashes:
             return

@@ -117,7 +117,7 @@ def check_finite(tensors: Iterable[OutputTensor]) -> None:
 
 
 def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Any]:
-    """What merge methods must know of the whole model before any tensor can be computed."""
+    """Measure the whole model for the merge methods that need it before computing any tensor."""
     terms = tuple(term for tensor in tensors for term in tensor.inputs)
     with ExitStack() as stack:
         merged = [tensor for tensor in tensors if not tensor.linear]
