@@ -170,7 +170,7 @@ def term_builder(
                         for owner, first, count in rows[name]
                     )
                     shape = (alignment.size, *info.shape[1:])
-                    gathered[member, tensor] = Gathered(tensor, shape, info.dtype, runs)
+                    gathered[member, tensor] = Gathered(shape, runs)
     return TermBuilder(checkpoints, blends, deltas, fishers)
 
 

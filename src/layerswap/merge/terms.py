@@ -47,19 +47,9 @@ class Adapted:
     low_rank: LowRank
 
     @property
-    def name(self) -> str:
-        """The tensor's name."""
-        return self.stored.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return self.stored.shape
-
-    @property
-    def dtype(self) -> str:
-        """Its stored dtype, before the adapter."""
-        return self.stored.dtype
 
 
 @dataclass(frozen=True)
@@ -75,9 +65,7 @@ class Run:
 class Gathered:
     """An embedding or a head with its rows brought to another vocabulary, `[tokens, ...]`."""
 
-    name: str
     shape: tuple[int, ...]
-    dtype: str
     runs: tuple[Run, ...]
 
 
