@@ -198,6 +198,11 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint in float64."""
+    return {name: tensor.double().numpy() for name, tensor in tensors_of(folder).items()}
+
+
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor."""
     flat = tensor.detach().contiguous().reshape(-1)

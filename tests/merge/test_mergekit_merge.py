@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from effort import mostly_slow
-from merging import recipe_plan, save_expert, tensors_of, tiny_llama
+from merging import arrays, recipe_plan, save_expert, tensors_of, tiny_llama
 
 from layerswap.compose.recipe import parse_recipe
 from layerswap.errors import MergeError
@@ -52,15 +52,11 @@ def merged(config, experts, folder):
     for name, path in experts.items():
         text = text.replace(f"model: {name}\n", f"model: {path}\n")
     plan = make_plan(parse_recipe(text))
-    return {n: t.double().numpy() for n, t in tensors_of(plan.save(folder)).items()}
+    return arrays(plan.save(folder))
 
 
 def part_of(name, first, stop, **parameters):
     return {"model": name, "layer_range": [first, stop], "parameters": parameters}
-
-
-def arrays(folder):
-    return {n: t.double().numpy() for n, t in tensors_of(folder).items()}
 
 
 @pytest.mark.parametrize("normalize", [True, False])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from effort import mostly_slow
 from merging import (
+    arrays,
     change_tensors,
     copied,
     elect_and_average,
@@ -60,10 +61,6 @@ def with_fishers(experts):
         fisher = save_fisher(folder.with_name(f"{folder.name}-fisher"), folder, seed)
         entries[name] = {"source": str(folder), "fisher": str(fisher)}
     return entries
-
-
-def arrays(folder):
-    return {n: t.double().numpy() for n, t in load_file(folder / "model.safetensors").items()}
 
 
 def deltas(experts, names):
