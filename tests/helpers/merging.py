@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -111,6 +114,56 @@ def save_holes(folder: Path, megabytes: int) -> Path:
     return folder
 
 
+def swap_of(experts: Any, **settings: Any) -> Any:
+    """The plan of a swap of two experts, in a mapping or as a pair."""
+    import layerswap as ls
+
+    named = isinstance(experts, Mapping)
+    task, language = (experts["task"], experts["language"]) if named else experts
+    return ls.swap(task=task, language=language, **settings)
+
+
+def killed(plan: Any, out: Path, when: Callable[[Any], bool], **settings: Any) -> Path:
+    """The folder that a merge leaves if it is killed when its journal satisfies a condition."""
+    pid = os.fork()
+    if not pid:
+        from layerswap.checkpoint import commit
+
+        enter = commit.Journal._enter
+
+        def enter_and_die(self, *given):
+            enter(self, *given)
+            if when(self):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        commit.Journal._enter = enter_and_die
+        try:
+            plan.save(out, threads=1, **settings)
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    (left,) = out.parent.glob(f"{out.name}.partial-*")
+    return left
+
+
+def recipe_plan(data: Mapping[str, Any]) -> Any:
+    """The plan of a recipe as data."""
+    from layerswap.compose.recipe import check_recipe
+    from layerswap.merge import make_plan
+
+    return make_plan(check_recipe(data, where="test"))
+
+
+def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """The message, of one line, with which a call is refused."""
+    from layerswap.errors import LayerswapError
+
+    with pytest.raises(LayerswapError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def copied(source: Path, folder: Path) -> Path:
     """A copy of an expert to spoil."""
     shutil.copytree(source, folder)
@@ -143,6 +196,11 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
         assert not set(tensors) & set(found), "a tensor lies in two shards"
         found.update(tensors)
     return found
+
+
+def arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint in float64."""
+    return {name: tensor.double().numpy() for name, tensor in tensors_of(folder).items()}
 
 
 def raw(tensor: torch.Tensor) -> bytes:

@@ -7,19 +7,17 @@ import json
 import os
 
 import pytest
-from merging import copied, weight_bytes
+from merging import copied, recipe_plan, swap_of, weight_bytes
 
 import layerswap as ls
-from layerswap.compose.recipe import check_recipe, parse_recipe
+from layerswap.compose.recipe import parse_recipe
 from layerswap.errors import CheckpointError
 from layerswap.merge import writer as engine
 
 
 def make(experts, **settings):
-    return ls.swap(
-        task=experts["task"], language=experts["language"], bottom=1, top=1, bottom_transition=1,
-        weights={"task": 0.3, "language": 0.7}, max_shard_size="20KB", **settings,
-    )  # fmt: skip
+    zones = {"bottom": 1, "top": 1, "bottom_transition": 1, "max_shard_size": "20KB"}
+    return swap_of(experts, weights={"task": 0.3, "language": 0.7}, **zones, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +108,7 @@ def test_the_order_of_the_experts_in_the_recipe(experts, tmp_path, order):
         "max_shard_size": "20KB",
         "places": [{"layers": 2, "take": ["language", "task", "third"]}],
     }
-    other = ls.make_plan(check_recipe(recipe, where="r")).save(tmp_path / "other")
+    other = recipe_plan(recipe).save(tmp_path / "other")
     assert weight_bytes(out) == weight_bytes(other)
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == len("task")
 
@@ -129,7 +127,7 @@ def test_the_order_of_bytes_in_a_source_is_followed_not_required(experts, tmp_pa
     index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
     (other / "model.safetensors.index.json").write_text(json.dumps(index))
     one = ls.swap(task=experts["task"], language=other).save(tmp_path / "one")
-    two = ls.swap(task=experts["task"], language=experts["language"]).save(tmp_path / "two")
+    two = swap_of(experts).save(tmp_path / "two")
     assert weight_bytes(one) == weight_bytes(two)
 
 

@@ -8,7 +8,15 @@ import os
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from merging import change_config, change_tensors, copied, tensors_of, weight_bytes
+from merging import (
+    change_config,
+    change_tensors,
+    copied,
+    recipe_plan,
+    swap_of,
+    tensors_of,
+    weight_bytes,
+)
 
 import layerswap as ls
 from layerswap.checkpoint import fingerprint, read
@@ -66,14 +74,14 @@ def test_the_record_holds_recipe_composition_and_sources(experts, out):
 
 
 def test_the_record_alone_makes_the_same_weights(out, tmp_path):
-    plan = ls.make_plan(check_recipe(record_of(out)["recipe"], where="layerswap.json"))
+    plan = recipe_plan(record_of(out)["recipe"])
     again = plan.save(tmp_path / "again")
     assert weight_bytes(again) == weight_bytes(out)
     assert record_of(again) == record_of(out)
 
 
 def test_the_record_of_a_composition_makes_the_same_weights(experts, tmp_path):
-    plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    plan = swap_of(experts, bottom=1, top=1)
     other = plan.with_composition(partition("Z", 4, task="task", language="language"))
     out = other.save(tmp_path / "out")
     recipe = check_recipe(record_of(out)["recipe"], where="layerswap.json")
@@ -82,7 +90,7 @@ def test_the_record_of_a_composition_makes_the_same_weights(experts, tmp_path):
 
 
 def test_the_record_of_one_plan_of_a_grid_makes_the_same_weights(experts, tmp_path):
-    plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    plan = swap_of(experts, bottom=1, top=1)
     out = plan.grid(bottom=[0, 2], top=[0])[1].save(tmp_path / "out")
     recipe = check_recipe(record_of(out)["recipe"], where="layerswap.json")
     assert recipe.swap.bottom == 2
@@ -146,7 +154,7 @@ def test_the_licence_is_that_of_the_experts(pair, tmp_path, licences, expected, 
     for folder, licence in zip(pair, licences, strict=True):
         if licence:
             (folder / "README.md").write_text(f"---\nlicense: {licence}\n---\n\n# One\n")
-    plan = ls.swap(task=pair[0], language=pair[1])
+    plan = swap_of(pair)
     card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
     assert (card.data.license, card.data.to_dict().get("license_name")) == (expected, name)
     shown = "not given" if name is None and expected is None else licences[1]
@@ -180,9 +188,7 @@ def test_the_card_names_no_local_path(experts, out):
 
 
 def test_the_card_without_a_base_names_the_experts_used(experts, tmp_path):
-    plan = ls.swap(
-        task=experts["task"], language=experts["language"], bottom=0, top=0, outside="task"
-    )
+    plan = swap_of(experts, bottom=0, top=0, outside="task")
     card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
     assert "- `task`: task" in card.content
     assert "`language`:" not in card.content
@@ -202,7 +208,7 @@ def test_a_folder_name_cannot_break_the_card(experts, tmp_path):
 def test_the_config_is_the_task_experts_without_code(pair, tmp_path):
     (pair[0] / "modeling_odd.py").write_text("raise SystemExit")
     change_config(pair[0], auto_map={"AutoModel": "modeling_odd.Odd"}, task_marker=1)
-    out = ls.swap(task=pair[0], language=pair[1]).save(tmp_path / "out")
+    out = swap_of(pair).save(tmp_path / "out")
     expected = json.loads((pair[0] / "config.json").read_text())
     del expected["auto_map"]
     assert json.loads((out / "config.json").read_text()) == expected
@@ -213,7 +219,7 @@ def test_a_tokenizer_comes_without_code_and_is_verified(pair, tmp_path):
     file = pair[0] / "tokenizer_config.json"
     config = json.loads(file.read_text()) if file.is_file() else {"model_max_length": 512}
     file.write_text(json.dumps({**config, "auto_map": {"AutoTokenizer": ["evil.T", None]}}))
-    out = ls.swap(task=pair[0], language=pair[1]).save(tmp_path / "out")
+    out = swap_of(pair).save(tmp_path / "out")
     assert json.loads((out / "tokenizer_config.json").read_text()) == config
     assert ls.verify(out).passed
 
@@ -222,22 +228,13 @@ def test_a_tokenizer_comes_without_code_and_is_verified(pair, tmp_path):
 def test_the_dtype_is_written_under_the_key_that_the_config_has(pair, tmp_path, key):
     change_config(pair[0], drop="dtype")
     change_config(pair[0], **{key: "float32"})
-    plan = ls.swap(task=pair[0], language=pair[1], dtype="bfloat16")
+    plan = swap_of(pair, dtype="bfloat16")
     config = json.loads((plan.save(tmp_path / "out") / "config.json").read_text())
     assert {k: v for k, v in config.items() if k.endswith("dtype")} == {key: "bfloat16"}
 
 
-def test_files_follow_the_umask(experts, tmp_path):
-    before = os.umask(0o027)
-    try:
-        out = ls.swap(task=experts["task"], language=experts["language"]).save(tmp_path / "out")
-    finally:
-        os.umask(before)
-    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o640}
-
-
 def test_the_summary_counts_bytes(experts, tmp_path):
-    plan = ls.swap(task=experts["task"], language=experts["language"], bottom=1, top=1)
+    plan = swap_of(experts, bottom=1, top=1)
     summary = plan.to_dict()
     out = plan.save(tmp_path / "out")
     assert json.loads(json.dumps(summary)) == summary

@@ -107,32 +107,6 @@ MIXED = [
     model("c", weight=[{"filter": "mlp", "value": 0.5}, {"value": 0}], density=0.25),
 ]
 CASES = {
-    "linear": {"merge_method": "linear", "models": [model("a", weight=0.3), model("b", weight=1)]},
-    "linear, not normalised": {
-        "merge_method": "linear", "parameters": {"normalize": False},
-        "models": [model("a", weight=0.25), model("b", weight=0.75)],
-    },
-    "linear, gradients": {
-        "merge_method": "linear",
-        "models": [
-            model("a", weight=[1, 0.2, 0]), model("b", weight=[0, 0.5]), model("c", weight=1),
-        ],
-    },
-    "linear, base and filters": {
-        "merge_method": "linear", "base_model": "base", "parameters": {"weight": 0.4},
-        "models": [model("a", weight=[{"filter": "embed_tokens", "value": 2}, {"value": 1}])],
-    },
-    "linear slices": {
-        "merge_method": "linear",
-        "slices": [
-            {"sources": [part("a", 0, 2, weight=[0.2, 0.9]), part("b", 0, 2, weight=0.5)]},
-            {"sources": [part("b", 2, 3, weight=[3, 1])]},
-            {
-                "sources": [part("c", 3, 4), part("a", 3, 4, weight=0.3), part("b", 3, 4)],
-                "parameters": {"weight": 0.7},
-            },
-        ],
-    },
     "linear slices of different layers": {
         "merge_method": "linear", "parameters": {"weight": 1},
         "slices": [
@@ -156,27 +130,9 @@ CASES = {
         "merge_method": "slerp", "base_model": "b", "parameters": {"t": SPLIT},
         "slices": [{"sources": [part("a", 0, 3), part("b", 1, 4)]}],
     },
-    "slerp": {
-        "merge_method": "slerp", "base_model": "a", "models": [model("a"), model("b")],
-        "parameters": {"t": SPLIT},
-    },
-    "slerp slices": {
-        "merge_method": "slerp", "base_model": "b", "parameters": {"t": 0.3},
-        "slices": [
-            {"sources": [part("a", 0, 1), part("b", 0, 1)], "parameters": {"t": SPLIT}},
-            {"sources": [part("b", 1, 4), part("a", 1, 4)]},
-        ],
-    },
-    "task_arithmetic": {
-        "merge_method": "task_arithmetic", "base_model": "base", "parameters": {"lambda": 0.7},
-        "models": [model("a", weight=0.6), model("b", weight=-0.3)],
-    },
     "task_arithmetic, normalised": {
         "merge_method": "task_arithmetic", "base_model": "base", "parameters": {"normalize": True},
         "models": [model("base"), model("a", weight=0.6), model("b", weight=0.9)],
-    },
-    "ties": {
-        "merge_method": "ties", "base_model": "base", "models": PAIR, "parameters": {"lambda": 0.8},
     },
     "ties, rounded down": {
         "merge_method": "ties", "base_model": "base",
@@ -187,25 +143,9 @@ CASES = {
         "merge_method": "ties", "base_model": "base", "models": PAIR,
         "parameters": {"normalize": False, "int8_mask": True},
     },
-    "ties slices": {
-        "merge_method": "ties", "base_model": "base", "parameters": {"density": 0.4, "weight": 1},
-        "slices": [
-            {"sources": [part("base", 0, 1), part("a", 0, 1)], "parameters": {"density": 1}},
-            {"sources": [part("a", 1, 3), part("b", 1, 3), part("base", 1, 3)]},
-            {"sources": [part("base", 3, 4), part("b", 3, 4)]},
-        ],
-    },
     "dare_linear, everything kept": {
         "merge_method": "dare_linear", "base_model": "base",
         "models": [model("a", weight=0.5), model("b", weight=0.25)],
-    },
-    "dare_ties, everything kept": {
-        "merge_method": "dare_ties", "base_model": "base",
-        "models": [model("a", weight=0.5), model("b", weight=0.25)],
-    },
-    "breadcrumbs": {
-        "merge_method": "breadcrumbs", "base_model": "base",
-        "models": [model("a", weight=0.5, density=0.7, gamma=0.05), model("b", weight=0.3)],
     },
     "breadcrumbs of two alike": {
         "merge_method": "breadcrumbs", "base_model": "base",
@@ -226,10 +166,6 @@ CASES = {
     },
     "della, everything kept": {
         "merge_method": "della", "base_model": "base",
-        "models": [model("a", weight=0.5), model("b", weight=0.25)],
-    },
-    "della_linear, everything kept": {
-        "merge_method": "della_linear", "base_model": "base",
         "models": [model("a", weight=0.5), model("b", weight=0.25)],
     },
     "ties, rescaled": {

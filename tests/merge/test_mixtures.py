@@ -7,14 +7,13 @@ from hashlib import sha256
 
 import pytest
 import torch
-from merging import change_tensors, copied, tensors_of
+from merging import change_tensors, copied, recipe_plan, tensors_of
 
 import layerswap as ls
 from layerswap.checkpoint import Place
 from layerswap.compose import Blend
-from layerswap.compose.recipe import check_recipe
 from layerswap.errors import MergeError
-from layerswap.merge import make_plan, verify
+from layerswap.merge import verify
 from layerswap.merge.layout import pack_shards
 
 TEXT = {
@@ -59,7 +58,7 @@ def pair(request, tmp_path_factory):
 def plan_of(root, **recipe):
     experts = {name: str(root / name) for name in ("task", "language")}
     swap = {"swap": {"bottom": 1, "top": 0, "outside": "task"}}
-    return make_plan(check_recipe({"experts": experts, **swap, **recipe}, where="test"))
+    return recipe_plan({"experts": experts, **swap, **recipe})
 
 
 def test_the_record_accounts_for_every_tensor(pair, tmp_path):

@@ -6,13 +6,12 @@ import json
 
 import pytest
 import torch
-from merging import save_expert, tensors_of, tiny_llama
+from merging import recipe_plan, save_expert, tensors_of, tiny_llama
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.views import restack, restacked_config
-from layerswap.compose.recipe import check_recipe
 from layerswap.errors import MergeError, RecipeError
-from layerswap.merge import make_plan, verify
+from layerswap.merge import verify
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def experts(tmp_path_factory):
 def plan_of(experts, **recipe):
     names = {name: str(experts / name) for name in "ab"}
     base = {"base": str(experts / "c")} if "merge" in recipe else {}
-    return make_plan(check_recipe({"experts": names, **base, **recipe}, where="test"))
+    return recipe_plan({"experts": names, **base, **recipe})
 
 
 SWAP = {"task": "a", "language": "b", "bottom": 1, "top": 2, "outside": "task"}
@@ -58,12 +57,6 @@ def test_the_model_has_the_new_depth_and_its_record_makes_it_again(experts, tmp_
     loaded = plan.load().state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in tensors_of(out).items())
     assert verify(out).passed
-
-
-def test_a_grid_is_over_the_new_stack(experts):
-    plans = plan_of(experts, stack=["0-3", "2-3"], swap=SWAP).grid(bottom=[0, 1], top=[0, 5])
-    assert [plan.composition.layers for plan in plans] == [6, 6, 6, 6]
-    assert {plan.composition.taken for plan in plans} == {(0, 1, 2, 3, 2, 3)}
 
 
 def test_a_virtual_model_has_the_new_depth(experts):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
-from merging import weight_bytes
+from merging import killed, swap_of, weight_bytes
 
 import layerswap as ls
 from layerswap.checkpoint.commit import JOURNAL, Journal, read_journal
@@ -17,36 +16,14 @@ SHARDS = 5
 
 
 def plan_of(experts, bottom: int = 1) -> ls.Plan:
-    plan = ls.swap(
-        task=experts["task"], language=experts["language"], bottom=bottom, top=1,
-        max_shard_size="20KB",
-    )  # fmt: skip
+    plan = swap_of(experts, bottom=bottom, top=1, max_shard_size="20KB")
     assert len(plan.shards) >= SHARDS
     return plan
 
 
-def kill_after(plan: ls.Plan, out: Path, files: int) -> Path:
-    """Save in a child that is killed once the journal names some files; what it left behind."""
-    pid = os.fork()
-    if not pid:
-        from layerswap.checkpoint import commit as journal
-
-        enter = journal.Journal._enter
-
-        def enter_and_die(self, file, *more):
-            enter(self, file, *more)
-            if len(self.finished) == files:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        journal.Journal._enter = enter_and_die
-        try:
-            plan.save(out, threads=1)
-        finally:
-            os._exit(1)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status)
-    (left,) = out.parent.glob(f"{out.name}.partial-*")
-    return left
+def kill_after(plan: ls.Plan, out: Path, files: int, **settings: bool) -> Path:
+    """What is left of a merge that is killed once the journal names some files."""
+    return killed(plan, out, lambda journal: len(journal.finished) == files, **settings)
 
 
 def test_a_killed_merge_resumes_without_redoing_files(experts, tmp_path):
@@ -105,31 +82,14 @@ def test_resuming_many_times_ends_well(experts, tmp_path):
     whole = weight_bytes(plan.save(tmp_path / "whole"))
     kill_after(plan, out, 1)
     for files in (2, 3, 4):
-        pid = os.fork()
-        if not pid:
-            from layerswap.checkpoint import commit as journal
-
-            enter = journal.Journal._enter
-
-            def enter_and_die(self, file, nbytes=None, enter=enter, files=files):
-                enter(self, file, nbytes)
-                if len(self.finished) == files:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            journal.Journal._enter = enter_and_die
-            try:
-                plan.save(out, threads=1, resume=True)
-            finally:
-                os._exit(1)
-        os.waitpid(pid, 0)
-        (left,) = tmp_path.glob("out.partial-*")
+        left = kill_after(plan, out, files, resume=True)
         assert len(json.loads((left / JOURNAL).read_text())["finished"]) == files
     plan.save(out, resume=True)
     assert weight_bytes(out) == whole
 
 
 def test_a_single_file_has_no_journal(experts, tmp_path):
-    plan = ls.swap(task=experts["task"], language=experts["language"])
+    plan = swap_of(experts)
     seen = []
     plan.save(
         tmp_path / "out",

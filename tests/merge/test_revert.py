@@ -11,6 +11,7 @@ from merging import (
     half,
     layer_of,
     raw,
+    recipe_plan,
     save_expert,
     tensors_of,
     tiny_llama,
@@ -18,7 +19,6 @@ from merging import (
 
 import layerswap as ls
 from layerswap.compose.presets import partition
-from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError
 
 
@@ -142,7 +142,7 @@ def test_a_part_of_a_partition_is_kept(pair, tmp_path, name, part):
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 def test_the_model_in_memory_and_other_chunks_are_the_same(pair, tmp_path, monkeypatch, scope):
-    from layerswap.merge import evaluate as terms
+    from layerswap.merge import terms
     from layerswap.merge import writer as engine
 
     plan = ls.revert(*pair, keep=0.4, scope=scope)
@@ -168,27 +168,6 @@ def test_conv1d_rows_are_input_features(tmp_path):
     kept = torch.zeros(8, dtype=torch.bool)
     kept[mav.argsort(descending=True)[:2]] = True
     check_equal(result[name], torch.where(kept[:, None], end[name], start[name]))
-
-
-def test_a_reverted_expert_stands_wherever_an_expert_can(pair, tmp_path):
-    base, expert = pair
-    other = save_expert(tmp_path / "other", tiny_llama(), 2, dtype=torch.bfloat16)
-    data = {
-        "base": str(base),
-        "experts": {
-            "math": str(expert),
-            "sparse": {"merge": {"method": "revert", "experts": ["math"], "keep": 0.5}},
-            "swahili": str(other),
-        },
-        "swap": {"task": "sparse", "language": "swahili", "bottom": 1, "top": 1},
-    }
-    result = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
-    sparse = tensors_of(ls.revert(base, expert, keep=0.5).save(tmp_path / "sparse"))
-    for name, tensor in result.items():
-        if layer_of(name) in (1, 2):
-            check_equal(tensor, sparse[name], name)
-        elif layer_of(name) in (0, 3):
-            check_equal(tensor, tensors_of(other)[name], name)
 
 
 def test_an_adapter_is_reverted_over_its_base(tmp_path):
@@ -243,7 +222,7 @@ def test_a_soup_of_the_reverted_is_written_as_any_other(pair, tmp_path):
         },
         "soup": {"experts": ["sparse", "swahili"]},
     }
-    result = tensors_of(ls.make_plan(check_recipe(data, where="t")).save(tmp_path / "out"))
+    result = tensors_of(recipe_plan(data).save(tmp_path / "out"))
     sparse = largest_of_the_model(tensors_of(base), tensors_of(expert), 0.2)
     for name, tensor in tensors_of(other).items():
         check_equal(result[name], half(sparse[name], tensor), name)

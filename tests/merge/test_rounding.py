@@ -9,6 +9,7 @@ import torch
 from merging import (
     change_tensors,
     copied,
+    recipe_plan,
     save_adapter,
     save_expert,
     save_tokenizer,
@@ -17,8 +18,6 @@ from merging import (
 )
 
 import layerswap as ls
-from layerswap.compose.recipe import check_recipe
-from layerswap.merge import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def ties_of(trained, **settings):
     merge = {"method": "ties", "density": 0.5, "experts": ["task", "language"]}
     experts = {name: str(trained[name]) for name in merge["experts"]}
     data = {"experts": experts, "base": str(trained["base"]), "merge": merge, **settings}
-    return make_plan(check_recipe(data, where="test"))
+    return recipe_plan(data)
 
 
 def expected_loss(exact, rounded, base):
@@ -96,7 +95,7 @@ def test_no_warning_for_copies_and_deltas_that_fit(trained, tmp_path, experts):
     out = plan.save(tmp_path / "swap", log=logged.append)
     merge = {"method": "task_arithmetic", "experts": {"task": 1}, "scale": 1}
     data = {"experts": {"task": str(experts["task"])}, "base": str(experts["base"])}
-    large = make_plan(check_recipe({**data, "merge": merge, "dtype": "bfloat16"}, where="test"))
+    large = recipe_plan({**data, "merge": merge, "dtype": "bfloat16"})
     large.save(tmp_path / "large", log=logged.append)
     assert logged == []
     assert "lost_to_dtype" not in json.loads((out / "layerswap.json").read_text())

@@ -5,29 +5,26 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from merging import change_config, change_tensors, copied, tensors_of, weight_bytes
-from processes import run
+from merging import (
+    change_config,
+    change_tensors,
+    copied,
+    refusal,
+    swap_of,
+    tensors_of,
+    weight_bytes,
+)
 from safetensors.torch import save_file
 
 import layerswap as ls
-from layerswap.errors import LayerswapError
 
 ROOT = Path(__file__).parent.parent.parent
 UP = "model.layers.{}.mlp.up_proj.weight"
-
-
-def refusal(call, *args, **kwargs) -> str:
-    with pytest.raises(LayerswapError) as caught:
-        call(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def plan_of(pair, bottom=1, **settings) -> ls.Plan:
@@ -51,144 +48,7 @@ def sharded(folder: Path) -> Path:
     return folder
 
 
-# --- two merges to one target (F21) ---
-
-RACE = """
-import json, os, sys
-from pathlib import Path
-import torch, layerswap as ls
-from layerswap.errors import LayerswapError
-from merging import weight_bytes
-torch.set_num_threads(1)
-task, language, root, overwrite = sys.argv[1:5]
-root, overwrite = Path(root), overwrite == "1"
-plans = [ls.swap(task=task, language=language, bottom=b, top=1, max_shard_size="20KB")
-         for b in (0, 2)]
-whole = [weight_bytes(plan.save(root / f"ref{i}")) for i, plan in enumerate(plans)]
-files = {f.name for f in (root / "ref0").iterdir()}
-rounds = []
-for number in range(5):
-    out = root / f"out{number}"
-    if overwrite:
-        plans[0].save(out)
-    start, go = os.pipe()
-    said, say = os.pipe()
-    children = []
-    for i, plan in enumerate(plans):
-        pid = os.fork()
-        if not pid:
-            os.close(go)
-            os.read(start, 1)  # ends when the parent closes its side: both at once
-            try:
-                plan.save(out, threads=1, overwrite=overwrite)
-                os.write(say, f"{i}|done\\n".encode())
-            except LayerswapError as error:
-                os.write(say, f"{i}|{error}\\n".encode())
-            except BaseException as error:
-                os.write(say, f"{i}|{error!r}\\n".encode())
-            os._exit(0)
-        children.append(pid)
-    os.close(start), os.close(go), os.close(say)
-    for pid in children:
-        os.waitpid(pid, 0)
-    with os.fdopen(said) as stream:
-        lines = dict(line.rstrip("\\n").split("|", 1) for line in stream)
-    rounds.append({"answers": [lines["0"], lines["1"]], "found": whole.index(weight_bytes(out)),
-                   "complete": {f.name for f in out.iterdir()} == files,
-                   "left": [f.name for f in root.iterdir() if f.name.startswith(out.name + ".")],
-                   "out": str(out)})
-print(json.dumps(rounds))
-"""
-
-
-def test_of_two_merges_to_one_target_one_wins_whole(experts, tmp_path):
-    rounds = json.loads(run(RACE, experts["task"], experts["language"], tmp_path, 0))
-    for case in rounds:
-        assert case["complete"], case
-        assert case["left"] == [], case
-        winner = case["answers"].index("done")
-        assert case["found"] == winner, case
-        assert case["answers"][1 - winner] == (
-            f"{case['out']}: exists already; choose another output or pass --overwrite"
-        )
-
-
-@pytest.mark.slow
-def test_of_two_merges_that_overwrite_the_last_wins_whole(experts, tmp_path):
-    rounds = json.loads(run(RACE, experts["task"], experts["language"], tmp_path, 1))
-    for case in rounds:
-        assert case["answers"] == ["done", "done"], case
-        assert case["complete"], case
-        assert case["left"] == [], case
-
-
 # --- a disk that is full (F16) ---
-
-ON_A_SMALL_DISK = """
-import json, shutil, sys
-from pathlib import Path
-import torch, layerswap as ls
-from layerswap.errors import LayerswapError
-from merging import weight_bytes
-task, language, disk = sys.argv[1:4]
-disk = Path(disk)
-plan = ls.swap(task=task, language=language, bottom=1, top=1, max_shard_size="20KB")
-other = ls.swap(task=task, language=language, bottom=2, top=1, max_shard_size="20KB")
-out, said = disk / "out", []
-
-def attempt(plan, **settings):
-    try:
-        plan.save(out, **settings)
-        said.append("done")
-    except LayerswapError as error:
-        said.append(str(error))
-    said.append(sorted(f.name for f in disk.iterdir()))
-
-def fill(count):
-    with (disk / "film").open("ab") as file:
-        while True:
-            try:
-                file.write(bytes(4096)), file.flush()
-            except OSError:
-                return
-
-attempt(plan, progress=fill)
-(disk / "film").unlink()
-attempt(plan)
-before = weight_bytes(out)
-attempt(other, overwrite=True, progress=fill)
-(disk / "film").unlink()
-said.append(weight_bytes(out) == before)
-(disk / "half").write_bytes(bytes(shutil.disk_usage(disk).free - 50_000))
-attempt(other, overwrite=True)
-said.append(weight_bytes(out) == before)
-print(json.dumps(said))
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_up_during_a_merge(experts, tmp_path):
-    """On a tmpfs of its own, in a namespace where anybody may mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = f"mount -t tmpfs -o size=400k tmpfs {disk}"
-    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*inside, mount], check=False, capture_output=True).returncode
-    ):
-        pytest.skip("no mount namespaces here")
-    arguments = experts["task"], experts["language"], disk
-    done = run(ON_A_SMALL_DISK, *arguments, inside=[*inside, f'{mount} && exec "$0" "$@"'])
-    full = f"{disk}/out: cannot be written (No space left on device); nothing was kept"
-    *said, refused, left, kept = json.loads(done)
-    assert said == [
-        full, ["film"],
-        "done", ["out"],
-        full, ["film", "out"], True,
-    ]  # fmt: skip
-    assert re.fullmatch(rf"{disk}: needs [\d.]+ kB, only [\d.]+ (kB|bytes) are free", refused)
-    assert (left, kept) == (["half", "out"], True)
 
 
 def test_a_write_that_fails_at_any_moment_leaves_nothing(pair, tmp_path, monkeypatch):
@@ -254,20 +114,6 @@ def test_a_shard_that_vanishes_during_a_merge(pair, tmp_path, size):
     assert [f.name for f in tmp_path.iterdir()] == ["spoilt"]
 
 
-def test_a_shard_that_is_replaced_during_a_merge(pair, tmp_path):
-    plan = plan_of((pair[0], sharded(pair[1])))
-    shard, out = pair[1] / "part-3.safetensors", tmp_path / "out"
-    other = shard.read_bytes()
-
-    def progress(_):
-        shard.unlink()
-        shard.write_bytes(other)
-
-    message = refusal(plan.save, out, threads=1, progress=progress)
-    assert message == f"{shard}: changed since the merge was planned; plan it again"
-    assert not out.exists()
-
-
 def test_a_wrong_total_size_in_a_source_is_not_taken_over(pair, tmp_path):
     out = plan_of((pair[0], sharded(pair[1]))).save(tmp_path / "out")
     index = json.loads((out / "model.safetensors.index.json").read_text())
@@ -277,15 +123,6 @@ def test_a_wrong_total_size_in_a_source_is_not_taken_over(pair, tmp_path):
 
 
 # --- experts that are not alike (F9, F12, F13) ---
-
-
-def test_other_names_for_the_same_tensors_are_refused(pair):
-    prefixed = {f"language_model.{name}": t for name, t in tensors_of(pair[1]).items()}
-    change_tensors(pair[1], {**dict.fromkeys(tensors_of(pair[1])), **prefixed})
-    assert refusal(plan_of, pair) == (
-        "language lacks 'lm_head.weight' and 38 more tensors that task has; they are not "
-        "fine-tuned from one base"
-    )
 
 
 def rename(folder, old, new):
@@ -316,7 +153,7 @@ def test_unknown_roles_are_never_guessed(pair):
         ", and the composition takes b for attention and a for mlp in layer 1; say so in the "
         "recipe, as `patterns: [{match: '"
     )
-    assert ls.swap(task=pair[0], language=pair[1]).reference.numbered.stack == "model.layers"
+    assert swap_of(pair).reference.numbered.stack == "model.layers"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])

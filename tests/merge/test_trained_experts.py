@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from merging import copied, save_adapter, save_expert, save_tokenizer, tiny_llama
+from merging import copied, save_adapter, save_expert, save_tokenizer, swap_of, tiny_llama
 
 import layerswap as ls
 from layerswap.checkpoint.remote import TRAINING
@@ -124,7 +124,7 @@ def test_evaluation_items_in_the_training_data_are_named(pair):
     assert (
         "language: 12 rows of its training data contain an item of mgsm_sw; scores on it are "
         "inflated"
-    ) in ls.swap(task=pair[0], language=pair[1], bottom=1, top=1, outside="task").notes
+    ) in swap_of(pair, bottom=1, top=1, outside="task").notes
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_evaluation_items_in_the_training_data_are_named(pair):
 )  # fmt: skip
 def test_unreadable_records_are_ignored(pair, record):
     (pair[0] / TRAINING).write_text(json.dumps(record))
-    assert ls.swap(task=pair[0], language=pair[1]).notes == []
+    assert swap_of(pair).notes == []
 
 
 def test_a_damaged_record_is_one_line(pair):
     (pair[0] / TRAINING).write_text("{")
     with pytest.raises(LayerswapError, match=f"{TRAINING}: not valid JSON"):
-        ls.swap(task=pair[0], language=pair[1])
+        swap_of(pair)
 
 
 def test_places_in_words():

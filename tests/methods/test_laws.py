@@ -9,7 +9,7 @@ import pytest
 from effort import mostly_slow
 from merged_vectors import SIZE, close, deltas, merged, wide
 
-from layerswap.merge import evaluate, writer
+from layerswap.merge import terms, writer
 from layerswap.methods import METHODS, SPELLINGS
 
 ALL = sorted(METHODS)
@@ -57,7 +57,7 @@ def test_the_size_of_chunks_changes_nothing(method, monkeypatch):
     whole = merged(method, parts)
     for elements in (1, 7, 64, 500):
         monkeypatch.setattr(writer, "CHUNK_BYTES", 4 * elements)
-        monkeypatch.setattr(evaluate, "CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(terms, "CHUNK_ELEMENTS", elements)
         assert np.array_equal(merged(method, parts), whole)
 
 

@@ -98,7 +98,7 @@ def test_the_signals_of_the_second_paper():
 
 @pytest.mark.slow
 def test_freeze_or_revert_evaluates_both_ways(tmp_path, base, rows):
-    from layerswap.merge.loading import load_tensor
+    from layerswap.merge.folder import load_tensor
     from layerswap.merge.writer import measure_tensors
 
     weights = []

@@ -105,8 +105,8 @@ def write_plan(made: Plan, out: Path, options: MergeOptions, label: str) -> dict
 
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
-    from layerswap.merge.rounding import LOST_TO_DTYPE
     from layerswap.merge.target import RECORD
+    from layerswap.merge.writer import LOST_TO_DTYPE
 
     target = made.check_target(out, overwrite=options.overwrite)
     output.say(made)

@@ -39,8 +39,8 @@ from layerswap.compose.blend import Operation
 from layerswap.engine.memory import ContentId, Tensors, WeightPool, moved
 from layerswap.errors import EvaluationError
 from layerswap.merge import Plan
+from layerswap.merge.folder import build_model, load_tensor
 from layerswap.merge.layout import OutputTensor
-from layerswap.merge.loading import build_model, load_tensor
 from layerswap.merge.terms import merged_tensors
 from layerswap.merge.writer import measure_tensors
 

@@ -33,8 +33,8 @@ from layerswap.engine.virtual import Measurements
 from layerswap.errors import EvaluationError, MergeError
 from layerswap.merge import Plan
 from layerswap.merge.adapters import served_rank
+from layerswap.merge.folder import build_empty_model, load_tensor
 from layerswap.merge.layout import with_base
-from layerswap.merge.loading import build_empty_model, load_tensor
 from layerswap.merge.lora import adapted_modules, as_adapter, saved_tensors
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.engine.generation import draw_tokens
 from layerswap.errors import CheckpointError, MergeError, RecipeError
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
-from layerswap.merge.fisher import FISHER_RECORD, FISHER_WEIGHTS
+from layerswap.merge.sources import FISHER_RECORD, FISHER_WEIGHTS
 from layerswap.versions import __version__
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.adapters import MANIFEST, open_served
+from layerswap.merge.folder import plan_tokenizer
 from layerswap.merge.layout import widest
-from layerswap.merge.loading import plan_tokenizer
 from layerswap.merge.metadata import COPIED, tokenizer_folder
 
 Result = dict[str, Any]

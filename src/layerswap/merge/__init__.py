@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap
     from layerswap.merge.plan import Plan
     from layerswap.merge.target import RECORD, MergeOptions
-    from layerswap.merge.verification.verify import Verification, verify
+    from layerswap.merge.verification import Verification, verify
 
 __all__ = [
     "RECORD",
@@ -29,7 +29,7 @@ if not TYPE_CHECKING:  # a merge from the command line needs no verification
         __name__,
         {
             "Plan": "plan",
-            **dict.fromkeys(("Verification", "verify"), "verification.verify"),
+            **dict.fromkeys(("Verification", "verify"), "verification"),
             **dict.fromkeys(("MergeOptions", "RECORD"), "target"),
             **dict.fromkeys(
                 ("instruct", "make_plan", "partition", "revert", "soup", "swap"), "api"

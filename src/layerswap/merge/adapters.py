@@ -28,14 +28,7 @@ SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True)
 class ServedAdapters:
-    """Adapters in a folder that `write_adapters` wrote.
-
-    Attributes:
-        folder: the folder.
-        base: the base of all adapters.
-        rank: the largest rank of a module.
-        plans: the plan of each adapter by name.
-    """
+    """Adapters of one base in a folder that `write_adapters` wrote, with their largest rank."""
 
     folder: Path
     base: str
@@ -59,28 +52,10 @@ def write_adapters(
     """Write the swap of every task adapter with every language adapter as an adapter.
 
     Verbatim places keep the rank of their adapter; blended places have the sum of both ranks.
-    Files with equal content, such as tokenizers, are stored once (hard links).
-
-    Args:
-        tasks: task adapters by name.
-        languages: language adapters by name.
-        out: the folder to create: an adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh`
-            with the command for vLLM, and one card.
-        base: their base, if the adapters do not name it.
-        method: zones and `outside` of the swap, as in a recipe. When None, the partition that the
-            adapters were trained on, or else the defaults.
-        weights: weights of a blend: `uniform`, `magnitude`, or `{"task": w, "language": w}`.
-        rank: largest rank of a composed adapter; exact when None.
-        dtype: dtype of the adapters; float32 when None.
-        overwrite: overwrite a folder that this function wrote.
-        progress: called with the number of adapters just written.
-
-    Raises:
-        LayerswapError: an expert is no adapter, two do not fit together, or the folder cannot be
-            written.
-
-    Example:
-        write_adapters({"math": "math-lora"}, {"sw": "sw-lora", "te": "te-lora"}, "served")
+    Files with equal content, such as tokenizers, are stored once (hard links). `out` gets an
+    adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh` with the command for vLLM, and one
+    card. `method` holds zones and `outside` of the swap, as in a recipe; when None, the swap
+    follows the partition that the adapters were trained on, or else the defaults.
     """
     target = Path(out).expanduser().absolute()
     refuse_target(target, marker=MANIFEST, overwrite=overwrite)
@@ -102,7 +77,11 @@ def write_adapters(
             if plan.format.name != "adapter":
                 raise RecipeError(f"{task}, {language}: not both are adapters")
             plans[f"{task}--{language}"] = plan
-    served = ServedAdapters(target, _common_base(plans), _largest_rank(plans), plans)
+    bases = {plan.base.source for plan in plans.values() if plan.base is not None}
+    if len(bases) != 1:
+        raise RecipeError(f"the adapters have different bases: {', '.join(sorted(bases))}")
+    largest = max((rank for plan in plans.values() for rank in ranks_of(plan)), default=1)
+    served = ServedAdapters(target, bases.pop(), largest, plans)
     with atomic_folder(target, marker=MANIFEST, overwrite=overwrite) as folder:
         for name, plan in plans.items():
             plan.save(folder / name)
@@ -128,17 +107,6 @@ def open_served(folder: Path) -> dict[str, Plan]:
             recipe = {"experts": {"model": str(folder / name)}, "soup": soup}
         plans[name] = make_plan(check_recipe({**recipe, "bake": True}, where=f"{folder}: {name}"))
     return plans
-
-
-def _common_base(plans: Mapping[str, Plan]) -> str:
-    bases = {plan.base.source for plan in plans.values() if plan.base is not None}
-    if len(bases) != 1:
-        raise RecipeError(f"the adapters have different bases: {', '.join(sorted(bases))}")
-    return bases.pop()
-
-
-def _largest_rank(plans: Mapping[str, Plan]) -> int:
-    return max((rank for plan in plans.values() for rank in ranks_of(plan)), default=1)
 
 
 def served_rank(rank: int) -> int:

@@ -15,16 +15,14 @@ from layerswap.compose.schema import Expert, SwapMethod
 from layerswap.deltas.magnitude import magnitude_weights
 from layerswap.errors import RecipeError
 from layerswap.merge.compatibility import check_together
-from layerswap.merge.fisher import open_fishers
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat, check_vocabularies, refuse_for_gguf
 from layerswap.merge.layout import with_base
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
-from layerswap.merge.sources import Sources, open_sources, stamps_of
-from layerswap.merge.tokenizers import check_tokenizers
+from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
+from layerswap.merge.tokenizers import Alignment, align, check_tokenizers
 from layerswap.merge.trained import along_training
-from layerswap.merge.vocabulary import Alignment, align
 from layerswap.methods.rows import Axis
 
 Weighting = str | Mapping[str, float]
@@ -105,11 +103,17 @@ def make_plan(
     magnitude = _measured_weights(recipe, sources, skip)
     places = {name: place for name, place in first.places.items() if name not in drop}
     depth = first.layers
-    sources = _restacked(recipe, sources, (depth, magnitude, places), alignment)
-    fishers = {}
-    if _names_fisher(recipe):
-        fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
-        stamps |= stamps_of(fisher_sources(fishers).values())
+    composition = recipe.resolve(depth, magnitude, places)
+    if composition.moved:
+        if sources.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
+            raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
+        sources = sources.restacked(composition)
+        if composition.shifted:
+            # Layers of different numbers may be of different kinds, or shapes.
+            moved = with_base(sources.experts, sources.base)
+            check_together(moved, aligned=alignment is not None)
+    fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
+    stamps |= stamps_of(fisher_sources(fishers).values())
     return Plan(
         recipe, sources.experts, sources.base, form, depth, places, drop, magnitude, stamps,
         alignment, fishers,
@@ -117,7 +121,7 @@ def make_plan(
 
 
 def _format(recipe: Recipe, sources: Sources) -> Format:
-    """The form of the output; a RecipeError if the recipe has settings of another one."""
+    """The form of the output; a RecipeError if the recipe has settings of another form."""
     if recipe.rank is not None and not sources.adapters_only:
         raise RecipeError("rank: only a merge of adapters into an adapter has one; remove it")
     opened = with_base(sources.experts, sources.base).values()
@@ -138,29 +142,6 @@ def _alignment(recipe: Recipe, sources: Sources, form: Format) -> Alignment | No
         check_tokenizers(together)
         return None
     return align(recipe, together, sources.base)
-
-
-def _names_fisher(recipe: Recipe) -> bool:
-    return any(expert.fisher for expert in recipe.experts.values())
-
-
-def _restacked(
-    recipe: Recipe,
-    sources: Sources,
-    resolved: tuple[int, Mapping[str, float] | None, Mapping[str, Any]],
-    alignment: Alignment | None,
-) -> Sources:
-    """The sources with the layers that the recipe takes of each."""
-    composition = recipe.resolve(*resolved)
-    if not composition.moved:
-        return sources
-    if sources.adapters_only or _names_fisher(recipe):
-        raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
-    moved = sources.restacked(composition)
-    if composition.shifted:
-        # Layers of different numbers may be of different kinds, or shapes.
-        check_together(with_base(moved.experts, moved.base), aligned=alignment is not None)
-    return moved
 
 
 def _measured_weights(

@@ -34,16 +34,8 @@ def check_together(
     """Refuse checkpoints that were not fine-tuned from one base.
 
     Compares the architecture, the settings that change what a layer computes, the number of
-    layers, and the names and shapes of all tensors.
-
-    Args:
-        checkpoints: the checkpoints by their names in messages.
-        aligned: embeddings and heads are brought to one vocabulary, so their numbers of rows may
-            differ.
-
-    Returns:
-        Names of tensors to leave out of the output: heads that are stored copies of tied
-        embeddings.
+    layers, and the names and shapes of all tensors; `aligned` vocabularies may differ in rows.
+    Returns the tensors to leave out of the output: heads that are stored copies of embeddings.
     """
     names = list(checkpoints)
     for name, checkpoint in checkpoints.items():

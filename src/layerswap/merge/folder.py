@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import atomic_folder, read_header
 from layerswap.checkpoint.commit import Journal
+from layerswap.checkpoint.loading import (
+    empty_model,
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    load_weights,
+)
+from layerswap.checkpoint.read import as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
-from layerswap.merge.compatibility import copy_notes, numbered_notes, tied_notes
-from layerswap.merge.layout import Shard, index_of, pack_shards
-from layerswap.merge.loading import build_model, checked_for_loading, load_tensor
-from layerswap.merge.metadata import record, write_documents
+from layerswap.errors import MergeError
+from layerswap.merge.layout import OutputTensor, Shard, index_of, pack_shards
+from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
 from layerswap.merge.plan import Format, Plan
-from layerswap.merge.rounding import Rounding, rounding_note
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
+from layerswap.merge.terms import ModelFacts
 from layerswap.merge.tokenizers import tokenizer_notes
 from layerswap.merge.trained import training_notes
 from layerswap.merge.writer import (
+    Rounding,
     check_finite,
     check_written,
+    compute_tensor,
     measure_tensors,
-    untrimmed_note,
+    rounding_note,
     work_key,
     write_shard,
 )
+from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    import torch
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
 class FolderFormat(Format):
@@ -44,9 +57,7 @@ class FolderFormat(Format):
 
     def notes(self, plan: Plan) -> list[str]:
         """Also the experts' training, dtypes, tokenizers and downloads."""
-        notes = training_notes(plan.recipe, plan.composition, plan.used)
-        notes += numbered_notes(plan.reference)
-        notes += copy_notes(plan.used, plan.base)
+        notes = training_notes(plan.recipe, plan.composition, plan.used) + super().notes(plan)
         stored = {info.dtype for info in plan.reference.tensors.values()}
         baked = any(c.low_rank for c in plan.used.values()) and not plan.recipe.dtype
         if baked and "F32" not in stored and any(t.dtype == "F32" for t in plan.tensors):
@@ -54,7 +65,6 @@ class FolderFormat(Format):
                 "writes float32, the adapters' dtype: the base's would lose much of their deltas "
                 "(--dtype bfloat16 to write that)"
             )
-        notes += tied_notes(plan.composition, plan.reference, plan.drop)
         notes += tokenizer_notes(plan.sources, plan.tokenizer_owner)
         if plan.alignment is not None:
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
@@ -88,9 +98,6 @@ class FolderFormat(Format):
             if journal.finished:
                 options.progress(sum(shard.nbytes for shard in shards if shard not in left))
             facts = measure_tensors(plan.tensors, options.workers) if left else {}
-            for operation, measured in facts.items():
-                if (note := untrimmed_note(operation, measured)) is not None:
-                    options.log(note)
             rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
             for shard in left:
                 write_shard(folder / shard.file, shard, facts, options, rounding)
@@ -122,3 +129,52 @@ def _can_resume(plan: Plan, options: MergeOptions) -> bool:
                 options.log(f"{file}: its server sends no ETag, so the merge starts over")
                 return False
     return True
+
+
+def checked_for_loading(plan: Plan) -> Plan:
+    """The plan with its sources on the disk and unchanged, if the extras for models are there."""
+    need_extras("a model in memory", "models")
+    plan = plan.downloaded()
+    check_unchanged(plan.stamps)
+    return plan
+
+
+def load_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> torch.Tensor:
+    """One output tensor as a torch tensor on the CPU, bit-equal to what `Plan.save` writes."""
+    return as_torch(compute_tensor(tensor, facts), tensor.dtype)
+
+
+def build_model(
+    plan: Plan, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """A plan's model around given tensors, which it shares where it can."""
+    config, generation = _configurations(plan)
+    model, loading = load_weights(config, weights, dtype)
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := loading.get(key):
+            raise MergeError(f"transformers found {key.replace('_', ' ')}: {sorted(names)[:3]}")
+    if generation is not None:
+        model.generation_config = generation
+    return model
+
+
+def build_empty_model(plan: Plan) -> PreTrainedModel:
+    """A plan's model without data, on torch's `meta` device, for its configuration."""
+    config, generation = _configurations(plan)
+    model = empty_model(config)
+    if generation is not None:
+        model.generation_config = generation
+    return model
+
+
+def _configurations(plan: Plan) -> tuple[PreTrainedConfig, GenerationConfig | None]:
+    # transformers reads a configuration from a folder, and upgrades older ones on the way.
+    with tempfile.TemporaryDirectory() as folder:
+        write_configuration(Path(folder), plan)
+        config = load_config(folder, named=plan.reference.source)
+        return config, load_generation_config(folder, named=plan.reference.source)
+
+
+def plan_tokenizer(plan: Plan) -> Any:
+    """The tokenizer of a plan's output."""
+    return load_tokenizer(tokenizer_folder(plan), named=plan.tokenizer_owner.source)

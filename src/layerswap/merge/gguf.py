@@ -197,8 +197,8 @@ def _difference(first: Any, second: Any) -> str:
     if len(first) != len(second):
         return f"has {len(first)} and {len(second)} entries"
     pairs = enumerate(zip_longest(first, second))
-    at, (one, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-    return f"{at} is {clipped(repr(one), 40)} and {clipped(repr(other), 40)}"
+    at, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+    return f"{at} is {clipped(repr(a), 40)} and {clipped(repr(b), 40)}"
 
 
 def read_gguf_record(path: Path) -> dict[str, Any]:
@@ -227,11 +227,7 @@ def check_modelfile(path: Path) -> Path:
 
 
 def write_modelfile(path: Path) -> Path:
-    """Write a `Modelfile` for Ollama beside a GGUF file.
-
-    Ollama reads the tokenizer, the context length, and a known chat template from the GGUF file
-    itself.
-    """
+    """Write a `Modelfile` beside a GGUF file, from which Ollama reads tokenizer and template."""
     target = check_modelfile(path)
     name = path.stem.lower()
     target.write_text(
@@ -263,8 +259,8 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
             yield OutputTensor(name, dtype, info.shape, terms)
 
 
-def _blend_type(stored: set[str], shape: tuple[int, ...], asked: str | None) -> str:
-    """The type in which a blend is stored: the one asked for, or the wider of its inputs'.
+def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None) -> str:
+    """The type of a stored blend: the requested type, or the wider type of its inputs.
 
     Tensors that all experts store in float32 stay so: llama.cpp needs norms and routers in it.
     """
@@ -273,7 +269,7 @@ def _blend_type(stored: set[str], shape: tuple[int, ...], asked: str | None) -> 
         wide = max(sorted(stored), key=lambda dtype: block_of(dtype)[1] / block_of(dtype)[0])
     if stored == {"F32"}:
         return "F32"
-    for dtype in (asked or wide, *FALLBACKS):
+    for dtype in (requested or wide, *FALLBACKS):
         known = dtype in FLOAT_DTYPES or dtype in QUANTISED
         if known and shape[-1] % block_of(dtype)[0] == 0:
             return dtype

@@ -1,4 +1,4 @@
-"""The output of a merge: every tensor with the terms that it is made of, and the files."""
+"""The output of a merge: every tensor with its terms, and the files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.errors import MergeError
-from layerswap.merge.fisher import Fisher
+from layerswap.merge.sources import Fisher
 from layerswap.merge.terms import (
     Adapted,
     Gathered,
@@ -29,7 +29,7 @@ from layerswap.merge.terms import (
     sources_of,
     stored_tensors,
 )
-from layerswap.merge.vocabulary import Alignment
+from layerswap.merge.tokenizers import Alignment
 
 SHORT = ("BF16", "F16")
 """Dtypes of 16 bits, in which a delta can be lost."""
@@ -40,9 +40,7 @@ class OutputTensor:
     """One tensor of the merged model.
 
     Attributes:
-        name: its name.
         dtype: safetensors dtype of the output, or quantised type in a GGUF file.
-        shape: its shape.
         inputs: the weighted sum that it is; the weights sum to 1.
         base: the base's tensor, if the tensor is computed from it and rounded to 16 bits.
     """
@@ -92,7 +90,6 @@ class Shard:
     """One output file, or a part of one.
 
     Attributes:
-        file: its name.
         header: its header; empty for a part that is not the first.
         tensors: each tensor with its absolute offset, in bytes.
         nbytes: position of its end, in bytes.
@@ -112,11 +109,7 @@ Gathereds = Mapping[tuple[str, str], Gathered]
 class TermBuilder:
     """Builds the terms of output tensors from the blends of a composition.
 
-    Attributes:
-        checkpoints: the experts and the base, by their names in the composition.
-        rows: aligned embeddings and heads, for blends.
-        delta_rows: the same for methods that take deltas.
-        fishers: diagonal Fishers by expert of the recipe.
+    `rows` holds aligned embeddings and heads for blends, `delta_rows` for methods that take deltas.
     """
 
     checkpoints: Mapping[str, Checkpoint]
@@ -177,7 +170,7 @@ def term_builder(
                         for owner, first, count in rows[name]
                     )
                     shape = (alignment.size, *info.shape[1:])
-                    gathered[member, tensor] = Gathered(tensor, shape, info.dtype, runs)
+                    gathered[member, tensor] = Gathered(shape, runs)
     return TermBuilder(checkpoints, blends, deltas, fishers)
 
 
@@ -201,19 +194,9 @@ def output_tensors(
 
     In that order neighbouring tensors of one source can be copied as one span.
 
-    Args:
-        composition: the blend of every place.
-        experts: the experts in use, all with the same tensors.
-        builder: builds the terms.
-        base: the base, to measure the deltas that rounding loses.
-        dtype: dtype of the floating-point outputs, `float32`, `bfloat16` or `float16`. When None,
-            each tensor gets the widest dtype in which an expert stores it; with adapters, all
-            tensors get the widest dtype of tensors and adapters, so that no delta is lost.
-        drop: tensors to leave out (a stored copy of tied embeddings).
-
-    Raises:
-        MergeError: a tensor that cannot be averaged (integer, boolean, 8 bits and less) is
-            blended and differs between the experts.
+    Without `dtype` each tensor gets the widest dtype in which an expert stores it. With adapters,
+    all tensors get the widest dtype of tensors and adapters, so that no delta is lost. The deltas
+    from `base` are compared with what rounding leaves of them.
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)
@@ -237,10 +220,7 @@ def output_tensors(
 
 
 def _baked_dtype(experts: Mapping[str, Checkpoint]) -> str | None:
-    """The dtype of full weights that adapters are added to; None without adapters.
-
-    It is one dtype for all tensors, because a model is loaded in one dtype.
-    """
+    """The one dtype of full weights that adapters are added to; None without adapters."""
     factors = {info.dtype for c in experts.values() for low in c.low_rank.values()
                for info in (low.a, low.b)}  # fmt: skip
     stored = {info.dtype for c in experts.values() for info in c.tensors.values()}

@@ -24,13 +24,12 @@ from layerswap.checkpoint.read import (
 )
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge.evaluate import blend
-from layerswap.merge.folder import FolderFormat
-from layerswap.merge.loading import checked_for_loading
+from layerswap.merge.folder import FolderFormat, checked_for_loading
 from layerswap.merge.metadata import write_adapter_documents
 from layerswap.merge.plan import Plan
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
+from layerswap.merge.terms import blend
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,9 +17,9 @@ from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.checkpoint.remote import PROCESSOR_FILES, TOKENIZER_FILES, RemoteFile, WeightFile
 from layerswap.compose import draw
 from layerswap.merge.plan import Plan
-from layerswap.merge.rounding import LOST_TO_DTYPE, rounding_note
 from layerswap.merge.target import RECORD
-from layerswap.merge.vocabulary import add_tokens
+from layerswap.merge.tokenizers import add_tokens
+from layerswap.merge.writer import LOST_TO_DTYPE, rounding_note
 from layerswap.versions import __version__
 
 COPIED = (
@@ -29,8 +29,6 @@ COPIED = (
 )
 """Files that are copied, each group as a whole from the first source that has one of its files.
 The base is the last source. Code (`*.py`) is never copied."""
-
-
 LONGEST_FRONT = 1 << 16
 """Most characters of a card's front matter that are read."""
 
@@ -41,14 +39,7 @@ def write_documents(
     content: Mapping[str, Any],
     lost: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write configuration, tokenizer, generation configuration, card and record.
-
-    Args:
-        folder: the output.
-        plan: the plan of the merge.
-        content: result of `record`.
-        lost: loss of the deltas by the output's dtype, if it was measured.
-    """
+    """Write configuration, tokenizer, generation configuration, card and record."""
     write_configuration(folder, plan)
     (folder / "README.md").write_text(model_card(plan, lost=lost), "utf-8")
     _write_json(folder / RECORD, {**content, **({LOST_TO_DTYPE: lost} if lost else {})})
@@ -64,24 +55,14 @@ def write_configuration(folder: Path, plan: Plan) -> None:
 
 
 def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
-    """Write tokenizer, card and record of a merged adapter.
-
-    Args:
-        folder: the output.
-        plan: the plan of the merge.
-        lost: largest share of a delta, by Frobenius norm, that cutting the rank removed.
-    """
+    """Write tokenizer, card and record of a merged adapter."""
     _copy_first(folder, plan, TOKENIZER_FILES)
     (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
     _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
 
 
 def record(plan: Plan) -> dict[str, Any]:
-    """The content of `layerswap.json`, from which the same merge can be made again.
-
-    Holds the recipe with resolved Hub revisions, its composition, every source with the
-    fingerprints of its weight files, the account of tensors, and the version of layerswap.
-    """
+    """The content of `layerswap.json`, from which the same merge can be made again."""
     numbered = plan.reference.numbered
     return {
         "layerswap_version": __version__,
@@ -280,7 +261,7 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "source": _recorded_source(checkpoint),
         "revision": checkpoint.revision,
-        "fingerprints": {recorded_name(file): one for file, one in fingerprints(local).items()},
+        "fingerprints": {recorded_name(file): mark for file, mark in fingerprints(local).items()},
         # Files that are read in place are identified by their servers' ETags.
         **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }

@@ -1,8 +1,7 @@
 """Plans: a recipe bound to the checkpoints that it draws from.
 
-The recipe is the truth. The composition follows from it, and so does everything that is written;
-`with_recipe` makes the plan of another recipe over the same checkpoints. A `Format` decides the
-form of the output: a safetensors folder, an adapter, or a GGUF file.
+The composition and everything that is written follow from the recipe. A `Format` decides the form
+of the output: a safetensors folder, an adapter, or a GGUF file.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from layerswap.merge.compatibility import (
     numbered_notes,
     tied_notes,
 )
-from layerswap.merge.fisher import Fisher
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
@@ -44,7 +42,7 @@ from layerswap.merge.layout import (
     term_builder,
     with_base,
 )
-from layerswap.merge.sources import Stamp, check_unchanged, stamps_of
+from layerswap.merge.sources import Fisher, Stamp, check_unchanged, stamps_of
 from layerswap.merge.target import (
     MergeOptions,
     check_apart,
@@ -52,7 +50,7 @@ from layerswap.merge.target import (
     refuse_output,
 )
 from layerswap.merge.terms import stored_tensors
-from layerswap.merge.vocabulary import Alignment
+from layerswap.merge.tokenizers import Alignment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

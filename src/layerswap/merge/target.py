@@ -27,16 +27,7 @@ RECORD_KEY = "layerswap.record"
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """Settings of writing a merge.
-
-    Attributes:
-        overwrite: overwrite an output that layerswap wrote.
-        allow_non_finite: merge experts that hold NaN or infinity.
-        resume: resume the same merge after it was killed.
-        threads: number of workers; the number of usable processors when None.
-        progress: called with the number of bytes just written, by any worker.
-        log: called with each warning about the output.
-    """
+    """Settings of writing a merge; see `Plan.save`."""
 
     overwrite: bool = False
     allow_non_finite: bool = False
@@ -87,14 +78,9 @@ def check_space(folder: Path, need: int) -> None:
     """Refuse an output of `need` bytes that does not fit on the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if free < need:
-        wanted, there = _size(need), _size(free)
+        from rich.filesize import decimal
+
+        wanted, there = decimal(need), decimal(free)
         if wanted == there:
             wanted, there = f"{need:,} bytes", f"{free:,} bytes"
         raise MergeError(f"{folder}: needs {wanted}, only {there} are free")
-
-
-def _size(count: int) -> str:
-    for size, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1)):
-        if count >= size:
-            return f"{count / size:.{digits}f} {unit}"
-    return f"{count} bytes"

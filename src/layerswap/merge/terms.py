@@ -1,19 +1,42 @@
-"""The terms that output tensors are made of: stored, adapted, aligned, or merged by a method.
+"""The terms of output tensors, and their evaluation chunk by chunk.
 
-An output tensor is a weighted sum of terms. Terms are data: `merge.evaluate` computes them.
+An output tensor is a weighted sum of terms: tensors of experts, and merge methods over sums.
+Example: half of expert `c`, and half of the TIES merge of `a` and `b` over `base`.
+
+    sum
+    |- 0.5  c
+    `- 0.5  ties
+            |- input  sum of a
+            |- input  sum of b
+            `- base   sum of base
+
+1. `prepare` measures every merged tensor of the tree, inner ones first: here the thresholds of
+   TIES, in passes over the whole tensor. `measured` holds the results.
+2. `sum(terms, 0, 1000)` reads elements 0 to 999 of `a`, `b`, `base` and `c`, gives the deltas of
+   `a` and `b` and the thresholds to TIES, adds the base to the result, and weighs both terms.
+   It changes nothing, so that chunks can be computed in any order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, TensorInfo
+from layerswap.checkpoint.read import Handle, is_finite, keep_freed_memory, read_floats
+from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose.blend import Operation
+from layerswap.errors import MergeError
 from layerswap.methods import METHODS
-from layerswap.methods.method import Method
+from layerswap.methods.method import Chunk, Method, WholeTensor, aligned
+
+if TYPE_CHECKING:
+    from layerswap.checkpoint.adapter import Factors
+    from layerswap.checkpoint.read import Floats
 
 
 @dataclass(frozen=True)
@@ -24,19 +47,9 @@ class Adapted:
     low_rank: LowRank
 
     @property
-    def name(self) -> str:
-        """The tensor's name."""
-        return self.stored.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return self.stored.shape
-
-    @property
-    def dtype(self) -> str:
-        """Its stored dtype, before the adapter."""
-        return self.stored.dtype
 
 
 @dataclass(frozen=True)
@@ -50,18 +63,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An embedding or a head whose rows were brought to another vocabulary.
+    """An embedding or a head with its rows brought to another vocabulary, `[tokens, ...]`."""
 
-    Attributes:
-        name: the tensor's name.
-        shape: its shape in the other vocabulary, `[tokens, ...]`.
-        dtype: safetensors dtype of the expert's own tensor.
-        runs: its rows in order.
-    """
-
-    name: str
     shape: tuple[int, ...]
-    dtype: str
     runs: tuple[Run, ...]
 
 
@@ -75,14 +79,7 @@ Terms = tuple[tuple["Term", float], ...]
 class MergedTensor:
     """One tensor that a merge method computes.
 
-    Attributes:
-        name: the tensor's name.
-        shape: its shape.
-        operation: the method and its parameters.
-        inputs: one weighted sum per input of the operation.
-        base: the weighted sum that deltas are taken from; None for a method without deltas.
-        fishers: the diagonal Fisher of each input, for a method that needs it.
-        transposed: matrices are stored as [in, out].
+    A method without deltas has no `base`; only a method that needs Fishers has one for each input.
     """
 
     name: str
@@ -139,7 +136,7 @@ def stored_in(source: Source) -> Iterator[TensorInfo]:
 
 
 def sources_of(terms: Terms) -> Iterator[Source]:
-    """Every tensor of an expert, or of its Fisher, that a weighted sum is made of."""
+    """Every tensor of an expert, or of its Fisher, in a weighted sum."""
     for term, _ in terms:
         if isinstance(term, MergedTensor):
             for inner in (*term.inputs, *((term.base,) if term.base else ()), *term.fishers):
@@ -155,3 +152,191 @@ def merged_tensors(terms: Terms) -> Iterator[MergedTensor]:
             for inner in (*term.inputs, *((term.base,) if term.base else ())):
                 yield from merged_tensors(inner)
             yield term
+
+
+Handles = Mapping[WeightFile, Handle]
+ModelFacts = Mapping[Operation, Any]
+"""By operation, the result of its method's `measure_model`; hashable."""
+CHUNK_ELEMENTS = 1 << 18
+"""Elements read at a time while a tensor is measured: few enough to stay in the cache."""
+
+
+class Evaluator:
+    """Computes elements of terms from open files. One evaluator serves one thread."""
+
+    def __init__(
+        self, handles: Handles, model_facts: ModelFacts, *, allow_non_finite: bool = False
+    ) -> None:
+        keep_freed_memory()
+        self.allow_non_finite = allow_non_finite
+        self.measured: dict[MergedTensor, Any] = {}
+        self.handles = handles
+        self._model_facts = model_facts
+        self._factors: dict[LowRank, Factors] = {}
+
+    def prepare(self, terms: Terms) -> None:
+        """Measure every merged tensor in a weighted sum."""
+        import numpy as np
+
+        for tensor in merged_tensors(terms):
+            if tensor not in self.measured:
+                measure = tensor.method.measure if tensor.elements else None
+                model = self._model_facts[tensor.operation] if tensor.of_model else None
+                with np.errstate(all="ignore"):
+                    self.measured[tensor] = measure and measure(self.whole(tensor, model))
+
+    def sum(self, terms: Terms, start: int, stop: int) -> Floats:
+        """Elements [start, stop) of a prepared sum, float32 (float64 if a term is)."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):  # the result is checked for NaN and infinity
+            parts = [self.term(term, start, stop) for term, _ in terms]
+            return blend(parts, [weight for _, weight in terms])
+
+    def term(self, term: Term, start: int, stop: int) -> Floats:
+        """Elements [start, stop) of a prepared term, in fresh memory."""
+        if not isinstance(term, MergedTensor):
+            return self._elements(term, start, stop)
+        first, last = aligned(start, stop, term.method.align(term.shape))
+        inside = slice(start - first, stop - first)
+        chunk = self.chunk(term, first, min(last, term.elements), self.measured[term])
+        merged = term.method.combine(chunk)[inside]
+        if chunk.base is not None and not term.method.selects:
+            merged += chunk.base[inside]
+        return merged
+
+    def whole(self, tensor: MergedTensor, model: object = None) -> WholeTensor:
+        """A merged tensor whose inputs are prepared, for its method to measure."""
+        return WholeTensor(
+            weights=[weight for _, weight in tensor.operation.inputs],
+            parameters=dict(tensor.operation.parameters),
+            name=tensor.name,
+            shape=tensor.shape,
+            transposed=tensor.transposed,
+            elements=tensor.elements,
+            read=lambda start, stop: self.chunk(tensor, start, stop),
+            step=CHUNK_ELEMENTS,
+            align=tensor.method.align(tensor.shape),
+            model=model,
+        )
+
+    def chunk(self, tensor: MergedTensor, start: int, stop: int, measured: object = None) -> Chunk:
+        """Elements [start, stop) of the inputs of a merged tensor, for its method."""
+        import numpy as np
+
+        parts = [self.sum(terms, start, stop) for terms in tensor.inputs]
+        base = None if tensor.base is None else self.sum(tensor.base, start, stop)
+        checked = parts
+        if base is not None:
+            if tensor.method.selects:
+                checked = parts if measured is not None else [*parts, base]
+            else:
+                with np.errstate(all="ignore"):
+                    for part in parts:
+                        np.subtract(part, base, out=part, casting="same_kind")
+        # Checked before any method sees them: masks would drop a NaN silently.
+        if not self.allow_non_finite and not all(map(is_finite, checked)):
+            culprit = self.blame(((tensor, 1.0),), start, stop)
+            overflow = f"tensor {tensor.name!r}: {tensor.operation.method} overflows float32"
+            raise MergeError(culprit or overflow)
+        return Chunk(
+            weights=[weight for _, weight in tensor.operation.inputs],
+            parameters=dict(tensor.operation.parameters),
+            name=tensor.name,
+            shape=tensor.shape,
+            transposed=tensor.transposed,
+            start=start,
+            parts=parts,
+            base=base,
+            fishers=[self.sum(terms, start, stop) for terms in tensor.fishers],
+            measured=measured,
+        )
+
+    def blame(self, terms: Terms, start: int, stop: int) -> str | None:
+        """A message that names the first stored tensor with NaN or infinity; None if none has."""
+        for source in sources_of(terms):
+            if isinstance(source, TensorInfo) and self._is_finite(source, start, stop):
+                continue
+            for info in stored_in(source):
+                if not self._is_finite(info, 0, info.elements):
+                    return f"{info.file}: tensor {info.name!r} holds NaN or infinity"
+        return None
+
+    def _is_finite(self, info: TensorInfo, start: int, stop: int) -> bool:
+        chunks = (
+            read_floats(self.handles[info.file], info, first, min(first + CHUNK_ELEMENTS, stop))
+            for first in range(start, stop, CHUNK_ELEMENTS)
+        )
+        return all(map(is_finite, chunks))
+
+    def _elements(self, source: Source, start: int, stop: int) -> Floats:
+        """Elements [start, stop) of an expert's tensor, in row-major order."""
+        import numpy as np
+
+        if isinstance(source, TensorInfo):
+            return read_floats(self.handles[source.file], source, start, stop)
+        if isinstance(source, Adapted):
+            low = source.low_rank
+            if low not in self._factors:
+                self._factors[low] = low.factors()
+            delta = low.elements(self._factors[low], start, stop)
+            delta += self._elements(source.stored, start, stop)
+            return delta
+        parts = [self._elements(*piece) for piece in _row_pieces(source, start, stop)]
+        if not parts:
+            return np.empty(0, np.float32)
+        single = any(part.dtype == np.float32 for part in parts)
+        return np.concatenate([part.astype(np.float32) for part in parts] if single else parts)
+
+
+def _row_pieces(gathered: Gathered, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:
+    """The ranges of stored elements that make elements [start, stop) of gathered rows."""
+    width = math.prod(gathered.shape[1:])
+    row = 0
+    for run in gathered.runs:
+        begin, end = max(start, row * width), min(stop, (row + run.count) * width)
+        if begin < end:
+            shift = (run.first - row) * width
+            yield run.source, begin + shift, end + shift
+        row += run.count
+
+
+def blend(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
+    """The weighted sum of vectors (paper 1, Algorithm 1, line 8, with weights summing to 1).
+
+    Overwrites the parts. The sum is float32, or float64 if a part is; the caller rounds it once.
+    """
+    import numpy as np
+
+    if any(part.dtype == np.float64 for part in parts):
+        parts = [part.astype(np.float64, copy=False) for part in parts]
+    for part, weight in zip(parts, weights, strict=True):
+        if weight != 1:
+            np.multiply(part, weight, out=part)
+    for part in parts[1:]:
+        np.add(parts[0], part, out=parts[0])
+    return parts[0]
+
+
+def measure_model(terms: Terms, handles: Handles, threads: int = 1) -> dict[Operation, Any]:
+    """Measure the operations that rank all tensors of the model together."""
+    groups: dict[Operation, list[MergedTensor]] = {}
+    for tensor in merged_tensors(terms):
+        if tensor.of_model:
+            groups.setdefault(tensor.operation, []).append(tensor)
+    facts: dict[Operation, Any] = {}
+
+    def prepared(tensor: MergedTensor) -> WholeTensor:
+        evaluator = Evaluator(handles, facts)  # one per tensor: an evaluator serves one thread
+        for inner in (*tensor.inputs, *((tensor.base,) if tensor.base else ())):
+            evaluator.prepare(inner)
+        return evaluator.whole(tensor)
+
+    # Inner operations come first, so an outer one finds their facts.
+    for operation, tensors in groups.items():
+        measure = tensors[0].method.measure_model
+        assert measure is not None
+        with ThreadPoolExecutor(threads) as pool:
+            wholes = list(pool.map(prepared, tensors))
+        facts[operation] = measure(wholes, threads)
+    return facts

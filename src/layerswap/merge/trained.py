@@ -27,7 +27,6 @@ class TrainedPlaces:
     """The places that a record names as trained.
 
     Attributes:
-        places: places of the expert's tensors that were trained.
         partition: the partition that chose them, and the owner of the places outside the layers;
             None if something else chose them.
         contaminated: rows of the training data that contain an evaluation item, by evaluation set.
@@ -90,11 +89,7 @@ def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
 def training_notes(
     recipe: Recipe, composition: Composition, experts: Mapping[str, Checkpoint]
 ) -> list[str]:
-    """Notes on a composition from the records of its experts' training.
-
-    They name the experts' own partition, trained places that an expert does not give or gives in
-    part, and evaluation items in its training data.
-    """
+    """Notes on partition, unused trained places and contamination, from records of training."""
     if composition.moved:
         return []  # The record's layers are those before the move.
     records = {name: record for name, c in experts.items() if (record := read_trained_places(c))}
@@ -159,12 +154,7 @@ def _stored(expert: Checkpoint) -> frozenset[Place]:
 
 
 def places_in_words(places: Iterable[Place], stored: Iterable[Place]) -> str:
-    """Places in few words, such as `layers 0-1, attention of layers 2-6, embedding`.
-
-    Args:
-        places: some of `stored`.
-        stored: every place with tensors. A layer with all its places is named without roles.
-    """
+    """Places in few words, such as `layers 0-1, attention of layers 2-6, embedding`."""
     chosen, every = set(places), set(stored)
     of_layer = {
         layer: tuple(role for role in LAYER_ROLES if Place(layer, role) in chosen)

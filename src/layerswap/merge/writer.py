@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from layerswap.checkpoint import BLOCKS
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
+    FLOAT_NAMES,
     Handle,
     is_finite,
     narrowed,
@@ -28,19 +30,24 @@ from layerswap.checkpoint.read import (
     read_into,
     read_stored,
     read_tensor,
+    widened,
 )
 from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
-from layerswap.merge.evaluate import Evaluator, Handles, ModelFacts, measure_model
 from layerswap.merge.layout import OutputTensor, Shard, names_digest
-from layerswap.merge.rounding import SAMPLED, Rounding
 from layerswap.merge.target import MergeOptions
-from layerswap.merge.terms import Gathered, stored_tensors
+from layerswap.merge.terms import (
+    Evaluator,
+    Gathered,
+    Handles,
+    ModelFacts,
+    measure_model,
+    stored_tensors,
+)
 
 if TYPE_CHECKING:
     from layerswap.checkpoint.read import Floats, Stored
-
 
 CHUNK_BYTES = 1 << 19
 """Bytes of output computed at a time by one worker: few enough to stay in the cache."""
@@ -53,6 +60,12 @@ SPAN_BYTES = 1 << 24
 PROBED_BYTES = 1 << 14
 """Bytes of a verbatim tensor that are checked for NaN: a norm of 8,192 in bfloat16."""
 LARGEST_FLOAT16 = 65504.0
+SAMPLED = 16
+"""One of this many chunks of a tensor is measured, always the first."""
+NOTED = 0.1
+"""Smallest error of the deltas, as a share of their norm, that a merge warns about."""
+LOST_TO_DTYPE = "lost_to_dtype"
+"""The key of `layerswap.json` for the measurement."""
 NO_KERNEL_COPY = (
     errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
     errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
@@ -104,27 +117,12 @@ def check_finite(tensors: Iterable[OutputTensor]) -> None:
 
 
 def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Any]:
-    """What merge methods must know of the whole model before any tensor can be computed."""
+    """Measure the whole model for the merge methods that need it before computing any tensor."""
     terms = tuple(term for tensor in tensors for term in tensor.inputs)
     with ExitStack() as stack:
         merged = [tensor for tensor in tensors if not tensor.linear]
         handles = open_all(stack, {file for tensor in merged for file in tensor.files})
         return measure_model(terms, handles, threads)
-
-
-def untrimmed_note(operation: Operation, bounds: Any) -> str | None:
-    """A warning if a density keeps whole deltas, because less of them changed; else None."""
-    density = dict(operation.parameters).get("density")
-    if density is None or not bounds:
-        return None
-    pairs = zip(operation.inputs, bounds, strict=True)
-    whole = [str(member) for (member, _), smallest in pairs if min(smallest) == 0]
-    if not whole:
-        return None
-    return (
-        f"{operation.method}: density {density:g} trims nothing of {', '.join(whole)}: it counts "
-        "all entries of the model, and fewer of them changed"
-    )
 
 
 def work_key(content: Mapping[str, Any], shards: Sequence[Shard], options: MergeOptions) -> str:
@@ -152,15 +150,7 @@ def write_shard(
     options: MergeOptions,
     rounding: Rounding | None = None,
 ) -> None:
-    """Write one output file, or the next part of one.
-
-    Args:
-        path: the file, which the part with the header creates.
-        shard: its header and tensors.
-        facts: result of `measure_tensors` for the whole model.
-        options: settings of writing.
-        rounding: measures how much of the deltas the dtype loses.
-    """
+    """Write one output file, or the next part of one."""
     # Copies first: the kernel does them while NumPy is still being imported.
     work: list[_Copy | Piece] = [*_copies(shard), *_computes(shard)]
     files = {file for tensor, _ in shard.tensors for file in tensor.files}
@@ -246,11 +236,11 @@ def _computes(shard: Shard) -> Iterator[Piece]:
             continue
         whole = Piece(tensor, 0, tensor.elements, offset)
         if not any(isinstance(file, RemoteFile) for file in tensor.files):
-            yield from _chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
+            yield from chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
         else:  # gathered rows lie anywhere, so that their tensors are fetched once, and whole
             gathered = any(isinstance(term, Gathered) for term, _ in tensor.inputs)
             cut = tensor.linear and not gathered
-            yield from _chunks(whole, FETCHED_BYTES) if cut else (whole,)
+            yield from chunks(whole, FETCHED_BYTES) if cut else (whole,)
 
 
 def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) -> None:
@@ -270,7 +260,7 @@ def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) 
                 stack.enter_context(handle.holding(start, stop, folder))
 
 
-def _chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
+def chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
     """A piece cut into pieces of at most this many bytes of output."""
     length, size = block_of(piece.tensor.dtype)
     step = nbytes // max(size, 2 * length) * length  # of blocks, as many elements as of float16
@@ -292,7 +282,7 @@ def piece_bytes(
 def _stored_bytes(piece: Piece, evaluator: Evaluator) -> Iterator[tuple[bytearray, int]]:
     source = next(stored_tensors(piece.tensor.inputs))
     length, size = block_of(source.dtype)
-    for chunk in _chunks(piece, CHUNK_BYTES):
+    for chunk in chunks(piece, CHUNK_BYTES):
         data = bytearray((chunk.stop - chunk.start) // length * size)
         start = source.offset + chunk.start // length * size
         read_into(evaluator.handles[source.file], start, memoryview(data), source.file)
@@ -306,7 +296,7 @@ def _computed_bytes(
 
     dtype, base = piece.tensor.dtype, piece.tensor.base
     evaluator.prepare(piece.tensor.inputs)
-    for chunk in _chunks(piece, CHUNK_BYTES):
+    for chunk in chunks(piece, CHUNK_BYTES):
         values = evaluator.sum(piece.tensor.inputs, chunk.start, chunk.stop)
         if dtype in BLOCKS and not _fits_blocks(values):
             raise MergeError(_non_finite(chunk, evaluator))
@@ -339,10 +329,7 @@ def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, 
 
 
 def copy_span(source: Handle, output: int, piece: _Copy) -> None:
-    """Copy bytes between files inside the kernel, which shares their blocks if it can.
-
-    Falls back to reading and writing if the filesystems cannot.
-    """
+    """Copy bytes inside the kernel, or by reading and writing if the filesystems cannot."""
     if isinstance(source, RemoteHandle):
         start = piece.source_offset
         source.copy_to(output, start, start + piece.nbytes, piece.offset)
@@ -374,11 +361,7 @@ def _write(output: int, data: bytes | bytearray | memoryview, offset: int) -> No
 
 
 def _start_writing(output: int, offset: int, nbytes: int) -> None:
-    """Let the kernel write these bytes to the disk now, and not all of them at the end.
-
-    The advice is to drop from the cache what is on the disk already, which is nothing of bytes
-    just written.
-    """
+    """Let the kernel write these bytes to the disk now, and not all of them at the end."""
     with suppress(OSError):  # some filesystems take no advice
         os.posix_fadvise(output, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
@@ -392,3 +375,58 @@ def _run_all(
             pass
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class Rounding:
+    """The loss of deltas by rounding, over the tensors that are computed from a base.
+
+    Deltas of fine-tuning are near the step of bfloat16 at the size of usual weights, so half of
+    the training can round back to the base unnoticed. Measures a sample of the chunks of each
+    tensor. Threads may add chunks in any order.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[int, int, float, float]] = []
+        self._dtype = ""
+
+    def add(self, values: Floats, rounded: Stored, base: Floats, dtype: str) -> None:
+        """Measure one chunk."""
+        import numpy as np
+
+        self._dtype = dtype
+        delta = np.subtract(values, base)
+        before = narrowed(base, dtype)
+        # The delta that is left between two models of the output's dtype.
+        error = np.subtract(widened(rounded, dtype), widened(before, dtype))
+        error -= delta
+        changed = int(np.count_nonzero(delta))
+        lost = int(np.count_nonzero((delta != 0) & (rounded == before)))
+        norm, wrong = (float(np.square(part, dtype=np.float64).sum()) for part in (delta, error))
+        self._chunks.append((changed, lost, norm, wrong))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The entry of `layerswap.json`; None if no delta was measured.
+
+        `share` is the share of changed elements that equal the base again. `error` is the norm of
+        the deltas' rounding error over the norm of the deltas.
+        """
+        changed, lost = (sum(chunk[i] for chunk in self._chunks) for i in (0, 1))
+        norm, error = (math.fsum(chunk[i] for chunk in self._chunks) for i in (2, 3))
+        if not changed or not math.isfinite(norm + error) or not norm:
+            return None
+        return {
+            "dtype": next(n for n, short in FLOAT_NAMES.items() if short == self._dtype),
+            "share": round(lost / changed, 4),
+            "error": round(math.sqrt(error / norm), 4),
+            "elements_measured": changed,
+        }
+
+
+def rounding_note(measured: Mapping[str, Any] | None) -> str | None:
+    """A warning if rounding lost much of the deltas; else None."""
+    if not measured or measured["error"] < NOTED:
+        return None
+    return (
+        f"{measured['dtype']} loses {measured['share']:.0%} of the changed elements (rounding "
+        f"error {measured['error']:.2f} of the deltas' norm); write float32 (--dtype float32)"
+    )

@@ -50,8 +50,4 @@ def arcee_fusion(chunk: Chunk) -> Array:
     return taken
 
 
-def _read(values: mergekit.TensorValues) -> mergekit.Reading:
-    return mergekit.selected("arcee_fusion", values)
-
-
-SPELLINGS = (mergekit.Spelling("arcee_fusion", _read, base="deltas", required=(), sources=(2, 2)),)
+SPELLINGS = (mergekit.renamed("arcee_fusion", "arcee_fusion", sources=(2, 2)),)

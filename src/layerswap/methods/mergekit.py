@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from layerswap.errors import RecipeError
 from layerswap.methods.method import Parameter, Value
@@ -61,7 +61,6 @@ class TensorValues:
     Attributes:
         models: the models in order; the base model is among them if the method uses one.
         base: name of the base model, if it is among the models.
-        shared: the values that all models share.
     """
 
     models: Sequence[Model]
@@ -83,12 +82,10 @@ class Spelling:
     """How mergekit writes a method.
 
     Attributes:
-        name: mergekit's name.
         read: returns what the values for one tensor mean.
         base: `deltas` if the method takes deltas from the base model, `optional` if it does so
             only where one is given, `first` if the base model is the first of the models.
         models: parameters of each model. A `Parameter` has a range, another default has none.
-        shared: parameters of all models.
         required: parameters that must be written.
         sources: smallest and largest number of models, the base model included unless optional.
     """
@@ -124,6 +121,22 @@ def selected(
     return Call(method, equal_weights(values.others), parameters or {})
 
 
+def renamed(
+    name: str,
+    method: str,
+    names: Mapping[str, str] | None = None,
+    shared: Mapping[str, Parameter | Scalar] | None = None,
+    **needs: Any,
+) -> Spelling:
+    """The spelling of a method that takes shared values as parameters; `names` are ours by its."""
+
+    def read(values: TensorValues) -> Reading:
+        given = {ours: float(values.shared[theirs]) for ours, theirs in (names or {}).items()}
+        return selected(method, values, given)
+
+    return Spelling(name, read, "deltas", shared=shared or {}, **{"required": (), **needs})
+
+
 @dataclass(frozen=True)
 class Sparse:
     """How a family of methods makes one delta sparse.
@@ -133,7 +146,6 @@ class Sparse:
         settings: its parameters, from a model's values and the shared ones.
         models: mergekit's parameters of each model beside weight and density.
         rescale: mergekit's default of `rescale`.
-        random: the method draws entries at random.
         undivided: our method divides what it keeps by the density, and mergekit does so only
             with `rescale`.
     """

@@ -30,16 +30,7 @@ Value = float | int | str
 
 @dataclass(frozen=True)
 class Parameter:
-    """A setting of a method: its default and its allowed values.
-
-    Attributes:
-        default: value if a recipe does not set it.
-        low: smallest number, itself allowed unless `open_low`.
-        high: largest number.
-        open_low: refuses `low` itself.
-        choices: the allowed words, for a setting that is not a number.
-        whole: allows only whole numbers.
-    """
+    """A setting of a method: its default, and its range (without `low` if `open_low`) or words."""
 
     default: Value
     low: float = 0.0
@@ -80,15 +71,7 @@ def density(default: float) -> Parameter:
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor as a method sees it, and the settings of the method.
-
-    Attributes:
-        weights: one weight per expert, as in the recipe.
-        parameters: every parameter of the method.
-        name: name of the tensor.
-        shape: shape of the tensor.
-        transposed: the tensor is a matrix stored as [in, out].
-    """
+    """A tensor as a method sees it (a matrix [in, out] if `transposed`), with its settings."""
 
     weights: Sequence[float]
     parameters: Mapping[str, Value]
@@ -131,7 +114,6 @@ class WholeTensor(TensorView):
     """A tensor to measure before any chunk of it is combined.
 
     Attributes:
-        elements: number of its elements.
         read: returns elements [start, stop) as a chunk.
         step: number of elements to read at a time.
         align: chunks begin and end at multiples of this number of elements.
@@ -167,11 +149,7 @@ class Method:
     """A merge method: its arithmetic, its settings and its needs.
 
     Attributes:
-        name: its name in recipes.
         combine: computes the merged delta, or the merged weights if it takes weights.
-        paper: where it is described.
-        parameters: its settings by name.
-        experts: smallest and largest number of experts.
         deltas: it takes deltas from the base. With a parameter `origin` the recipe decides.
         selects: it takes each element unchanged from the expert or the base. It sees weights in
             place of deltas, and the base.

@@ -19,11 +19,7 @@ def nearswap(chunk: Chunk) -> Array:
     return part * np.minimum(chunk.number("t") / np.maximum(np.abs(part), 1e-6), 1)
 
 
-def _read(values: mergekit.TensorValues) -> mergekit.Reading:
-    return mergekit.selected("nearswap", values, {"t": float(values.shared["t"])})
-
-
 _T = {"t": mergekit.T}
 SPELLINGS = (
-    mergekit.Spelling("nearswap", _read, base="deltas", shared=_T, required=("t",), sources=(2, 2)),
+    mergekit.renamed("nearswap", "nearswap", {"t": "t"}, _T, required=("t",), sources=(2, 2)),
 )

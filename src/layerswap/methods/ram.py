@@ -58,18 +58,8 @@ def ram(chunk: Chunk) -> Array:
     return merged.astype(parts[0].dtype)
 
 
-def _ram(values: mergekit.TensorValues) -> mergekit.Reading:
-    return mergekit.selected("ram", values, {"epsilon": float(values.shared["epsilon"])})
-
-
-def _ram_plus(values: mergekit.TensorValues) -> mergekit.Reading:
-    names = {"epsilon": "epsilon", "boost": "r", "limit": "alpha"}
-    settings = {name: float(values.shared[key]) for name, key in names.items()}
-    return mergekit.selected("ram", values, settings)
-
-
-_PLUS = {"epsilon": 1e-5, "r": 0.1, "alpha": 0.2}
+_PLUS = {"epsilon": "epsilon", "boost": "r", "limit": "alpha"}
 SPELLINGS = (
-    mergekit.Spelling("ram", _ram, base="deltas", shared={"epsilon": 1e-5}, required=()),
-    mergekit.Spelling("ramplus_tl", _ram_plus, base="deltas", shared=_PLUS, required=()),
+    mergekit.renamed("ram", "ram", {"epsilon": "epsilon"}, {"epsilon": 1e-5}),
+    mergekit.renamed("ramplus_tl", "ram", _PLUS, {"epsilon": 1e-5, "r": 0.1, "alpha": 0.2}),
 )

@@ -55,13 +55,7 @@ class Rows:
         return self.width if self.lines else self.height
 
     def add(self, sums: Array, start: int, values: Array) -> None:
-        """Add whole lines of the tensor to the sums of their rows.
-
-        Args:
-            sums: one per row, float64.
-            start: position of the first value in the tensor, at the beginning of a line.
-            values: whole lines, as a vector.
-        """
+        """Add whole lines of the tensor to the sums of their rows."""
         table = values.reshape(-1, self.width)
         line = start // self.width
         if self.lines:

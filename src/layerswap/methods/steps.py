@@ -114,10 +114,7 @@ def measure_trim(whole: WholeTensor, bounds: Bounds | None) -> Trim:
 
 
 def magnitudes(tensors: Sequence[WholeTensor], ranks: Sequence[int], threads: int = 1) -> Bounds:
-    """Per expert, the magnitudes at these ranks among all entries of the tensors; exact.
-
-    Rank 1 is the largest magnitude; rank 0 gives infinity.
-    """
+    """Per expert, the exact magnitudes at ranks from 1, the largest; rank 0 gives infinity."""
     streams = [_stream(tensor, lambda chunk: chunk.parts) for tensor in tensors]
     return magnitude_thresholds(streams, len(tensors[0].weights), ranks, threads)
 

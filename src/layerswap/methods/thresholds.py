@@ -34,13 +34,7 @@ _END = 1 << 31
 
 @dataclass(frozen=True)
 class Stream:
-    """A tensor to search, as one float32 vector per expert.
-
-    Attributes:
-        elements: its length.
-        chunks: starts a pass over it.
-        part: returns elements [start, stop).
-    """
+    """A tensor to search: one float32 vector per expert, by passes of chunks, or elements."""
 
     elements: int
     chunks: Callable[[], Iterable[Sequence[Floats]]]
@@ -53,12 +47,6 @@ def magnitude_thresholds(
     """Per expert, the exact magnitudes at the given ranks.
 
     Rank k gives the k-th largest |x|, counting from 1; rank 0 gives infinity.
-
-    Args:
-        streams: the tensors whose elements are ranked together.
-        experts: number of vectors in a chunk.
-        ranks: from 0 to the number of elements.
-        threads: streams read at a time.
 
     Example: over `[3, -1, 2, 0]`, ranks 2 and 0 give 2.0 and infinity.
     """

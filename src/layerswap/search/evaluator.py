@@ -16,7 +16,7 @@ from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.results import document_scores
 from layerswap.merge import Plan
-from layerswap.merge.loading import plan_tokenizer
+from layerswap.merge.folder import plan_tokenizer
 from layerswap.search.conditions import Condition
 from layerswap.search.protocol import Values, split_documents
 from layerswap.search.spec import SweepSettings

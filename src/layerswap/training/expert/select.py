@@ -18,7 +18,7 @@ from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.languages import match
 from layerswap.merge import Plan
 from layerswap.merge.api import soup
-from layerswap.merge.loading import plan_tokenizer
+from layerswap.merge.folder import plan_tokenizer
 from layerswap.training.expert.save import (
     CHECKPOINTS,
     checkpoints,

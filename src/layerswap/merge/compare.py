@@ -21,15 +21,14 @@ from layerswap._types import Advance
 from layerswap.checkpoint import TensorInfo
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
-from layerswap.merge.evaluate import Evaluator, Handles, ModelFacts
 from layerswap.merge.layout import OutputTensor
-from layerswap.merge.terms import merged_tensors
-from layerswap.merge.writer import Piece, hold_remote, open_all, piece_bytes
+from layerswap.merge.terms import Evaluator, Handles, ModelFacts, merged_tensors
+from layerswap.merge.writer import Piece, chunks, hold_remote, open_all, piece_bytes
 
 PIECE_BYTES = 1 << 24
 """Bytes of output compared at a time by one worker."""
 BLOCK_BYTES = 1 << 18
-"""Bytes of the blocks of output that a sample is made of."""
+"""Bytes of a block of output in a sample."""
 
 Item = TypeVar("Item")
 
@@ -44,23 +43,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Elements of a pair to compare."""
+    """Elements of a pair to compare, as the writer computes them."""
 
     pair: Pair
-    start: int
-    stop: int
-
-    @property
-    def piece(self) -> Piece:
-        """The elements as the writer computes them, with offsets in the tensor."""
-        length, size = block_of(self.pair.expected.dtype)
-        return Piece(self.pair.expected, self.start, self.stop, self.start // length * size)
+    piece: Piece
 
     @property
     def nbytes(self) -> int:
         """Bytes to compare."""
         length, size = block_of(self.pair.expected.dtype)
-        return (self.stop - self.start) // length * size
+        return (self.piece.stop - self.piece.start) // length * size
 
 
 def comparisons(
@@ -71,12 +63,6 @@ def comparisons(
     Of every computed tensor, at least `share` of its blocks of `BLOCK_BYTES` are drawn, and at
     least one. A tensor that its method must measure is drawn whole or not at all; of those at
     least `share`, and at least one. The draw depends on seed, tensor names and sizes alone.
-
-    Args:
-        pairs: the tensors of the output.
-        share: share of the blocks, and of the tensors that are measured, in (0, 1].
-        seed: seed of the draw.
-        facts: what is measured already, of the whole model.
     """
     stored = [pair for pair in pairs if pair.expected.elements]
     verbatim = [pair for pair in stored if pair.expected.verbatim]
@@ -84,7 +70,7 @@ def comparisons(
     measured = {p.expected.name: p for p in computed if _is_measured(p.expected, facts)}
     work = [part for pair in verbatim for part in _parts(pair, PIECE_BYTES)]
     for name in _drawn(sorted(measured), share, f"{seed}"):
-        work.append(Comparison(measured[name], 0, measured[name].expected.elements))
+        work.append(Comparison(measured[name], _whole(measured[name])))
     for pair in computed:
         if pair.expected.name not in measured:
             parts = _parts(pair, PIECE_BYTES if share == 1 else BLOCK_BYTES)
@@ -95,10 +81,7 @@ def comparisons(
 def differences(
     work: Sequence[Comparison], *, facts: ModelFacts, threads: int, progress: Advance
 ) -> tuple[dict[str, int], set[str]]:
-    """The tensors that differ, with the position of the first wrong byte that was found.
-
-    Also the verbatim tensors whose source holds NaN or infinity.
-    """
+    """The first wrong byte of each tensor that differs; verbatim tensors with NaN or infinity."""
     wrong: dict[str, int] = {}
     non_finite: set[str] = set()
     lock = Lock()
@@ -148,13 +131,13 @@ def _compare(part: Comparison, handles: Handles, facts: ModelFacts) -> tuple[int
     return first, finite
 
 
+def _whole(pair: Pair) -> Piece:
+    return Piece(pair.expected, 0, pair.expected.elements, 0)
+
+
 def _parts(pair: Pair, nbytes: int) -> list[Comparison]:
     """All elements of a tensor, in parts of about `nbytes`."""
-    length, size = block_of(pair.expected.dtype)
-    step, elements = max(1, nbytes // size) * length, pair.expected.elements
-    return [
-        Comparison(pair, start, min(start + step, elements)) for start in range(0, elements, step)
-    ]
+    return [Comparison(pair, piece) for piece in chunks(_whole(pair), nbytes)]
 
 
 def _is_measured(tensor: OutputTensor, facts: ModelFacts) -> bool:

@@ -1,46 +1,184 @@
-"""Verifies an output by its record and its sources, or by the sources that are left."""
+"""Verifies an output: plans its merge again, and compares it with what the writer would write."""
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from layerswap._types import Bars, PathLike, no_bars
-from layerswap.checkpoint import (
-    Checkpoint,
-    fingerprints,
-    open_checkpoint,
-    read_header,
-    read_json_object,
-    sha256_of,
-)
+from layerswap.checkpoint import Checkpoint, read_header, read_json_object, sha256_of
+from layerswap.checkpoint.commit import PARTIAL, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.remote import WeightFile
-from layerswap.checkpoint.views import restack
-from layerswap.compose.blend import Blend
-from layerswap.errors import CheckpointError, LayerswapError, RecipeError, visible
+from layerswap.compose import Recipe
+from layerswap.compose.recipe import check_recipe
+from layerswap.compose.yaml_file import nearest
+from layerswap.errors import CheckpointError, LayerswapError, MergeError, RecipeError, visible
 from layerswap.merge.api import make_plan
+from layerswap.merge.compare import Pair, comparisons, differences
 from layerswap.merge.compatibility import some_tensors
-from layerswap.merge.layout import OutputTensor, Shard, index_of
-from layerswap.merge.metadata import model_card, recorded_name, write_configuration
+from layerswap.merge.gguf import read_gguf_record
+from layerswap.merge.layout import Shard, index_of
+from layerswap.merge.metadata import model_card, record, write_configuration
 from layerswap.merge.plan import Plan
-from layerswap.merge.rounding import LOST_TO_DTYPE
 from layerswap.merge.target import RECORD
-from layerswap.merge.verification.compare import Pair, comparisons, differences
-from layerswap.merge.verification.record import Recorded, read_record, same_json
-from layerswap.merge.writer import measure_tensors
+from layerswap.merge.writer import LOST_TO_DTYPE, measure_tensors
 
+HASHES = "sha256"
+"""The key of `layerswap.json` under which `layerswap verify --record` keeps hashes of files."""
+LOST_TO_RANK = "largest_share_lost_to_rank"
 CARD = "README.md"
 IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
 """Files of the Hub and its clients beside a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The record of an output: its content, and the recipe in it."""
+
+    path: Path
+    data: Mapping[str, Any]
+    recipe: Recipe
+
+    @property
+    def sources(self) -> Mapping[str, Mapping[str, Any]]:
+        """Every source by name, with `source`, `revision` and `fingerprints`."""
+        sources: Mapping[str, Mapping[str, Any]] = self.data["sources"]
+        return sources
+
+    @property
+    def magnitude(self) -> Mapping[str, float] | None:
+        """The measured weights of the merge."""
+        return self.data.get("magnitude_weights")
+
+    def recipe_with(self, moved: Mapping[str, str], *, measure: bool = False) -> Recipe:
+        """The recipe with other locations of its sources."""
+        data = copy.deepcopy(dict(self.data["recipe"]))
+        for name, where in moved.items():
+            if name not in self.sources:
+                raise RecipeError(f"no source {name!r}{nearest(name, list(self.sources))}")
+            expert = name.removeprefix("fisher of ")
+            if name not in data["experts"] and expert in data["experts"]:
+                data["experts"][expert]["fisher"] = where
+            elif name in data["experts"]:
+                entry = {k: v for k, v in data["experts"][name].items() if k != "revision"}
+                data["experts"][name] = {**entry, "source": where}
+            else:
+                data["base"] = {"source": where}
+        if self.magnitude is not None and not measure:
+            data["weights"] = self.magnitude
+        return check_recipe(data, where=str(self.path))
+
+    def plan_again(self, moved: Mapping[str, str], *, allow_pickle: bool) -> Plan:
+        """The plan of the recorded recipe over its sources of today."""
+        plan = make_plan(self.recipe_with(moved), allow_pickle=allow_pickle, in_place=True)
+        if plan.needs_whole:
+            plan = plan.downloaded()
+
+        def as_recorded(name: str, checkpoint: Checkpoint) -> Checkpoint:
+            if name not in moved:
+                return checkpoint
+            entry = self.sources[name]
+            return replace(checkpoint, source=entry["source"], revision=entry.get("revision"))
+
+        fishers = {
+            name: replace(fisher, stored=as_recorded(f"fisher of {name}", fisher.stored))
+            for name, fisher in plan.fishers.items()
+        }
+        base_name = "base" if "base" not in plan.experts else "the base"
+        return replace(
+            plan,
+            recipe=self.recipe,
+            magnitude=self.magnitude,
+            experts={name: as_recorded(name, c) for name, c in plan.experts.items()},
+            base=as_recorded(base_name, plan.base) if plan.base else None,
+            fishers=fishers,
+        )
+
+    def changed_files(self, name: str, source: Mapping[str, Any]) -> list[str]:
+        """The files of a source that changed, went or came since the merge, one line each."""
+        then, now = self.sources[name], source
+        then_etags, now_etags = then.get("etags", {}), now.get("etags", {})
+        expected = {**then["fingerprints"], **then_etags}
+        present = {**now["fingerprints"], **now_etags}
+        lines = []
+        for file in sorted(expected.keys() | present.keys()):
+            if file not in present:
+                lines.append(f"{name}: {file} is gone since the merge")
+            elif file not in expected:
+                lines.append(f"{name}: {file} came after the merge")
+            # A fingerprint and an ETag, of a file once read in place, cannot be compared.
+            elif present[file] != expected[file] and (file in then_etags) == (file in now_etags):
+                lines.append(f"{name}: {file} changed since the merge")
+        return lines
+
+    def check(self, plan: Plan) -> tuple[list[str], list[str]]:
+        """Findings and notes about the record, compared with the record of a plan."""
+        findings, again = [], record(plan)
+        for name in self.sources:
+            if name in again["sources"]:
+                findings += self.changed_files(name, again["sources"][name])
+            else:
+                findings.append(f"{self.path}: the merge has no source {name!r}")
+        for name in again["sources"].keys() - self.sources.keys():
+            findings.append(f"{self.path}: lacks the source {name!r}")
+        written, here = self.data.get("layerswap_version"), again["layerswap_version"]
+        if written != here:
+            return findings, [f"written by layerswap {written}; this is {here}"]
+        if not same_json(self.data["composition"], again["composition"]):
+            findings.append(f"{self.path}: the composition is not that of the recipe")
+        if not same_json(self.data["recipe"], again["recipe"]):
+            findings.append(f"{self.path}: the recipe is not written as the merge does")
+        if not same_json(self.data.get("tensors"), again.get("tensors")):
+            findings.append(f"{self.path}: tensors are not those of the merge")
+        for key in self.data.keys() - again.keys() - {HASHES, LOST_TO_RANK, LOST_TO_DTYPE}:
+            findings.append(f"{self.path}: {key!r} is no key that the merge writes")
+        return findings, []
+
+    def add_hashes(self, files: Sequence[Path]) -> None:
+        """Add the SHA-256 of these files to `layerswap.json`, which is replaced in one step."""
+        data = {**self.data, HASHES: {file.name: sha256_of(file) for file in sorted(files)}}
+        try:
+            write_json(self.path, data)
+        except OSError as error:
+            raise MergeError(f"{self.path}: cannot be written ({error.strerror})") from None
+
+
+def read_record(out: Path) -> Recorded:
+    """The record of an output folder, or of a merged GGUF file."""
+    path = out / RECORD
+    if PARTIAL in out.resolve().name:
+        raise MergeError(f"{out}: an unfinished merge; merge it again")
+    if out.is_dir() and not path.exists():
+        raise MergeError(f"{out}: has no {RECORD}, so layerswap did not write it")
+    if is_gguf(out):
+        path, data = out, read_gguf_record(out)
+    else:
+        data = read_json_object(path)
+    for key in ("recipe", "composition", "sources"):
+        if not isinstance(data.get(key), dict):
+            raise MergeError(f"{path}: has no {key}")
+    for name, entry in data["sources"].items():
+        source = entry if isinstance(entry, dict) else {}
+        if not isinstance(source.get("fingerprints"), dict) or "source" not in source:
+            raise MergeError(f"{path}: sources.{name} has no source with fingerprints")
+    if not isinstance(data.get(HASHES, {}), dict):
+        raise MergeError(f"{path}: {HASHES} is not a mapping")
+    return Recorded(path, data, check_recipe(data["recipe"], where=str(path)))
+
+
+def same_json(first: object, second: object) -> bool:
+    """True for equal values of equal types, in any order of keys: 8 is neither 8.0 nor true."""
+    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 @dataclass
@@ -54,6 +192,15 @@ class Counted:
     def to_dict(self) -> dict[str, int]:
         """For JSON."""
         return {"tensors": self.tensors, "bytes": self.nbytes, "compared_bytes": self.compared}
+
+    def line(self, kind: str, how: str) -> str:
+        """The line for a report."""
+        from rich.filesize import decimal
+
+        share = self.compared / max(1, self.nbytes)
+        # Never "100%" if some bytes were not compared.
+        part = "all" if share == 1 else f"{min(max(share, 0.001), 0.999):.1%}" if share else "0%"
+        return f"{self.tensors} {kind} tensors ({decimal(self.nbytes)}), {part} {how}"
 
 
 @dataclass
@@ -104,23 +251,13 @@ class Verification:
     def __str__(self) -> str:
         lines = [f"note: {note}" for note in self.notes]
         if self.verbatim.tensors:
-            lines.append(_counted("verbatim", "compared with their source", self.verbatim))
+            lines.append(self.verbatim.line("verbatim", "compared with their source"))
         if self.computed.tensors:
-            lines.append(_counted("computed", "computed again", self.computed))
+            lines.append(self.computed.line("computed", "computed again"))
         if self.hashed:
             lines.append(f"{self.hashed} files match their recorded SHA-256")
         outcome = "verified" if self.passed else "not verified"
         return "\n".join(map(visible, [*lines, f"{self.folder}: {outcome}"]))
-
-
-def _counted(kind: str, what: str, counted: Counted) -> str:
-    from rich.filesize import decimal
-
-    share = counted.compared / max(1, counted.nbytes)
-    # Never "100%" if some bytes were not compared.
-    shown = f"{share:.0%}" if share in (0, 1) else f"{min(max(share, 0.001), 0.999):.1%}"
-    part = "all" if share == 1 else shown
-    return f"{counted.tensors} {kind} tensors ({decimal(counted.nbytes)}), {part} {what}"
 
 
 def verify(
@@ -141,7 +278,7 @@ def verify(
     header, index, configuration and tokenizer that the merge writes. Compares verbatim tensors bit
     for bit with their sources; computes a sample of the other tensors again, or all of them, and
     compares the bits; compares the sources with their recorded fingerprints. Memory does not grow
-    with the model. If a source is gone, verifies the rest and lists what it could not verify.
+    with the model. If a source is gone, only compares the files with their recorded hashes.
 
     Args:
         folder: an output of `Plan.save` or `layerswap merge`: a folder, or a GGUF file.
@@ -184,7 +321,6 @@ def verify(
         plan = recorded.plan_again(moved, allow_pickle=allow_pickle)
     except LayerswapError as error:
         report.unverified.append(f"{error}; give its new location with --source NAME=PATH")
-        verifier.compare(list(verifier.remaining_pairs()), None)
     else:
         verifier.check_plan(plan, full=full)
     if record and report.passed:
@@ -210,7 +346,10 @@ class _Verifier:
     def check_hashes(self) -> None:
         """Compare files with their recorded SHA-256."""
         out, report = self.report.folder, self.report
-        hashes = {out / name: digest for name, digest in sorted(self.recorded.hashes.items())}
+        hashes = {
+            out / name: digest
+            for name, digest in sorted(self.recorded.data.get(HASHES, {}).items())
+        }
         present = {file: digest for file, digest in hashes.items() if file.is_file()}
         if not hashes:
             return
@@ -238,7 +377,7 @@ class _Verifier:
         pairs = self._check_shards(plan.shards)
         if plan.format.name == "safetensors":
             self._check_files(plan)
-        self.compare(pairs, plan)
+        self._compare(pairs, plan)
 
     def _check_magnitude(self, full: bool) -> None:
         weights = self.recorded.magnitude or {}
@@ -359,9 +498,9 @@ class _Verifier:
     def _find(self, path: WeightFile, text: str) -> None:
         self.report.findings.append(f"{path}: {text}")
 
-    def compare(self, pairs: Sequence[Pair], plan: Plan | None) -> None:
+    def _compare(self, pairs: Sequence[Pair], plan: Plan) -> None:
         """Compare tensors bit for bit, and count them."""
-        facts = {} if plan is None else measure_tensors(plan.tensors, self.threads)
+        facts = measure_tensors(plan.tensors, self.threads)
         work = comparisons(pairs, share=self.share, seed=self.seed, facts=facts)
         for verbatim, counted in ((True, self.report.verbatim), (False, self.report.computed)):
             sizes = [p.expected.nbytes for p in pairs if p.expected.verbatim is verbatim]
@@ -381,66 +520,3 @@ class _Verifier:
                 at = f"from byte {wrong[name]} of {info.nbytes} on"
                 source = "its source" if pair.expected.verbatim else "what the recipe gives"
                 self._find(info.file, f"tensor {info.name!r} is not {source}, {at}")
-
-    def remaining_pairs(self) -> Iterator[Pair]:
-        """Tensors of the output that must have the bytes of a source which is left.
-
-        Opens the output and its sources one by one, and lists what the rest cannot verify.
-        """
-        report, recorded = self.report, self.recorded
-        opened = self._remaining_sources()
-        try:
-            output = open_checkpoint(str(report.folder), patterns=recorded.recipe.place_patterns)
-        except LayerswapError as error:
-            report.findings.append(str(error))
-            return
-        if output.layers != recorded.composition.layers:
-            self._find(report.folder, "not the layers of its composition")
-            return
-        left: Counter[str] = Counter()
-        for name, info in output.tensors.items():
-            blend = recorded.composition[output.places[name]]
-            expert = blend.experts[0]
-            source = opened[expert].tensors.get(name) if expert in opened else None
-            kinds = [(t.dtype, t.shape) for t in (info, source) if t is not None]
-            if source is not None and blend.verbatim and kinds[0] == kinds[1]:
-                yield Pair(OutputTensor(name, info.dtype, info.shape, ((source, 1.0),)), info)
-            else:
-                left[_why(blend, opened)] += 1
-        for why, count in sorted(left.items()):
-            report.unverified.append(f"{count} of {len(output.tensors)} tensors, {why}")
-        report.unverified.append("configuration, tokenizer and order of the tensors")
-
-    def _remaining_sources(self) -> dict[str, Checkpoint]:
-        recorded = self.recorded
-        recipe, composition = recorded.recipe_with(self.moved), recorded.composition
-        entries = dict(recipe.experts)
-        if recipe.base is not None:
-            entries.setdefault("base", recipe.base)
-        opened: dict[str, Checkpoint] = {}
-        for name in recorded.sources:
-            entry = entries.get(name)
-            if entry is None or entry.source is None:
-                continue
-            try:
-                source = open_checkpoint(
-                    entry.source,
-                    revision=entry.revision,
-                    patterns=recipe.place_patterns,
-                    allow_pickle=self.allow_pickle,
-                )
-                if composition.moved:
-                    source = restack(source, composition.taken_of(name))
-            except LayerswapError:
-                continue
-            opened[name] = source
-            digests = {recorded_name(f): one for f, one in fingerprints(source.files).items()}
-            self.report.findings += recorded.changed_files(name, {"fingerprints": digests})
-        return opened
-
-
-def _why(blend: Blend, opened: Mapping[str, Checkpoint]) -> str:
-    gone = [name for name in blend.experts if name not in opened]
-    if gone:
-        return f"which need {' and '.join(gone)}"
-    return "which are computed" if not blend.verbatim else "which are converted or aligned"

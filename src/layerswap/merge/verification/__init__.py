@@ -1,1 +1,0 @@
-"""Verifies an output against its record and its sources."""
