@@ -102,7 +102,7 @@ from pathlib import Path
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
-from layerswap.evaluation.suite_run import open_models
+from layerswap.evaluation.harness import open_models
 from layerswap.merge import make_plan
 
 base, served = sys.argv[1:]

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
-from layerswap.evaluation.calibration import CALIBRATED, add_calibrated, calibrate
-from layerswap.evaluation.harness import evaluate
+from layerswap.evaluation.harness import CALIBRATED, add_calibrated, calibrate, evaluate
 
 
 def test_calibration_corrects_a_preferred_label():

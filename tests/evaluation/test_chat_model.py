@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
+from layerswap.evaluation.harness import open_models
 from layerswap.evaluation.settings import PromptOptions
-from layerswap.evaluation.suite_run import open_models
 from layerswap.search.spec import read_sweep
 from layerswap.search.sweeps import run_sweep
 

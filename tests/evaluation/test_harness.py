@@ -13,8 +13,7 @@ import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import EvaluationError
 from layerswap.evaluation import harness
-from layerswap.evaluation.calibration import CALIBRATED
-from layerswap.evaluation.harness import evaluate
+from layerswap.evaluation.harness import CALIBRATED, evaluate
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from layerswap.errors import RecipeError
-from layerswap.evaluation.composability import predictors
 from layerswap.evaluation.statistics import (
     compare,
     examples_needed,
@@ -12,6 +11,7 @@ from layerswap.evaluation.statistics import (
     holm,
     mcnemar_p,
     paired_bootstrap_p,
+    predictors,
     rank_biserial,
     wilcoxon_p,
 )

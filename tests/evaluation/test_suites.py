@@ -13,7 +13,7 @@ import sacrebleu
 
 from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.harness import load_tasks
-from layerswap.evaluation.suites import benchmark, flores, mbpp, mgsm, suite_names
+from layerswap.evaluation.suites import flores, mbpp, mgsm, suite_names, suites
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
 from layerswap.evaluation.suites.suites import parts_of, write_suite
@@ -377,7 +377,7 @@ def test_suites_and_languages_are_those_of_the_papers():
 @pytest.fixture
 def greetings(tmp_path):
     """The benchmark of the module's docstring, with a few rows."""
-    example = benchmark.__doc__.partition("DIR/greetings/sw.test.tsv`:\n\n")[2]
+    example = suites.__doc__.partition("DIR/greetings/sw.test.tsv`:\n\n")[2]
     text = example.partition("\n\nPlaceholders")[0]
     path = tmp_path / "greetings.yaml"
     path.write_text(re.sub("^    ", "", text, flags=re.MULTILINE))

@@ -181,7 +181,7 @@ def composability(
     Example: layerswap composability merges.csv --merged mgsm_sw --figure signals.svg
     """
     from layerswap.cli.tables import predictor_table
-    from layerswap.evaluation.composability import predictors, read_merges
+    from layerswap.evaluation.statistics import predictors, read_merges
     from layerswap.report.charts import draw_intervals
 
     signals, quality = read_merges(table, merged)

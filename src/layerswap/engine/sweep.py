@@ -112,10 +112,8 @@ class Sweep(VirtualModel):
     ) -> Scores:
         """Score continuations after contexts, under every composition.
 
-        Args:
-            requests: token ids of context and continuation.
-            members: numbers of the compositions; all when None.
-            settings: as `iter_loglikelihood`.
+        `requests` are token ids of context and continuation; `settings` are those of
+        `iter_loglikelihood`.
         """
         batches = self.iter_loglikelihood(requests, members=members, **settings)
         return merge_batches(batches, self.choose(members), len(requests))
@@ -174,11 +172,9 @@ class Sweep(VirtualModel):
         return groups if self._shares_prefixes else []
 
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
-        """Generate with every composition after every prompt: `[composition][prompt]`.
+        """Generate with every composition after every prompt, given as token ids.
 
-        Args:
-            prompts: token ids.
-            settings: as `iter_generate`.
+        The result is `[composition][prompt]`; `settings` are those of `iter_generate`.
         """
         members = self.choose(settings.get("members"))
         texts = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)

@@ -28,35 +28,24 @@ if TYPE_CHECKING:
 class Node:
     """One distinct beginning of some paths.
 
-    Attributes:
-        depth: depth of its last variant: 0 before the layers, 1 + l for layer l.
-        variant: its last variant.
-        members: numbers of the compositions with this beginning.
-        children: beginnings longer by one variant. The child whose branch holds most hidden states
-            is last: by then its siblings no longer need the state that it starts from.
-        open_states: hidden states held at one time in its branch, with its own; 0 for a leaf.
+    The child whose branch holds most hidden states is the last of the children, which are longer by
+    one variant: by then its siblings no longer need the state that it starts from.
     """
 
-    depth: int
-    variant: VariantId
-    members: list[int]
+    depth: int  # of its last variant: 0 before the layers, 1 + l for layer l
+    variant: VariantId  # its last variant
+    members: list[int]  # numbers of the compositions with this beginning
     children: list[Node] = field(default_factory=list)
-    open_states: int = 0
+    open_states: int = 0  # hidden states held at one time in its branch; 0 for a leaf
 
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Layer evaluations for one batch.
+    """Layer evaluations for one batch."""
 
-    Attributes:
-        naive: evaluations if every composition runs alone.
-        distinct: evaluations if every distinct beginning runs once.
-        open_states: most hidden states held at one time.
-    """
-
-    naive: int
-    distinct: int
-    open_states: int
+    naive: int  # if every composition runs alone
+    distinct: int  # if every distinct beginning runs once
+    open_states: int  # most hidden states held at one time
 
     @property
     def ratio(self) -> float:
@@ -153,11 +142,9 @@ def _largest_gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
 class Leaf:
     """Compositions whose forward pass on a batch has reached the head.
 
-    Attributes:
-        members: their numbers; several only if they are equal everywhere.
-        logits: computes `[chosen, vocabulary]` at chosen positions of the flattened batch, or, for
-            None, `[rows, tokens, vocabulary]`. It must be called before the next leaf is taken,
-            since the model then has another composition's weights.
+    Several only if they are equal everywhere. `logits` computes `[chosen, vocabulary]` at chosen
+    positions of the flattened batch, or, for None, `[rows, tokens, vocabulary]`. Call it before the
+    next leaf is taken, since the model then has another composition's weights.
     """
 
     members: Sequence[int]
@@ -168,7 +155,6 @@ class Runner:
     """Forward passes of all compositions of a virtual model.
 
     Attributes:
-        virtual: the compositions.
         stack: its model, split at its layers.
         exact: True if the trie gives the same bits as the compositions alone; None until checked.
         evaluations: layers run along the trie so far.
@@ -193,13 +179,9 @@ class Runner:
         """Yield every composition's logits for one batch, in the order of the trie.
 
         The first call checks a part of the batch: the trie must give bit for bit the logits of the
-        compositions alone. If it does not, a warning says so and they run alone.
-
-        Args:
-            inputs: of the model's forward pass, with `input_ids` and without a cache.
-            members: numbers of the compositions.
-            prefix: length of the common prefix of all rows that is read once; logits are then of
-                the tokens after it.
+        compositions alone. If it does not, a warning says so and they run alone. `inputs` have no
+        cache. The first `prefix` tokens of all rows are common and read once; logits are of the
+        tokens after it.
         """
         if self.check(inputs, members):
             yield from self._run_trie(inputs, members, prefix)
@@ -226,10 +208,9 @@ class Runner:
         before_layer: BeforeLayer | None = None,
         prefix: PrefixCache | None = None,
     ) -> Iterator[tuple[Node, torch.Tensor]]:
-        """Yield the leaves of a trie, each with the output of its last layer.
+        """Yield the leaves of a trie, each with the output of its last layer; pairs with a prefix.
 
-        The model has the leaf's weights outside the layers until the next leaf is taken. With a
-        prefix, hidden states are pairs.
+        The model has the leaf's weights outside the layers until the next leaf is taken.
         """
         held: dict[int, tuple[torch.Tensor, Entry]] = {}
         children_left: dict[int, int] = {}

@@ -73,25 +73,15 @@ def open_engine(
 
 @dataclass
 class RunningEngine:
-    """A vLLM that runs.
-
-    Attributes:
-        llm: the `vllm.LLM`.
-        fresh: the plan that it was started with.
-        model: that plan's model without weights.
-        shapes: of every tensor, by name.
-        current: the plan whose weights it has; None while they are loaded.
-        answers: to the prompts of the opening check, with the first weights.
-        checked: True if the check has shown that its weights can be swapped.
-    """
+    """A `vllm.LLM` that runs."""
 
     llm: Any
-    fresh: Plan
-    model: PreTrainedModel
-    shapes: dict[str, tuple[int, ...]]
-    current: Plan | None
-    answers: Answers
-    checked: bool = False
+    fresh: Plan  # that it was started with
+    model: PreTrainedModel  # of that plan, without weights
+    shapes: dict[str, tuple[int, ...]]  # of every tensor, by name
+    current: Plan | None  # whose weights it has; None while they are loaded
+    answers: Answers  # to the opening check, with the first weights
+    checked: bool = False  # True if the check has shown that its weights can be swapped
 
 
 class VllmServer:

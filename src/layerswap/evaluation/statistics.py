@@ -1,19 +1,16 @@
-"""Statistics of scores: bootstrap intervals, paired tests, and tests over several conditions.
-
-Percentile bootstrap over examples; McNemar, Wilcoxon and Holm for pairs; Friedman with post-hoc
-tests for treatments over conditions.
-"""
+"""Statistics of scores: bootstrap intervals, paired tests, ranks over conditions, and signals."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
 
 LEVEL = 0.95
@@ -173,32 +170,15 @@ def _resampled_means(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same examples; p-values are two-sided, of no difference."""
+    """Two models on the same examples."""
 
     difference: Interval  # mean of the first minus the second, paired
-    p_bootstrap: float
-    p_mcnemar: float | None  # exact; None if scores are not 0 or 1
-    p_wilcoxon: float | None  # None if no score differs
-    only_first: int | None  # examples that only the first has right; None if not 0 or 1
-    only_second: int | None  # examples that only the second has right
-    needed: int | None  # examples that show this difference; see `examples_needed`
+    p_bootstrap: float  # two-sided, of no difference
 
 
 def compare(first: Values, second: Values) -> Comparison:
     """Compare two models by their scores on the same examples, in the same order."""
-    difference = paired_difference(first, second)
-    a, b = (np.asarray(scores, dtype=np.float64) for scores in (first, second))
-    binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
-    alone = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
-    return Comparison(
-        difference,
-        paired_bootstrap_p(a, b),
-        mcnemar_p(*alone) if binary else None,
-        wilcoxon_p(a, b),
-        alone[0] if binary else None,
-        alone[1] if binary else None,
-        examples_needed(a - b),
-    )
+    return Comparison(paired_difference(first, second), paired_bootstrap_p(first, second))
 
 
 def paired_bootstrap_p(
@@ -218,18 +198,6 @@ def paired_bootstrap_p(
     return (extreme + 1) / (resamples + 1)
 
 
-def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Test by McNemar (1947), exact and two-sided, the examples that one model alone has right.
-
-    Example: `mcnemar_p(10, 2)` is 0.0386.
-    """
-    from scipy.stats import binomtest
-
-    if not only_first + only_second:
-        return 1.0
-    return float(binomtest(only_first, only_first + only_second).pvalue)
-
-
 def wilcoxon_p(first: Values, second: Values) -> float | None:
     """Test by Wilcoxon's signed ranks, two-sided; None if no score differs."""
     from scipy.stats import wilcoxon
@@ -238,33 +206,6 @@ def wilcoxon_p(first: Values, second: Values) -> float | None:
     if not np.any(delta):
         return None
     return float(wilcoxon(delta, zero_method="wilcox").pvalue)
-
-
-def examples_needed(differences: Values, *, power: float = 0.8, level: float = LEVEL) -> int | None:
-    """Estimate the number of examples that shows a paired difference like this one.
-
-    For a two-sided z-test on paired differences with mean d and standard deviation s, it is
-    n = ((z_level + z_power) s / d)^2. For right-or-wrong scores this is Connor's (1987) formula for
-    McNemar's test, up to the variance under no difference.
-
-    Args:
-        differences: differences of the two models' scores, example by example.
-        power: probability of seeing the difference.
-        level: one minus the error of the test.
-
-    Returns:
-        The number; None if the means are equal, so that no number is enough.
-    """
-    from scipy.stats import norm
-
-    delta = np.asarray(differences, dtype=np.float64)
-    if len(delta) < 2 or not 0 < power < 1 or not 0 < level < 1:
-        raise RecipeError("power needs at least two examples, and power and level between 0 and 1")
-    mean, deviation = float(delta.mean()), float(delta.std(ddof=1))
-    if mean == 0:
-        return None
-    z = float(norm.ppf(1 - (1 - level) / 2) + norm.ppf(power))
-    return max(2, math.ceil((z * deviation / mean) ** 2))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -388,3 +329,105 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
 def _p(value: float | None) -> float:
     """Return a p-value; 1 if a test has none because nothing differs."""
     return 1.0 if value is None or not np.isfinite(value) else float(value)
+
+
+# --- signals of the quality of merges (paper 2, section 5) ---
+
+FEWEST = 4
+"""Smallest number of merges for a rank correlation."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One signal."""
+
+    signal: str
+    spearman: Interval  # with its bootstrap interval over merges
+    kendall: Interval  # tau-b, with its bootstrap interval
+    p_spearman: float  # two-sided, by permutation; exact for few merges
+
+
+def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:
+    """Read signals and quality of merges from a table with one row per merge.
+
+    Args:
+        path: CSV or Parquet file.
+        merged: column with the scores of the merges; every other numeric column is a signal.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    read = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
+    try:
+        table = read(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        why = " ".join(str(error).split())[:160]
+        raise RecipeError(f"{path}: cannot be read ({why})") from None
+    numeric = {
+        field.name: [float("nan") if v is None else float(v) for v in table[field.name].to_pylist()]
+        for field in table.schema
+        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+    }
+    if merged not in numeric:
+        raise RecipeError(f"{path}: no numeric column {merged!r}{nearest(merged, list(numeric))}")
+    gaps = sorted(name for name, values in numeric.items() if not np.isfinite(values).all())
+    if gaps:
+        raise RecipeError(f"{path}: {', '.join(gaps)}: a number is missing")
+    quality = numeric.pop(merged)
+    if not numeric:
+        raise RecipeError(f"{path}: no other numeric column, so no signal")
+    return numeric, quality
+
+
+def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) -> list[Predictor]:
+    """Correlate each signal with the quality of merges; the strongest comes first.
+
+    Args:
+        signals: for each signal one number per merge, such as the English score of its task
+            expert.
+        merged: the score of each merge, in the same order.
+    """
+    from scipy.stats import permutation_test
+
+    quality = np.asarray(merged, dtype=np.float64)
+    ranked = []
+    for name, values in signals.items():
+        signal = np.asarray(values, dtype=np.float64)
+        if signal.shape != quality.shape or len(quality) < FEWEST:
+            raise RecipeError(
+                f"{name}: a signal needs one number per merge, and at least {FEWEST} merges; "
+                f"{len(signal)} numbers for {len(quality)} merges"
+            )
+        test = permutation_test(
+            [signal], lambda shuffled: _spearman(shuffled, quality), permutation_type="pairings",
+            n_resamples=RESAMPLES, rng=np.random.default_rng(0),
+        )  # fmt: skip
+        spearman, kendall = (_interval(one, signal, quality) for one in (_spearman, _kendall))
+        ranked.append(Predictor(name, spearman, kendall, float(test.pvalue)))
+    return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
+
+
+def _interval(
+    statistic: Callable[[Values, Values], float], signal: Values, quality: Values
+) -> Interval:
+    """Compute a correlation with its percentile bootstrap interval over merges."""
+    rng, count = np.random.default_rng(0), len(quality)
+    drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
+    resampled = [statistic(signal[rows], quality[rows]) for rows in drawn]
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(statistic(signal, quality), float(low), float(high), count)
+
+
+def _spearman(a: Values, b: Values) -> float:
+    """Compute Spearman's rank correlation; 0 if one side is constant."""
+    from scipy.stats import spearmanr
+
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
+
+
+def _kendall(a: Values, b: Values) -> float:
+    """Compute Kendall's tau-b; 0 if one side is constant."""
+    from scipy.stats import kendalltau
+
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(kendalltau(a, b).statistic)
