@@ -6,10 +6,8 @@ import pytest
 from layerswap.errors import RecipeError
 from layerswap.evaluation.statistics import (
     compare,
-    examples_needed,
     friedman,
     holm,
-    mcnemar_p,
     paired_bootstrap_p,
     predictors,
     rank_biserial,
@@ -56,14 +54,6 @@ def test_wilcoxon_is_that_of_demsar():
     assert rank_biserial(delta) > 0.7
 
 
-def test_mcnemar_is_that_of_its_textbook_example():
-    # Agresti (2002), table 10.1: 150 and 86 discordant answers, z^2 = 17.36.
-    assert mcnemar_p(150, 86) == pytest.approx(3.7e-5, rel=0.15)
-    assert mcnemar_p(10, 2) == pytest.approx(0.0386, abs=1e-4)
-    assert mcnemar_p(0, 0) == 1.0
-    assert mcnemar_p(5, 5) == 1.0
-
-
 def test_holm_is_that_of_its_definition():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
@@ -73,48 +63,22 @@ def test_holm_is_that_of_its_definition():
 def test_the_bootstrap_has_the_error_it_promises():
     rng = np.random.default_rng(3)
     wrong = sum(
-        paired_bootstrap_p(a, b, resamples=300, seed=i) < 0.05
-        for i in range(200)
+        paired_bootstrap_p(a, b) < 0.05
+        for _ in range(200)
         for a, b in [(rng.random(100) < 0.5, rng.random(100) < 0.5)]
     )
     assert 1 <= wrong <= 22
     assert paired_bootstrap_p(np.ones(50), np.ones(50)) == 1.0
 
 
-def test_a_comparison_has_every_test():
+def test_a_comparison_has_the_difference_and_its_p_value():
     first = np.array([1] * 60 + [0] * 40)
     second = np.array([1] * 45 + [0] * 55)
     found = compare(first, second)
     assert found.difference.mean == pytest.approx(0.15)
-    assert (found.only_first, found.only_second) == (15, 0)
-    assert found.p_mcnemar < 0.001
     assert found.p_bootstrap < 0.01
-    same = compare(first, first)
-    assert same.p_mcnemar == 1.0
-    assert same.p_wilcoxon is None
-    assert same.needed is None
-    graded = compare(np.array([0.1, 0.5, 0.9]), np.array([0.2, 0.3, 0.7]))
-    assert graded.p_mcnemar is None
-    assert graded.only_first is None
     with pytest.raises(RecipeError, match="same examples"):
         compare(first, second[:-1])
-
-
-def test_the_number_needed_gives_the_power_asked_for():
-    # A z-test on differences of mean .1 and deviation .5: ((1.960 + 0.842) * 5)^2 = 196.2.
-    rng = np.random.default_rng(0)
-    delta = rng.normal(size=4000)
-    delta = (delta - delta.mean()) / delta.std(ddof=1) * 0.5 + 0.1
-    needed = examples_needed(delta)
-    assert needed == 197
-    seen = sum(
-        abs(sample.mean()) / (sample.std(ddof=1) / np.sqrt(needed)) > 1.96
-        for sample in (rng.choice(delta, needed) for _ in range(1000))
-    )
-    assert 0.75 < seen / 1000 < 0.85
-    assert examples_needed(delta, power=0.9) > needed
-    with pytest.raises(RecipeError, match="at least two"):
-        examples_needed(np.array([1.0]))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class SplitModel:
             return self._output(layer, state)
 
         with self._replaced(inject):
-            logits = self.model(**(inputs or self._one_token(len(hidden)))).logits
+            logits = self.model(**(inputs or one_token(self._device, len(hidden)))).logits
         return logits if inputs else logits.reshape(len(hidden), -1)  # type: ignore[no-any-return]
 
     def _learn_outputs(self) -> None:
@@ -120,17 +120,11 @@ class SplitModel:
             handles.append(layer.register_forward_hook(keep))
         try:
             with torch.inference_mode():
-                output = self.model(**self._one_token(1))
+                output = self.model(**one_token(self._device))
         finally:
             for handle in handles:
                 handle.remove()
         check_head(self.model, output)
-
-    def _one_token(self, rows: int) -> dict[str, Any]:
-        import torch
-
-        ids = torch.zeros(rows, 1, dtype=torch.long, device=self._device)
-        return {"input_ids": ids, "use_cache": False}
 
     def _output(self, layer: int, hidden: torch.Tensor) -> Any:
         rest = self._output_rests[layer]
@@ -160,6 +154,14 @@ def _split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tor
         return args[0], Call(args[1:], kwargs)
     rest = dict(kwargs)
     return rest.pop("hidden_states"), Call((), rest, "hidden_states")
+
+
+def one_token(device: torch.device, rows: int = 1) -> dict[str, Any]:
+    """Return the inputs of a forward pass for rows of one token."""
+    import torch
+
+    ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    return {"input_ids": ids, "use_cache": False}
 
 
 def takes_positions(model: PreTrainedModel) -> bool:

@@ -17,7 +17,14 @@ from layerswap.checkpoint import Place
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
 from layerswap.engine.prefix import Pair, PrefixCache, read_prefix
-from layerswap.engine.split import Entry, SplitModel, check_head, dynamic_rotary, reset_rotary
+from layerswap.engine.split import (
+    Entry,
+    SplitModel,
+    check_head,
+    dynamic_rotary,
+    one_token,
+    reset_rotary,
+)
 from layerswap.engine.virtual import Numbering, VariantId, VariantPath, VirtualModel
 
 if TYPE_CHECKING:
@@ -169,7 +176,7 @@ class Runner:
             self.stack = SplitModel(model, virtual.layers, virtual.device)
         else:
             self.exact = self._give_up("they are not in one list")
-            check_head(model, self._forward({"input_ids": _one_token(virtual.device)}, 0))
+            check_head(model, self._forward(one_token(virtual.device), 0))
         self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0
 
@@ -191,7 +198,7 @@ class Runner:
     def check(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
         """Check once, on a part of a batch, that the trie is exact."""
         if self.exact is None:
-            self.exact = self._check(inputs, members)
+            self.exact = self._is_exact(inputs, members)
         return self.exact
 
     def trie(self, members: Sequence[int]) -> list[Node]:
@@ -279,7 +286,7 @@ class Runner:
         self.reset_rotary()
         return self.virtual.switch(member)(**inputs)
 
-    def _check(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
+    def _is_exact(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
         """True if three compositions give the same bits along their trie as alone."""
         import torch
 
@@ -318,9 +325,3 @@ class Runner:
             stacklevel=2,
         )
         return False
-
-
-def _one_token(device: torch.device) -> torch.Tensor:
-    import torch
-
-    return torch.zeros(1, 1, dtype=torch.long, device=device)

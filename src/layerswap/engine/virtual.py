@@ -315,11 +315,7 @@ class VirtualModel:
         return stack  # type: ignore[no-any-return]
 
     def add(self, plans: Sequence[Plan]) -> list[int]:
-        """Add compositions, and return their numbers.
-
-        Raises:
-            EvaluationError: a plan for another model, or in another dtype.
-        """
+        """Add compositions for the same model, in the same dtype, and return their numbers."""
         for plan in plans:
             if _signature(plan, self._dtype) != self._signature:
                 raise EvaluationError(

@@ -85,10 +85,7 @@ class RunningEngine:
 
 
 class VllmServer:
-    """Starts vLLM, and keeps the last engine running for the next sweep.
-
-    One engine at a time, because it takes most of a GPU.
-    """
+    """Starts vLLM, and keeps the last engine running: it takes most of a GPU."""
 
     def __init__(self) -> None:
         self._key: str | None = None
@@ -123,11 +120,7 @@ class VllmSweep:
     the first answer, that the engine gives the log-probabilities and greedy tokens of its start
     again after its weights were swapped for another composition and back.
 
-    Args:
-        plans: the compositions; their tensors have the shapes of the experts'.
-        dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
-        engine: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
-        server: starts vLLM, or reuses the running one.
+    `engine` has further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
     """
 
     def __init__(
@@ -206,10 +199,7 @@ class VllmSweep:
         max_length: int | None = None,
         **settings: Any,
     ) -> Iterator[Scores]:
-        """Yield the answers of one composition after the other, as `Sweep.iter_loglikelihood`.
-
-        vLLM does not need the settings of a batch.
-        """
+        """Yield the answers as `Sweep.iter_loglikelihood`, one composition after the other."""
         import numpy as np
         from vllm import SamplingParams
 
@@ -246,7 +236,7 @@ class VllmSweep:
         sampling: Sampling | None = None,
         batch_size: int | None = None,
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
-        """Yield the texts of one composition after the other, as `Sweep.iter_generate`.
+        """Yield the texts as `Sweep.iter_generate`, one composition after the other.
 
         vLLM does not need tokenizer and batch size. It draws with its own random numbers.
         """

@@ -77,22 +77,13 @@ def evaluate(
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> list[dict[str, Any]]:
-    """Evaluate compositions on lm-eval tasks.
+    """Evaluate compositions on lm-eval tasks: names of tasks or groups, or inline configurations.
 
-    Args:
-        sweep: the compositions.
-        tokenizer: a transformers tokenizer.
-        tasks: names of lm-eval tasks or groups, or inline configurations.
-        include: folders with more task YAMLs.
-        settings: prompts, limit, batch size and leave to run programs; the rest is the sweep's.
-        samples: the documents, in place of the limit.
-        members: positions of the compositions; all when None.
-        store: keeps answers for later runs.
-        log: called with the memory that a batch needs, and with a warning about the limit.
-        progress: called with the number of compositions just evaluated.
-
-    Returns:
-        For each composition the result of `lm_eval.simple_evaluate`, with `samples`.
+    Only prompts, limit, batch size and leave to run programs count in the settings; the rest is the
+    sweep's. `samples` are the documents, in place of the limit. `store` keeps answers for later
+    runs. `log` is called with the memory that a batch needs, and `progress` with the number of
+    compositions just evaluated. For each composition the result is that of
+    `lm_eval.simple_evaluate`.
     """
     settings = settings or EvaluationSettings()
     chosen = list(range(len(sweep))) if members is None else list(members)
@@ -263,9 +254,8 @@ def _lm_eval_manager() -> Any:
 def open_models(models: Sequence[str]) -> dict[str, Plan]:
     """Open a plan for each model, by a unique name.
 
-    Args:
-        models: folders, Hub ids, adapters, recipes (`.yaml`), which need not be written, or
-            folders of `layerswap adapters`, each with several models.
+    A model is a folder, a Hub id, an adapter, a recipe (`.yaml`), which need not be written, or a
+    folder of `layerswap adapters`, which has several.
     """
     plans: dict[str, Plan] = {}
     for model in models:
@@ -301,19 +291,10 @@ def evaluate_models(
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> dict[str, Result]:
-    """Evaluate models on tasks.
+    """Evaluate models on tasks of lm-eval; models that share experts are swept together.
 
     With the engine `sweep`, answers are stored as they come. A run that resumes, or one with a
     larger limit, computes only the others.
-
-    Args:
-        models: plans by name.
-        tasks: names of lm-eval tasks or groups.
-        include: folders with more task YAMLs.
-        settings: settings of the evaluation.
-        store: keeps answers for later runs.
-        log: called with the memory that a batch needs, and with warnings.
-        progress: called with the number of models just evaluated.
     """
     settings = settings or EvaluationSettings()
     dtype = settings.dtype or common_dtype(models, log)
@@ -404,12 +385,10 @@ def calibrate(
 ) -> npt.NDArray[np.float64]:
     """Divide the probability of each label by its mean over documents.
 
-    Args:
-        logprobs: natural logarithms `(documents, labels)`, of any scale in a row.
-        others: those of the documents to average over; the same documents when None.
-
-    Returns:
-        The same shape, up to a constant in each row; the largest is the calibrated answer.
+    Batch calibration (Zhou et al., 2024, section 3.3) corrects a model that prefers a label, and
+    needs no right answer. `logprobs` are natural logarithms `(documents, labels)`, of any scale in
+    a row; `others` are those of the documents to average over, the same when None. The largest
+    value of a row of the result, which is up to a constant in each row, is the calibrated answer.
     """
     logs = _normalised(logprobs)
     batch = logs if others is None else _normalised(others)
@@ -429,12 +408,9 @@ def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def add_calibrated(result: Mapping[str, Any]) -> None:
-    """Add the metric `acc_calibrated` to the tasks that have the same labels for every document.
+    """Add the metric `acc_calibrated` to tasks with the same labels for every document, in place.
 
     These are multiple-choice tasks with the metric `acc` and one filter.
-
-    Args:
-        result: results of lm-eval for one model, with `samples`; changed in place.
     """
     for task, every in result["samples"].items():
         samples = [one for one in every if CALIBRATED not in one["metrics"]]

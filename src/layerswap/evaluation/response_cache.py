@@ -27,10 +27,7 @@ Answer = list[Any]
 class AnswerStore:
     """Answers by composition and request, in one SQLite file that survives a crash.
 
-    A damaged file or a full disk is an `EvaluationError` from any method.
-
-    Args:
-        path: the file; in memory when None.
+    Without a path they stay in memory. A damaged file or a full disk is an `EvaluationError`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -119,12 +116,8 @@ USUAL_BATCH = 16
 class ResponseCache:
     """The answers of several compositions, computed together and stored.
 
-    Args:
-        sweep: the compositions.
-        members: positions of the compositions to evaluate.
-        store: store of the answers; in memory when None.
-        batch_size: rows that are scored together; when None, 16 or as many as fit.
-        log: called with the memory that a batch needs.
+    Without a store, they stay in memory; without a batch size, it is 16 or as many as fit. `log` is
+    called with the memory that a batch needs.
     """
 
     def __init__(
@@ -142,13 +135,10 @@ class ResponseCache:
         self._keys = [composition_key(sweep.plans[member]) for member in members]
 
     def scores(self, number: int, asked: Sequence[Any], *, bound: int, dtype: str) -> list[Answer]:
-        """Score continuations under the `number`-th composition: log-probability and greediness.
+        """Score continuations under the `number`-th member: log-probability and greediness.
 
-        Args:
-            number: position among the members.
-            asked: token ids of context and continuation.
-            bound: largest number of tokens that the model reads.
-            dtype: dtype of the softmax.
+        `asked` are token ids of context and continuation, `bound` is the largest number of tokens
+        that the model reads, and `dtype` is that of the softmax.
         """
         keys = [request_key("score", c, r, bound, dtype) for c, r in asked]
         for requests, members in self._missing(keys).items():
@@ -178,7 +168,7 @@ class ResponseCache:
         settings: Mapping[str, Any],
         tokenizer: Any,
     ) -> list[Answer]:
-        """Generate tokens after prompts with the `number`-th composition."""
+        """Generate tokens after prompts with the `number`-th member."""
         keys = [request_key("text", prompt, repr(sorted(settings.items()))) for prompt in prompts]
         for requests, members in self._missing(keys).items():
             batch = None

@@ -114,13 +114,8 @@ def document_scores(
 ) -> Iterator[tuple[str, str, int, float]]:
     """Yield metric, filter, document and score of every number about one document.
 
-    Metrics over a whole corpus, such as BLEU, have none.
-
-    Args:
-        samples: lm-eval's samples of one task.
-        language: language of the answers, whose share of the letters is a metric too; None
-            leaves it out.
-        filter_name: the filter whose samples give that share.
+    Metrics over a whole corpus, such as BLEU, have none. With a language, its share of the letters
+    of an answer is a metric too, under the filter of this name.
     """
     for sample in samples:
         document, name = int(sample["doc_id"]), sample["filter"]
@@ -359,10 +354,9 @@ class SideBySide:
 def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
     """Compare the models of one or several runs on their common documents.
 
-    Args:
-        runs: folders of `layerswap eval`, `sweep` (the test split) or `study`.
-        models: models to compare, the reference first; all when None. A name that two runs share
-            is prefixed with the run's folder.
+    Runs are folders of `layerswap eval`, `sweep` (the test split) or `study`. The first of the
+    models (all when None) is the reference. A name that two runs share is prefixed with the run's
+    folder.
     """
     scores = _documents(runs)
     names = list(models or scores)

@@ -60,9 +60,7 @@ class PromptOptions(Strict):
     def with_chat_template(self, tokenizer: Any, log: Log = lambda line: None) -> Any:
         """Copy a tokenizer with only the chat template that the prompts use.
 
-        Args:
-            tokenizer: a transformers tokenizer.
-            log: called with a line if the tokenizer has a template that is not applied.
+        `log` is called with a line if the tokenizer has a template that is not applied.
         """
         templates = getattr(tokenizer, "chat_template", None)
         if not self.apply_chat_template:
@@ -83,11 +81,9 @@ class PromptOptions(Strict):
         return chosen
 
     def prompt_ids(self, tokenizer: Any, prompt: str) -> list[int]:
-        """Tokenize a prompt outside a task.
+        """Tokenize a prompt outside a task; in a chat, it is the user's message.
 
-        Args:
-            tokenizer: from `with_chat_template`.
-            prompt: the text; in a chat, the user's message.
+        The tokenizer is from `with_chat_template`.
         """
         if not self.apply_chat_template:
             before = f"{self.system_instruction}\n\n" if self.system_instruction else ""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +81,7 @@ def mean_interval(
         reach = 1 - ((1 - level) / 2) ** (1 / count)
         return Interval(first, max(0.0, first - reach), min(1.0, first + reach), count)
     means = _resampled_means(values, resamples, np.random.default_rng(seed))
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(values.mean()), float(low), float(high), count)
+    return Interval(float(values.mean()), *_percentiles(means, level), count)
 
 
 def paired_difference(
@@ -124,9 +124,8 @@ def mean_over_groups(groups: Sequence[Values]) -> Interval:
         return mean_interval(values)
     rng = np.random.default_rng(0)
     drawn = np.mean([_resampled_means(one, RESAMPLES, rng) for one in vectors], axis=0)
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     mean = float(np.mean([one.mean() for one in vectors]))
-    return Interval(mean, float(low), float(high), len(values))
+    return Interval(mean, *_percentiles(drawn), len(values))
 
 
 def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
@@ -156,6 +155,11 @@ def _vector(values: Values) -> npt.NDArray[np.float64]:
     return vector
 
 
+def _percentiles(drawn: Values | list[float], level: float = LEVEL) -> tuple[float, float]:
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def _resampled_means(
     values: npt.NDArray[np.float64], resamples: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
@@ -181,21 +185,18 @@ def compare(first: Values, second: Values) -> Comparison:
     return Comparison(paired_difference(first, second), paired_bootstrap_p(first, second))
 
 
-def paired_bootstrap_p(
-    first: Values, second: Values, *, resamples: int = RESAMPLES, seed: int = 0
-) -> float:
+def paired_bootstrap_p(first: Values, second: Values) -> float:
     """Test a paired difference by the bootstrap (Efron & Tibshirani, 1993, 16.4), two-sided.
 
     The differences are shifted to a mean of 0 and resampled. The p-value is the share of means at
-    least as far from 0 as the observed one, and never below 1 / (resamples + 1).
+    least as far from 0 as the observed one, and never below 1 / (RESAMPLES + 1).
     """
     delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
-    rng = np.random.default_rng(seed)
     observed = abs(delta.mean())
-    means = _resampled_means(delta - delta.mean(), resamples, rng)
+    means = _resampled_means(delta - delta.mean(), RESAMPLES, np.random.default_rng(0))
     # A little slack, so that a mean that ties with the observed one counts.
     extreme = int((np.abs(means) >= observed - 1e-12).sum())
-    return (extreme + 1) / (resamples + 1)
+    return (extreme + 1) / (RESAMPLES + 1)
 
 
 def wilcoxon_p(first: Values, second: Values) -> float | None:
@@ -348,11 +349,9 @@ class Predictor:
 
 
 def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:
-    """Read signals and quality of merges from a table with one row per merge.
+    """Read signals and quality of merges from a CSV or Parquet table with one row per merge.
 
-    Args:
-        path: CSV or Parquet file.
-        merged: column with the scores of the merges; every other numeric column is a signal.
+    The column `merged` has the scores of the merges; every other numeric column is a signal.
     """
     import pyarrow as pa
     import pyarrow.csv
@@ -383,12 +382,9 @@ def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[f
 def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) -> list[Predictor]:
     """Correlate each signal with the quality of merges; the strongest comes first.
 
-    Args:
-        signals: for each signal one number per merge, such as the English score of its task
-            expert.
-        merged: the score of each merge, in the same order.
+    A signal has one number per merge, such as the English score of its task expert.
     """
-    from scipy.stats import permutation_test
+    from scipy.stats import kendalltau, permutation_test, spearmanr
 
     quality = np.asarray(merged, dtype=np.float64)
     ranked = []
@@ -399,35 +395,23 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
                 f"{name}: a signal needs one number per merge, and at least {FEWEST} merges; "
                 f"{len(signal)} numbers for {len(quality)} merges"
             )
-        test = permutation_test(
-            [signal], lambda shuffled: _spearman(shuffled, quality), permutation_type="pairings",
-            n_resamples=RESAMPLES, rng=np.random.default_rng(0),
+        permuted = permutation_test(
+            [signal], lambda shuffled: _correlation(spearmanr, shuffled, quality),
+            permutation_type="pairings", n_resamples=RESAMPLES, rng=np.random.default_rng(0),
         )  # fmt: skip
-        spearman, kendall = (_interval(one, signal, quality) for one in (_spearman, _kendall))
-        ranked.append(Predictor(name, spearman, kendall, float(test.pvalue)))
+        spearman, kendall = (_interval(test, signal, quality) for test in (spearmanr, kendalltau))
+        ranked.append(Predictor(name, spearman, kendall, float(permuted.pvalue)))
     return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
 
 
-def _interval(
-    statistic: Callable[[Values, Values], float], signal: Values, quality: Values
-) -> Interval:
+def _interval(test: Callable[..., Any], signal: Values, quality: Values) -> Interval:
     """Compute a correlation with its percentile bootstrap interval over merges."""
     rng, count = np.random.default_rng(0), len(quality)
     drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
-    resampled = [statistic(signal[rows], quality[rows]) for rows in drawn]
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(statistic(signal, quality), float(low), float(high), count)
+    resampled = [_correlation(test, signal[rows], quality[rows]) for rows in drawn]
+    return Interval(_correlation(test, signal, quality), *_percentiles(resampled), count)
 
 
-def _spearman(a: Values, b: Values) -> float:
-    """Compute Spearman's rank correlation; 0 if one side is constant."""
-    from scipy.stats import spearmanr
-
-    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
-
-
-def _kendall(a: Values, b: Values) -> float:
-    """Compute Kendall's tau-b; 0 if one side is constant."""
-    from scipy.stats import kendalltau
-
-    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(kendalltau(a, b).statistic)
+def _correlation(test: Callable[..., Any], a: Values, b: Values) -> float:
+    """Compute a rank correlation with scipy; 0 if one side is constant."""
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(test(a, b).statistic)

@@ -302,18 +302,11 @@ def write_suite(
     needed: bool = False,
     development: bool = False,
 ) -> list[WrittenTask]:
-    """Write the tasks of a suite in some languages.
+    """Write the tasks of a suite, given by name or file, in some languages.
 
-    Args:
-        suite: name or file.
-        languages: any codes or names; see `evaluation.languages`.
-        tasks: folder to write to.
-        data: folder of published files.
-        shots: exemplars in a prompt; the suite's own number when None.
-        allow_code: run programs that a model writes.
-        skip: called with a line per benchmark that a language does not have; an error when None.
-        needed: treat missing data as an error even with `skip`.
-        development: add the tasks of published development splits.
+    `skip` is called with a line per benchmark that a language does not have, which is an error when
+    None; with `needed`, missing data are an error nevertheless. `development` adds the tasks of
+    published development splits.
     """
     parts = parts_of(suite)
     written: list[WrittenTask] = []
@@ -365,19 +358,10 @@ def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
 def write_benchmark(
     benchmark: Benchmark, code: str, shots: int, data: DataFolder, tasks: TaskFolder
 ) -> list[str]:
-    """Write the tasks of a benchmark in one language.
+    """Write the tasks of a benchmark in one language, in the benchmark's own code.
 
-    A published development split is written as a second task, with the suffix `DEVELOPMENT`.
-
-    Args:
-        benchmark: the benchmark.
-        code: its code of the language.
-        shots: number of exemplars in a prompt.
-        data: folder of published files.
-        tasks: folder to write to.
-
-    Returns:
-        Names of the tasks or groups, without those of development splits.
+    A published development split is written as a second task, with the suffix `DEVELOPMENT`; the
+    names of these tasks are not returned.
     """
     most = benchmark.most_shots
     if most is not None and shots > most:
@@ -498,12 +482,8 @@ def _fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | No
     """Fill the placeholders of plain data.
 
     Text that is one placeholder becomes its value, such as a number or a list. Other unknown names
-    in braces stay. `!function` marks a function of a module, as in lm-eval.
-
-    Args:
-        node: text, a list or a mapping.
-        values: value of each placeholder.
-        written: the splits of the task, for `WITH_EXEMPLARS`.
+    in braces stay. `!function` marks a function of a module, as in lm-eval. `written` are the
+    splits of the task, for `WITH_EXEMPLARS`.
     """
     if isinstance(node, str):
         whole = PLACEHOLDER.fullmatch(node)
