@@ -163,14 +163,6 @@ def test_departure_of_a_layer_is_that_of_four_models(trio):
     assert found.alone[0] != pytest.approx(found.layers[0], rel=0.01), "embeddings changed too"
 
 
-@pytest.mark.parametrize("size", [1, 8])
-def test_departure_does_not_depend_on_the_batches(trio, size):
-    one, other = (additivity(*trio, TEXTS, batch_size=n) for n in (3, size))
-    assert one.layers == pytest.approx(other.layers, rel=1e-4)
-    assert one.alone == pytest.approx(other.alone, rel=1e-4)
-    assert one.logits == pytest.approx(other.logits, rel=1e-4)
-
-
 def test_departure_of_two_factors_of_a_product(trio, tmp_path):
     """Deltas of the value and output projections of one layer: additive alone, not together."""
     base = trio[0]
@@ -188,22 +180,6 @@ def test_departure_of_two_factors_of_a_product(trio, tmp_path):
     product = additivity(base, folders["v"], folders["w"], TEXTS)
     assert product.alone[1] == pytest.approx(0.25 / 1.25, rel=1e-3)
     assert product.alone[0] == product.alone[2] == 0.0
-
-
-def test_deltas_of_different_matrices_add_up_exactly(trio, tmp_path):
-    """An expert that changed only the head: the logits are linear in it, the layers untouched."""
-    base, _, _ = trio
-    head = AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        head.lm_head.weight.add_(0.1)
-    head.save_pretrained(tmp_path / "head")
-    other = AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        other.lm_head.weight.mul_(1.2)
-    other.save_pretrained(tmp_path / "other")
-    found = additivity(base, tmp_path / "head", tmp_path / "other", TEXTS)
-    assert found.layers == found.alone == (0.0, 0.0, 0.0)
-    assert found.logits < 1e-5
 
 
 REFUSED = {

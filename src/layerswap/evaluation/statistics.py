@@ -155,7 +155,9 @@ def _vector(values: Values) -> npt.NDArray[np.float64]:
     return vector
 
 
-def _percentiles(drawn: Values | list[float], level: float = LEVEL) -> tuple[float, float]:
+def _percentiles(
+    drawn: npt.NDArray[np.float64] | list[float], level: float = LEVEL
+) -> tuple[float, float]:
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

@@ -90,26 +90,16 @@ class Size(Strict):
 
 
 class Data(Strict):
-    """A table per language and split: a published file, or a data set of the Hub.
+    """A table per language and split: a published file, or a data set of the Hub."""
 
-    Attributes:
-        files: names of published files (`.jsonl`, or `.tsv` with a header), the preferred one
-            first.
-        hub: names of the data set on the Hub, the current one first; the code is its
-            configuration.
-        hub_splits: the Hub's names of splits if they differ.
-        columns: columns to keep, or for each column of the task the column of the table; of
-            several, the first that the table has.
-        label_numbers: labels that numbers in the column `label` mean.
-        strip: remove blanks around texts.
-    """
-
-    files: list[str] = []
-    hub: list[str] = []
-    hub_splits: dict[str, str] = {}
+    files: list[str] = []  # names of `.jsonl`, or `.tsv` with a header; the preferred first
+    hub: list[str] = []  # names on the Hub, the current one first; the code is its configuration
+    hub_splits: dict[str, str] = {}  # the Hub's names of splits if they differ
+    # Columns to keep, or for each column of the task the column of the table; of several, the first
+    # that the table has.
     columns: list[str] | dict[str, str | list[str]]
-    label_numbers: list[str] = []
-    strip: bool = False
+    label_numbers: list[str] = []  # labels that numbers in the column `label` mean
+    strip: bool = False  # remove blanks around texts
 
     @property
     def sources(self) -> dict[str, list[str]]:
@@ -135,63 +125,32 @@ class Group(Strict):
 
 
 class Benchmark(Strict):
-    """A benchmark. The module's docstring has an example.
+    """A benchmark. The module's docstring has an example."""
 
-    Attributes:
-        name: name of the benchmark; that of its file when not given.
-        title: title for people.
-        paper: authors, year and address of the paper.
-        source: address of the published data.
-        licence: licence of the data.
-        languages: the benchmark's own codes of its languages; `any` for a benchmark that takes
-            translations.
-        shots: default number of exemplars.
-        most_shots: number of exemplars that are published.
-        metric: metric and filter of the headline score.
-        document_metric: metric and filter that score one document, where `metric` is over a whole
-            corpus.
-        answers_in_language: true if answers should be in the language of the task.
-        runs_code: true if the metric runs programs that a model writes.
-        size: typical size.
-        task_name: pattern of the name of a task.
-        variants: placeholders of several tasks per language, such as the directions of a
-            translation.
-        splits: splits to write, in their order.
-        development: published development split, written as a task of its own.
-        labels: labels of a classification; rows with other labels are left out.
-        data: the table of the documents.
-        exemplars: exemplars in another language.
-        rows: instead of `data`, a function `module:name`. It takes the placeholders and a
-            `DataFolder`, and returns the rows of each split.
-        group: split into one task per value of a column.
-        modules: Python modules to write beside the task, by name.
-        task: the task for lm-eval. `include` is relative to lm-eval's folder of tasks.
-    """
-
-    name: str = ""
+    name: str = ""  # that of its file when not given
     title: str
-    paper: str = ""
-    source: str
-    licence: str
-    languages: list[str] | Literal["any"]
-    shots: NonNegativeInt = 0
-    most_shots: PositiveInt | None = None
-    metric: Metric
-    document_metric: Metric | None = None
-    answers_in_language: bool = True
-    runs_code: bool = False
+    paper: str = ""  # authors, year and address
+    source: str  # address of the published data
+    licence: str  # of the data
+    languages: list[str] | Literal["any"]  # in its own codes; `any` for one that takes translations
+    shots: NonNegativeInt = 0  # default number of exemplars
+    most_shots: PositiveInt | None = None  # number of exemplars that are published
+    metric: Metric  # metric and filter of the headline score
+    document_metric: Metric | None = None  # of one document, where `metric` is over a whole corpus
+    answers_in_language: bool = True  # true if answers should be in the language of the task
+    runs_code: bool = False  # true if the metric runs programs that a model writes
     size: Size
-    task_name: str
-    variants: list[dict[str, str]] = [{}]
-    splits: list[str] = []
-    development: str | None = None
-    labels: list[str] = []
-    data: Data | None = None
-    exemplars: Exemplars | None = None
-    rows: str | None = None
-    group: Group | None = None
-    modules: dict[str, str] = {}
-    task: dict[str, Any]
+    task_name: str  # pattern of the name of a task
+    variants: list[dict[str, str]] = [{}]  # placeholders of several tasks per language
+    splits: list[str] = []  # splits to write, in their order
+    development: str | None = None  # published development split, a task of its own
+    labels: list[str] = []  # labels of a classification; rows with other labels are left out
+    data: Data | None = None  # the table of the documents
+    exemplars: Exemplars | None = None  # exemplars in another language
+    rows: str | None = None  # instead of `data`, a function `module:name`; see `flores.rows`
+    group: Group | None = None  # split into one task per value of a column
+    modules: dict[str, str] = {}  # Python modules to write beside the task, by name
+    task: dict[str, Any]  # the task for lm-eval; `include` is relative to lm-eval's tasks
 
     @model_validator(mode="after")
     def _one_source(self) -> Benchmark:
