@@ -45,6 +45,12 @@ def batches():
     yield {"input_ids": ids * mask, "attention_mask": mask}
 
 
+def check_alone(logits, plans, ids):
+    for index, plan in enumerate(plans):
+        with torch.no_grad():
+            assert same_bits(logits[index], plan.load()(ids).logits), index
+
+
 # --- exactness ---
 
 
@@ -69,22 +75,17 @@ def test_logits_are_those_of_each_composition_alone(family, dtype, tmp_path):
                 assert same_bits(logits[index], model(**batch, use_cache=False).logits), index
 
 
-def test_chosen_members(llama):
+def test_members_can_be_chosen_and_added(llama):
     ids = some_ids()
     sweep = Sweep(llama)
     every = dict(sweep.logits(ids))
     few = dict(sweep.logits(ids, members=[7, 2]))
     assert set(few) == {2, 7}
     assert all(same_bits(few[i], every[i]) for i in few)
-
-
-def test_more_compositions_can_be_added(llama):
-    ids = some_ids()
-    every = dict(Sweep(llama).logits(ids))
-    sweep = Sweep(llama[:4])
-    dict(sweep.logits(ids))
-    assert sweep.add(llama[4:]) == list(range(4, len(llama)))
-    assert all(same_bits(logits, every[i]) for i, logits in sweep.logits(ids))
+    growing = Sweep(llama[:4])
+    dict(growing.logits(ids))
+    assert growing.add(llama[4:]) == list(range(4, len(llama)))
+    assert all(same_bits(logits, every[i]) for i, logits in growing.logits(ids))
 
 
 def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatch):
@@ -103,17 +104,15 @@ def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatc
     monkeypatch.setattr(LlamaDecoderLayer, "forward", with_memory)
     ids = some_ids()
     sweep = Sweep(llama)
-    with pytest.warns(
-        UserWarning, match=r"LlamaForCausalLM cannot be run one by one exactly \(log"
-    ):
+    message = r"LlamaForCausalLM cannot be run one by one exactly \(log"
+    with pytest.warns(UserWarning, match=message):
         found = dict(sweep.logits(ids))
-    scores = sweep.loglikelihood([([5, 6], [7, 8])])
     assert sweep.runner.exact is False
+    check_alone(found, llama, ids)
+    scores = sweep.loglikelihood([([5, 6], [7, 8])])
     for index, plan in enumerate(llama):
-        model = plan.load()
         with torch.no_grad():
-            assert same_bits(found[index], model(ids).logits)
-            alone = model(torch.tensor([[5, 6, 7]])).logits.log_softmax(-1)
+            alone = plan.load()(torch.tensor([[5, 6, 7]])).logits.log_softmax(-1)
         expected = alone[0, 1, 7] + alone[0, 2, 8]
         assert scores.logprob[index, 0] == pytest.approx(float(expected), abs=1e-5)
 
@@ -346,9 +345,7 @@ def test_a_transformer_shared_by_layers_belongs_to_none(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whether it runs along the trie is for the check to say
         found = dict(Sweep(plans).logits(ids))
-    for index, one in enumerate(plans):
-        with torch.no_grad():
-            assert same_bits(found[index], one.load()(ids).logits)
+    check_alone(found, plans, ids)
 
 
 def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):
@@ -358,9 +355,7 @@ def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):
     with pytest.warns(UserWarning, match="they are not in one list"):
         found = dict(sweep.logits(ids))
     assert sweep.counts().ratio == 1
-    for index, plan in enumerate(llama[:3]):
-        with torch.no_grad():
-            assert same_bits(found[index], plan.load()(ids).logits)
+    check_alone(found, llama[:3], ids)
     with pytest.warns(UserWarning, match="every composition generates alone"):
         texts = sweep.generate([[5, 6, 7]], max_new_tokens=3, eos=[])
     assert [len(row) for row in texts] == [1, 1, 1]

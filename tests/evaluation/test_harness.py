@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -290,10 +291,8 @@ def test_a_damaged_page_of_answers_is_one_line(tmp_path):
     data[4096:] = b"\xff" * len(data[4096:])
     path.write_bytes(data)
     damaged = AnswerStore(path)
-    for ask in (
-        lambda: damaged.known("c", ["request 5"]),
-        lambda: damaged.keep([("c", "request 5", [1.0, True])]),
-    ):
-        with pytest.raises(EvaluationError, match="cannot be used to keep answers") as caught:
-            ask()
-        assert str(caught.value).startswith(f"{path}: ")
+    message = rf"^{re.escape(str(path))}: cannot be used to keep answers"
+    with pytest.raises(EvaluationError, match=message):
+        damaged.known("c", ["request 5"])
+    with pytest.raises(EvaluationError, match=message):
+        damaged.keep([("c", "request 5", [1.0, True])])

@@ -160,23 +160,6 @@ def test_mgsm_without_shots_needs_no_exemplars(tasks, tmp_path):
         write_suite("mgsm", ["sw"], tasks, data=DataFolder(DATA), shots=9)
 
 
-def test_belebele_has_other_questions_as_exemplars(published, tasks):
-    asked = write_suite("belebele", ["Swahili"], tasks, data=published)
-    (task,) = loaded(asked, tasks).values()
-    context, choice = task.instances[1].args
-    assert context.endswith("P: Kifungu 0\nQ: Q0?\nA: a\nB: b\nC: c\nD: d\nAnswer:")
-    assert context.count("P: Kifungu") == 6
-    assert choice.strip() == "B"
-
-
-def test_mmlu_is_a_group_of_subjects_with_exemplars_of_their_own(published, tasks):
-    found = loaded(write_suite("mmlu", ["swh_Latn"], tasks, data=published), tasks)
-    assert sorted(found) == ["mmlu_sw_5shot_anatomy", "mmlu_sw_5shot_virology"]
-    prompt = prompt_of(found["mmlu_sw_5shot_virology"])
-    assert prompt.count("dev virology") == 5
-    assert "anatomy" not in prompt
-
-
 def test_flores_goes_both_ways_and_reads_csv_quotes(published, tasks):
     asked = write_suite("flores", ["bn"], tasks, data=published)
     names = ["flores_eng_Latn-ben_Beng_0shot", "flores_ben_Beng-eng_Latn_0shot"]
