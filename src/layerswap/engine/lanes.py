@@ -71,7 +71,7 @@ class Level:
 
 @dataclass(frozen=True)
 class CacheChange:
-    """A change of the lanes of one segment, to be made in its cache."""
+    """A change of the lanes of one segment, for its cache."""
 
     depth: int
     segment: int

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple["torch.Tensor", ...]
 ContentId = NewType("ContentId", int)
-"""Number of a content: all that some tensors are made of. Equal numbers mean equal bytes."""
+"""Number of a content, the sources of some tensors. Equal numbers mean equal bytes."""
 FREE_SHARE = 0.5
 """Share of the free memory for computed tensors, where the user sets no bound."""
 LOGIT_BYTES = 1 << 28

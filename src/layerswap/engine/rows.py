@@ -1,4 +1,4 @@
-"""Rows of tokens that a model reads: made from requests, checked, batched and padded."""
+"""Rows of tokens that a model reads: built from requests, checked, batched and padded."""
 
 from __future__ import annotations
 

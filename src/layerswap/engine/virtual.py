@@ -71,12 +71,12 @@ class Numbering(Generic[T]):
         return number
 
 
-# --- what tensors are made of ---
+# --- sources of tensors ---
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """All that one tensor of one composition is made of: equal sources make equal bytes."""
+    """The source of one tensor of one composition: equal sources give equal bytes."""
 
     tensor: OutputTensor
     thresholds: tuple[tuple[Operation, Any], ...] = ()  # see `measure_tensors`
@@ -108,7 +108,7 @@ def _source(tensor: OutputTensor, thresholds: dict[Operation, Any]) -> WeightSou
 
 
 Content = tuple[WeightSource, ...]
-"""All that the tensors of one binding are made of."""
+"""The sources of the tensors of one binding."""
 
 
 # --- parameters and stored tensors ---
@@ -116,7 +116,7 @@ Content = tuple[WeightSource, ...]
 
 @dataclass(frozen=True)
 class Binding:
-    """Parameters (or buffers) of a model, and the stored tensors that they are made of."""
+    """Parameters (or buffers) of a model, and the stored tensors that give their values."""
 
     sources: tuple[str, ...]  # names of the stored tensors
     targets: tuple[str, ...]  # names of the parameters; tied ones are in one binding

@@ -460,12 +460,12 @@ def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def _as_adapter(plan: Plan) -> Plan | None:
-    """The same composition as an adapter that vLLM can serve; None where it is more than that."""
+    """Return a composition as an adapter that vLLM can serve; None if it is more than that."""
     if plan.base is None or any(expert.adapter is None for expert in plan.used.values()):
         return None
     try:
-        found = as_adapter(plan)
+        adapter = as_adapter(plan)
     except MergeError:  # an operation on adapters gives full weights
         return None
-    outside = any("layers." not in path for path, _ in adapted_modules(found))
-    return None if outside or next(saved_tensors(found), None) is not None else found
+    outside = any("layers." not in path for path, _ in adapted_modules(adapter))
+    return None if outside or next(saved_tensors(adapter), None) is not None else adapter

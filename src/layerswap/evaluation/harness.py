@@ -278,7 +278,7 @@ def open_models(models: Sequence[str]) -> dict[str, Plan]:
 
 def _unique(name: str, taken: Container[str]) -> str:
     names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(one for one in names if one not in taken)
+    return next(candidate for candidate in names if candidate not in taken)
 
 
 def evaluate_models(
@@ -347,10 +347,10 @@ def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
     groups: list[tuple[set[str], list[str]]] = []
     for name, plan in models.items():
         kind = f"{_tokenizer_hash(plan)}|{plan.recipe.dtype}"
-        sources = {f"{one.folder.resolve()}|{kind}" for one in plan.used.values()}
+        sources = {f"{expert.folder.resolve()}|{kind}" for expert in plan.used.values()}
         joined = [group for group in groups if group[0] & sources]
         groups = [group for group in groups if not group[0] & sources]
-        names = [one for group in joined for one in group[1]] + [name]
+        names = [other for group in joined for other in group[1]] + [name]
         groups.append((sources.union(*(group[0] for group in joined)), names))
     yield from (names for _, names in groups)
 
@@ -413,15 +413,15 @@ def add_calibrated(result: Mapping[str, Any]) -> None:
     These are multiple-choice tasks with the metric `acc` and one filter.
     """
     for task, every in result["samples"].items():
-        samples = [one for one in every if CALIBRATED not in one["metrics"]]
-        read = [_read(sample) for sample in samples]
-        labels = {one[0] for one in read if one is not None}
+        samples = [sample for sample in every if CALIBRATED not in sample["metrics"]]
+        choices = [choice for sample in samples if (choice := _choice(sample)) is not None]
         filters = {sample["filter"] for sample in samples}
-        if None in read or len(labels) != 1 or len(samples) < 2 or len(filters) != 1:
+        if len(choices) != len(samples) or len(samples) < 2 or len(filters) != 1:
             continue
-        logprobs = np.array([one[1] for one in read if one is not None])
-        right = [one[2] for one in read if one is not None]
-        answers = calibrate(logprobs).argmax(axis=1).tolist()
+        labels, logprobs, right = zip(*choices, strict=True)
+        if len(set(labels)) != 1:
+            continue
+        answers = calibrate(np.array(logprobs)).argmax(axis=1).tolist()
         for sample, answer, gold in zip(samples, answers, right, strict=True):
             sample[CALIBRATED] = float(answer == gold)
             sample["metrics"] = [*sample["metrics"], CALIBRATED]
@@ -429,7 +429,7 @@ def add_calibrated(result: Mapping[str, Any]) -> None:
         result["results"][task][key] = float(np.mean([sample[CALIBRATED] for sample in samples]))
 
 
-def _read(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], int] | None:
+def _choice(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], int] | None:
     """Read the labels of a document, their log-probabilities and the position of the right one.
 
     None if the document is not a choice among labels after one prompt.
@@ -437,7 +437,7 @@ def _read(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], int]
     asked: Sequence[Any] = sample["arguments"]
     answers: Sequence[Any] = sample["filtered_resps"]
     if "acc" not in sample["metrics"] or not all(
-        isinstance(one, tuple | list) and len(one) == 2 for one in (*asked, *answers)
+        isinstance(pair, tuple | list) and len(pair) == 2 for pair in (*asked, *answers)
     ):
         return None
     if len(asked) < 2 or len({prompt for prompt, _ in asked}) != 1:

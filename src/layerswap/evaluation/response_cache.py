@@ -55,7 +55,7 @@ class AnswerStore:
             self._database.execute("BEGIN")
             self._database.executemany(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)",
-                [(one, request, json.dumps(answer)) for one, request, answer in answers],
+                [(key, request, json.dumps(answer)) for key, request, answer in answers],
             )
             self._database.execute("COMMIT")
 
@@ -68,7 +68,7 @@ class AnswerStore:
                 self._database.executemany(
                     "INSERT OR IGNORE INTO answers SELECT * FROM other.answers "
                     "WHERE composition = ?",
-                    [(one,) for one in compositions],
+                    [(composition,) for composition in compositions],
                 )
             finally:
                 self._database.execute("DETACH DATABASE other")

@@ -36,7 +36,7 @@ def write_rows(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = [one.name for one in fields(kind)]
+    names = [field.name for field in fields(kind)]
     records = [asdict(row) for row in rows]
     if columns:
         names += [name for name in columns[0] if name not in names]
@@ -50,7 +50,7 @@ def read_rows(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, An
     """Read a table of `write_rows`; each row comes with all its columns by name."""
     rows = _table(path)
     dataclass_type: Any = kind
-    names = [one.name for one in fields(dataclass_type)]
+    names = [field.name for field in fields(dataclass_type)]
     if rows and not set(names) <= set(rows[0]):
         raise EvaluationError(f"{path}: not a table of `layerswap eval`")
     for row in rows:
@@ -314,7 +314,7 @@ def _question(sample: Mapping[str, Any]) -> str:
 
 def _answer(sample: Mapping[str, Any]) -> str:
     answers = sample["filtered_resps"]
-    if answers and all(isinstance(one, list | tuple) and len(one) == 2 for one in answers):
+    if answers and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in answers):
         scores = [float(logprob) for logprob, _ in answers]  # of the choices
         chosen = sample["arguments"][scores.index(max(scores))]
         return str(chosen[1]).strip()
@@ -423,7 +423,7 @@ def _compared(
         if documents is None:
             cells.append(None)
             continue
-        values = np.array([documents[one] for one in common])
+        values = np.array([documents[document] for document in common])
         against = None if reference is None else compare(values, reference)
         cells.append((mean_interval(values), against))
         reference = values if number == 0 else reference

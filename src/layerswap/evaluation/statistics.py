@@ -118,13 +118,13 @@ def mean_over_groups(groups: Sequence[Values]) -> Interval:
     """
     if not groups:
         raise RecipeError("a mean over groups needs at least one")
-    vectors = [_vector(one) for one in groups]
+    vectors = [_vector(group) for group in groups]
     values = np.concatenate(vectors)
     if len(vectors) == 1 or (values == values[0]).all():
         return mean_interval(values)
     rng = np.random.default_rng(0)
-    drawn = np.mean([_resampled_means(one, RESAMPLES, rng) for one in vectors], axis=0)
-    mean = float(np.mean([one.mean() for one in vectors]))
+    drawn = np.mean([_resampled_means(vector, RESAMPLES, rng) for vector in vectors], axis=0)
+    mean = float(np.mean([vector.mean() for vector in vectors]))
     return Interval(mean, *_percentiles(drawn), len(values))
 
 

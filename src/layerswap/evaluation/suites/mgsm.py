@@ -43,7 +43,7 @@ def number_filter(language: str) -> Filter:
     """Make a filter for lm-eval that keeps the last number of each answer, or nothing."""
 
     def apply(responses: Iterable[Sequence[str]], docs: object) -> list[list[str]]:
-        return [[last_number(one, language) or "" for one in answers] for answers in responses]
+        return [[last_number(text, language) or "" for text in texts] for texts in responses]
 
     return apply
 

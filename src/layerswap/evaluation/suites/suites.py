@@ -416,7 +416,7 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
 
 def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
     """Read a column of the task from a row of the table."""
-    column = next((one for one in columns if one in row), None)
+    column = next((column for column in columns if column in row), None)
     if column is None:
         raise EvaluationError(f"{where}: has no column {columns[-1]!r}")
     value = row[column]
@@ -452,7 +452,7 @@ def _fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | No
         marked = text.startswith("!function ")
         return Function(text.removeprefix("!function ")) if marked else text
     if isinstance(node, list):
-        filled: Any = [_fill(one, values, written) for one in node]
+        filled: Any = [_fill(item, values, written) for item in node]
     elif isinstance(node, dict):
         filled = {}
         for key, value in node.items():
