@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Node:
     """One distinct beginning of some paths.
 
-    The child whose branch holds most hidden states is the last of the children, which are longer by
-    one variant: by then its siblings no longer need the state that it starts from.
+    Its children are longer by one variant. The child whose branch holds most hidden states is last:
+    by then its siblings no longer need the state that it starts from.
     """
 
     depth: int  # of its last variant: 0 before the layers, 1 + l for layer l
@@ -149,9 +149,10 @@ def _largest_gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
 class Leaf:
     """Compositions whose forward pass on a batch has reached the head.
 
-    Several only if they are equal everywhere. `logits` computes `[chosen, vocabulary]` at chosen
-    positions of the flattened batch, or, for None, `[rows, tokens, vocabulary]`. Call it before the
-    next leaf is taken, since the model then has another composition's weights.
+    Compositions share a leaf only if they are equal everywhere. `logits` computes `[chosen,
+    vocabulary]` at chosen positions of the flattened batch, or, for None, `[rows, tokens,
+    vocabulary]`. Call it before the next leaf is taken, since the model then has another
+    composition's weights.
     """
 
     members: Sequence[int]

@@ -172,8 +172,9 @@ def squared_gradients(
 def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str) -> torch.Tensor:
     """Sum the log-probabilities of an example's predicted tokens, or of tokens in their place.
 
-    With `labels="model"`, these are drawn from the prediction at each position, after the example's
-    own tokens before it. `key` seeds the draw, independently of the device and of other examples.
+    With `labels="model"`, tokens are drawn from the prediction at each position, after the
+    example's own tokens before it. `key` seeds the draw, independently of the device and of other
+    examples.
     """
     import torch
 

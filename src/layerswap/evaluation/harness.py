@@ -79,11 +79,13 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Evaluate compositions on lm-eval tasks: names of tasks or groups, or inline configurations.
 
-    Only prompts, limit, batch size and leave to run programs count in the settings; the rest is the
-    sweep's. `samples` are the documents, in place of the limit. `store` keeps answers for later
-    runs. `log` is called with the memory that a batch needs, and `progress` with the number of
-    compositions just evaluated. For each composition the result is that of
-    `lm_eval.simple_evaluate`.
+    Of the settings, only prompts, limit, batch size and `allow_code` are used; the engine and dtype
+    are the sweep's. `samples` replaces the limit. `store` keeps answers for later runs. `log`
+    receives lines about memory and the limit. `progress` receives the number of compositions just
+    evaluated.
+
+    Returns:
+        For each composition the result of `lm_eval.simple_evaluate`, with `samples`.
     """
     settings = settings or EvaluationSettings()
     chosen = list(range(len(sweep))) if members is None else list(members)
@@ -386,9 +388,14 @@ def calibrate(
     """Divide the probability of each label by its mean over documents.
 
     Batch calibration (Zhou et al., 2024, section 3.3) corrects a model that prefers a label, and
-    needs no right answer. `logprobs` are natural logarithms `(documents, labels)`, of any scale in
-    a row; `others` are those of the documents to average over, the same when None. The largest
-    value of a row of the result, which is up to a constant in each row, is the calibrated answer.
+    needs no right answer.
+
+    Args:
+        logprobs: natural logarithms `(documents, labels)`, of any scale in a row.
+        others: logarithms of the documents to average over; the same documents when None.
+
+    Returns:
+        The same shape, up to a constant in each row; the largest is the calibrated answer.
     """
     logs = _normalised(logprobs)
     batch = logs if others is None else _normalised(others)

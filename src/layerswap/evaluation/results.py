@@ -114,8 +114,8 @@ def document_scores(
 ) -> Iterator[tuple[str, str, int, float]]:
     """Yield metric, filter, document and score of every number about one document.
 
-    Metrics over a whole corpus, such as BLEU, have none. With a language, its share of the letters
-    of an answer is a metric too, under the filter of this name.
+    Metrics over a whole corpus, such as BLEU, have no such score. With `language`, the share of the
+    answer in this language is another metric, under the filter `filter_name`.
     """
     for sample in samples:
         document, name = int(sample["doc_id"]), sample["filter"]

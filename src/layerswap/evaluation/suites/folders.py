@@ -21,7 +21,7 @@ DEPTH = 3
 
 
 class DataFolder:
-    """A folder with published files, at any depth up to `DEPTH`; without a root, there are none."""
+    """A folder with published files, at any depth up to `DEPTH`; without a root it is empty."""
 
     def __init__(self, root: Path | None) -> None:
         if root is not None and not root.is_dir():
@@ -111,7 +111,7 @@ class Function(str):
 
 
 class TaskFolder:
-    """A folder of tasks that lm-eval reads with `--include_path`; it is created."""
+    """A folder of tasks that lm-eval reads with `--include_path`; created if missing."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
