@@ -30,7 +30,7 @@ import pyarrow.parquet
 import yaml
 
 from layerswap.compose import Zones
-from layerswap.evaluation.calibration import CALIBRATED, calibrate
+from layerswap.evaluation.harness import CALIBRATED, calibrate
 from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
 from layerswap.evaluation.statistics import (

@@ -10,7 +10,6 @@ import torch
 from effort import mostly_slow
 from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
 
-import layerswap as ls
 from layerswap.checkpoint import Place
 from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
@@ -20,9 +19,6 @@ from layerswap.engine.rows import make_batches, make_rows
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
 from layerswap.errors import EvaluationError
-from layerswap.lab.assets import shipped
-from layerswap.lab.scoring import correct, load, questions
-from layerswap.lab.train import IGNORED, encode
 from layerswap.merge import make_plan
 
 RNG = np.random.default_rng(3)
@@ -49,6 +45,12 @@ def batches():
     yield {"input_ids": ids * mask, "attention_mask": mask}
 
 
+def check_alone(logits, plans, ids):
+    for index, plan in enumerate(plans):
+        with torch.no_grad():
+            assert same_bits(logits[index], plan.load()(ids).logits), index
+
+
 # --- exactness ---
 
 
@@ -73,35 +75,17 @@ def test_logits_are_those_of_each_composition_alone(family, dtype, tmp_path):
                 assert same_bits(logits[index], model(**batch, use_cache=False).logits), index
 
 
-def test_compositions_differ(llama):
-    logits = dict(Sweep(llama).logits(some_ids()))
-    assert len({logits[i].numpy().tobytes() for i in logits}) == len(llama)
-
-
-def test_a_cast_sweep_is_the_cast_model(tmp_path):
-    plans = swap_of(tmp_path, dtype=torch.bfloat16).grid(bottom=[0, 2], top=[1])
-    ids = some_ids()
-    for index, logits in Sweep(plans, dtype="float32").logits(ids):
-        with torch.no_grad():
-            assert same_bits(logits, plans[index].load().float()(ids).logits)
-
-
-def test_chosen_members(llama):
+def test_members_can_be_chosen_and_added(llama):
     ids = some_ids()
     sweep = Sweep(llama)
     every = dict(sweep.logits(ids))
     few = dict(sweep.logits(ids, members=[7, 2]))
     assert set(few) == {2, 7}
     assert all(same_bits(few[i], every[i]) for i in few)
-
-
-def test_more_compositions_can_be_added(llama):
-    ids = some_ids()
-    every = dict(Sweep(llama).logits(ids))
-    sweep = Sweep(llama[:4])
-    dict(sweep.logits(ids))
-    assert sweep.add(llama[4:]) == list(range(4, len(llama)))
-    assert all(same_bits(logits, every[i]) for i, logits in sweep.logits(ids))
+    growing = Sweep(llama[:4])
+    dict(growing.logits(ids))
+    assert growing.add(llama[4:]) == list(range(4, len(llama)))
+    assert all(same_bits(logits, every[i]) for i, logits in growing.logits(ids))
 
 
 def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatch):
@@ -120,17 +104,15 @@ def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatc
     monkeypatch.setattr(LlamaDecoderLayer, "forward", with_memory)
     ids = some_ids()
     sweep = Sweep(llama)
-    with pytest.warns(
-        UserWarning, match=r"LlamaForCausalLM cannot be run one by one exactly \(log"
-    ):
+    message = r"LlamaForCausalLM cannot be run one by one exactly \(log"
+    with pytest.warns(UserWarning, match=message):
         found = dict(sweep.logits(ids))
-    scores = sweep.loglikelihood([([5, 6], [7, 8])])
     assert sweep.runner.exact is False
+    check_alone(found, llama, ids)
+    scores = sweep.loglikelihood([([5, 6], [7, 8])])
     for index, plan in enumerate(llama):
-        model = plan.load()
         with torch.no_grad():
-            assert same_bits(found[index], model(ids).logits)
-            alone = model(torch.tensor([[5, 6, 7]])).logits.log_softmax(-1)
+            alone = plan.load()(torch.tensor([[5, 6, 7]])).logits.log_softmax(-1)
         expected = alone[0, 1, 7] + alone[0, 2, 8]
         assert scores.logprob[index, 0] == pytest.approx(float(expected), abs=1e-5)
 
@@ -163,6 +145,7 @@ def test_grids_of_32_layers_need_few_layer_evaluations(zones, naive, distinct):
 def test_counts_as_text():
     counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
     assert str(counts) == "584 layer evaluations instead of 2592 (4.4x)"
+    assert counts.open_states <= 3
 
 
 def distinct_beginnings(paths):
@@ -187,11 +170,6 @@ def test_counts_are_of_distinct_beginnings_and_held_states():
         assert counts.open_states == held
         leaves = [m for node, _ in walk(roots) if not node.children for m in node.members]
         assert sorted(leaves) == list(range(len(paths)))
-
-
-def test_a_grid_holds_few_states_at_a_time():
-    counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
-    assert counts.open_states <= 3
 
 
 def test_states_are_released(llama, monkeypatch):
@@ -266,25 +244,6 @@ def test_greedy_answers_are_found(llama):
     wrong = [*answer[:-1], (answer[-1] + 1) % 60]
     scores = Sweep(llama).loglikelihood([(prompt, answer), (prompt, wrong)])
     assert scores.greedy[3].tolist() == [True, False]
-
-
-@pytest.mark.slow
-def test_the_labs_questions_are_answered_as_the_lab_scores_them():
-    lab = shipped()
-    language = lab.languages[0]
-    plan = ls.swap(task=lab.task_experts[0], language=lab.language_experts[language][0])
-    plans = plan.grid(bottom=[0, 1, 3], top=[0, 1])
-    tokenizer = load(lab.base)[1]
-    asked = questions("task_target", language, "development", 120, world=lab.world)
-    requests = []
-    for row in encode(tokenizer, asked):
-        start = row["labels"].count(IGNORED)
-        requests.append((row["input_ids"][:start], row["input_ids"][start:]))
-    scores = Sweep(plans, dtype="float32").loglikelihood(requests)
-    assert 0 < scores.greedy.mean() < 1
-    for index, plan in enumerate(plans):
-        right = correct(plan.load().float(), tokenizer, asked)
-        assert np.array_equal(scores.greedy[index], right)
 
 
 def test_a_sweep_of_one_gives_the_same_bits(llama):
@@ -386,9 +345,7 @@ def test_a_transformer_shared_by_layers_belongs_to_none(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whether it runs along the trie is for the check to say
         found = dict(Sweep(plans).logits(ids))
-    for index, one in enumerate(plans):
-        with torch.no_grad():
-            assert same_bits(found[index], one.load()(ids).logits)
+    check_alone(found, plans, ids)
 
 
 def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):
@@ -398,9 +355,7 @@ def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):
     with pytest.warns(UserWarning, match="they are not in one list"):
         found = dict(sweep.logits(ids))
     assert sweep.counts().ratio == 1
-    for index, plan in enumerate(llama[:3]):
-        with torch.no_grad():
-            assert same_bits(found[index], plan.load()(ids).logits)
+    check_alone(found, llama[:3], ids)
     with pytest.warns(UserWarning, match="every composition generates alone"):
         texts = sweep.generate([[5, 6, 7]], max_new_tokens=3, eos=[])
     assert [len(row) for row in texts] == [1, 1, 1]

@@ -9,7 +9,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from lm_eval_world import make_harness_world, write_sweep
@@ -94,39 +93,3 @@ def test_adapters_are_lora_requests_of_one_engine(world, served, tmp_path):
             "--out", engine,
         ).split("wrote")[0]  # fmt: skip
     assert said["sweep"] == said["vllm"]
-
-
-ASK = """
-import json, sys
-from pathlib import Path
-from layerswap.compose.recipe import check_recipe
-from layerswap.engine.sweep import Sweep
-from layerswap.engine.vllm import VllmSweep
-from layerswap.evaluation.suite_run import open_models
-from layerswap.merge import make_plan
-
-base, served = sys.argv[1:]
-plans = list(open_models([served]).values())
-experts = {name: str(Path(served).parent / name) for name in ("math", "sw")}
-method = {"method": "ties", "experts": list(experts)}
-recipe = {"base": base, "experts": experts, "merge": method, "bake": True}
-ties = make_plan(check_recipe(recipe, where="test"))
-asked = [([5, 9, 12, 40, 7], [8, 11]), ([60, 61, 4], [9])]
-sweep = VllmSweep(plans, dtype="float32", engine={"max_model_len": 256})
-found = {"loras": [sweep._adapters is not None]}
-found["requests"] = [part.logprob.tolist()[0] for part in sweep.iter_loglikelihood(asked)]
-sweep.add([ties])
-found["loras"].append(sweep._adapters is not None)
-found["loaded"] = [part.logprob.tolist()[0] for part in sweep.iter_loglikelihood(asked)]
-found["own"] = Sweep([*plans, ties], dtype="float32").loglikelihood(asked).logprob.tolist()
-print("found", json.dumps(found))
-"""
-
-
-def test_compositions_that_are_no_adapters_are_loaded(world, served, tmp_path):
-    said = python(tmp_path, "-c", ASK, world["task"], served)
-    found = json.loads(said.rpartition("found ")[2])
-    assert found["loras"] == [True, False]
-    np.testing.assert_allclose(found["requests"], found["own"][:2], atol=1e-4)
-    np.testing.assert_allclose(found["loaded"], found["own"], atol=1e-4)
-    assert np.abs(np.diff(found["own"], axis=0)).min() > 1e-2

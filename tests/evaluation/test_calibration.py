@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
-from layerswap.evaluation.calibration import CALIBRATED, add_calibrated, calibrate
-from layerswap.evaluation.harness import evaluate
+from layerswap.evaluation.harness import CALIBRATED, add_calibrated, calibrate, evaluate
 
 
 def test_calibration_corrects_a_preferred_label():
@@ -23,19 +22,9 @@ def test_calibration_corrects_a_preferred_label():
     assert logprobs.argmax(axis=1).tolist() == [0, 0, 0]
     assert calibrate(logprobs).argmax(axis=1).tolist() == [0, 1, 0]
     assert np.exp(calibrate(logprobs))[1] == pytest.approx([3 * 0.6 / 2.12, 3 * 0.3 / 0.58, 1.0])
-
-
-def test_rows_may_have_any_scale():
-    logprobs = np.random.default_rng(1).normal(size=(9, 4)) * 5
-    moved = logprobs - np.arange(9)[:, None] * 100
-    assert calibrate(moved) == pytest.approx(calibrate(logprobs))
-
-
-def test_the_mean_can_be_that_of_other_documents():
-    logprobs = np.log([[0.72, 0.18, 0.1], [0.6, 0.3, 0.1], [0.8, 0.1, 0.1]])
-    whole = calibrate(logprobs)
-    assert calibrate(logprobs[:1], logprobs) == pytest.approx(whole[:1])
-    assert calibrate(logprobs[:1]) == pytest.approx(np.zeros((1, 3)))
+    scaled = logprobs - np.arange(3)[:, None] * 100
+    assert calibrate(scaled) == pytest.approx(calibrate(logprobs))
+    assert calibrate(logprobs[:1], logprobs) == pytest.approx(calibrate(logprobs)[:1])
 
 
 def test_an_impossible_label_stays_impossible():

@@ -7,17 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
+from layerswap.evaluation.harness import open_models
 from layerswap.evaluation.settings import PromptOptions
-from layerswap.evaluation.suite_run import open_models
-from layerswap.search.spec import read_sweep
-from layerswap.search.sweeps import run_sweep
 
 FOLDER = Path(os.environ.get("LAYERSWAP_SMOLLM2", "missing"))
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="LAYERSWAP_SMOLLM2 is not set")
@@ -43,20 +39,6 @@ def tasks(tmp_path_factory) -> Path:
     rows = [{"country": country, "capital": capital} for country, capital in CAPITALS.items()]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (folder / "capitals.yaml").write_text(TASK.format(rows=folder / "rows.jsonl"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory) -> Path:
-    """A second expert: the model with a little noise."""
-    folder = tmp_path_factory.mktemp("other")
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * parameter.std() * 0.02)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(FOLDER).save_pretrained(folder)
     return folder
 
 
@@ -92,21 +74,3 @@ def test_texts_end_where_the_generation_configuration_says():
     assert text.reason == "eos"
     assert tokenizer.decode(text.tokens[-1:]) == "<|im_end|>"
     assert "Paris" in tokenizer.decode(text.tokens)
-
-
-def test_a_composition_is_chosen_without_labels(other, tmp_path):
-    (tmp_path / "prompts.txt").write_text(
-        "".join(f"What is the capital of {country}?\n" for country in CAPITALS)
-    )
-    sweep = {
-        "recipe": {"experts": {"task": str(FOLDER), "language": str(other)}, "swap": {}},
-        "grid": {"bottom": [2], "top": [0, 2]}, "dtype": "float32", "apply_chat_template": True,
-        "without_labels": {
-            "by": "consensus", "prompts": "prompts.txt", "answer": "Paris|Tokyo|Rome",
-            "max_new_tokens": 24,
-        },
-    }  # fmt: skip
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
-    board = run_sweep(*read_sweep(tmp_path / "sweep.yaml"))
-    assert board.chosen_by == "consensus (no labels)"
-    assert max(board.development.values()) == 1

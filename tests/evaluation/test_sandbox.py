@@ -37,15 +37,9 @@ def test_ordinary_programs_pass(program):
 
 @pytest.mark.parametrize(
     "program",
-    [
-        "assert 1 + 1 == 3",
-        "raise SystemExit(0)",
-        "import os; os._exit(0)",
-        "def f(:\n",
-        "import sys; sys.exit()",
-        "raise KeyboardInterrupt",
-    ],
-)
+    ["assert 1 + 1 == 3", "raise SystemExit(0)", "import os; os._exit(0)", "def f(:\n",
+     "import sys; sys.exit()", "raise KeyboardInterrupt"],
+)  # fmt: skip
 def test_programs_that_end_early_or_wrong_fail(program):
     assert run_program(program, QUICK).outcome == "failed"
 
@@ -298,11 +292,9 @@ def test_nothing_is_written_outside(tmp_path):
     assert not target.exists()
     victim = tmp_path / "victim"
     victim.write_text("whole")
-    for how in (
-        f"import os; os.truncate({str(victim)!r}, 0)",
-        f"import os; os.remove({str(victim)!r})",
-    ):
-        assert run_program(how, QUICK).outcome == "failed"
+    for how in ("truncate({!r}, 0)", "remove({!r})"):
+        program = "import os; os." + how.format(str(victim))
+        assert run_program(program, QUICK).outcome == "failed"
     assert victim.read_text() == "whole"
 
 
@@ -330,12 +322,8 @@ def test_nothing_is_left_behind(monkeypatch, tmp_path):
     run_program("open('a', 'w').write('b')", QUICK)
     run_program("while True: pass", Limits(seconds=1))
     assert not list(tmp_path.iterdir())
-    children = subprocess.run(
-        ["ps", "--ppid", str(os.getpid()), "-o", "args="],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    listing = ["ps", "--ppid", str(os.getpid()), "-o", "args="]
+    children = subprocess.run(listing, check=False, capture_output=True, text=True)
     assert "_sandbox_child.py" not in children.stdout
 
 

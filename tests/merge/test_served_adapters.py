@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
-from layerswap.evaluation.suite_run import open_models
+from layerswap.evaluation.harness import open_models
 
 IDS = torch.arange(3, 13).reshape(2, 5)
 

@@ -66,10 +66,13 @@ def evaluate(
     from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.cli.tables import evaluation_table
     from layerswap.evaluation import results as files
-    from layerswap.evaluation.calibration import CALIBRATED
-    from layerswap.evaluation.harness import check_task_names
+    from layerswap.evaluation.harness import (
+        CALIBRATED,
+        check_task_names,
+        evaluate_models,
+        open_models,
+    )
     from layerswap.evaluation.languages import identified_code
-    from layerswap.evaluation.suite_run import evaluate_models, open_models
     from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
     from layerswap.evaluation.suites.suites import check_askable, write_suite
     from layerswap.versions import need_extras
@@ -147,7 +150,7 @@ def _scores(
     import numpy as np
 
     from layerswap.evaluation import results as files
-    from layerswap.evaluation.calibration import CALIBRATED
+    from layerswap.evaluation.harness import CALIBRATED
     from layerswap.evaluation.languages import ANSWER, REASONING
     from layerswap.evaluation.statistics import mean_interval
 

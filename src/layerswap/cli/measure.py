@@ -121,7 +121,6 @@ def linearity(
     steps: Annotated[
         int, typer.Option(min=2, help="Number of steps from one expert to the other.")
     ] = 4,
-    beyond: Annotated[int, typer.Option(min=0, help="Number of steps past each expert.")] = 0,
     elsewhere: Annotated[
         str,
         typer.Option(
@@ -155,7 +154,7 @@ def linearity(
 
     refuse_target(out, marker=TABLE, overwrite=overwrite)
     found = measure_linearity(
-        base, task_expert, language_expert, text, steps=steps, beyond=beyond, elsewhere=elsewhere,
+        base, task_expert, language_expert, text, steps=steps, elsewhere=elsewhere,
         max_length=max_length, dtype=dtype, device=pick_device(device),
     )  # fmt: skip
     written = write_linearity(found, out, overwrite=overwrite)
@@ -181,7 +180,7 @@ def composability(
     Example: layerswap composability merges.csv --merged mgsm_sw --figure signals.svg
     """
     from layerswap.cli.tables import predictor_table
-    from layerswap.evaluation.composability import predictors, read_merges
+    from layerswap.evaluation.statistics import predictors, read_merges
     from layerswap.report.charts import draw_intervals
 
     signals, quality = read_merges(table, merged)

@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.composability import Predictor
     from layerswap.evaluation.results import ScoreCell, SideBySide
-    from layerswap.evaluation.statistics import Interval
+    from layerswap.evaluation.statistics import Interval, Predictor
     from layerswap.report.tables import Table
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord

@@ -103,14 +103,10 @@ class Sampling:
 
 
 def draw_tokens(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row, by the inverse of the distribution function.
+    """Draw one token per row, int64 `[rows]`, by the inverse of the distribution function.
 
-    Args:
-        logits: float32 `[rows, vocabulary]`, minus infinity for excluded tokens.
-        draws: float64 `[rows]`, uniform in [0, 1).
-
-    Returns:
-        int64 `[rows]`.
+    `logits` is float32 `[rows, vocabulary]`, minus infinity for excluded tokens. `draws` is float64
+    `[rows]`, uniform in [0, 1).
     """
     import torch
 
@@ -122,37 +118,21 @@ def draw_tokens(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 class Generation(NamedTuple):
-    """A generated text.
+    """A generated text."""
 
-    Attributes:
-        tokens: every token, with the one that ended the text.
-        reason: a `Reason`.
-    """
-
-    tokens: tuple[int, ...]
-    reason: str
+    tokens: tuple[int, ...]  # all of them, with the token that ended the text
+    reason: str  # a `Reason`
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen, and when a text ends.
-
-    Attributes:
-        max_new_tokens: most tokens to write.
-        eos: tokens that end a text.
-        stop: strings that end a text, anywhere in the new tokens.
-        tokenizer: decodes tokens for `stop`.
-        sampling: how tokens are drawn; the most likely token is taken when None.
-
-    Raises:
-        EvaluationError: no token may be written, or stop strings without a tokenizer.
-    """
+    """How tokens are chosen, and when a text ends."""
 
     max_new_tokens: int
-    eos: frozenset[int] = frozenset()
-    stop: tuple[str, ...] = ()
-    tokenizer: Any = None
-    sampling: Sampling | None = None
+    eos: frozenset[int] = frozenset()  # tokens that end a text
+    stop: tuple[str, ...] = ()  # strings that end a text, anywhere in the new tokens
+    tokenizer: Any = None  # decodes tokens for `stop`
+    sampling: Sampling | None = None  # greedy when None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -378,10 +358,9 @@ class JointBatch:
 def why_not_joint(
     runner: Runner, members: Sequence[int], prompts: Sequence[Sequence[int]]
 ) -> str | None:
-    """Generate a few tokens jointly, and compare them with each composition's own likeliest tokens.
+    """Return why a model cannot decode compositions jointly; None if it can.
 
-    Returns:
-        The reason why this model cannot be decoded jointly; None if it can.
+    Generates a few tokens, and compares them with each composition's own likeliest tokens.
     """
     import torch
 

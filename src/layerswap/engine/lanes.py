@@ -49,19 +49,12 @@ TOKENS_AHEAD = 64
 
 @dataclass
 class Level:
-    """The lanes at one depth.
+    """The lanes at one depth."""
 
-    Attributes:
-        variants: per segment, its variant.
-        counts: per segment, the number of its lanes, free ones included.
-        segment: per row, its segment.
-        lane: per row, its lane in the segment.
-    """
-
-    variants: list[VariantId]
-    counts: list[int]
-    segment: Ints
-    lane: Ints
+    variants: list[VariantId]  # per segment
+    counts: list[int]  # per segment, the number of its lanes, free ones included
+    segment: Ints  # per row
+    lane: Ints  # per row, its lane in the segment
 
     @property
     def starts(self) -> Ints:
@@ -78,20 +71,12 @@ class Level:
 
 @dataclass(frozen=True)
 class CacheChange:
-    """A change of the lanes of one segment, to be made in its cache.
-
-    Attributes:
-        depth: depth of the segment.
-        segment: number of the segment.
-        lanes: the lanes to copy, or to keep.
-        append_at: number of lanes before the change, after which the copies are appended. None to
-            keep only `lanes`, in this order.
-    """
+    """A change of the lanes of one segment, for its cache."""
 
     depth: int
     segment: int
-    lanes: Ints
-    append_at: int | None = None
+    lanes: Ints  # the lanes to copy, or to keep in this order
+    append_at: int | None = None  # lanes before copies are appended; None to keep only `lanes`
 
 
 @dataclass(frozen=True)
@@ -106,19 +91,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class LevelLayout:
-    """How the lanes of one depth follow from those of the depth before it.
+    """How the lanes of one depth follow from those of the depth before it, by position."""
 
-    Attributes:
-        segments: segments with lanes.
-        parent: per position, the position at the depth before whose output it takes.
-        first: per position, the position at depth 0 that it started in.
-        row: per position, one of its rows.
-    """
-
-    segments: list[Segment]
-    parent: Ints
-    first: Ints
-    row: Ints
+    segments: list[Segment]  # segments with lanes
+    parent: Ints  # position at the depth before whose output a lane takes
+    first: Ints  # position at depth 0 that a lane started in
+    row: Ints  # one row of a lane
 
 
 class Lanes:
@@ -373,9 +351,7 @@ class SegmentCache:
 class LaneCache:
     """The caches of all layers and segments, and the segment that runs now.
 
-    Attributes:
-        length: tokens in the cache, padding included.
-        layers: per layer, the caches of its segments.
+    `length` counts the tokens in the cache, with padding; `layers` has the caches of the segments.
     """
 
     def __init__(self, counts: list[list[int]], width: int, max_new_tokens: int) -> None:

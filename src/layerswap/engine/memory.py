@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple["torch.Tensor", ...]
 ContentId = NewType("ContentId", int)
-"""Number of a content: all that some tensors are made of. Equal numbers mean equal bytes."""
+"""Number of a content, the sources of some tensors. Equal numbers mean equal bytes."""
 FREE_SHARE = 0.5
 """Share of the free memory for computed tensors, where the user sets no bound."""
 LOGIT_BYTES = 1 << 28
@@ -30,17 +30,10 @@ STREAMS = 8
 class WeightPool:
     """Tensors by the number of their content.
 
-    An expert's own tensors are read once and stay. Computed tensors (blends, merge methods) stay
-    within a bound in bytes: the least recently used are dropped, and computed again when needed.
-    If the experts stay in CPU memory, their copies on the device count among the computed tensors.
-
-    Args:
-        max_made_bytes: the bound; None for half of the memory that is free at the first need.
-        device: where tensors are used.
-        home: where the experts' tensors stay.
-
-    Attributes:
-        made_bytes: bytes of the tensors within the bound.
+    An expert's own tensors are read once and stay at `home`. Computed tensors (blends, merge
+    methods) stay within a bound in bytes (None for half of the memory that is free at the first
+    need): the least recently used are dropped, and computed again when needed. If the experts stay
+    in CPU memory, their copies on the device count among the computed tensors.
     """
 
     def __init__(
@@ -124,23 +117,14 @@ def _nbytes(tensors: Tensors) -> int:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Peak memory of a sweep, in bytes.
+    """Peak memory of a sweep, in bytes."""
 
-    Attributes:
-        experts: the experts' tensors that some composition takes unchanged, each once.
-        blends: blended and merged tensors, within their bound.
-        states: hidden states of open branches.
-        layer: workspace of one layer.
-        logits: logits at the positions that are needed.
-        cache: keys and values, when generating.
-    """
-
-    experts: int
-    blends: int
-    states: int = 0
-    layer: int = 0
-    logits: int = 0
-    cache: int = 0
+    experts: int  # tensors that some composition takes unchanged, each once
+    blends: int  # blended and merged tensors, within their bound
+    states: int = 0  # hidden states of open branches
+    layer: int = 0  # workspace of one layer
+    logits: int = 0  # logits at the positions that are needed
+    cache: int = 0  # keys and values, when generating
 
     @property
     def total(self) -> int:
@@ -153,11 +137,7 @@ class MemoryEstimate:
 
 
 class MemoryModel:
-    """Memory estimates for batches of one model.
-
-    It is made from the bytes of the experts' own tensors and of blends, and the number of hidden
-    states that are held at one time.
-    """
+    """Memory estimates for batches of one model, with `open_states` hidden states at a time."""
 
     def __init__(
         self, model: PreTrainedModel, *, experts: int, blends: int, open_states: int

@@ -41,14 +41,8 @@ def group_by_prefix(
 ) -> list[PrefixGroup]:
     """Group rows by their beginnings where that saves more than it costs.
 
-    Args:
-        rows: rows of tokens.
-        limits: per row, the position that its prefix must end before; see `rows.first_scored`.
-        size: rows of a batch.
-        device: type of device, which decides the cost of a pass through the layers.
-
-    Returns:
-        Groups, that of the longest row first; the prefix of a group is 0 where nothing is saved.
+    The prefix of a row ends before its limit (see `rows.first_scored`). The group of the longest
+    row comes first; the prefix of a group is 0 where nothing is saved. `size` is that of a batch.
     """
     one_pass = PASS_TOKENS.get(device, PASS_TOKENS["cuda"])
 
@@ -91,13 +85,8 @@ def _cheapest_groups(
 
     Rows are split off where they cost less apart; the remaining rows stay together. The split is
     kept if it also lowers the whole cost, since it can cost padding: rows of one length meet in a
-    batch only where all rows are sorted together.
-
-    Args:
-        rows: in the order of their tokens.
-        shared: per row but the last, the length of its common prefix with the next row.
-        cost: of a group in tokens, with padding and passes.
-        level: depth of the recursion.
+    batch only where all rows are sorted together. `shared` has the length of the common prefix of
+    each row with the next row.
     """
     prefix = min(shared, default=0)
 
@@ -153,15 +142,10 @@ Store = Callable[["torch.Tensor", "torch.Tensor"], None]
 
 
 class PrefixCache:
-    """Keys and values of a prefix at the layer that runs.
+    """Keys and values of a prefix, int64 `(1, tokens)`, at the layer that runs.
 
-    Args:
-        ids: the prefix, int64 `(1, tokens)`.
-        store: receives the keys and values that decoding needs later; None to keep nothing.
-
-    Attributes:
-        tokens: length of the prefix.
-        length: tokens in the cache: 0 while the prefix is read, then `tokens`.
+    `length` is 0 while the prefix is read, then `tokens`. `store` receives the keys and values that
+    decoding needs later.
     """
 
     def __init__(self, ids: torch.Tensor, store: Store | None = None) -> None:
@@ -209,11 +193,8 @@ class PrefixCache:
 def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache) -> Entry:
     """Compute the input of the layers for rows with a common prefix, as pairs.
 
-    Args:
-        stack: the model, with the weights before the layers in place.
-        inputs: `input_ids`, int64 `(rows, tokens)`; with left padding, `attention_mask`; optionally
-            `position_ids`.
-        cache: of the prefix.
+    `stack` has the weights before the layers in place. `inputs` are `input_ids`, int64 `(rows,
+    tokens)`, and, with left padding, `attention_mask`; optionally `position_ids`.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Rows of tokens that a model reads: made from requests, checked, batched and padded."""
+"""Rows of tokens that a model reads: built from requests, checked, batched and padded."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_len
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One sequence that the model reads.
-
-    Attributes:
-        tokens: a context and its continuation without the last token.
-        requests: numbers of the requests that the row answers.
-        ends: per request, how many of `tokens` belong to it.
-    """
+    """One sequence that the model reads: a context and its continuation without the last token."""
 
     tokens: tuple[int, ...]
-    requests: tuple[int, ...]
-    ends: tuple[int, ...]
+    requests: tuple[int, ...]  # numbers of the requests that the row answers
+    ends: tuple[int, ...]  # per request, how many of `tokens` belong to it
 
 
 def make_rows(

@@ -28,40 +28,26 @@ if TYPE_CHECKING:
 class Scores:
     """Answers to loglikelihood requests: a row per composition, a column per request.
 
-    Attributes:
-        members: numbers of the compositions, one per row.
-        requests: numbers of the requests, one per column.
-        logprob: float64 `(compositions, requests)`, natural logarithms, summed over the tokens of
-            a continuation.
-        greedy: bool `(compositions, requests)`, True if every token of the continuation is the
-            most likely one.
-        tokens: per request float64 `(compositions, tokens)`, the logarithm of every token.
+    Logarithms are natural and in float64. An answer is greedy if every token of the continuation is
+    the most likely one.
     """
 
-    members: Sequence[int]
-    requests: Sequence[int]
-    logprob: npt.NDArray[np.float64]
+    members: Sequence[int]  # numbers of the compositions, one per row
+    requests: Sequence[int]  # numbers of the requests, one per column
+    logprob: npt.NDArray[np.float64]  # summed over the tokens of a continuation
     greedy: npt.NDArray[np.bool_]
-    tokens: Sequence[npt.NDArray[np.float64]]
+    tokens: Sequence[npt.NDArray[np.float64]]  # per request `(compositions, tokens)`
 
 
 @dataclass(frozen=True)
 class _Targets:
-    """All tokens of the continuations of a batch, with the positions that predict them.
+    """All tokens of the continuations of a batch, with the positions that predict them."""
 
-    Attributes:
-        positions: int64 `(n,)`, distinct positions of the flattened batch that predict a token.
-        predictor: int64 `(m,)`, per token the index of its position.
-        tokens: int64 `(m,)`, the tokens, continuation after continuation.
-        requests: the request of each continuation.
-        lengths: the number of tokens of each continuation.
-    """
-
-    positions: torch.Tensor
-    predictor: torch.Tensor
-    tokens: torch.Tensor
-    requests: list[int]
-    lengths: list[int]
+    positions: torch.Tensor  # int64 `(n,)`, distinct positions of the flattened batch that predict
+    predictor: torch.Tensor  # int64 `(m,)`, per token the index of its position
+    tokens: torch.Tensor  # int64 `(m,)`, continuation after continuation
+    requests: list[int]  # of each continuation
+    lengths: list[int]  # of each continuation, in tokens
 
 
 def score_batch(

@@ -25,17 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a layer beside the hidden state.
+    """The arguments of a layer beside the hidden state."""
 
-    Attributes:
-        args: positional arguments after the hidden state.
-        kwargs: keyword arguments.
-        keyword: name of the hidden state, if it is passed by keyword.
-    """
-
-    args: tuple[Any, ...]
+    args: tuple[Any, ...]  # after the hidden state
     kwargs: Mapping[str, Any]
-    keyword: str | None = None
+    keyword: str | None = None  # name of the hidden state, if it is passed by keyword
 
     def __call__(self, layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """Run the layer on a hidden state, `[rows, tokens, width]`."""
@@ -59,13 +53,7 @@ class _LastLayerReached(Exception):
 
 
 class SplitModel:
-    """The layers of a model, and the parts of its forward pass before and after them.
-
-    Args:
-        model: in evaluation mode.
-        layers: its layers, in order.
-        device: of the model.
-    """
+    """The layers of a model in evaluation mode, and the parts of its forward pass around them."""
 
     def __init__(
         self, model: PreTrainedModel, layers: Sequence[nn.Module], device: torch.device
@@ -101,13 +89,10 @@ class SplitModel:
     def after(self, hidden: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Run the part after the layers, final norm and head, on hidden states.
 
-        Args:
-            hidden: the last layer's output for `inputs`; or, without inputs, any hidden states
-                `[n, width]`, because this part treats every position by itself.
-            inputs: of the forward pass.
-
-        Returns:
-            Logits `[rows, tokens, vocabulary]` in the model's dtype, or `[n, vocabulary]`.
+        With the inputs of the forward pass, `hidden` is the last layer's output for them, and
+        logits are `[rows, tokens, vocabulary]`. Without inputs, these are any hidden states `[n,
+        width]`, because this part treats every position by itself, and logits are `[n,
+        vocabulary]`.
         """
         # Without inputs, each hidden state is a text of one token: some models reshape to the
         # shape of their input.
@@ -118,7 +103,7 @@ class SplitModel:
             return self._output(layer, state)
 
         with self._replaced(inject):
-            logits = self.model(**(inputs or self._one_token(len(hidden)))).logits
+            logits = self.model(**(inputs or one_token(self._device, len(hidden)))).logits
         return logits if inputs else logits.reshape(len(hidden), -1)  # type: ignore[no-any-return]
 
     def _learn_outputs(self) -> None:
@@ -135,17 +120,11 @@ class SplitModel:
             handles.append(layer.register_forward_hook(keep))
         try:
             with torch.inference_mode():
-                output = self.model(**self._one_token(1))
+                output = self.model(**one_token(self._device))
         finally:
             for handle in handles:
                 handle.remove()
         check_head(self.model, output)
-
-    def _one_token(self, rows: int) -> dict[str, Any]:
-        import torch
-
-        ids = torch.zeros(rows, 1, dtype=torch.long, device=self._device)
-        return {"input_ids": ids, "use_cache": False}
 
     def _output(self, layer: int, hidden: torch.Tensor) -> Any:
         rest = self._output_rests[layer]
@@ -175,6 +154,14 @@ def _split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tor
         return args[0], Call(args[1:], kwargs)
     rest = dict(kwargs)
     return rest.pop("hidden_states"), Call((), rest, "hidden_states")
+
+
+def one_token(device: torch.device, rows: int = 1) -> dict[str, Any]:
+    """Return the inputs of a forward pass for rows of one token."""
+    import torch
+
+    ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    return {"input_ids": ids, "use_cache": False}
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -222,11 +209,7 @@ def why_no_kv_cache(model: PreTrainedModel) -> str | None:
 
 
 class LayerCache(Protocol):
-    """Keys and values that a layer's attention reads and extends.
-
-    Attributes:
-        length: tokens in the cache, padding included.
-    """
+    """Keys and values that a layer's attention reads and extends; `length` counts padding too."""
 
     length: int
 

@@ -112,10 +112,8 @@ class Sweep(VirtualModel):
     ) -> Scores:
         """Score continuations after contexts, under every composition.
 
-        Args:
-            requests: token ids of context and continuation.
-            members: numbers of the compositions; all when None.
-            settings: as `iter_loglikelihood`.
+        `requests` are token ids of context and continuation; `settings` are those of
+        `iter_loglikelihood`.
         """
         batches = self.iter_loglikelihood(requests, members=members, **settings)
         return merge_batches(batches, self.choose(members), len(requests))
@@ -174,11 +172,9 @@ class Sweep(VirtualModel):
         return groups if self._shares_prefixes else []
 
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
-        """Generate with every composition after every prompt: `[composition][prompt]`.
+        """Generate with every composition after every prompt, given as token ids.
 
-        Args:
-            prompts: token ids.
-            settings: as `iter_generate`.
+        The result is `[composition][prompt]`; `settings` are those of `iter_generate`.
         """
         members = self.choose(settings.get("members"))
         texts = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
@@ -288,14 +284,7 @@ class Sweep(VirtualModel):
     def memory(
         self, rows: int, tokens: int, new_tokens: int = 0, members: Sequence[int] | None = None
     ) -> MemoryEstimate:
-        """Estimate the memory of scoring, or of generating if there are new tokens.
-
-        Args:
-            rows: rows of a batch, or prompts of a batch.
-            tokens: tokens of a row or prompt.
-            new_tokens: tokens to write after a prompt; 0 for scoring.
-            members: numbers of the compositions; all when None.
-        """
+        """Estimate the memory of scoring a batch, or of generating if there are new tokens."""
         experts, blends = self.weight_bytes()
         model = MemoryModel(
             self.model,
@@ -317,12 +306,8 @@ class Sweep(VirtualModel):
     ) -> int:
         """Return the largest batch size, a power of two, that fits into memory.
 
-        Args:
-            tokens: tokens of the longest row or prompt.
-            new_tokens: tokens to write after a prompt; 0 for scoring.
-            budget: bytes for everything, experts included; when None, what they take now and
-                80% of the free memory.
-            members: numbers of the compositions; all when None.
+        `tokens` is the length of the longest row or prompt. `budget` is in bytes for everything,
+        experts included; when None, it is what they take now and 80% of the free memory.
 
         Raises:
             EvaluationError: not even one row fits.
@@ -337,11 +322,7 @@ class Sweep(VirtualModel):
         )
 
     def choose(self, members: Sequence[int] | None) -> list[int]:
-        """Check numbers of compositions; return all numbers for None.
-
-        Raises:
-            EvaluationError: no such composition, or none chosen.
-        """
+        """Check numbers of compositions; return all numbers for None."""
         if members is None:
             return list(range(len(self)))
         if not members:

@@ -17,7 +17,14 @@ from layerswap.checkpoint import Place
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
 from layerswap.engine.prefix import Pair, PrefixCache, read_prefix
-from layerswap.engine.split import Entry, SplitModel, check_head, dynamic_rotary, reset_rotary
+from layerswap.engine.split import (
+    Entry,
+    SplitModel,
+    check_head,
+    dynamic_rotary,
+    one_token,
+    reset_rotary,
+)
 from layerswap.engine.virtual import Numbering, VariantId, VariantPath, VirtualModel
 
 if TYPE_CHECKING:
@@ -28,35 +35,24 @@ if TYPE_CHECKING:
 class Node:
     """One distinct beginning of some paths.
 
-    Attributes:
-        depth: depth of its last variant: 0 before the layers, 1 + l for layer l.
-        variant: its last variant.
-        members: numbers of the compositions with this beginning.
-        children: beginnings longer by one variant. The child whose branch holds most hidden states
-            is last: by then its siblings no longer need the state that it starts from.
-        open_states: hidden states held at one time in its branch, with its own; 0 for a leaf.
+    Its children are longer by one variant. The child whose branch holds most hidden states is last:
+    by then its siblings no longer need the state that it starts from.
     """
 
-    depth: int
-    variant: VariantId
-    members: list[int]
+    depth: int  # of its last variant: 0 before the layers, 1 + l for layer l
+    variant: VariantId  # its last variant
+    members: list[int]  # numbers of the compositions with this beginning
     children: list[Node] = field(default_factory=list)
-    open_states: int = 0
+    open_states: int = 0  # hidden states held at one time in its branch; 0 for a leaf
 
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Layer evaluations for one batch.
+    """Layer evaluations for one batch."""
 
-    Attributes:
-        naive: evaluations if every composition runs alone.
-        distinct: evaluations if every distinct beginning runs once.
-        open_states: most hidden states held at one time.
-    """
-
-    naive: int
-    distinct: int
-    open_states: int
+    naive: int  # if every composition runs alone
+    distinct: int  # if every distinct beginning runs once
+    open_states: int  # most hidden states held at one time
 
     @property
     def ratio(self) -> float:
@@ -153,11 +149,10 @@ def _largest_gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
 class Leaf:
     """Compositions whose forward pass on a batch has reached the head.
 
-    Attributes:
-        members: their numbers; several only if they are equal everywhere.
-        logits: computes `[chosen, vocabulary]` at chosen positions of the flattened batch, or, for
-            None, `[rows, tokens, vocabulary]`. It must be called before the next leaf is taken,
-            since the model then has another composition's weights.
+    Compositions share a leaf only if they are equal everywhere. `logits` computes `[chosen,
+    vocabulary]` at chosen positions of the flattened batch, or, for None, `[rows, tokens,
+    vocabulary]`. Call it before the next leaf is taken, since the model then has another
+    composition's weights.
     """
 
     members: Sequence[int]
@@ -168,7 +163,6 @@ class Runner:
     """Forward passes of all compositions of a virtual model.
 
     Attributes:
-        virtual: the compositions.
         stack: its model, split at its layers.
         exact: True if the trie gives the same bits as the compositions alone; None until checked.
         evaluations: layers run along the trie so far.
@@ -183,7 +177,7 @@ class Runner:
             self.stack = SplitModel(model, virtual.layers, virtual.device)
         else:
             self.exact = self._give_up("they are not in one list")
-            check_head(model, self._forward({"input_ids": _one_token(virtual.device)}, 0))
+            check_head(model, self._forward(one_token(virtual.device), 0))
         self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0
 
@@ -193,13 +187,9 @@ class Runner:
         """Yield every composition's logits for one batch, in the order of the trie.
 
         The first call checks a part of the batch: the trie must give bit for bit the logits of the
-        compositions alone. If it does not, a warning says so and they run alone.
-
-        Args:
-            inputs: of the model's forward pass, with `input_ids` and without a cache.
-            members: numbers of the compositions.
-            prefix: length of the common prefix of all rows that is read once; logits are then of
-                the tokens after it.
+        compositions alone. If it does not, a warning says so and they run alone. `inputs` have no
+        cache. The first `prefix` tokens of all rows are common and read once; logits are of the
+        tokens after it.
         """
         if self.check(inputs, members):
             yield from self._run_trie(inputs, members, prefix)
@@ -209,7 +199,7 @@ class Runner:
     def check(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
         """Check once, on a part of a batch, that the trie is exact."""
         if self.exact is None:
-            self.exact = self._check(inputs, members)
+            self.exact = self._is_exact(inputs, members)
         return self.exact
 
     def trie(self, members: Sequence[int]) -> list[Node]:
@@ -226,10 +216,9 @@ class Runner:
         before_layer: BeforeLayer | None = None,
         prefix: PrefixCache | None = None,
     ) -> Iterator[tuple[Node, torch.Tensor]]:
-        """Yield the leaves of a trie, each with the output of its last layer.
+        """Yield the leaves of a trie, each with the output of its last layer; pairs with a prefix.
 
-        The model has the leaf's weights outside the layers until the next leaf is taken. With a
-        prefix, hidden states are pairs.
+        The model has the leaf's weights outside the layers until the next leaf is taken.
         """
         held: dict[int, tuple[torch.Tensor, Entry]] = {}
         children_left: dict[int, int] = {}
@@ -298,7 +287,7 @@ class Runner:
         self.reset_rotary()
         return self.virtual.switch(member)(**inputs)
 
-    def _check(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
+    def _is_exact(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
         """True if three compositions give the same bits along their trie as alone."""
         import torch
 
@@ -337,9 +326,3 @@ class Runner:
             stacklevel=2,
         )
         return False
-
-
-def _one_token(device: torch.device) -> torch.Tensor:
-    import torch
-
-    return torch.zeros(1, 1, dtype=torch.long, device=device)

@@ -71,20 +71,15 @@ class Numbering(Generic[T]):
         return number
 
 
-# --- what tensors are made of ---
+# --- sources of tensors ---
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """All that one tensor of one composition is made of: equal sources make equal bytes.
-
-    Attributes:
-        tensor: the stored tensors and their weights.
-        thresholds: of operations that rank a whole model; see `merge.writer.measure_tensors`.
-    """
+    """The source of one tensor of one composition: equal sources give equal bytes."""
 
     tensor: OutputTensor
-    thresholds: tuple[tuple[Operation, Any], ...] = ()
+    thresholds: tuple[tuple[Operation, Any], ...] = ()  # see `measure_tensors`
 
     def compute(self) -> torch.Tensor:
         """Compute the tensor on the CPU, bit for bit as `Plan.load` and `Plan.save` do."""
@@ -113,7 +108,7 @@ def _source(tensor: OutputTensor, thresholds: dict[Operation, Any]) -> WeightSou
 
 
 Content = tuple[WeightSource, ...]
-"""All that the tensors of one binding are made of."""
+"""The sources of the tensors of one binding."""
 
 
 # --- parameters and stored tensors ---
@@ -121,18 +116,11 @@ Content = tuple[WeightSource, ...]
 
 @dataclass(frozen=True)
 class Binding:
-    """Parameters (or buffers) of a model, and the stored tensors that they are made of.
+    """Parameters (or buffers) of a model, and the stored tensors that give their values."""
 
-    Attributes:
-        sources: names of the stored tensors.
-        targets: names of the parameters; tied parameters are in one binding.
-        converted: True if transformers computes the targets from the sources; otherwise every
-            target is the one source.
-    """
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    converted: bool = False
+    sources: tuple[str, ...]  # names of the stored tensors
+    targets: tuple[str, ...]  # names of the parameters; tied ones are in one binding
+    converted: bool = False  # True if transformers computes the targets from the sources
 
 
 @dataclass(frozen=True)
@@ -142,15 +130,12 @@ class ParameterMap:
     Attributes:
         stack: name of the list of layers, such as `model.layers`. None if the model keeps its
             layers elsewhere; then `before` and `outside` have all bindings.
-        layers: bindings of every layer.
-        before: bindings outside the layers that act before them.
-        outside: all bindings outside the layers.
     """
 
     stack: str | None
-    layers: tuple[tuple[Binding, ...], ...]
-    before: tuple[Binding, ...]
-    outside: tuple[Binding, ...]
+    layers: tuple[tuple[Binding, ...], ...]  # of every layer
+    before: tuple[Binding, ...]  # outside the layers, act before them
+    outside: tuple[Binding, ...]  # all outside the layers
 
 
 def parameter_map(
@@ -254,17 +239,11 @@ def convert(
 
 @dataclass
 class _Part:
-    """The parameters at one depth.
-
-    Attributes:
-        bindings: of the parameters.
-        variants: numbers the variants of the part, each of them one content per binding.
-        current: the variant that the model has now; None if another part has changed it.
-    """
+    """The parameters at one depth."""
 
     bindings: tuple[Binding, ...]
-    variants: Numbering[tuple[ContentId, ...]] = field(default_factory=Numbering)
-    current: VariantId | None = None
+    variants: Numbering[tuple[ContentId, ...]] = field(default_factory=Numbering)  # by binding
+    current: VariantId | None = None  # of the model now; None if another part has changed it
 
 
 class VirtualModel:
@@ -336,11 +315,7 @@ class VirtualModel:
         return stack  # type: ignore[no-any-return]
 
     def add(self, plans: Sequence[Plan]) -> list[int]:
-        """Add compositions, and return their numbers.
-
-        Raises:
-            EvaluationError: a plan for another model, or in another dtype.
-        """
+        """Add compositions for the same model, in the same dtype, and return their numbers."""
         for plan in plans:
             if _signature(plan, self._dtype) != self._signature:
                 raise EvaluationError(

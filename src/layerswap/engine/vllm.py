@@ -73,32 +73,19 @@ def open_engine(
 
 @dataclass
 class RunningEngine:
-    """A vLLM that runs.
-
-    Attributes:
-        llm: the `vllm.LLM`.
-        fresh: the plan that it was started with.
-        model: that plan's model without weights.
-        shapes: of every tensor, by name.
-        current: the plan whose weights it has; None while they are loaded.
-        answers: to the prompts of the opening check, with the first weights.
-        checked: True if the check has shown that its weights can be swapped.
-    """
+    """A `vllm.LLM` that runs."""
 
     llm: Any
-    fresh: Plan
-    model: PreTrainedModel
-    shapes: dict[str, tuple[int, ...]]
-    current: Plan | None
-    answers: Answers
-    checked: bool = False
+    fresh: Plan  # that it was started with
+    model: PreTrainedModel  # of that plan, without weights
+    shapes: dict[str, tuple[int, ...]]  # of every tensor, by name
+    current: Plan | None  # whose weights it has; None while they are loaded
+    answers: Answers  # to the opening check, with the first weights
+    checked: bool = False  # True if the check has shown that its weights can be swapped
 
 
 class VllmServer:
-    """Starts vLLM, and keeps the last engine running for the next sweep.
-
-    One engine at a time, because it takes most of a GPU.
-    """
+    """Starts vLLM, and keeps the last engine running: it takes most of a GPU."""
 
     def __init__(self) -> None:
         self._key: str | None = None
@@ -133,11 +120,7 @@ class VllmSweep:
     the first answer, that the engine gives the log-probabilities and greedy tokens of its start
     again after its weights were swapped for another composition and back.
 
-    Args:
-        plans: the compositions; their tensors have the shapes of the experts'.
-        dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
-        engine: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
-        server: starts vLLM, or reuses the running one.
+    `engine` has further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
     """
 
     def __init__(
@@ -216,10 +199,7 @@ class VllmSweep:
         max_length: int | None = None,
         **settings: Any,
     ) -> Iterator[Scores]:
-        """Yield the answers of one composition after the other, as `Sweep.iter_loglikelihood`.
-
-        vLLM does not need the settings of a batch.
-        """
+        """Yield the answers as `Sweep.iter_loglikelihood`, one composition after the other."""
         import numpy as np
         from vllm import SamplingParams
 
@@ -256,7 +236,7 @@ class VllmSweep:
         sampling: Sampling | None = None,
         batch_size: int | None = None,
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
-        """Yield the texts of one composition after the other, as `Sweep.iter_generate`.
+        """Yield the texts as `Sweep.iter_generate`, one composition after the other.
 
         vLLM does not need tokenizer and batch size. It draws with its own random numbers.
         """
@@ -480,12 +460,12 @@ def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def _as_adapter(plan: Plan) -> Plan | None:
-    """The same composition as an adapter that vLLM can serve; None where it is more than that."""
+    """Return a composition as an adapter that vLLM can serve; None if it is more than that."""
     if plan.base is None or any(expert.adapter is None for expert in plan.used.values()):
         return None
     try:
-        found = as_adapter(plan)
+        adapter = as_adapter(plan)
     except MergeError:  # an operation on adapters gives full weights
         return None
-    outside = any("layers." not in path for path, _ in adapted_modules(found))
-    return None if outside or next(saved_tensors(found), None) is not None else found
+    outside = any("layers." not in path for path, _ in adapted_modules(adapter))
+    return None if outside or next(saved_tensors(adapter), None) is not None else adapter

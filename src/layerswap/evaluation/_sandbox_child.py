@@ -88,7 +88,7 @@ _ALLOW, _EPERM = 0x7FFF0000, 0x00050000 | 1
 
 
 def readable_paths() -> list[str]:
-    """Files and folders that a Python program reads: the standard library, shared libraries."""
+    """List what a Python program reads: the standard library and shared libraries."""
     paths = sysconfig.get_paths()
     wanted = [
         paths["stdlib"], paths["platstdlib"], sys.base_prefix, sys.base_exec_prefix, "/usr/lib",
@@ -205,11 +205,7 @@ def wall_off_calls(libc: ctypes.CDLL) -> None:
 
 
 def wall_off() -> None:
-    """Isolate this process; code after this call runs in the sandbox.
-
-    Raises:
-        OSError: a part of the isolation is not available.
-    """
+    """Isolate this process; code after this call runs in the sandbox. OSError if it cannot."""
     if platform.machine() not in MACHINES:
         raise OSError(f"no list of system calls for {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -230,23 +226,14 @@ def wall_off() -> None:
 
 
 class Channel:
-    """Messages of plain data over two pipes, each one line of JSON.
-
-    Args:
-        reader: descriptor to read messages from.
-        writer: descriptor to write messages to.
-    """
+    """Messages of plain data over two pipes, each one line of JSON."""
 
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
         self._held = b""
 
     def send(self, message: object) -> None:
-        """Send one message.
-
-        Raises:
-            ValueError: the message is too long.
-        """
+        """Send one message; a long one is a ValueError."""
         data = json.dumps(message).encode() + b"\n"
         if len(data) > MESSAGE_BYTES:
             raise ValueError("a value is too large to compare")
@@ -275,11 +262,9 @@ class Channel:
 
 
 def encode(value: object, refer: Callable[[object], int]) -> object:
-    """A value as JSON: plain data by content, everything else by reference.
+    """Encode a value as JSON: plain data by content, everything else by reference.
 
-    Args:
-        value: any value; subclasses of plain types count as plain types.
-        refer: returns the number of an object.
+    Subclasses of plain types count as plain types. `refer` returns the number of an object.
     """
     if value is None:
         return None
@@ -309,11 +294,7 @@ def encode(value: object, refer: Callable[[object], int]) -> object:
 
 
 def decode(data: object, find: Callable[[str, Any], object]) -> object:
-    """The value of `encode`; `find` returns the object of a reference or module.
-
-    Raises:
-        ValueError: the data encode no value.
-    """
+    """Decode the value of `encode`; `find` returns the object of a reference or module."""
     if data is None or isinstance(data, bool | int | str):
         return data
     if not isinstance(data, dict):
@@ -378,11 +359,7 @@ def serve(channel: Channel) -> None:
 
 
 def check(channel: Channel, source: str, tests: list[str]) -> None:
-    """Run every test against the answers of the program.
-
-    Raises:
-        BaseException: the exception of a failed test, or an error of the program's side.
-    """
+    """Run every test against the answers of the program; a failed test raises its exception."""
 
     class Remote:
         """An object of the program; it equals only itself."""
@@ -449,7 +426,7 @@ def check(channel: Channel, source: str, tests: list[str]) -> None:
 
 
 def trusted(names: Mapping[str, object], tests: Sequence[str]) -> dict[str, object]:
-    """The names of a program that its tests may see.
+    """Return the names of a program that its tests may see.
 
     A program that redefines `set` or `math` could change the result of a comparison. It may
     redefine a name only if the tests ask for nothing else, because some tasks ask for a function

@@ -142,15 +142,9 @@ def squared_gradients(
 ) -> dict[str, torch.Tensor]:
     """Average the squared gradients of the examples' log-likelihoods, per parameter.
 
-    Args:
-        model: in evaluation mode, float32.
-        rows: examples, with the numbers that seed their labels.
-        labels: source of the labels.
-        seed: seed of the labels.
-        step: called with 1 after each example.
-
-    Returns:
-        float32 tensors by parameter name, on the model's device; 0 for unused parameters.
+    The model is float32 and in evaluation mode. `rows` are examples with the numbers that seed
+    their labels. `step` is called with 1 after each example. Tensors are float32 on the model's
+    device, and 0 for unused parameters.
     """
     import torch
 
@@ -178,12 +172,9 @@ def squared_gradients(
 def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str) -> torch.Tensor:
     """Sum the log-probabilities of an example's predicted tokens, or of tokens in their place.
 
-    Args:
-        model: a causal language model.
-        row: the example.
-        labels: `data` for the example's own tokens; `model` for tokens drawn from the prediction
-            at each position, after the example's own tokens before it.
-        key: seeds the draw, independently of the device and of other examples.
+    With `labels="model"`, tokens are drawn from the prediction at each position, after the
+    example's own tokens before it. `key` seeds the draw, independently of the device and of other
+    examples.
     """
     import torch
 

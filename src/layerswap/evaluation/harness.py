@@ -1,34 +1,52 @@
-"""Evaluates compositions on tasks of lm-evaluation-harness.
+"""Evaluates models and compositions on tasks of lm-evaluation-harness.
 
-lm-eval builds the requests once. A sweep answers them for all compositions together, and lm-eval's
-own filters and metrics score the answers of each. Prompts, tokenisation and metrics are lm-eval's.
+lm-eval builds the requests once. A sweep answers them for all compositions of the same experts
+together, and lm-eval's own filters and metrics score the answers of each. Prompts, tokenisation and
+metrics are lm-eval's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain, count
+from math import prod
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from layerswap._types import Advance, Log
 from layerswap.checkpoint.loading import pick_device
+from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES
+from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep, open_engine
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.calibration import add_calibrated
-from layerswap.evaluation.response_cache import AnswerStore, ResponseCache
+from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
     EvaluationSettings,
     PromptOptions,
     parse_arguments,
     template_error,
 )
-from layerswap.merge import Plan
+from layerswap.merge import Plan, make_plan
+from layerswap.merge.adapters import MANIFEST, open_served
+from layerswap.merge.layout import widest
+from layerswap.merge.folder import plan_tokenizer
+from layerswap.merge.metadata import COPIED, tokenizer_folder
 
+Result = dict[str, Any]
+"""The result of `lm_eval.simple_evaluate`, with `samples`."""
+CALIBRATED = "acc_calibrated"
+"""Name of the metric of accuracy after batch calibration."""
 FEWSHOT_SEED = 1234
 """lm-eval's own default for drawing few-shot examples."""
 Samples = Mapping[str, Sequence[int]]
@@ -59,19 +77,12 @@ def evaluate(
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> list[dict[str, Any]]:
-    """Evaluate compositions on lm-eval tasks.
+    """Evaluate compositions on lm-eval tasks: names of tasks or groups, or inline configurations.
 
-    Args:
-        sweep: the compositions.
-        tokenizer: a transformers tokenizer.
-        tasks: names of lm-eval tasks or groups, or inline configurations.
-        include: folders with more task YAMLs.
-        settings: prompts, limit, batch size and leave to run programs; the rest is the sweep's.
-        samples: the documents, in place of the limit.
-        members: positions of the compositions; all when None.
-        store: keeps answers for later runs.
-        log: called with the memory that a batch needs, and with a warning about the limit.
-        progress: called with the number of compositions just evaluated.
+    Of the settings, only prompts, limit, batch size and `allow_code` are used; the engine and dtype
+    are the sweep's. `samples` replaces the limit. `store` keeps answers for later runs. `log`
+    receives lines about memory and the limit. `progress` receives the number of compositions just
+    evaluated.
 
     Returns:
         For each composition the result of `lm_eval.simple_evaluate`, with `samples`.
@@ -85,11 +96,9 @@ def evaluate(
             for note in _missing_answers(loaded, settings.limit):
                 log(note)
         loaded = {**loaded, "tasks": {n: _BuiltOnce(task) for n, task in loaded["tasks"].items()}}
-        from layerswap.evaluation.cached_model import CachedModel
-
         size = None if settings.batch_size == "auto" else settings.batch_size
         responses = ResponseCache(sweep, chosen, store, size, log)
-        model = CachedModel(sweep, settings.with_chat_template(tokenizer), responses)
+        model = cached_model(sweep, settings.with_chat_template(tokenizer), responses)
         for number in range(len(chosen)):
             model.number = number
             results.append(run_tasks(model, loaded, settings, samples))
@@ -239,3 +248,216 @@ def _lm_eval_manager() -> Any:
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
+
+
+# --- models ---
+
+
+def open_models(models: Sequence[str]) -> dict[str, Plan]:
+    """Open a plan for each model, by a unique name.
+
+    A model is a folder, a Hub id, an adapter, a recipe (`.yaml`), which need not be written, or a
+    folder of `layerswap adapters`, which has several.
+    """
+    plans: dict[str, Plan] = {}
+    for model in models:
+        path = Path(model)
+        if (path / MANIFEST).is_file():
+            for name, plan in open_served(path).items():
+                plans[_unique(name, plans)] = plan
+            continue
+        if path.suffix in (".yaml", ".yml"):
+            plan, name = make_plan(read_recipe(path)), path.stem
+        else:
+            recipe = {
+                "experts": {"model": model}, "soup": {"experts": ["model"]}, "bake": True,
+            }  # fmt: skip
+            plan = make_plan(check_recipe(recipe, where=model))
+            name = path.resolve().name if path.is_dir() else model.replace("/", "--")
+        plans[_unique(name, plans)] = plan
+    return plans
+
+
+def _unique(name: str, taken: Container[str]) -> str:
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(candidate for candidate in names if candidate not in taken)
+
+
+def evaluate_models(
+    models: Mapping[str, Plan],
+    tasks: Sequence[str],
+    include: Sequence[Path],
+    *,
+    settings: EvaluationSettings | None = None,
+    store: AnswerStore | None = None,
+    log: Log = lambda line: None,
+    progress: Advance | None = None,
+) -> dict[str, Result]:
+    """Evaluate models on tasks of lm-eval; models that share experts are swept together.
+
+    With the engine `sweep`, answers are stored as they come. A run that resumes, or one with a
+    larger limit, computes only the others.
+    """
+    settings = settings or EvaluationSettings()
+    dtype = settings.dtype or common_dtype(models, log)
+    settings = settings.model_copy(update={"dtype": dtype})
+    results: dict[str, Result] = {}
+    if settings.engine == "hf":
+        for name, plan in models.items():
+            loaded = load_tasks(tasks, include=include, prompts=settings)
+            results[name] = run_tasks(_transformers(plan, settings), loaded, settings)
+            if progress is not None:
+                progress(1)
+        return results
+    for group in _sharing(models):
+        plans = [models[name] for name in group]
+        tokenizer = plan_tokenizer(plans[0])
+        settings.with_chat_template(tokenizer, log)
+        evaluated = evaluate(
+            open_sweep(plans, settings), tokenizer, tasks, include=include, settings=settings,
+            store=store, log=log, progress=progress,
+        )  # fmt: skip
+        results |= dict(zip(group, evaluated, strict=True))
+    return {name: results[name] for name in models}
+
+
+def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> str | None:
+    """Find the widest dtype of models that are stored in several; None if there is only one.
+
+    Rounding alone can decide between two answers, and would look like a difference of models.
+    """
+    stored: dict[str, str] = {}
+    for name, plan in models.items():
+        elements: Counter[str] = Counter()
+        for tensor in plan.tensors:
+            if tensor.dtype in FLOAT_DTYPES:
+                elements[tensor.dtype] += prod(tensor.shape)
+        if elements:
+            stored[name] = elements.most_common(1)[0][0]
+    if len(set(stored.values())) < 2:
+        return None
+    wide = widest(set(stored.values()))
+    dtype = next((name for name, code in FLOAT_NAMES.items() if code == wide), "float32")
+    examples = {code: name for name, code in stored.items()}
+    kinds = ", ".join(f"{code} ({name})" for code, name in examples.items())
+    log(f"models are stored in {kinds}; all are evaluated in {dtype} (--dtype)")
+    return dtype
+
+
+def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
+    """Group models of the same tokenizer and dtype that common experts link."""
+    groups: list[tuple[set[str], list[str]]] = []
+    for name, plan in models.items():
+        kind = f"{_tokenizer_hash(plan)}|{plan.recipe.dtype}"
+        sources = {f"{expert.folder.resolve()}|{kind}" for expert in plan.used.values()}
+        joined = [group for group in groups if group[0] & sources]
+        groups = [group for group in groups if not group[0] & sources]
+        names = [other for group in joined for other in group[1]] + [name]
+        groups.append((sources.union(*(group[0] for group in joined)), names))
+    yield from (names for _, names in groups)
+
+
+def _tokenizer_hash(plan: Plan) -> str:
+    digest = hashlib.sha256()
+    for name in COPIED[1]:
+        file = tokenizer_folder(plan) / name
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()
+
+
+def _transformers(plan: Plan, settings: EvaluationSettings) -> Any:
+    """Load one model as lm-eval's own class."""
+    from lm_eval.models.huggingface import HFLM
+
+    size, device = settings.batch_size, pick_device(settings.device)
+    model: Any = plan.load()
+    return HFLM(
+        pretrained=model.to(device),
+        tokenizer=settings.with_chat_template(plan_tokenizer(plan)),
+        batch_size=16 if size == "auto" and device == "cpu" else size,
+        device=device,
+    )
+
+
+# --- batch calibration ---
+
+
+def calibrate(
+    logprobs: npt.NDArray[np.float64], others: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.float64]:
+    """Divide the probability of each label by its mean over documents.
+
+    Batch calibration (Zhou et al., 2024, section 3.3) corrects a model that prefers a label, and
+    needs no right answer.
+
+    Args:
+        logprobs: natural logarithms `(documents, labels)`, of any scale in a row.
+        others: logarithms of the documents to average over; the same documents when None.
+
+    Returns:
+        The same shape, up to a constant in each row; the largest is the calibrated answer.
+    """
+    logs = _normalised(logprobs)
+    batch = logs if others is None else _normalised(others)
+    prior = np.logaddexp.reduce(batch, axis=0) - np.log(len(batch))
+    # A label that is impossible everywhere stays impossible.
+    calibrated = np.full_like(logs, -np.inf)
+    possible = np.isfinite(prior)
+    calibrated[:, possible] = logs[:, possible] - prior[possible]
+    return calibrated
+
+
+def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    normalised: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(
+        logprobs, axis=1, keepdims=True
+    )
+    return normalised
+
+
+def add_calibrated(result: Mapping[str, Any]) -> None:
+    """Add the metric `acc_calibrated` to tasks with the same labels for every document, in place.
+
+    These are multiple-choice tasks with the metric `acc` and one filter.
+    """
+    for task, every in result["samples"].items():
+        samples = [sample for sample in every if CALIBRATED not in sample["metrics"]]
+        choices = [choice for sample in samples if (choice := _choice(sample)) is not None]
+        filters = {sample["filter"] for sample in samples}
+        if len(choices) != len(samples) or len(samples) < 2 or len(filters) != 1:
+            continue
+        labels, logprobs, right = zip(*choices, strict=True)
+        if len(set(labels)) != 1:
+            continue
+        answers = calibrate(np.array(logprobs)).argmax(axis=1).tolist()
+        for sample, answer, gold in zip(samples, answers, right, strict=True):
+            sample[CALIBRATED] = float(answer == gold)
+            sample["metrics"] = [*sample["metrics"], CALIBRATED]
+        key = f"{CALIBRATED},{samples[0]['filter']}"
+        result["results"][task][key] = float(np.mean([sample[CALIBRATED] for sample in samples]))
+
+
+def _choice(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], int] | None:
+    """Read the labels of a document, their log-probabilities and the position of the right one.
+
+    None if the document is not a choice among labels after one prompt.
+    """
+    asked: Sequence[Any] = sample["arguments"]
+    answers: Sequence[Any] = sample["filtered_resps"]
+    if "acc" not in sample["metrics"] or not all(
+        isinstance(pair, tuple | list) and len(pair) == 2 for pair in (*asked, *answers)
+    ):
+        return None
+    if len(asked) < 2 or len({prompt for prompt, _ in asked}) != 1:
+        return None
+    labels = tuple(label.strip() for _, label in asked)
+    logprobs = [float(logprob) for logprob, _ in answers]
+    target = sample["target"]
+    if isinstance(target, str) and target.strip() in labels:
+        target = labels.index(target.strip())
+    if not isinstance(target, Integral) or len(labels) != len(logprobs):
+        return None
+    if np.isnan(logprobs).any() or not np.isfinite(logprobs).any():
+        return None
+    # A task that counts otherwise is not a plain choice.
+    counted = float(int(np.argmax(logprobs)) == target)
+    return (labels, logprobs, int(target)) if counted == float(sample["acc"]) else None

@@ -27,14 +27,12 @@ def same_language(one: str, other: str) -> bool:
 def standard_tag(language: str) -> str:
     """Find the BCP 47 tag of a language by any of its codes, or by its English name.
 
-    A member that stands for its macrolanguage gets the tag of that (`swh` is `sw`). A script that
-    is the usual one is left out.
+    Codes are those of ISO 639-1 or 639-3, BCP 47, and FLORES-200's `xxx_Script`. A member that
+    stands for its macrolanguage gets the tag of that (`swh` is `sw`). A script that is the usual
+    one is left out.
 
-    Args:
-        language: ISO 639-1 or 639-3, BCP 47, FLORES-200's `xxx_Script`, or a name.
-
-    Example: `standard_tag("swh_Latn")`, `standard_tag("Swahili")` and `standard_tag("sw")` are
-    all `"sw"`.
+    Example: `standard_tag("swh_Latn")`, `standard_tag("Swahili")` and `standard_tag("sw")` are all
+    `"sw"`.
     """
     try:
         import langcodes
@@ -52,10 +50,7 @@ def standard_tag(language: str) -> str:
 
 
 def language_name(language: str) -> str:
-    """Return the English name of a language.
-
-    Example: `language_name("te")` is `"Telugu"`.
-    """
+    """Return the English name of a language."""
     import langcodes
 
     return str(langcodes.Language.get(standard_tag(language)).language_name())
@@ -122,15 +117,10 @@ def sample_shares(sample: Mapping[str, Any], language: str) -> dict[str, float]:
 def language_shares(text: str, language: str) -> dict[str, float]:
     """Measure one generated text, in 0..1; a part with too few letters has no share.
 
-    Args:
-        text: generated text. The part before `</think>` is the reasoning; without that mark, the
-            whole text is the answer.
-        language: any code or name of a language that py3langid knows.
+    The part before `</think>` is the reasoning; without that mark, the whole text is the answer.
 
-    Example:
-        >>> shares = language_shares("<think>We add two and two, which is four.</think>4", "en")
-        >>> shares
-        {'reasoning_language_share': 1.0}
+    Example: `language_shares("<think>We add two and two, which is four.</think>4", "en")` is
+    `{"reasoning_language_share": 1.0}`.
     """
     parts = {ANSWER: text}
     thought = THOUGHT.match(text)

@@ -198,7 +198,7 @@ ORIGIN = "origin"
 class Line:
     """Loss along the line from one model to another."""
 
-    positions: tuple[float, ...]  # ascending; 0 is the first model, 1 the second
+    positions: tuple[float, ...]  # from 0, the first model, to 1, the second
     losses: tuple[float, ...]  # nats per predicted token at each position
 
     @property
@@ -207,11 +207,9 @@ class Line:
 
         In nats per token; 0 if the two are linearly connected (Frankle et al., 2020).
         """
-        loss_at = dict(zip(self.positions, self.losses, strict=True))
-        first, last = loss_at[0.0], loss_at[1.0]
-        return max(
-            loss - ((1 - at) * first + at * last) for at, loss in loss_at.items() if 0 <= at <= 1
-        )
+        first, last = self.losses[0], self.losses[-1]
+        points = zip(self.positions, self.losses, strict=True)
+        return max(loss - ((1 - at) * first + at * last) for at, loss in points)
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,6 @@ def connectivity(
     base: PathLike | None = None,
     elsewhere: OtherLayers = "task",
     steps: int = 4,
-    beyond: int = 0,
     batch_size: int = 16,
     dtype: str = "float32",
     device: str | torch.device = "cpu",
@@ -239,28 +236,28 @@ def connectivity(
     """Measure the loss along the line between two experts, for the whole model and each layer.
 
     At position a the weights are `(1 - a) task + a language`. One sweep holds all models, writes
-    nothing, and shares the work of common layers.
-
-    Args:
-        task: expert at position 0.
-        language: expert at position 1.
-        texts: texts as token ids, or `Tokens` with the positions to predict.
-        base: needed for `elsewhere="base"`.
-        elsewhere: source of the other weights while one layer is interpolated (Adilova et al.,
-            2024, interpolate one layer of a trained model).
-        steps: number of steps between the two experts.
-        beyond: number of steps past each expert.
-        batch_size: texts that are read together.
-        dtype: dtype of weights and arithmetic.
-        device: device of the models.
+    nothing, and shares the work of common layers. The other weights come from `elsewhere` while one
+    layer is interpolated (Adilova et al., 2024, interpolate one layer of a trained model).
     """
-    if steps < 1 or beyond < 0:
-        raise EvaluationError(f"a line has 1 step or more and none below 0, not {steps}, {beyond}")
+    if steps < 1:
+        raise EvaluationError(f"a line has 1 step or more, not {steps}")
+    if elsewhere not in ("task", "language", "base"):
+        raise EvaluationError(f"elsewhere is {elsewhere!r}; it is task, language or base")
     read = as_tokens(texts)
-    line = _Line(task, language, base, elsewhere, dtype)
-    positions = tuple(step / steps for step in range(-beyond, steps + beyond + 1))
-    layers = line.layers
-    plans = [line.plan(at, layer) for layer in (None, *range(layers)) for at in positions]
+    experts, other = {"task": os.fspath(task), "language": os.fspath(language)}, str(elsewhere)
+    if elsewhere == "base":
+        if base is None:
+            raise EvaluationError("elsewhere is the base; give the base")
+        other = ORIGIN
+        experts[ORIGIN] = os.fspath(base)
+    recipe = {"experts": experts, "soup": {"experts": ["task"]}, "bake": True, "dtype": dtype}
+    opened = make_plan(check_recipe(recipe, where="linearity"))
+    positions = tuple(step / steps for step in range(steps + 1))
+    plans = [
+        _between(opened, at, layer, other)
+        for layer in (None, *range(opened.composition.layers))
+        for at in positions
+    ]
     losses = _losses(Sweep(plans, device=device), read, batch_size)
     count = len(positions)
     lines = [
@@ -270,60 +267,13 @@ def connectivity(
     return Connectivity(lines[0], tuple(lines[1:]), elsewhere)
 
 
-class _Line:
-    """Plans of all positions, with each checkpoint opened once."""
-
-    def __init__(
-        self,
-        task: PathLike,
-        language: PathLike,
-        base: PathLike | None,
-        elsewhere: OtherLayers,
-        dtype: str,
-    ) -> None:
-        if elsewhere not in ("task", "language", "base"):
-            raise EvaluationError(f"elsewhere is {elsewhere!r}; it is task, language or base")
-        self._experts = {"task": os.fspath(task), "language": os.fspath(language)}
-        self._other: str = elsewhere
-        if elsewhere == "base":
-            if base is None:
-                raise EvaluationError("elsewhere is the base; give the base")
-            self._other = ORIGIN
-            self._experts[ORIGIN] = os.fspath(base)
-        self._data = {"soup": {"experts": ["task"]}, "bake": True, "dtype": dtype}
-        self._between = self._planned({"experts": self._experts})
-        self._past: dict[float, Plan] = {}
-
-    @property
-    def layers(self) -> int:
-        return self._between.composition.layers
-
-    def plan(self, at: float, layer: int | None) -> Plan:
-        """Plan position `at` in one layer, or everywhere when None."""
-        plan, take = self._between, {n: w for n, w in (("task", 1 - at), ("language", at)) if w}
-        if not 0 <= at <= 1:
-            plan, take = self._beyond(at), {"past": 1.0}
-        places = [Override(layers="all", take=take if layer is None else {self._other: 1.0})]
-        if layer is not None:
-            places.append(Override(layers=str(layer), take=take))
-        recipe = plan.recipe.model_copy(update={"places": places})
-        return plan.with_recipe(recipe)
-
-    def _beyond(self, at: float) -> Plan:
-        """Plan an extra expert past one end.
-
-        Blends have no negative weights, so it is task arithmetic with the far expert as the base
-        and a scale above 1.
-        """
-        if at not in self._past:
-            far, near, scale = ("language", "task", 1 - at) if at < 0 else ("task", "language", at)
-            past = {"method": "task_arithmetic", "experts": [near], "scale": scale}
-            experts = {**self._experts, "past": {"merge": past}}
-            self._past[at] = self._planned({"experts": experts, "base": self._experts[far]})
-        return self._past[at]
-
-    def _planned(self, data: Mapping[str, Any]) -> Plan:
-        return make_plan(check_recipe({**self._data, **data}, where="linearity"))
+def _between(opened: Plan, at: float, layer: int | None, other: str) -> Plan:
+    """Plan position `at` in one layer, or everywhere when None; all else comes from `other`."""
+    take = {name: share for name, share in (("task", 1 - at), ("language", at)) if share}
+    places = [Override(layers="all", take=take if layer is None else {other: 1.0})]
+    if layer is not None:
+        places.append(Override(layers=str(layer), take=take))
+    return opened.with_recipe(opened.recipe.model_copy(update={"places": places}))
 
 
 def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[float]:
@@ -392,7 +342,7 @@ def measure_linearity(
 ) -> Linearity:
     """Measure two experts on the texts of a file, with the tokenizer of the base.
 
-    `settings` are `elsewhere`, `steps` and `beyond` of `connectivity`.
+    `settings` are `elsewhere` and `steps` of `connectivity`.
     """
     examples = read_examples(text)
     checkpoint = open_checkpoint(base)

@@ -1,4 +1,4 @@
-"""Answers of compositions, stored on disk as they come, so that none is computed twice."""
+"""Answers of compositions to lm-eval, stored on disk as they come and never computed twice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from layerswap._types import Log
+from layerswap.engine.generation import Sampling
+from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.errors import EvaluationError
@@ -24,10 +27,7 @@ Answer = list[Any]
 class AnswerStore:
     """Answers by composition and request, in one SQLite file that survives a crash.
 
-    A damaged file or a full disk is an `EvaluationError` from any method.
-
-    Args:
-        path: the file; in memory when None.
+    Without a path they stay in memory. A damaged file or a full disk is an `EvaluationError`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -55,7 +55,7 @@ class AnswerStore:
             self._database.execute("BEGIN")
             self._database.executemany(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)",
-                [(one, request, json.dumps(answer)) for one, request, answer in answers],
+                [(key, request, json.dumps(answer)) for key, request, answer in answers],
             )
             self._database.execute("COMMIT")
 
@@ -68,7 +68,7 @@ class AnswerStore:
                 self._database.executemany(
                     "INSERT OR IGNORE INTO answers SELECT * FROM other.answers "
                     "WHERE composition = ?",
-                    [(one,) for one in compositions],
+                    [(composition,) for composition in compositions],
                 )
             finally:
                 self._database.execute("DETACH DATABASE other")
@@ -116,12 +116,8 @@ USUAL_BATCH = 16
 class ResponseCache:
     """The answers of several compositions, computed together and stored.
 
-    Args:
-        sweep: the compositions.
-        members: positions of the compositions to evaluate.
-        store: store of the answers; in memory when None.
-        batch_size: rows that are scored together; when None, 16 or as many as fit.
-        log: called with the memory that a batch needs.
+    Without a store, they stay in memory; without a batch size, it is 16 or as many as fit. `log` is
+    called with the memory that a batch needs.
     """
 
     def __init__(
@@ -139,13 +135,10 @@ class ResponseCache:
         self._keys = [composition_key(sweep.plans[member]) for member in members]
 
     def scores(self, number: int, asked: Sequence[Any], *, bound: int, dtype: str) -> list[Answer]:
-        """Score continuations under the `number`-th composition: log-probability and greediness.
+        """Score continuations under the `number`-th member: log-probability and greediness.
 
-        Args:
-            number: position among the members.
-            asked: token ids of context and continuation.
-            bound: largest number of tokens that the model reads.
-            dtype: dtype of the softmax.
+        `asked` are token ids of context and continuation, `bound` is the largest number of tokens
+        that the model reads, and `dtype` is that of the softmax.
         """
         keys = [request_key("score", c, r, bound, dtype) for c, r in asked]
         for requests, members in self._missing(keys).items():
@@ -175,7 +168,7 @@ class ResponseCache:
         settings: Mapping[str, Any],
         tokenizer: Any,
     ) -> list[Answer]:
-        """Generate tokens after prompts with the `number`-th composition."""
+        """Generate tokens after prompts with the `number`-th member."""
         keys = [request_key("text", prompt, repr(sorted(settings.items()))) for prompt in prompts]
         for requests, members in self._missing(keys).items():
             batch = None
@@ -228,3 +221,94 @@ class ResponseCache:
     def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
         known = self._store.known(self._keys[number], keys)
         return [known[key] for key in keys]
+
+
+# --- lm-eval's model class over a sweep ---
+
+PROMPTS = 256
+"""Prompts that lm-eval hands over together; the cache decides how many run together."""
+
+
+def cached_model(sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache) -> Any:
+    """Open a sweep as one of lm-eval's models.
+
+    Its attribute `number` is the position, among the members of the cache, of the composition that
+    answers.
+    """
+    return _model_class()(sweep, tokenizer, cache)
+
+
+@lru_cache
+def _model_class() -> Any:
+    """Define the class on first use, since lm-eval takes long to import."""
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    class CachedModel(HFLM):  # type: ignore[misc]
+        """One composition after the other."""
+
+        def __init__(self, sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache) -> None:
+            super().__init__(
+                pretrained=sweep.switch(cache.members[0]), tokenizer=tokenizer, batch_size=PROMPTS
+            )
+            if self.model.device.type == "meta":  # vLLM answers; tokens stay on the CPU
+                self._device = torch.device("cpu")
+            self.number = 0
+            self._responses = cache
+
+        # A bar would count the requests of one composition of many.
+        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            """Answer as lm-eval does, without a progress bar."""
+            return super().loglikelihood(requests, disable_tqdm=True)
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            """Answer as lm-eval does, without a progress bar."""
+            return super().loglikelihood_rolling(requests, disable_tqdm=True)
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            """Answer as lm-eval does, without a progress bar."""
+            return super().generate_until(requests, disable_tqdm=True)
+
+        def _loglikelihood_tokens(
+            self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
+        ) -> list[tuple[float, bool]]:
+            asked = [(tuple(context), tuple(rest)) for _, context, rest in requests]
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            scores = self._responses.scores(self.number, asked, bound=self.max_length, dtype=dtype)
+            return [(float(logprob), bool(greedy)) for logprob, greedy in scores]
+
+        def _model_generate(
+            self, context: Any, max_length: int, stop: list[str], **settings: Any
+        ) -> Any:
+            new, mask = max_length - context.shape[1], settings.pop("attention_mask")
+            ends = eos_tokens(self.model)
+            asked = {"max_new_tokens": new, "stop": list(stop), "sampling": _sampling(settings)}
+            prompts = [
+                tuple(row[kept.bool()].tolist()) for row, kept in zip(context, mask, strict=True)
+            ]
+            written = self._responses.texts(self.number, prompts, asked, self.tokenizer)
+            # Decoding skips special tokens, but not every token that ends a text is one.
+            written = [tokens[:-1] if tokens[-1:] and tokens[-1] in ends else tokens
+                       for tokens in written]  # fmt: skip
+            texts = pad(written, fill=self.tokenizer.pad_token_id, width=new).to(context.device)
+            return torch.cat([context, texts], dim=1)
+
+    return CachedModel
+
+
+def _sampling(settings: Mapping[str, Any]) -> Sampling | None:
+    """Convert lm-eval's generation settings to the engine's; None means greedy decoding."""
+    temperature = settings.get("temperature")
+    draws = settings.get("do_sample")
+    if draws is None:
+        draws = bool(temperature)
+    extra = set(settings) - {"temperature", "do_sample", "top_k", "top_p"}
+    if extra:
+        raise EvaluationError(f"the sweep cannot generate with {', '.join(sorted(extra))}")
+    if not draws:
+        return None
+    return Sampling(
+        temperature=temperature or 1.0,
+        top_k=settings.get("top_k", 0),
+        top_p=settings.get("top_p", 1.0),
+    )

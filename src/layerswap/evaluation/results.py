@@ -36,7 +36,7 @@ def write_rows(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = [one.name for one in fields(kind)]
+    names = [field.name for field in fields(kind)]
     records = [asdict(row) for row in rows]
     if columns:
         names += [name for name in columns[0] if name not in names]
@@ -50,7 +50,7 @@ def read_rows(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, An
     """Read a table of `write_rows`; each row comes with all its columns by name."""
     rows = _table(path)
     dataclass_type: Any = kind
-    names = [one.name for one in fields(dataclass_type)]
+    names = [field.name for field in fields(dataclass_type)]
     if rows and not set(names) <= set(rows[0]):
         raise EvaluationError(f"{path}: not a table of `layerswap eval`")
     for row in rows:
@@ -114,13 +114,8 @@ def document_scores(
 ) -> Iterator[tuple[str, str, int, float]]:
     """Yield metric, filter, document and score of every number about one document.
 
-    Metrics over a whole corpus, such as BLEU, have none.
-
-    Args:
-        samples: lm-eval's samples of one task.
-        language: language of the answers, whose share of the letters is a metric too; None
-            leaves it out.
-        filter_name: the filter whose samples give that share.
+    Metrics over a whole corpus, such as BLEU, have no such score. With `language`, the share of the
+    answer in this language is another metric, under the filter `filter_name`.
     """
     for sample in samples:
         document, name = int(sample["doc_id"]), sample["filter"]
@@ -319,7 +314,7 @@ def _question(sample: Mapping[str, Any]) -> str:
 
 def _answer(sample: Mapping[str, Any]) -> str:
     answers = sample["filtered_resps"]
-    if answers and all(isinstance(one, list | tuple) and len(one) == 2 for one in answers):
+    if answers and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in answers):
         scores = [float(logprob) for logprob, _ in answers]  # of the choices
         chosen = sample["arguments"][scores.index(max(scores))]
         return str(chosen[1]).strip()
@@ -359,10 +354,9 @@ class SideBySide:
 def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
     """Compare the models of one or several runs on their common documents.
 
-    Args:
-        runs: folders of `layerswap eval`, `sweep` (the test split) or `study`.
-        models: models to compare, the reference first; all when None. A name that two runs share
-            is prefixed with the run's folder.
+    Runs are folders of `layerswap eval`, `sweep` (the test split) or `study`. The first of the
+    models (all when None) is the reference. A name that two runs share is prefixed with the run's
+    folder.
     """
     scores = _documents(runs)
     names = list(models or scores)
@@ -429,7 +423,7 @@ def _compared(
         if documents is None:
             cells.append(None)
             continue
-        values = np.array([documents[one] for one in common])
+        values = np.array([documents[document] for document in common])
         against = None if reference is None else compare(values, reference)
         cells.append((mean_interval(values), against))
         reference = values if number == 0 else reference

@@ -52,14 +52,11 @@ class Ran:
 def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[str] = ()) -> Ran:
     """Run a Python program and its tests in the sandbox; standard library only.
 
-    Args:
-        source: the program.
-        limits: limits of the program.
-        tests: statements over the names of the program, usually assertions. Plain values come by
-            content; other objects come by reference, and equal no plain value.
+    Tests are statements over the names of the program, usually assertions. Plain values come by
+    content; other objects come by reference, and equal no plain value.
 
     Example: `run_program("def f(x): return x + 1", tests=["assert f(1) == 2"]).outcome` is
-        `"passed"`.
+    `"passed"`.
     """
     limits = limits or Limits()
     if sys.platform != "linux":

@@ -26,24 +26,13 @@ Arguments = Annotated[str | dict[str, Any], BeforeValidator(_check_arguments)]
 
 
 class PromptOptions(Strict):
-    """Prompts and generation, in the words and with the meaning of lm-eval.
+    """Prompts and generation, in the words and with the meaning of lm-eval."""
 
-    Attributes:
-        num_fewshot: number of examples in a prompt; the task's own when not given.
-        apply_chat_template: write prompts with the tokenizer's chat template; a text names one of
-            several templates.
-        system_instruction: system message of a chat; without a template, text before the prompt.
-        fewshot_as_multiturn: write examples as turns of the chat; by default, if a template is
-            applied.
-        gen_kwargs: generation settings that replace those of the tasks, such as
-            `temperature=0.7,do_sample=true` or a mapping.
-    """
-
-    num_fewshot: NonNegativeInt | None = None
-    apply_chat_template: bool | str = False
-    system_instruction: str | None = None
-    fewshot_as_multiturn: bool | None = None
-    gen_kwargs: Arguments | None = None
+    num_fewshot: NonNegativeInt | None = None  # examples in a prompt; the task's own when not given
+    apply_chat_template: bool | str = False  # the tokenizer's; a text names one of several
+    system_instruction: str | None = None  # without a chat template, text before the prompt
+    fewshot_as_multiturn: bool | None = None  # examples as turns; by default with a template
+    gen_kwargs: Arguments | None = None  # replace the tasks' own: `temperature=0.7,do_sample=true`
 
     @classmethod
     def taken_from(cls, values: Mapping[str, Any], **others: Any) -> Self:
@@ -60,9 +49,7 @@ class PromptOptions(Strict):
     def with_chat_template(self, tokenizer: Any, log: Log = lambda line: None) -> Any:
         """Copy a tokenizer with only the chat template that the prompts use.
 
-        Args:
-            tokenizer: a transformers tokenizer.
-            log: called with a line if the tokenizer has a template that is not applied.
+        `log` is called with a line if the tokenizer has a template that is not applied.
         """
         templates = getattr(tokenizer, "chat_template", None)
         if not self.apply_chat_template:
@@ -83,11 +70,9 @@ class PromptOptions(Strict):
         return chosen
 
     def prompt_ids(self, tokenizer: Any, prompt: str) -> list[int]:
-        """Tokenize a prompt outside a task.
+        """Tokenize a prompt outside a task; in a chat, it is the user's message.
 
-        Args:
-            tokenizer: from `with_chat_template`.
-            prompt: the text; in a chat, the user's message.
+        The tokenizer is from `with_chat_template`.
         """
         if not self.apply_chat_template:
             before = f"{self.system_instruction}\n\n" if self.system_instruction else ""
@@ -106,24 +91,18 @@ class PromptOptions(Strict):
 class EvaluationSettings(PromptOptions):
     """Settings of an evaluation.
 
-    Attributes:
-        limit: largest number of documents of a task.
-        batch_size: rows that a model reads together; `auto` is 16, or as many as fit.
-        device: device of the models; a GPU if there is one when not given.
-        dtype: dtype of the models; as stored when not given, or the widest of several.
-        engine: `sweep` answers for all compositions of the same experts together; `vllm` starts
-            vLLM once and swaps its weights; `hf` loads each model through transformers.
-        engine_args: arguments of `vllm.LLM`, such as `gpu_memory_utilization=0.8` or a mapping.
-        allow_code: let tasks run programs that a model writes, in the sandbox.
+    The engine `sweep` answers for all compositions of the same experts together; `vllm` starts vLLM
+    once and swaps its weights; `hf` loads each model through transformers.
     """
 
-    limit: PositiveInt | None = None
-    batch_size: PositiveInt | Literal["auto"] = "auto"
-    device: str | None = None
+    limit: PositiveInt | None = None  # largest number of documents of a task
+    batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto` is 16, or as many as fit
+    device: str | None = None  # a GPU if there is one when not given
+    # As stored when not given, or the widest of several.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     engine: Literal["sweep", "vllm", "hf"] = "sweep"
-    engine_args: Arguments = {}
-    allow_code: bool = False
+    engine_args: Arguments = {}  # of `vllm.LLM`: `gpu_memory_utilization=0.8`
+    allow_code: bool = False  # let tasks run programs that a model writes, in the sandbox
 
     @model_validator(mode="after")
     def _arguments_of_vllm(self) -> Self:

@@ -1,19 +1,17 @@
-"""Statistics of scores: bootstrap intervals, paired tests, and tests over several conditions.
-
-Percentile bootstrap over examples; McNemar, Wilcoxon and Holm for pairs; Friedman with post-hoc
-tests for treatments over conditions.
-"""
+"""Statistics of scores: bootstrap intervals, paired tests, ranks over conditions, and signals."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError
 
 LEVEL = 0.95
@@ -83,8 +81,7 @@ def mean_interval(
         reach = 1 - ((1 - level) / 2) ** (1 / count)
         return Interval(first, max(0.0, first - reach), min(1.0, first + reach), count)
     means = _resampled_means(values, resamples, np.random.default_rng(seed))
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(values.mean()), float(low), float(high), count)
+    return Interval(float(values.mean()), *_percentiles(means, level), count)
 
 
 def paired_difference(
@@ -121,15 +118,14 @@ def mean_over_groups(groups: Sequence[Values]) -> Interval:
     """
     if not groups:
         raise RecipeError("a mean over groups needs at least one")
-    vectors = [_vector(one) for one in groups]
+    vectors = [_vector(group) for group in groups]
     values = np.concatenate(vectors)
     if len(vectors) == 1 or (values == values[0]).all():
         return mean_interval(values)
     rng = np.random.default_rng(0)
-    drawn = np.mean([_resampled_means(one, RESAMPLES, rng) for one in vectors], axis=0)
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    mean = float(np.mean([one.mean() for one in vectors]))
-    return Interval(mean, float(low), float(high), len(values))
+    drawn = np.mean([_resampled_means(vector, RESAMPLES, rng) for vector in vectors], axis=0)
+    mean = float(np.mean([vector.mean() for vector in vectors]))
+    return Interval(mean, *_percentiles(drawn), len(values))
 
 
 def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
@@ -159,6 +155,13 @@ def _vector(values: Values) -> npt.NDArray[np.float64]:
     return vector
 
 
+def _percentiles(
+    drawn: npt.NDArray[np.float64] | list[float], level: float = LEVEL
+) -> tuple[float, float]:
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def _resampled_means(
     values: npt.NDArray[np.float64], resamples: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
@@ -173,61 +176,29 @@ def _resampled_means(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same examples; p-values are two-sided, of no difference."""
+    """Two models on the same examples."""
 
     difference: Interval  # mean of the first minus the second, paired
-    p_bootstrap: float
-    p_mcnemar: float | None  # exact; None if scores are not 0 or 1
-    p_wilcoxon: float | None  # None if no score differs
-    only_first: int | None  # examples that only the first has right; None if not 0 or 1
-    only_second: int | None  # examples that only the second has right
-    needed: int | None  # examples that show this difference; see `examples_needed`
+    p_bootstrap: float  # two-sided, of no difference
 
 
 def compare(first: Values, second: Values) -> Comparison:
     """Compare two models by their scores on the same examples, in the same order."""
-    difference = paired_difference(first, second)
-    a, b = (np.asarray(scores, dtype=np.float64) for scores in (first, second))
-    binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
-    alone = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
-    return Comparison(
-        difference,
-        paired_bootstrap_p(a, b),
-        mcnemar_p(*alone) if binary else None,
-        wilcoxon_p(a, b),
-        alone[0] if binary else None,
-        alone[1] if binary else None,
-        examples_needed(a - b),
-    )
+    return Comparison(paired_difference(first, second), paired_bootstrap_p(first, second))
 
 
-def paired_bootstrap_p(
-    first: Values, second: Values, *, resamples: int = RESAMPLES, seed: int = 0
-) -> float:
+def paired_bootstrap_p(first: Values, second: Values) -> float:
     """Test a paired difference by the bootstrap (Efron & Tibshirani, 1993, 16.4), two-sided.
 
     The differences are shifted to a mean of 0 and resampled. The p-value is the share of means at
-    least as far from 0 as the observed one, and never below 1 / (resamples + 1).
+    least as far from 0 as the observed one, and never below 1 / (RESAMPLES + 1).
     """
     delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
-    rng = np.random.default_rng(seed)
     observed = abs(delta.mean())
-    means = _resampled_means(delta - delta.mean(), resamples, rng)
+    means = _resampled_means(delta - delta.mean(), RESAMPLES, np.random.default_rng(0))
     # A little slack, so that a mean that ties with the observed one counts.
     extreme = int((np.abs(means) >= observed - 1e-12).sum())
-    return (extreme + 1) / (resamples + 1)
-
-
-def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Test by McNemar (1947), exact and two-sided, the examples that one model alone has right.
-
-    Example: `mcnemar_p(10, 2)` is 0.0386.
-    """
-    from scipy.stats import binomtest
-
-    if not only_first + only_second:
-        return 1.0
-    return float(binomtest(only_first, only_first + only_second).pvalue)
+    return (extreme + 1) / (RESAMPLES + 1)
 
 
 def wilcoxon_p(first: Values, second: Values) -> float | None:
@@ -238,33 +209,6 @@ def wilcoxon_p(first: Values, second: Values) -> float | None:
     if not np.any(delta):
         return None
     return float(wilcoxon(delta, zero_method="wilcox").pvalue)
-
-
-def examples_needed(differences: Values, *, power: float = 0.8, level: float = LEVEL) -> int | None:
-    """Estimate the number of examples that shows a paired difference like this one.
-
-    For a two-sided z-test on paired differences with mean d and standard deviation s, it is
-    n = ((z_level + z_power) s / d)^2. For right-or-wrong scores this is Connor's (1987) formula for
-    McNemar's test, up to the variance under no difference.
-
-    Args:
-        differences: differences of the two models' scores, example by example.
-        power: probability of seeing the difference.
-        level: one minus the error of the test.
-
-    Returns:
-        The number; None if the means are equal, so that no number is enough.
-    """
-    from scipy.stats import norm
-
-    delta = np.asarray(differences, dtype=np.float64)
-    if len(delta) < 2 or not 0 < power < 1 or not 0 < level < 1:
-        raise RecipeError("power needs at least two examples, and power and level between 0 and 1")
-    mean, deviation = float(delta.mean()), float(delta.std(ddof=1))
-    if mean == 0:
-        return None
-    z = float(norm.ppf(1 - (1 - level) / 2) + norm.ppf(power))
-    return max(2, math.ceil((z * deviation / mean) ** 2))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -388,3 +332,88 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
 def _p(value: float | None) -> float:
     """Return a p-value; 1 if a test has none because nothing differs."""
     return 1.0 if value is None or not np.isfinite(value) else float(value)
+
+
+# --- signals of the quality of merges (paper 2, section 5) ---
+
+FEWEST = 4
+"""Smallest number of merges for a rank correlation."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One signal."""
+
+    signal: str
+    spearman: Interval  # with its bootstrap interval over merges
+    kendall: Interval  # tau-b, with its bootstrap interval
+    p_spearman: float  # two-sided, by permutation; exact for few merges
+
+
+def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:
+    """Read signals and quality of merges from a CSV or Parquet table with one row per merge.
+
+    The column `merged` has the scores of the merges; every other numeric column is a signal.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    read = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
+    try:
+        table = read(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        why = " ".join(str(error).split())[:160]
+        raise RecipeError(f"{path}: cannot be read ({why})") from None
+    numeric = {
+        field.name: [float("nan") if v is None else float(v) for v in table[field.name].to_pylist()]
+        for field in table.schema
+        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+    }
+    if merged not in numeric:
+        raise RecipeError(f"{path}: no numeric column {merged!r}{nearest(merged, list(numeric))}")
+    gaps = sorted(name for name, values in numeric.items() if not np.isfinite(values).all())
+    if gaps:
+        raise RecipeError(f"{path}: {', '.join(gaps)}: a number is missing")
+    quality = numeric.pop(merged)
+    if not numeric:
+        raise RecipeError(f"{path}: no other numeric column, so no signal")
+    return numeric, quality
+
+
+def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) -> list[Predictor]:
+    """Correlate each signal with the quality of merges; the strongest comes first.
+
+    A signal has one number per merge, such as the English score of its task expert.
+    """
+    from scipy.stats import kendalltau, permutation_test, spearmanr
+
+    quality = np.asarray(merged, dtype=np.float64)
+    ranked = []
+    for name, values in signals.items():
+        signal = np.asarray(values, dtype=np.float64)
+        if signal.shape != quality.shape or len(quality) < FEWEST:
+            raise RecipeError(
+                f"{name}: a signal needs one number per merge, and at least {FEWEST} merges; "
+                f"{len(signal)} numbers for {len(quality)} merges"
+            )
+        permuted = permutation_test(
+            [signal], lambda shuffled: _correlation(spearmanr, shuffled, quality),
+            permutation_type="pairings", n_resamples=RESAMPLES, rng=np.random.default_rng(0),
+        )  # fmt: skip
+        spearman, kendall = (_interval(test, signal, quality) for test in (spearmanr, kendalltau))
+        ranked.append(Predictor(name, spearman, kendall, float(permuted.pvalue)))
+    return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
+
+
+def _interval(test: Callable[..., Any], signal: Values, quality: Values) -> Interval:
+    """Compute a correlation with its percentile bootstrap interval over merges."""
+    rng, count = np.random.default_rng(0), len(quality)
+    drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
+    resampled = [_correlation(test, signal[rows], quality[rows]) for rows in drawn]
+    return Interval(_correlation(test, signal, quality), *_percentiles(resampled), count)
+
+
+def _correlation(test: Callable[..., Any], a: Values, b: Values) -> float:
+    """Compute a rank correlation with scipy; 0 if one side is constant."""
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(test(a, b).statistic)

@@ -13,8 +13,7 @@ from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, StudyError
-from layerswap.evaluation.calibration import CALIBRATED
-from layerswap.evaluation.harness import check_task_names, load_tasks
+from layerswap.evaluation.harness import CALIBRATED, check_task_names, load_tasks
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite

@@ -275,8 +275,8 @@ def _evaluate(
     name: str,
 ) -> None:
     """Evaluate conditions on tasks, and write the results into a folder of the step."""
+    from layerswap.evaluation.harness import common_dtype, evaluate_models
     from layerswap.evaluation.response_cache import AnswerStore
-    from layerswap.evaluation.suite_run import common_dtype, evaluate_models
 
     settings = context.step.settings
     named = {str(condition): plan for condition, plan in plans.items()}

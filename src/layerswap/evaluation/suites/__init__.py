@@ -1,4 +1,4 @@
-"""The papers' benchmarks and suites: one YAML file each, read by `benchmark.py`."""
+"""The papers' benchmarks and suites: one YAML file each, read by `suites.py`."""
 
 from __future__ import annotations
 

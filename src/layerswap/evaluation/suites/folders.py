@@ -21,11 +21,7 @@ DEPTH = 3
 
 
 class DataFolder:
-    """A folder with published files, at any depth up to `DEPTH`.
-
-    Args:
-        root: the folder; all data comes from the Hub when None.
-    """
+    """A folder with published files, at any depth up to `DEPTH`; without a root it is empty."""
 
     def __init__(self, root: Path | None) -> None:
         if root is not None and not root.is_dir():
@@ -115,11 +111,7 @@ class Function(str):
 
 
 class TaskFolder:
-    """A folder of tasks that lm-eval reads with `--include_path`.
-
-    Args:
-        root: the folder, which is created.
-    """
+    """A folder of tasks that lm-eval reads with `--include_path`; created if missing."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()

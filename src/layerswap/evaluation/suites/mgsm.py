@@ -28,16 +28,9 @@ Filter = Callable[[Iterable[Sequence[str]], object], list[list[str]]]
 def last_number(text: str, language: str) -> str | None:
     """Find the last number in a text, in plain ASCII without separators and trailing zeros.
 
-    Digits of any script count. A comma or a point separates thousands if three digits follow and
-    it is repeated, is a comma, or is the language's own separator (CLDR, through Babel). Otherwise
-    it is a decimal mark. Indian groups (1,00,000) are numbers too.
-
-    Args:
-        text: any text.
-        language: any code of its language; see `evaluation.languages`.
-
-    Returns:
-        The number, or None if the text has none.
+    Digits of any script count. A comma or a point separates thousands if three digits follow and it
+    is repeated, is a comma, or is the language's own separator (CLDR, through Babel). Otherwise it
+    is a decimal mark. Indian groups (1,00,000) are numbers too.
 
     Example: `last_number("৳১,২৫০.৫০", "bn")` is `"1250.5"`; `last_number("1.000 €", "de")` is
     `"1000"`.
@@ -50,7 +43,7 @@ def number_filter(language: str) -> Filter:
     """Make a filter for lm-eval that keeps the last number of each answer, or nothing."""
 
     def apply(responses: Iterable[Sequence[str]], docs: object) -> list[list[str]]:
-        return [[last_number(one, language) or "" for one in answers] for answers in responses]
+        return [[last_number(text, language) or "" for text in texts] for texts in responses]
 
     return apply
 

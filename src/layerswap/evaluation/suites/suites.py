@@ -1,35 +1,164 @@
-"""Reads suites of benchmarks, and writes their tasks in any language of the benchmarks.
+r"""Reads benchmarks and suites from YAML files, and writes their lm-eval tasks in any language.
 
-A suite is a YAML file with the number of exemplars of each of its benchmarks, shipped or a file
-beside it:
+A new benchmark is one file, anywhere. `layerswap eval MODEL --suite greetings.yaml --language sw
+--data DIR` evaluates on this one, whose texts are in `DIR/greetings/sw.test.tsv`:
+
+    title: Greetings
+    source: https://example.org/greetings
+    licence: CC BY 4.0
+    languages: [sw, en]                       # in the benchmark's own codes
+    metric: [acc, none]                       # lm-eval's metric and filter to report
+    size: {documents: 100, read: 20}          # for estimates
+    task_name: greetings_{code}_{shots}shot
+    splits: [test]
+    labels: [polite, rude]
+    data:
+      files: ["greetings/{code}.{split}.tsv"]
+      columns: {text: sentence, label: tone}  # the task's columns, from the file's
+    task:                                     # a task of lm-eval, its placeholders filled in
+      dataset_path: json
+      dataset_kwargs: {data_files: "{files}"}
+      output_type: multiple_choice
+      test_split: test
+      num_fewshot: "{shots}"
+      doc_to_text: "{{text}}\nThis is"
+      doc_to_target: "{{label}}"
+      doc_to_choice: "{labels}"
+      metric_list: [{metric: acc}]
+
+Placeholders are `{code}`, `{shots}`, `{files}`, `{labels}`, the keys of `variants`, and each of
+these with `_name` for the English name of a language. Benchmarks with rules of their own name
+Python functions: `rows` reads the data, `modules` gives the task its metrics and filters. As with
+lm-eval's own tasks, a file from somebody else can run code.
+
+A suite has the number of exemplars of each of its benchmarks, shipped or a file beside it. A
+benchmark alone is a suite too, with its default number of exemplars.
 
     title: My suite
     benchmarks: {mgsm: 8, greetings.yaml: 0}
-
-A benchmark alone is a suite too, with its default number of exemplars.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import NonNegativeInt
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
 
 from layerswap.compose.schema import Strict
 from layerswap.compose.yaml_file import nearest, parse_yaml, read_text, validate
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.languages import match, standard_tag
+from layerswap.evaluation.languages import language_name, match, standard_tag
 from layerswap.evaluation.suites import suite_names
-from layerswap.evaluation.suites.benchmark import (
-    DEVELOPMENT,
-    Benchmark,
-    Metric,
-    write_benchmark,
+from layerswap.evaluation.suites.folders import (
+    VARIABLE,
+    DataFolder,
+    Function,
+    Rows,
+    TaskFolder,
+    hub_rows,
+    lm_eval_file,
+    read_published,
 )
-from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
+
+DEVELOPMENT = "_dev"
+"""Suffix of the task of a published development split."""
+WITH_EXEMPLARS = "with_exemplars"
+"""Key of a task whose contents are written only if the split of the exemplars is."""
+PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
+"""A name in single braces; double braces are lm-eval's own."""
+
+Metric = Annotated[
+    tuple[str, str],
+    BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+]
+"""lm-eval's names of a metric and of the filter before it."""
+
+
+class Size(Strict):
+    """Typical size of a benchmark in one language, for estimates of cost."""
+
+    documents: PositiveInt
+    read: PositiveInt  # tokens of one document, and of one exemplar
+    written: NonNegativeInt = 0  # tokens generated per document; 0 if answers are only scored
+
+
+class Data(Strict):
+    """A table per language and split: a published file, or a data set of the Hub."""
+
+    files: list[str] = []  # names of `.jsonl`, or `.tsv` with a header; the preferred first
+    hub: list[str] = []  # names on the Hub, the current one first; the code is its configuration
+    hub_splits: dict[str, str] = {}  # the Hub's names of splits if they differ
+    # Columns to keep, or for each column of the task the column of the table; of several, the first
+    # that the table has.
+    columns: list[str] | dict[str, str | list[str]]
+    label_numbers: list[str] = []  # labels that numbers in the column `label` mean
+    strip: bool = False  # remove blanks around texts
+
+    @property
+    def sources(self) -> dict[str, list[str]]:
+        """For each column of the task, the columns of the table that may hold it."""
+        if isinstance(self.columns, list):
+            return {name: [name] for name in self.columns}
+        return {k: v if isinstance(v, list) else [v] for k, v in self.columns.items()}
+
+
+class Exemplars(Strict):
+    """Exemplars in another language than the documents: in turns, one of each label."""
+
+    code: str  # of their language
+    split: str
+    data: Data | None = None  # that of the benchmark when not given
+
+
+class Group(Strict):
+    """One task per value of a column, in an lm-eval group."""
+
+    by: str  # the column
+    task: dict[str, Any] = {}  # further keys of the group
+
+
+class Benchmark(Strict):
+    """A benchmark. The module's docstring has an example."""
+
+    name: str = ""  # that of its file when not given
+    title: str
+    paper: str = ""  # authors, year and address
+    source: str  # address of the published data
+    licence: str  # of the data
+    languages: list[str] | Literal["any"]  # in its own codes; `any` for one that takes translations
+    shots: NonNegativeInt = 0  # default number of exemplars
+    most_shots: PositiveInt | None = None  # number of exemplars that are published
+    metric: Metric  # metric and filter of the headline score
+    document_metric: Metric | None = None  # of one document, where `metric` is over a whole corpus
+    answers_in_language: bool = True  # true if answers should be in the language of the task
+    runs_code: bool = False  # true if the metric runs programs that a model writes
+    size: Size
+    task_name: str  # pattern of the name of a task
+    variants: list[dict[str, str]] = [{}]  # placeholders of several tasks per language
+    splits: list[str] = []  # splits to write, in their order
+    development: str | None = None  # published development split, a task of its own
+    labels: list[str] = []  # labels of a classification; rows with other labels are left out
+    data: Data | None = None  # the table of the documents
+    exemplars: Exemplars | None = None  # exemplars in another language
+    rows: str | None = None  # instead of `data`, a function `module:name`; see `flores.rows`
+    group: Group | None = None  # split into one task per value of a column
+    modules: dict[str, str] = {}  # Python modules to write beside the task, by name
+    task: dict[str, Any]  # the task for lm-eval; `include` is relative to lm-eval's tasks
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Benchmark:
+        if (self.data is None) == (self.rows is None):
+            raise ValueError("give either data or rows")
+        if self.data is not None and not self.splits:
+            raise ValueError("splits: name at least one split of the data")
+        return self
 
 
 class Suite(Strict):
@@ -58,6 +187,9 @@ class WrittenTask:
     metric: Metric  # metric and filter of the headline score
     document_metric: Metric | None = None  # of one document's score; `metric` when None
     in_language: bool = True  # true if answers should be in the language
+
+
+# --- suites ---
 
 
 def parts_of(suite: str) -> tuple[TaskPart, ...]:
@@ -129,18 +261,11 @@ def write_suite(
     needed: bool = False,
     development: bool = False,
 ) -> list[WrittenTask]:
-    """Write the tasks of a suite in some languages.
+    """Write the tasks of a suite, given by name or file, in some languages.
 
-    Args:
-        suite: name or file.
-        languages: any codes or names; see `evaluation.languages`.
-        tasks: folder to write to.
-        data: folder of published files.
-        shots: exemplars in a prompt; the suite's own number when None.
-        allow_code: run programs that a model writes.
-        skip: called with a line per benchmark that a language does not have; an error when None.
-        needed: treat missing data as an error even with `skip`.
-        development: add the tasks of published development splits.
+    `skip` is called with a line per benchmark that a language does not have, which is an error when
+    None; with `needed`, missing data are an error nevertheless. `development` adds the tasks of
+    published development splits.
     """
     parts = parts_of(suite)
     written: list[WrittenTask] = []
@@ -184,3 +309,166 @@ def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
     if code is None:
         raise EvaluationError(f"{benchmark.name} does not have {language}")
     return code
+
+
+# --- tasks of a benchmark ---
+
+
+def write_benchmark(
+    benchmark: Benchmark, code: str, shots: int, data: DataFolder, tasks: TaskFolder
+) -> list[str]:
+    """Write the tasks of a benchmark in one language, in the benchmark's own code.
+
+    A published development split is written as a second task, with the suffix `DEVELOPMENT`; the
+    names of these tasks are not returned.
+    """
+    most = benchmark.most_shots
+    if most is not None and shots > most:
+        raise EvaluationError(f"{benchmark.title} has {most} exemplars, not {shots}")
+    names = []
+    for variant in benchmark.variants:
+        values: dict[str, Any] = {"code": code, "shots": shots, "labels": benchmark.labels}
+        values |= {key: _fill(text, values) for key, text in variant.items()}
+        name = str(_fill(benchmark.task_name, values))
+        for suffix, splits in _splits(benchmark, values, data).items():
+            _write_task(benchmark, name + suffix, splits, values, tasks)
+        for module, text in benchmark.modules.items():
+            tasks.module(_fill(module, values), _fill(text, values))
+        names.append(name)
+    return names
+
+
+def _splits(
+    benchmark: Benchmark, values: Mapping[str, Any], data: DataFolder
+) -> dict[str, dict[str, Rows]]:
+    """Read the rows of each task by split; keys are suffixes of the task's name."""
+    if benchmark.rows is not None:
+        module, _, function = benchmark.rows.partition(":")
+        return {"": getattr(importlib.import_module(module), function)(values, data)}
+    table = benchmark.data
+    assert table is not None, "a benchmark has data or rows"
+    exemplars = {}
+    if values["shots"] and (others := benchmark.exemplars) is not None:
+        rows = _read(benchmark, others.data or table, others.code, others.split, data)
+        exemplars = {others.split: _in_turns(rows, benchmark.labels)}
+
+    def read(split: str) -> Rows:
+        return _read(benchmark, table, values["code"], split, data)
+
+    tasks = {}
+    if benchmark.development is not None:
+        tasks[DEVELOPMENT] = {**exemplars, benchmark.splits[-1]: read(benchmark.development)}
+    tasks[""] = {**exemplars, **{split: read(split) for split in benchmark.splits}}
+    return tasks
+
+
+def _write_task(
+    benchmark: Benchmark,
+    name: str,
+    splits: Mapping[str, Rows],
+    values: Mapping[str, Any],
+    tasks: TaskFolder,
+) -> None:
+    """Write one task, or one per value of the column of `benchmark.group`, and their group."""
+    group = benchmark.group
+    members = {name: splits}
+    if group is not None:
+        parts: dict[str, dict[str, Rows]] = defaultdict(lambda: {split: [] for split in splits})
+        for split, rows in splits.items():
+            for row in rows:
+                parts[row[group.by]][split].append(row)
+        scored = benchmark.splits[-1]
+        members = {f"{name}_{part}": of for part, of in sorted(parts.items()) if of[scored]}
+    for member, rows_of in members.items():
+        files = tasks.rows(member, rows_of)
+        config = _fill(benchmark.task, {**values, "files": files}, written=rows_of)
+        if "include" in config:
+            config["include"] = lm_eval_file(config["include"])
+        tasks.task(member, config)
+    if group is not None:
+        tasks.task(name, {"group": name, "task": list(members), **group.task})
+
+
+def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
+    """Read the rows of a split in one language, with the columns of the task."""
+    names = [str(_fill(name, {"code": code, "split": split})) for name in table.files]
+    path = data.find(*names)
+    if path is not None:
+        rows, where = read_published(path), str(path)
+    elif table.hub:
+        where = next((name for name in table.hub if data.snapshot(name)), table.hub[0])
+        copy = f"a copy of {where} (hf download --repo-type dataset {where})"
+        wanted = f"{names[0]} of {benchmark.source}" if names else copy
+        rows = hub_rows(where, code, table.hub_splits.get(split, split), data, wanted=wanted)
+    else:
+        raise EvaluationError(
+            f"{benchmark.name}: no {names[0]} in the folder of --data or {VARIABLE}; its source "
+            f"is {benchmark.source}"
+        )
+    if not rows:
+        raise EvaluationError(f"{where}: has no rows")
+    read = [
+        {name: _cell(row, name, columns, table, where) for name, columns in table.sources.items()}
+        for row in rows
+    ]
+    return [row for row in read if not benchmark.labels or row["label"] in benchmark.labels]
+
+
+def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
+    """Read a column of the task from a row of the table."""
+    column = next((column for column in columns if column in row), None)
+    if column is None:
+        raise EvaluationError(f"{where}: has no column {columns[-1]!r}")
+    value = row[column]
+    if name == "label" and isinstance(value, int):
+        if not value < len(table.label_numbers):
+            raise EvaluationError(f"{where}: has an unknown label {value}")
+        value = table.label_numbers[value]
+    return str(value).strip() if table.strip else str(value)
+
+
+def _in_turns(rows: Rows, labels: list[str]) -> Rows:
+    """Order rows by turns: the first of every label, the second of every label, and so on."""
+    counts = dict.fromkeys(labels, 0)
+    turns = []
+    for row in rows:
+        turns.append(counts[row["label"]])
+        counts[row["label"]] += 1
+    return [row for _, row in sorted(zip(turns, rows, strict=True), key=lambda pair: pair[0])]
+
+
+def _fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | None = None) -> Any:
+    """Fill the placeholders of plain data.
+
+    Text that is one placeholder becomes its value, such as a number or a list. Other unknown names
+    in braces stay. `!function` marks a function of a module, as in lm-eval. `written` are the
+    splits of the task, for `WITH_EXEMPLARS`.
+    """
+    if isinstance(node, str):
+        whole = PLACEHOLDER.fullmatch(node)
+        if whole and whole[1] in values:
+            return values[whole[1]]
+        text = PLACEHOLDER.sub(lambda match: _value(match, values), node)
+        marked = text.startswith("!function ")
+        return Function(text.removeprefix("!function ")) if marked else text
+    if isinstance(node, list):
+        filled: Any = [_fill(item, values, written) for item in node]
+    elif isinstance(node, dict):
+        filled = {}
+        for key, value in node.items():
+            if key != WITH_EXEMPLARS:
+                filled[key] = _fill(value, values, written)
+            elif value["fewshot_split"] in (written or ()):
+                filled |= value
+    else:
+        return node
+    # An unchanged part stays the same object, so that YAML's anchors are written as they were read.
+    return node if filled == node else filled
+
+
+def _value(match: re.Match[str], values: Mapping[str, Any]) -> str:
+    name, whole = match[1], match[0]
+    if name in values:
+        return str(values[name])
+    code = values.get(name.removesuffix("_name"))
+    return whole if code is None or not name.endswith("_name") else language_name(code)
