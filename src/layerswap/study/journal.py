@@ -42,15 +42,9 @@ class StepRecord:
     others.
 
     Attributes:
-        name: of the step.
-        kind: of the step.
-        key: of the step, whole.
-        state: `done` or `failed` if the step ended.
         seconds: wall-clock time of a step that ended, or until now, s.
         where: the machine.
         why: the reason of a failure, or of not being tried.
-        attempts: number of tries.
-        versions: of the packages that ran it.
         stamp: unique to this run of the step.
         after: the stamps of the steps that it needs, as they were then.
         blocked_by: the failed step that a blocked one needs.
@@ -78,12 +72,7 @@ class StepRecord:
 class RunningStep:
     """The content of `running.json`, which shows that a step runs.
 
-    Attributes:
-        where: the machine.
-        process: its process there.
-        started: s since the epoch.
-        seen: time of this writing, s since the epoch.
-        progress: the last line of its log.
+    Times are seconds since the epoch; `seen` is the time of writing.
     """
 
     where: str
@@ -99,21 +88,13 @@ class RunningStep:
             return time.time() - self.seen < SILENCE
         try:
             os.kill(self.process, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
+        except OSError as error:
+            return isinstance(error, PermissionError)
         return True
 
 
 class StudyJournal:
-    """The folder of a study; nothing is written before `open`.
-
-    Args:
-        root: the folder.
-        graph: the steps.
-        storage: finished steps are copied to it, and read from it.
-    """
+    """The folder of a study, and the storage of its finished steps; `open` writes first."""
 
     def __init__(self, root: Path, graph: Graph, storage: Storage | None = None) -> None:
         self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
@@ -276,15 +257,7 @@ class StudyJournal:
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int
     ) -> StepRecord:
-        """Write the record of a step that ended.
-
-        Args:
-            step: the step.
-            state: `done` or `failed`.
-            started: by `time.monotonic`, s.
-            why: the reason of a failure.
-            attempts: number of tries.
-        """
+        """Write the record of a step that ended; it started at `started` of `time.monotonic`, s."""
         needed = {name: self.record(name) for name in step.needs}
         record = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], state,
@@ -301,12 +274,7 @@ class StudyJournal:
 
 
 def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
-    """The journal of a study that was started; nothing is written.
-
-    Args:
-        root: the local folder.
-        storage: the storage of the study, if it has one.
-    """
+    """The journal of a study that was started, in a folder or a storage; writes nothing."""
     index = root.expanduser().absolute() / INDEX
     where = root if storage is None else storage.url
     try:

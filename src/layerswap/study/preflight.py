@@ -20,8 +20,8 @@ from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.merge import make_plan
 from layerswap.search.spec import Grid
-from layerswap.study.inputs import existing_path
 from layerswap.study.journal import INDEX, read_journal
+from layerswap.study.plan import existing_path
 from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
@@ -58,14 +58,12 @@ def check_plan(graph: Graph) -> None:
 def check_here(left: Iterable[Step], *, device: bool) -> None:
     """Check that this machine has the data, the device, and the experts of the Hub.
 
-    Args:
-        left: the steps of the study that are not done.
-        device: check the device too, since steps run on this machine.
+    `left` are the steps that are not done. The device is checked only if they run here.
     """
     steps = list(left)
     evaluations = [step.settings for step in steps if step.kind == "evaluate"]
-    for name in {settings["device"] for settings in evaluations} if device else ():
-        open_device(name)
+    if device and evaluations:
+        open_device(evaluations[0]["device"])
     for step in steps:
         if step.kind == "select" and step.settings.get("tasks"):
             load_tasks(step.settings["tasks"], include=_include(step.settings))

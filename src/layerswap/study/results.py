@@ -43,9 +43,7 @@ Scores = Mapping[Condition, Values]
 class BenchmarkScores(NamedTuple):
     """Scores of all documents of a benchmark in one language.
 
-    Attributes:
-        scores: by condition.
-        published: the number of documents of the published development split, which come first.
+    The first `published` documents are those of the published development split.
     """
 
     scores: Scores
@@ -64,8 +62,6 @@ class BenchmarkResult:
     """One language on one benchmark, on the documents that nothing was chosen on.
 
     Attributes:
-        language: as the study writes it.
-        benchmark: such as `mgsm`.
         pairs: by pair and treatment, one score per test document; of the grid, what was chosen.
         grid: the mean over pairs of each composition, on the development documents.
         chosen: by pair, the composition that is best on the development documents.
@@ -85,6 +81,11 @@ class BenchmarkResult:
     test: tuple[int, ...]
     shared: frozenset[Condition]
     development: Mapping[str, Scores]
+
+    @property
+    def heading(self) -> str:
+        """The heading of its table."""
+        return f"{self.benchmark}, {self.language}"
 
     @cached_property
     def over_pairs(self) -> TestResult:
@@ -143,14 +144,8 @@ def benchmark_result(
 
     The composition of each pair is chosen on the development documents, and all treatments are
     reported on the test documents. The best on those is reported too, as in the papers: it is
-    flattered, since it was chosen by what it is reported on. Of a baseline with a weight, scale
-    or density, the one that is best on the development documents is reported too.
-
-    Args:
-        language: as the study writes it.
-        benchmark: its name.
-        found: the scores of all documents.
-        development: share of the documents to choose on, where no such split is published.
+    flattered, since the same documents chose it. A baseline with a weight, scale or density is
+    also reported with the setting that is best on the development documents.
     """
     split = found.split(development)
     by_pair = _by_pair(found.scores)
@@ -169,11 +164,11 @@ def benchmark_result(
             if one not in grid and (one.method == "ties" or one.method not in TUNED)
         }
         kept = {**shared, **others, **tuned}
-        for one, values in grid.items():
-            grids[one].append(values[split.development])
         if grid:
             tried = {one: values[split.development] for one, values in grid.items()}
             rest = {one: values[split.test] for one, values in grid.items()}
+            for one, values in tried.items():
+                grids[one].append(values)
             chosen[pair] = choose(tried, of_equals="first")
             flattered[pair] = choose(rest, of_equals="first")
             kept |= {CHOSEN: grid[chosen[pair]], FLATTERED: grid[flattered[pair]]}
@@ -206,8 +201,6 @@ class OtherLanguagesResult:
     """The models of a language on a benchmark in other languages.
 
     Attributes:
-        language: that the models are for.
-        benchmark: such as `mgsm`.
         rows: by treatment and other language, the mean over pairs, on the documents at the places
             of the test documents.
         own: the same models on the same benchmark in their own language, if they were evaluated.
@@ -231,11 +224,8 @@ def in_other_languages(
 ) -> list[OtherLanguagesResult]:
     """The models of a language in other languages; nothing is chosen there.
 
-    Args:
-        own: the language's own benchmarks. A benchmark that is not among them takes the
-            composition that was chosen on the first.
-        scores: in other languages, by benchmark and language.
-        development: share of the documents to choose on.
+    A benchmark that is not among the language's own takes the composition that was chosen on the
+    first of them.
     """
     by_benchmark = {one.benchmark: one for one in own}
     rows: dict[str, dict[Condition, dict[str, Interval]]] = {}
@@ -262,13 +252,7 @@ def in_other_languages(
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All results of a study.
-
-    Attributes:
-        benchmarks: every language on every benchmark.
-        other_languages: the models of every language in other languages.
-        written: by heading, the languages that the models wrote in.
-    """
+    """All results of a study; `written` has tables of the languages that the models wrote in."""
 
     benchmarks: Sequence[BenchmarkResult]
     other_languages: Sequence[OtherLanguagesResult]
@@ -281,17 +265,14 @@ class StudyResults:
         A block is the mean over its pairs: pairs share experts and documents, so they are no
         blocks of their own (paper 2, section 5, has models and languages).
         """
-        values = [
-            {one: interval.mean for one, interval in found.over_pairs.intervals.items()}
-            for found in self.benchmarks
-        ]
+        values = [found.over_pairs.intervals for found in self.benchmarks]
         names = [
             one for one in (values[0] if values else ())
             if one != FLATTERED and all(one in by for by in values)
         ]  # fmt: skip
         if len(values) < 2 or len(names) < 3:
             return None
-        return friedman({str(name): [by[name] for by in values] for name in names})
+        return friedman({str(name): [by[name].mean for by in values] for name in names})
 
     @property
     def by_benchmark(self) -> dict[str, list[BenchmarkResult]]:
@@ -312,19 +293,18 @@ class StudyResults:
         scores = [found.over_pairs.intervals for found in self.benchmarks]
         treatments = dict.fromkeys(one for by in scores for one in by if one != FLATTERED)
         cells = [[str(one), *(by.get(one) for by in scores)] for one in treatments]
-        columns = [f"{found.benchmark}, {found.language}" for found in self.benchmarks]
+        columns = [found.heading for found in self.benchmarks]
         caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
         return Table(["treatment", *columns], cells, caption=caption)
 
     def _tables(self) -> Iterator[tuple[str, Table]]:
         for benchmark, same in self.by_benchmark.items():
             if len(same) > 1:
-                yield over_languages_heading(benchmark), _over_languages(benchmark, same)
+                yield f"{benchmark}, all languages", _over_languages(benchmark, same)
             for one in same:
-                heading = f"{benchmark}, {one.language}"
-                yield heading, _in_detail(one)
+                yield one.heading, _in_detail(one)
                 if one.grid:
-                    yield f"{heading}: the compositions", _grid_table(one)
+                    yield f"{one.heading}: the compositions", _grid_table(one)
         yield from self.written.items()
         for other in self.other_languages:
             yield other.heading, _in_other_languages(other)
@@ -361,12 +341,7 @@ class StudyResults:
 
 
 def study_results(folders: Mapping[str, Path], development: float) -> StudyResults:
-    """The results of the evaluations of a study.
-
-    Args:
-        folders: of the steps that evaluate, by language.
-        development: share of the documents to choose on.
-    """
+    """The results of the evaluations of a study, from the folders of their steps by language."""
     found: list[BenchmarkResult] = []
     others: list[OtherLanguagesResult] = []
     written: dict[str, Table] = {}
@@ -455,11 +430,6 @@ def _by_pair(scores: Scores) -> dict[str, dict[Condition, Values]]:
     return found
 
 
-def over_languages_heading(benchmark: str) -> str:
-    """The heading of the table of a benchmark in all languages."""
-    return f"{benchmark}, all languages"
-
-
 def _grid_table(found: BenchmarkResult) -> Table:
     """Compositions down: their counts, the score on development, and the pairs that chose each."""
     columns = ["bottom", "top", "bottom transition", "top transition", "outside",
@@ -470,7 +440,7 @@ def _grid_table(found: BenchmarkResult) -> Table:
         for one, score in found.grid.items()
     ]  # fmt: skip
     caption = (
-        f"{found.benchmark}, {found.language}: layers from the language expert and blended ones; "
+        f"{found.heading}: layers from the language expert and blended ones; "
         f"mean over {_pairs(found)} on the documents that the compositions are chosen on."
     )
     return Table(columns, cells, caption=caption)
@@ -501,15 +471,8 @@ def over_languages(
     """The mean of a treatment over languages, or its paired difference to another.
 
     Where all languages have as many documents, a document and its translations are drawn together;
-    else every language's documents are drawn by themselves.
-
-    Args:
-        found: every language on one benchmark.
-        one: the treatment.
-        other: what it is compared with.
-
-    Returns:
-        None where a language lacks one of them.
+    else every language's documents are drawn by themselves. None where a language lacks one of
+    the treatments.
     """
     wanted = [one] if other is None else [one, other]
     if not all(name in by.over_pairs.scores for name in wanted for by in found):
@@ -564,7 +527,7 @@ def _in_detail(found: BenchmarkResult) -> Table:
         for one, score in intervals.items()
     ]  # fmt: skip
     caption = (
-        f"{found.benchmark}, {found.language}: {len(found.test)} documents, mean over "
+        f"{found.heading}: {len(found.test)} documents, mean over "
         f"{_pairs(found)} with its 95% bootstrap interval over documents, and paired differences; "
         "*: clear of zero."
     )

@@ -82,13 +82,7 @@ class Turns(Strict):
 
 
 class SelectBy(PromptOptions):
-    """Scores that rank checkpoints; without tasks, the validation loss ranks them.
-
-    Attributes:
-        tasks: lm-eval tasks.
-        include: folders with task YAMLs.
-        limit: most documents of a task.
-    """
+    """Scores of lm-eval tasks that rank checkpoints; without tasks, the validation loss ranks."""
 
     tasks: list[NonEmpty] = []
     include: list[NonEmpty] = []
@@ -136,9 +130,7 @@ class Experts(Strict):
 class OtherLanguages(Strict):
     """Other languages to evaluate the models of every language in (paper 1, tables 2 and 5).
 
-    Attributes:
-        languages: such as the language of the task data; the models' own language is skipped.
-        suites: suites to run in them; the suite of `evaluate` by default.
+    The models' own language is skipped. The suite of `evaluate` is the default.
     """
 
     languages: Annotated[list[NonEmpty], Field(min_length=1)]
@@ -159,7 +151,6 @@ class EvaluationSpec(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks.
 
     Attributes:
-        suite: see `layerswap eval`.
         tasks: lm-eval tasks; `{language}` stands for the language as the study writes it.
         include: the folder with the YAMLs of `tasks`.
         metric: the metric of `tasks` that is reported, and its filter.
@@ -184,17 +175,13 @@ class EvaluationSpec(PromptOptions):
     other_languages: OtherLanguages | None = None
 
     @model_validator(mode="after")
-    def _suites_exist(self) -> EvaluationSpec:
+    def _tasks_or_suite(self) -> EvaluationSpec:
         there = self.other_languages.suites if self.other_languages else []
         for suite in filter(None, [self.suite, *there]):
             try:
                 parts_of(suite)
             except EvaluationError as error:
                 raise ValueError(str(error)) from None
-        return self
-
-    @model_validator(mode="after")
-    def _tasks_or_suite(self) -> EvaluationSpec:
         if bool(self.suite) == bool(self.tasks):
             raise ValueError("give either a suite or tasks")
         for task in self.tasks:
@@ -203,9 +190,8 @@ class EvaluationSpec(PromptOptions):
             except (KeyError, IndexError, ValueError):
                 why = f"tasks: {task}: only {{language}} can be filled in"
                 raise ValueError(why) from None
-        there = self.other_languages is not None and not self.other_languages.suites
         same = next((task for task in self.tasks if "{language}" not in task), None)
-        if there and same:
+        if self.other_languages and not there and same:
             raise ValueError(
                 f"other_languages: {same} has no {{language}}, so it is the same in all"
             )
@@ -227,10 +213,7 @@ class TrainingResources(Resources):
 
 
 class StudyResources(Strict):
-    """Resources of the steps of each kind, which a cluster reserves.
-
-    Keys that are not given have their usual values.
-    """
+    """Resources of the steps of each kind; keys that are not given have their usual values."""
 
     data: Resources = Resources()
     train: TrainingResources = TrainingResources()
@@ -253,10 +236,7 @@ class StudySpec(Strict):
     """A whole study.
 
     Attributes:
-        name: of the study.
-        description: one line.
         base: folder or Hub id that all experts start from.
-        task: the task experts.
         languages: the language experts, by any code of their language.
         pairs: `all` pairs every kept task expert with every kept language expert (paper 1);
             `same` pairs the first with the first, the second with the second, and so on.
@@ -281,14 +261,11 @@ class StudySpec(Strict):
         scales: factors of both deltas in `task arithmetic` (Ilharco et al., 2023); the best on
             development documents is reported.
         change: map the weights that fine-tuning changed (paper 1, figures 2 and 4 to 9).
-        evaluate: benchmarks.
         merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
         device: device of the evaluation.
-        dtype: dtype of the evaluated models.
         billions: parameters of the base in billions, for estimates; by default from its header
             or its name.
-        resources: processors, devices and memory of the steps of each kind.
     """
 
     name: NonEmpty
@@ -341,26 +318,18 @@ class StudySpec(Strict):
         return names
 
     @model_validator(mode="after")
-    def _paired(self) -> StudySpec:
+    def _fits_together(self) -> StudySpec:
         for name, experts in self.languages.items():
             if self.pairs == "same" and experts.keep != self.task.keep:
                 raise ValueError(
                     f"`pairs: same` needs as many experts of each kind, but the task keeps "
                     f"{self.task.keep} and {name} {experts.keep}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _trainable(self) -> StudySpec:
         finished = next((kind for kind, one in self.kinds.items() if one.experts), None)
         training = [f"baseline `{one}`" for one in self.baselines if one in TRAINED_BASELINES]
         training += ["`lora`"] if self.lora else []
         if finished and training:
             raise ValueError(f"{training[0]} needs training, but {finished} has no data; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _partitioned(self) -> StudySpec:
         for name in ("partial", "reverted"):
             if name in self.baselines and not self.partitions:
                 raise ValueError(f"baseline `{name}` needs `partitions`")
@@ -375,11 +344,7 @@ def read_study(path: Path) -> StudySpec:
 
 
 def find_study(study: str) -> tuple[StudySpec, Path]:
-    """A study, and the folder that its paths are relative to.
-
-    Args:
-        study: a file, or the name of a study that ships with the package.
-    """
+    """A study by its file or the name of a ready one, and the folder of its relative paths."""
     path = _study_file(study, Path())
     return read_study(path), Path() if path == ready_studies().get(study) else path.parent
 
@@ -399,9 +364,7 @@ def _study_file(study: str, folder: Path) -> Path:
 def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, int]]:
     """The data of a file with the defaults of the study that it is `like`, and its lines.
 
-    Args:
-        path: the file.
-        within: the files that are `like` this one.
+    `within` has the files that are `like` this one.
     """
     data, lines = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict) or LIKE not in data:
