@@ -12,8 +12,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from gguf_files import TOKENS, add_vocabulary, close, encoded
+from merging import save_expert
 from safetensors.torch import load_file
 
 ROWS = {
@@ -65,13 +65,7 @@ def save_model(folder: Path, family: str, seed: int = 0) -> Path:
     import transformers
 
     name, _, settings = FAMILIES[family]
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**settings))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.to(torch.float32).save_pretrained(folder)
-    return folder
+    return save_expert(folder, getattr(transformers, name)(**settings), seed)
 
 
 def convert(folder: Path, path: Path, family: str, kind: str = "F32") -> Path:

@@ -30,8 +30,8 @@ after which a step on another machine counts as lost."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
-DERIVED = ("blocked_by", "since", "progress")
-"""Fields of a record that are not in the step's folder."""
+OF_RUNNING = ("blocked_by", "since", "progress", "process", "seen")
+"""Fields that the record of a step that ended does not have."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class StepRecord:
         blocked_by: the failed step that a blocked one needs.
         since: start of a running step, in ISO 8601 with the time zone.
         progress: the last line of a running step's log.
+        process: number of the process of a running step.
+        seen: time of the last sign of a running step, s since the epoch.
     """
 
     name: str
@@ -66,24 +68,12 @@ class StepRecord:
     blocked_by: str = ""
     since: str = ""
     progress: str = ""
-
-
-@dataclass
-class RunningStep:
-    """The content of `running.json`, which shows that a step runs.
-
-    Times are seconds since the epoch; `seen` is the time of writing.
-    """
-
-    where: str
-    process: int
-    started: float
-    seen: float
-    progress: str = ""
+    process: int = 0
+    seen: float = 0.0
 
     @property
     def alive(self) -> bool:
-        """True unless its process ended; on another machine, if it was seen lately."""
+        """True unless the process of a running step ended, or is silent on another machine."""
         if self.where != socket.gethostname():
             return time.time() - self.seen < SILENCE
         try:
@@ -104,7 +94,7 @@ class StudyJournal:
         index = self.root / INDEX
         try:
             if self.root.is_dir() and any(self.root.iterdir()) and not index.is_file():
-                raise StudyError(f"{self.root}: is no study's folder; choose another output")
+                raise StudyError(f"{self.root}: is not a study folder; choose another output")
             (self.root / STEPS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StudyError(f"{self.root}: cannot be written ({error.strerror})") from None
@@ -193,24 +183,19 @@ class StudyJournal:
             return replace(waiting, state="blocked", why=why, blocked_by=blocked_by)
         if (sign := self._running(step.name)) is None:
             return waiting
-        since = datetime.fromtimestamp(sign.started).astimezone().isoformat("T", "seconds")
-        seconds = round(time.time() - sign.started, 1)
-        return replace(waiting, state="running", seconds=seconds, where=sign.where, since=since,
-                       progress=sign.progress)  # fmt: skip
+        started = datetime.fromisoformat(sign.since).timestamp()
+        return replace(sign, seconds=round(time.time() - started, 1))
 
-    def _running(self, name: str) -> RunningStep | None:
-        """The sign of life of a step that runs, here or on another machine."""
+    def _running(self, name: str) -> StepRecord | None:
+        """The record of a step that runs, here or on another machine."""
         place = self._place(name, RUNNING)
         try:
             here = (self.root / place).read_bytes()
         except OSError:
             here = None
         for content in (here, self.storage.read(place) if self.storage and not here else None):
-            try:
-                sign = RunningStep(**json.loads(content or b"{}"))
-            except (ValueError, TypeError):
-                continue
-            if sign.alive:
+            sign = self._parse(name, content or b"{}")
+            if sign is not None and sign.alive:
                 return sign
         return None
 
@@ -225,19 +210,26 @@ class StudyJournal:
     def running(self, step: Step) -> Iterator[Callable[[str], None]]:
         """Show that a step runs, from its start to its end; yields the log of its progress."""
         place = self._place(step.name, RUNNING)
-        sign = RunningStep(socket.gethostname(), os.getpid(), time.time(), 0.0)
+        sign = StepRecord(
+            step.name, step.kind, self.graph.keys[step.name], "running",
+            where=socket.gethostname(), since=datetime.now().astimezone().isoformat("T", "seconds"),
+            process=os.getpid(),
+        )  # fmt: skip
         ended = threading.Event()
+        progress = ""
 
         def note(line: str) -> None:
-            sign.progress = line
+            nonlocal progress
+            progress = line
 
         def beat() -> None:
-            written = ""
+            written, seen = "", 0.0
             while True:
-                if sign.progress != written or time.time() - sign.seen > HEARTBEAT:
-                    written, sign.seen = sign.progress, time.time()
+                if progress != written or time.time() - seen > HEARTBEAT:
+                    written, seen = progress, time.time()
                     with suppress(OSError):  # a sign of life is no reason to fail
-                        write_json(self.root / place, asdict(sign))
+                        content = asdict(replace(sign, progress=written, seen=seen))
+                        write_json(self.root / place, content)
                         if self.storage is not None:
                             self.storage.write(place, (self.root / place).read_bytes())
                 if ended.wait(LOOK):
@@ -266,7 +258,7 @@ class StudyJournal:
             {name: one.stamp if one else "" for name, one in needed.items()},
         )  # fmt: skip
         folder = self.folder(step.name)
-        content = {name: value for name, value in asdict(record).items() if name not in DERIVED}
+        content = {name: value for name, value in asdict(record).items() if name not in OF_RUNNING}
         write_json(folder / RECORD, content)
         if self.storage is not None:
             self.storage.put(folder, f"{STEPS}/{folder.name}", last=RECORD)
@@ -284,7 +276,7 @@ def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
     if content is None:
         page = root / PAGE
         hint = f"; its report is {page}" if page.is_file() else ""
-        raise StudyError(f"{where}: is no study's folder: it has no {INDEX}{hint}")
+        raise StudyError(f"{where}: is not a study folder: it has no {INDEX}{hint}")
     try:
         steps = [Step.from_dict(one) for one in json.loads(content)["steps"]]
         return StudyJournal(root, Graph(steps), storage)

@@ -161,22 +161,19 @@ def _include(settings: Mapping[str, Any]) -> list[Path]:
     return [Path(one) for one in settings["include"]]
 
 
-def _other_languages(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The other languages of an evaluation, and their suites."""
-    there = settings["evaluate"]["other_languages"]
-    return (there["languages"], there["suites"]) if there else ([], [])
-
-
 def _tasks(settings: Mapping[str, Any]) -> list[str]:
     """The tasks of the study's own, in the language and in others without a suite."""
-    languages, suites = _other_languages(settings)
-    every = [settings["language"], *(() if suites else languages)]
-    pairs = product(settings["evaluate"]["tasks"], every)
+    spec = settings["evaluate"]
+    there = spec["other_languages"] or {"languages": [], "suites": []}
+    languages = [settings["language"], *([] if there["suites"] else there["languages"])]
+    pairs = product(spec["tasks"], languages)
     return list(dict.fromkeys(task.format(language=one) for task, one in pairs))
 
 
 def _suites(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The suites to run, each with a language."""
-    languages, suites = _other_languages(settings)
-    own = [settings["evaluate"]["suite"]] if settings["evaluate"]["suite"] else []
-    return [*product(own, [settings["language"]]), *product(suites or own, languages)]
+    spec = settings["evaluate"]
+    own = [spec["suite"]] if spec["suite"] else []
+    there = spec["other_languages"] or {"languages": [], "suites": []}
+    others = product(there["suites"] or own, there["languages"])
+    return [*product(own, [settings["language"]]), *others]

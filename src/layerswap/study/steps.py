@@ -69,7 +69,7 @@ class Graph:
         by_name: dict[str, Step] = {}
         for step in steps:
             if step.name in by_name:
-                raise StudyError(f"step {step.name} is there twice")
+                raise StudyError(f"step {step.name} is defined twice")
             by_name[step.name] = step
         sorter = TopologicalSorter(dict.fromkeys(by_name, ()))  # keeps the given order
         for step in steps:
