@@ -942,6 +942,9 @@ OTHERS = {"languages": ["basu"]}
         ({"languages": {"task": {"data": "x"}}}, "'task' cannot be the name of a language"),
         ({"languages": {}}, "languages: write at least one"),
         ({"baselines": ["soop"]}, "baselines"),
+        ({"baselines": ["soup", "base", "soup"]}, "baselines: 'soup' is listed twice"),
+        ({"simultaneous": {"every": [2, 2]}}, "simultaneous.every: 2 is listed twice"),
+        ({"partitions": ["C", "C"]}, "partitions: 'C' is listed twice"),
         ({"dtype": "float64"},
          "dtype: 'float64' is not allowed; there are float32, bfloat16, float16"),
         ({"task": {"data": "x", "run": []}}, "task.run: unknown key.*runs"),
@@ -1048,7 +1051,6 @@ def nela(runs, *parts):
          "nela: checkpoints are selected by validation loss"),
         ({"languages": nela([{"seed": 1}, {"seed": 1}], "train", "validation")},
          "train/nela/1 and train/nela/0 are the same"),
-        ({"simultaneous": {"every": [2, 2]}}, "simultaneous .2 steps. is defined twice"),
     ],
 )  # fmt: skip
 def test_a_study_that_cannot_be_planned_is_refused(folder, changes, said):

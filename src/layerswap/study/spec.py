@@ -46,6 +46,13 @@ TRAINED_BASELINES = ("joint", "simultaneous", "partial")
 """The baselines that are trained on the data of the experts."""
 
 
+def _distinct(values: list[Any]) -> list[Any]:
+    twice = next((one for one in values if values.count(one) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is listed twice")
+    return values
+
+
 class TrainingRun(Strict):
     """One training of an expert, with keys as in `EXPERT.yaml` (docs/training.md).
 
@@ -78,6 +85,7 @@ class Turns(Strict):
         list[PositiveInt],
         BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
         Field(min_length=1),
+        AfterValidator(_distinct),
     ] = [1]
 
 
@@ -275,12 +283,12 @@ class StudySpec(Strict):
     languages: Annotated[dict[NonEmpty, Experts], Field(min_length=1)]
     pairs: Literal["all", "same"] = "all"
     grid: Grid | None = None
-    partitions: list[Literal["A", "B", "C", "Z"]] = []
+    partitions: Annotated[list[Literal["A", "B", "C", "Z"]], AfterValidator(_distinct)] = []
     outside: Side | None = None
     simultaneous: Turns = Turns()
     both: TrainingRun | None = None
     lora: Lora | None = None
-    baselines: list[Baseline] = ["base", "experts", "soup"]
+    baselines: Annotated[list[Baseline], AfterValidator(_distinct)] = ["base", "experts", "soup"]
     ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
     soup_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] = [
         0.3, 0.5, 0.7, 0.9,
@@ -309,13 +317,6 @@ class StudySpec(Strict):
             if name == TASK or "/" in name:
                 raise ValueError(f"{name!r} cannot be the name of a language")
         return languages
-
-    @field_validator("baselines")
-    @classmethod
-    def _once(cls, names: list[Baseline]) -> list[Baseline]:
-        if len(set(names)) < len(names):
-            raise ValueError("a baseline is listed twice")
-        return names
 
     @model_validator(mode="after")
     def _fits_together(self) -> StudySpec:
