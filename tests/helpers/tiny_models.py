@@ -82,8 +82,6 @@ def grid_of(plan: ls.Plan) -> list[ls.Plan]:
 
 
 def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit, negative zeros included."""
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-        return False
-    a, b = (t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (found, expected))
-    return torch.equal(a, b)
+    """True if two tensors agree in dtype, shape and every bit, negative zeros included."""
+    same = (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    return same and merging.raw(found.cpu()) == merging.raw(expected.cpu())

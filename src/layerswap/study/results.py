@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -95,10 +95,7 @@ class BenchmarkResult:
 
     @cached_property
     def selected(self) -> Condition:
-        """The swap that the result is about and that is saved: `CHOSEN` or `DEFAULT`.
-
-        The mean over pairs on the development documents decides; see `protocol.select`.
-        """
+        """The swap to report and save, `CHOSEN` or `DEFAULT`, by `protocol.select` over pairs."""
         if not self.chosen:
             return DEFAULT
         scores = list(self.development.values())
@@ -111,10 +108,12 @@ class BenchmarkResult:
         means = {one: [float(v.mean()) for v in all_] for one, all_ in self._by_treatment.items()}
         return {one: (min(found), max(found)) for one, found in means.items()}
 
-    @property
-    def references(self) -> list[Condition]:
-        """The treatments that the others are compared with."""
-        return [one for one in (DEFAULT, CHOSEN) if one in self.over_pairs.scores]
+    def names_of(self, one: Condition) -> list[Condition]:
+        """The treatments that report a condition: of the grid, `CHOSEN`, `FLATTERED` or none."""
+        if one.zones is None:
+            return [one.treatment]
+        picked = {CHOSEN: self.chosen, FLATTERED: self.flattered}
+        return [name for name, by in picked.items() if by.get(one.pair) == one.treatment]
 
     @property
     def best(self) -> Condition:
@@ -184,7 +183,7 @@ def benchmark_result(
 
 
 def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Values]:
-    """Of every method with a weight, scale or density, the setting that is best on development."""
+    """The best weight, scale or density of every method that has one, on development."""
     found: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
     for one, values in own.items():
         if one.method in TUNED:
@@ -232,15 +231,10 @@ def in_other_languages(
     for (benchmark, language), found in scores.items():
         chosen = by_benchmark.get(benchmark, own[0])
         values: dict[Condition, list[Values]] = defaultdict(list)
-        test_documents = found.split(development).test
+        test = found.split(development).test
         for one, all_ in found.scores.items():
-            test = all_[test_documents]
-            names = [one.treatment] if one.zones is None else [
-                name for name, picked in ((CHOSEN, chosen.chosen), (FLATTERED, chosen.flattered))
-                if picked.get(one.pair) == one.treatment
-            ]  # fmt: skip
-            for name in names:
-                values[name].append(test)
+            for name in chosen.names_of(one):
+                values[name].append(all_[test])
         for name, several in values.items():
             mean = mean_interval(np.mean(several, axis=0))
             rows.setdefault(benchmark, {}).setdefault(name, {})[language] = mean
@@ -260,10 +254,9 @@ class StudyResults:
 
     @cached_property
     def ranked(self) -> Friedman | None:
-        """Friedman's test over languages and benchmarks; None where it says nothing.
+        """Friedman's test over languages and benchmarks; None for too few of them.
 
-        A block is the mean over its pairs: pairs share experts and documents, so they are no
-        blocks of their own (paper 2, section 5, has models and languages).
+        A block is the mean over its pairs, which share experts and documents.
         """
         values = [found.over_pairs.intervals for found in self.benchmarks]
         names = [
@@ -277,10 +270,10 @@ class StudyResults:
     @property
     def by_benchmark(self) -> dict[str, list[BenchmarkResult]]:
         """Every language on each benchmark."""
-        found: dict[str, list[BenchmarkResult]] = {}
+        found: dict[str, list[BenchmarkResult]] = defaultdict(list)
         for one in self.benchmarks:
-            found.setdefault(one.benchmark, []).append(one)
-        return found
+            found[one.benchmark].append(one)
+        return dict(found)
 
     @cached_property
     def tables(self) -> dict[str, Table]:
@@ -363,14 +356,10 @@ def _written(found: BenchmarkResult, folder: Path) -> Table | None:
     """The share of the answers' letters in the language, by treatment; None without any."""
     shares: dict[tuple[Condition, str], list[float]] = defaultdict(list)
     for one, score in read_conditions(folder):
-        name = one.treatment
-        if score.metric not in (ANSWER, REASONING) or score.benchmark != found.benchmark:
-            continue
-        if one.zones is not None:
-            if found.chosen.get(one.pair) != one.treatment:
-                continue
-            name = CHOSEN
-        shares[name, score.metric].append(score.score)
+        if score.metric in (ANSWER, REASONING) and score.benchmark == found.benchmark:
+            for name in found.names_of(one):
+                if name != FLATTERED:
+                    shares[name, score.metric].append(score.score)
     metrics = [one for one in (ANSWER, REASONING) if any(key[1] == one for key in shares)]
     if not metrics:
         return None
@@ -424,10 +413,10 @@ def fraction(score: Score) -> float:
 
 def _by_pair(scores: Scores) -> dict[str, dict[Condition, Values]]:
     """By pair, the scores of its treatments; those without a pair under an empty name."""
-    found: dict[str, dict[Condition, Values]] = {}
+    found: dict[str, dict[Condition, Values]] = defaultdict(dict)
     for one, values in scores.items():
-        found.setdefault(one.pair, {})[one.treatment] = values
-    return found
+        found[one.pair][one.treatment] = values
+    return dict(found)
 
 
 def _grid_table(found: BenchmarkResult) -> Table:
@@ -491,7 +480,7 @@ def over_languages(
 def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
     treatments = list(dict.fromkeys(one for by in found for one in by.over_pairs.scores))
-    references = [one for one in (DEFAULT, CHOSEN) if one in treatments]
+    references = _references(treatments)
     cells: list[list[Any]] = [
         [str(one), *(_with_extremes(by, one) for by in found), over_languages(found, one),
          *("" if one == reference else difference_words(over_languages(found, one, reference))
@@ -508,6 +497,11 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     return Table(columns, cells, caption=_honest(caption, treatments))
 
 
+def _references(treatments: Collection[Condition]) -> list[Condition]:
+    """The treatments that the others are compared with."""
+    return [one for one in (DEFAULT, CHOSEN) if one in treatments]
+
+
 def _with_extremes(found: BenchmarkResult, one: Condition) -> str | float | None:
     if one not in found.over_pairs.scores:
         return None
@@ -518,12 +512,13 @@ def _with_extremes(found: BenchmarkResult, one: Condition) -> str | float | None
 def _in_detail(found: BenchmarkResult) -> Table:
     """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
     intervals = found.over_pairs.intervals
+    references = _references(intervals)
     columns = ["treatment", "score, %", "lowest pair", "highest pair",
-               *(f"to the {one}" for one in found.references)]  # fmt: skip
+               *(f"to the {one}" for one in references)]  # fmt: skip
     cells: list[list[Any]] = [
         [str(one), score, *found.extremes[one],
          *(difference_words(found.over_pairs.against(reference).get(one))
-           for reference in found.references)]
+           for reference in references)]
         for one, score in intervals.items()
     ]  # fmt: skip
     caption = (
@@ -550,5 +545,5 @@ def _pairs(found: BenchmarkResult) -> str:
     return "one pair" if len(found.pairs) == 1 else f"{len(found.pairs)} pairs"
 
 
-def _honest(caption: str, treatments: Sequence[Condition] | Mapping[Condition, Any]) -> str:
+def _honest(caption: str, treatments: Collection[Condition]) -> str:
     return f"{caption} {HONEST}" if FLATTERED in treatments else caption

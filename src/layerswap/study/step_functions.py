@@ -322,15 +322,9 @@ def _adopt_answers(context: Context, store: AnswerStore, plans: Iterable[Plan]) 
 def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[Condition, Plan]:
     """The plans without the compositions of the grid that no benchmark of the language chose."""
     development = context.step.settings["evaluate"]["development"]
-    picked: set[tuple[str, Condition]] = set()
-    for (benchmark, language), scores in read_condition_scores(context.folder / RESULTS).items():
-        found = benchmark_result(language, benchmark, scores, development)
-        picked |= {*found.chosen.items(), *found.flattered.items()}
-    return {
-        one: plan
-        for one, plan in plans.items()
-        if one.zones is None or (one.pair, one.treatment) in picked
-    }
+    scores = read_condition_scores(context.folder / RESULTS)
+    own = [benchmark_result(one, name, of, development) for (name, one), of in scores.items()]
+    return {one: plan for one, plan in plans.items() if any(by.names_of(one) for by in own)}
 
 
 def _tasks(
