@@ -105,7 +105,7 @@ def convert(folder: Path, path: Path, family: str, kind: str = "F32") -> Path:
 
 
 def _changed(name: str, values: np.ndarray, config: Any, architecture: str) -> np.ndarray:
-    """What the script does to the values of a tensor."""
+    """The values of a tensor as the script writes them."""
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     if architecture in ("llama", "granite") and name.endswith(("q_proj.weight", "k_proj.weight")):

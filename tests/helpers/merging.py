@@ -146,7 +146,7 @@ def check_equal(found: torch.Tensor, expected: torch.Tensor, name: str = "") -> 
 
 
 def takes(layer: int | None, layers: int, bottom: int, top: int, t_b: int = 0, t_u: int = 0) -> str:
-    """What a layer takes in a swap: `language`, `task` or `blend` (paper 1, Algorithm 1)."""
+    """The source of a layer in a swap: `language`, `task` or `blend` (paper 1, Algorithm 1)."""
     if layer is None:
         return "blend"
     if layer < bottom or layer >= layers - top:

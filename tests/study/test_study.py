@@ -454,7 +454,7 @@ def test_in_other_languages_nothing_is_chosen_anew():
         ({"both": {"preset": "math-9"}}, "no preset 'math-9'; there are math-1"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_training(folder, changes, said):
+def test_settings_that_cannot_work_are_refused_before_training(folder, changes, said):
     with pytest.raises(LayerswapError, match=said):
         check_plan(spec(folder, **changes))
 
@@ -523,7 +523,7 @@ def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):
         refuse_other_study(graph, tmp_path / "steps", None)
 
 
-def test_what_is_read_from_outside_is_part_of_the_keys(folder, tmp_path, monkeypatch):
+def test_files_outside_the_study_are_part_of_the_keys(folder, tmp_path, monkeypatch):
     for name in ("tasks", "study.yaml"):
         assert (folder / name).exists()
     there = tmp_path / "copy"
@@ -860,7 +860,7 @@ def test_a_small_study_on_a_processor_costs_little(folder):
     assert "parameters, by its header" in printed
 
 
-def test_a_plan_leaves_out_what_is_done(folder, tmp_path):
+def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
     def plan():
         given = ["study", "run", str(folder / "study.yaml"), "--out", str(tmp_path), "--dry-run"]
         done = CliRunner().invoke(app, given)
@@ -875,9 +875,11 @@ def test_a_plan_leaves_out_what_is_done(folder, tmp_path):
     assert f"{len(graph)} steps, about" in " ".join(plan().split())
     assert not any(tmp_path.iterdir())
     run_graph(graph, tmp_path, dict.fromkeys({step.kind for step in graph}, trained))
-    told = plan()
-    assert f"{len(graph)} steps, 1 of them done before; the others take" in " ".join(told.split())
-    (row,) = (line.split() for line in told.splitlines() if "train/task/0 " in line[:20])
+    printed = plan()
+    assert f"{len(graph)} steps, 1 of them done before; the others take" in " ".join(
+        printed.split()
+    )
+    (row,) = (line.split() for line in printed.splitlines() if "train/task/0 " in line[:20])
     assert row[1] == "done"
     run_graph(graph, tmp_path, dict.fromkeys({step.kind for step in graph}, lambda context: None))
     assert f"{len(graph)} steps, all of them done before, " in " ".join(plan().split())
@@ -1017,7 +1019,7 @@ def test_a_training_in_two_processes_is_launched_by_accelerate(folder, tmp_path)
     assert [entry["step"] for entry in log][-1] == 64 // (2 * 16)
     assert open_checkpoint(str(tmp_path / "expert")).layers == 8
     assert "64 rows" in (tmp_path / "training.txt").read_text()
-    # A process that ends with an error is told by what it said.
+    # The error of a process is its last line.
     (tmp_path / "expert" / TRAINING).unlink()
     with pytest.raises(StudyError, match=r"its log is .*, last line: error: .*expert"):
         step_functions()["train"](context)

@@ -145,6 +145,11 @@ class Costs:
     speed: Speed
     bytes_each: int
 
+    @property
+    def model_gb(self) -> float:
+        """Memory of one model that is evaluated, GB."""
+        return self.bytes_each * self.size.billions
+
     def training_hours(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
         """Hours of a training on data sets, one after the other or mixed.
 
@@ -165,23 +170,6 @@ class Costs:
         seconds = each * self.size.billions * 1e9 * tokens * times / speed
         return (STARTING + seconds) / 3600
 
-    def checkpoint_gb(self, run: TrainingRun) -> float:
-        """Disk of one checkpoint: whole weights in float32, or an adapter."""
-        return 4 * self.size.billions * (ADAPTER if run.lora else 1)
-
-    def training_disk_gb(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
-        """Disk of a training: its output, checkpoints, and the two moments of one optimiser."""
-        moments = 8 * self.size.billions * self.size.trained(run)
-        return (1 + _checkpoints(run, sets)) * self.checkpoint_gb(run) + moments
-
-    def training_memory_gb(self, run: TrainingRun) -> float:
-        """Memory of a training without activations: weights, gradients and two moments.
-
-        With LoRA on a GPU, the frozen weights take two bytes each.
-        """
-        held = 2 if run.lora and self.speed == GPU else 4
-        return self.size.billions * (held + 12 * self.size.trained(run))
-
     def evaluation_hours(self, spec: EvaluationSpec, models: float) -> float:
         """Hours of evaluating models in one language; compositions that share layers count less.
 
@@ -196,10 +184,6 @@ class Costs:
             seconds += read / self.speed.read
             seconds += number * documents.written * loaded / self.speed.loaded / BATCH
         return (STARTING + models * seconds) / 3600 if seconds else 0.0
-
-    def evaluation_memory_gb(self, models: float = 2.5) -> float:
-        """Memory of models; two experts and their compositions, which share layers, by default."""
-        return models * self.bytes_each * self.size.billions
 
     def _benchmarks(self, spec: EvaluationSpec) -> Iterator[tuple[Documents, int]]:
         """The documents of each benchmark, and its examples in a prompt."""
@@ -265,7 +249,8 @@ def cost_study(spec: StudySpec, graph: Graph) -> StudyCosts:
             found = _selection(costs, graph, step)
         elif step.kind == "evaluate":
             hours = _language_hours(costs, spec, step.settings)
-            found = Estimate(hours, 0.1, costs.evaluation_memory_gb())
+            # Two experts and their compositions, which share layers.
+            found = Estimate(hours, 0.1, 2.5 * costs.model_gb)
         else:
             found = Estimate(disk_gb={"data": 0.2, "change": 0.1}.get(step.kind, 0))
         steps[step.name] = found
@@ -311,12 +296,17 @@ def size_of(spec: StudySpec, base: str) -> Size:
 def _training(costs: Costs, graph: Graph, step: Step, selection: Step | None) -> Estimate:
     """The cost of a training, from whose checkpoints a later step may select."""
     run, sets = _run_of(step), _data_of(graph, step)
-    disk = kept = costs.training_disk_gb(run, sets)
+    billions, trained = costs.size.billions, costs.size.trained(run)
+    checkpoint = 4 * billions * (ADAPTER if run.lora else 1)  # in float32
+    # The output, the checkpoints, and the two moments of one optimiser.
+    disk = kept = (1 + _checkpoints(run, sets)) * checkpoint + 8 * billions * trained
     if selection is None and step.delete_checkpoints:
-        kept = costs.checkpoint_gb(run)
+        kept = checkpoint
     elif selection is not None and selection.delete_checkpoints:
-        kept = costs.checkpoint_gb(run) * selection.settings["keep"] / len(selection.needs)
-    hours, memory = costs.training_hours(run, sets), costs.training_memory_gb(run)
+        kept = checkpoint * selection.settings["keep"] / len(selection.needs)
+    # Weights, gradients and two moments. With LoRA on a GPU, frozen weights take two bytes each.
+    memory = billions * ((2 if run.lora and costs.speed == GPU else 4) + 12 * trained)
+    hours = costs.training_hours(run, sets)
     return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
 
 
@@ -327,7 +317,7 @@ def _selection(costs: Costs, graph: Graph, step: Step) -> Estimate:
         tasks=step.settings["tasks"], include=["."], limit=step.settings["limit"]
     )
     hours = costs.evaluation_hours(tasks, checkpoints)
-    return Estimate(hours, memory_gb=costs.evaluation_memory_gb(models=1))
+    return Estimate(hours, memory_gb=costs.model_gb)
 
 
 def _language_hours(costs: Costs, study: StudySpec, settings: Mapping[str, Any]) -> float:
