@@ -28,17 +28,11 @@ RecipeData = dict[str, Any]
 
 @dataclass(frozen=True)
 class LanguageModels:
-    """The checkpoints that the conditions of a language are composed of.
+    """The checkpoints that the conditions of a language are composed of."""
 
-    Attributes:
-        kept: folders of the selected experts, the best first, by kind: `task`, or a language.
-        trained: the folder of each further training, by the name of its step.
-        layers: number of layers of the base.
-    """
-
-    kept: Mapping[str, Sequence[str]]
-    trained: Mapping[str, str]
-    layers: int
+    kept: Mapping[str, Sequence[str]]  # selected experts, the best first, by kind of expert
+    trained: Mapping[str, str]  # folder of each further training, by the name of its step
+    layers: int  # of the base
 
 
 def recipes(

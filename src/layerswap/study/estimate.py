@@ -51,17 +51,11 @@ AUTOCAST = 3
 
 
 class Speed(NamedTuple):
-    """The usual speed of a device.
+    """The usual speed of a device."""
 
-    Attributes:
-        read: floating-point operations a second in training and in reading.
-        loaded: bytes of weights that it loads a second when it generates.
-        name: words for the caption of a plan.
-    """
-
-    read: float
-    loaded: float
-    name: str
+    read: float  # floating-point operations a second in training and in reading
+    loaded: float  # bytes of weights that it loads a second when it generates
+    name: str  # words for the caption of a plan
 
 
 GPU = Speed(1.2e14, 1e12, "on an A100")
@@ -80,17 +74,11 @@ USUAL = DataSize(80_000, 512)
 
 
 class Documents(NamedTuple):
-    """The size of a benchmark.
-
-    Attributes:
-        number: of documents.
-        read: tokens of one document, and of one exemplar.
-        written: tokens generated for it; 0 if answers are only scored.
-    """
+    """The size of a benchmark."""
 
     number: int
-    read: int
-    written: int = 0
+    read: int  # tokens of one document, and of one exemplar
+    written: int = 0  # tokens generated for a document; 0 if answers are only scored
 
 
 OTHER = Documents(1000, 300, 128)
@@ -99,17 +87,11 @@ OTHER = Documents(1000, 300, 128)
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a base.
+    """The size of a base."""
 
-    Attributes:
-        billions: parameters.
-        shares: share of the parameters by layer (None outside) and role.
-        known_by: the source of this knowledge, in words.
-    """
-
-    billions: float
-    shares: Mapping[tuple[int | None, str], float]
-    known_by: str
+    billions: float  # parameters
+    shares: Mapping[tuple[int | None, str], float]  # of them, by layer (None outside) and role
+    known_by: str  # the source of this knowledge, in words
 
     def trained(self, run: TrainingRun) -> float:
         """The share of the parameters that a training changes."""
@@ -133,17 +115,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of trainings and evaluations of one base on one device.
-
-    Attributes:
-        size: of the base.
-        speed: of the device.
-        bytes_each: bytes of a weight where models are evaluated.
-    """
+    """Costs of trainings and evaluations of one base on one device."""
 
     size: Size
     speed: Speed
-    bytes_each: int
+    bytes_each: int  # of a weight where models are evaluated
 
     @property
     def model_gb(self) -> float:
@@ -200,36 +176,22 @@ class Costs:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a step.
+    """The estimated cost of a step."""
 
-    Attributes:
-        hours: time on the device that it is planned for, h.
-        disk_gb: size of its output when the study has ended, GB.
-        memory_gb: memory of the device, GB, without activations.
-        passing_gb: further disk that is free again when the study has ended, GB.
-    """
-
-    hours: float = 0
-    disk_gb: float = 0
-    memory_gb: float = 0
-    passing_gb: float = 0
+    hours: float = 0  # on the device that it is planned for
+    disk_gb: float = 0  # of its output when the study has ended
+    memory_gb: float = 0  # of the device, without activations
+    passing_gb: float = 0  # further disk that is free again when the study has ended
 
 
 @dataclass(frozen=True)
 class StudyCosts:
-    """The estimated costs of a study.
-
-    Attributes:
-        costs: their arithmetic.
-        steps: the cost of each step, by name.
-        disk_gb: disk when the study has ended, GB.
-        passing_gb: further disk while it runs, GB.
-    """
+    """The estimated costs of a study."""
 
     costs: Costs
-    steps: Mapping[str, Estimate]
-    disk_gb: float
-    passing_gb: float
+    steps: Mapping[str, Estimate]  # by name
+    disk_gb: float  # when the study has ended
+    passing_gb: float  # further disk while it runs
 
 
 def cost_study(spec: StudySpec, graph: Graph) -> StudyCosts:

@@ -40,36 +40,24 @@ class StepRecord:
 
     The folder of a step that ended holds its record. `StudyJournal.status` derives those of the
     others.
-
-    Attributes:
-        seconds: wall-clock time of a step that ended, or until now, s.
-        where: the machine.
-        why: the reason of a failure, or of not being tried.
-        stamp: unique to this run of the step.
-        after: the stamps of the steps that it needs, as they were then.
-        blocked_by: the failed step that a blocked one needs.
-        since: start of a running step, in ISO 8601 with the time zone.
-        progress: the last line of a running step's log.
-        process: number of the process of a running step.
-        seen: time of the last sign of a running step, s since the epoch.
     """
 
     name: str
     kind: str
     key: str
     state: State
-    seconds: float | None = None
-    where: str = ""
-    why: str = ""
+    seconds: float | None = None  # until the end, or until now
+    where: str = ""  # the machine
+    why: str = ""  # the reason of a failure, or of not being tried
     attempts: int = 1
     versions: dict[str, str] = field(default_factory=dict)
-    stamp: str = ""
-    after: dict[str, str] = field(default_factory=dict)
-    blocked_by: str = ""
-    since: str = ""
-    progress: str = ""
+    stamp: str = ""  # unique to this run of the step
+    after: dict[str, str] = field(default_factory=dict)  # stamps of the steps that it needs
+    blocked_by: str = ""  # the failed step that a blocked one needs
+    since: str = ""  # start of a running step, in ISO 8601 with the time zone
+    progress: str = ""  # the last line of its log
     process: int = 0
-    seen: float = 0.0
+    seen: float = 0.0  # time of its last sign of life, s since the epoch
 
     @property
     def alive(self) -> bool:

@@ -58,19 +58,11 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
 
 @dataclass(frozen=True)
 class _ExpertSteps:
-    """The steps that make the experts of one kind.
+    """The steps that make the experts of one kind."""
 
-    Attributes:
-        data: builds the mix, if there is one to build.
-        runs: trainings from whose checkpoints the experts are selected.
-        variants: trainings of one expert beside its runs, by regime and partition; the partition
-            may be empty.
-        select: selects the experts.
-    """
-
-    data: list[Step]
-    runs: list[Step]
-    variants: dict[tuple[str, str], Step]
+    data: list[Step]  # builds the mix, if there is one to build
+    runs: list[Step]  # trainings from whose checkpoints the experts are selected
+    variants: dict[tuple[str, str], Step]  # other trainings, by regime and partition (or empty)
     select: Step
 
     @property

@@ -59,28 +59,17 @@ class BenchmarkScores(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """One language on one benchmark, on the documents that nothing was chosen on.
-
-    Attributes:
-        pairs: by pair and treatment, one score per test document; of the grid, what was chosen.
-        grid: the mean over pairs of each composition, on the development documents.
-        chosen: by pair, the composition that is best on the development documents.
-        flattered: by pair, the composition that is best on the test documents.
-        test: positions of the test documents, in the order of task and document.
-        shared: the treatments that all pairs share.
-        development: the scores of each pair's chosen and default swap on the development
-            documents, by pair and `CHOSEN` or `DEFAULT`.
-    """
+    """One language on one benchmark, on the documents that nothing was chosen on."""
 
     language: str
     benchmark: str
-    pairs: Mapping[str, Scores]
-    grid: Mapping[Condition, Interval]
-    chosen: Mapping[str, Condition]
-    flattered: Mapping[str, Condition]
-    test: tuple[int, ...]
-    shared: frozenset[Condition]
-    development: Mapping[str, Scores]
+    pairs: Mapping[str, Scores]  # by pair and treatment, on test documents
+    grid: Mapping[Condition, Interval]  # compositions, mean over pairs on development documents
+    chosen: Mapping[str, Condition]  # by pair, the best composition on development documents
+    flattered: Mapping[str, Condition]  # by pair, the best composition on test documents
+    test: tuple[int, ...]  # positions of the test documents, in the order of task and document
+    shared: frozenset[Condition]  # treatments that all pairs share
+    development: Mapping[str, Scores]  # by pair, `CHOSEN` and `DEFAULT` on development documents
 
     @property
     def heading(self) -> str:
@@ -199,10 +188,8 @@ def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Val
 class OtherLanguagesResult:
     """The models of a language on a benchmark in other languages.
 
-    Attributes:
-        rows: by treatment and other language, the mean over pairs, on the documents at the places
-            of the test documents.
-        own: the same models on the same benchmark in their own language, if they were evaluated.
+    `rows` has the mean over pairs by treatment and other language, on the documents at the places
+    of the test documents. `own` is the benchmark in the models' own language, if evaluated.
     """
 
     language: str

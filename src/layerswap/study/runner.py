@@ -31,16 +31,11 @@ PAUSE = 2.0
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs and the output folder of a step that runs.
-
-    Attributes:
-        folder: its output; it may hold the output of an earlier attempt.
-        inputs: the folders of the steps that it needs, by name.
-    """
+    """The inputs and the output folder of a step that runs."""
 
     step: Step
-    folder: Path
-    inputs: Mapping[str, Path]
+    folder: Path  # may hold the output of an earlier attempt
+    inputs: Mapping[str, Path]  # folders of the steps that it needs, by name
     log: Log
 
 

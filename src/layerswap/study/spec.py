@@ -73,14 +73,12 @@ class TrainingRun(Strict):
 class Turns(Strict):
     """Settings of simultaneous partition SFT, for the baseline of that name.
 
-    Attributes:
-        partition: of the second paper.
-        outside: the side that trains the places outside the layers; that of the rest by default.
-        every: optimiser steps in a turn. Each of several lengths is a baseline (table A.3).
+    `every` counts the optimiser steps of a turn. Each of several lengths is a baseline (paper 2,
+    table A.3).
     """
 
     partition: Literal["A", "B", "C", "Z"] = "C"
-    outside: Side | None = None
+    outside: Side | None = None  # trains the places outside the layers; None: that of the rest
     every: Annotated[
         list[PositiveInt],
         BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
@@ -98,20 +96,13 @@ class SelectBy(PromptOptions):
 
 
 class Experts(Strict):
-    """The experts of one kind, which the study trains or which exist.
+    """The experts of one kind, which the study trains or which exist."""
 
-    Attributes:
-        data: a mix (ready recipe or file), a folder that `layerswap data` wrote, or files.
-        runs: trainings that differ in hyperparameters or seeds.
-        keep: number of checkpoints to keep; no run gives more than its share.
-        by: scores that rank the checkpoints.
-        experts: models that exist, in place of the other keys: folders, adapters or Hub ids.
-    """
-
-    data: Data | None = None
+    data: Data | None = None  # a mix too: a ready recipe or a file
     runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
-    keep: PositiveInt = 1
+    keep: PositiveInt = 1  # checkpoints; no run gives more than its share
     by: SelectBy = SelectBy()
+    # In place of the other keys: folders, adapters or Hub ids.
     experts: Annotated[list[NonEmpty], Field(min_length=1), AfterValidator(once)] | None = None
 
     @model_validator(mode="before")
@@ -156,31 +147,19 @@ def _read_metric(value: object) -> object:
 
 
 class EvaluationSpec(PromptOptions):
-    """Benchmarks of a study: a suite, or lm-eval tasks.
-
-    Attributes:
-        tasks: lm-eval tasks; `{language}` stands for the language as the study writes it.
-        include: the folder with the YAMLs of `tasks`.
-        metric: the metric of `tasks` that is reported, and its filter.
-        limit: most documents of a task.
-        development: share of the documents on which the composition is chosen.
-        allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
-            leaves MBPP out.
-        engine: `sweep`, or `vllm`, which is started once and re-pointed.
-        engine_args: further arguments of `vllm.LLM`.
-        other_languages: the same models in other languages; of the grid, those that were chosen.
-    """
+    """Benchmarks of a study: a suite, or lm-eval tasks."""
 
     suite: str | None = None
-    tasks: list[NonEmpty] = []
-    include: list[NonEmpty] = []
+    tasks: list[NonEmpty] = []  # `{language}` stands for the language as the study writes it
+    include: list[NonEmpty] = []  # the folder with the YAMLs of `tasks`
+    # The metric of `tasks` that is reported, and its filter.
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
-    limit: Annotated[int, Field(ge=2)] | None = None
-    development: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    allow_code: bool = False
+    limit: Annotated[int, Field(ge=2)] | None = None  # most documents of a task
+    development: Annotated[float, Field(gt=0, lt=1)] = 0.5  # share that compositions are chosen on
+    allow_code: bool = False  # run programs that a model wrote, in the sandbox; else skip MBPP
     engine: EngineName = "sweep"
-    engine_args: dict[str, Any] = {}
-    other_languages: OtherLanguages | None = None
+    engine_args: dict[str, Any] = {}  # of `vllm.LLM`
+    other_languages: OtherLanguages | None = None  # of the grid, the chosen compositions alone
 
     @model_validator(mode="after")
     def _tasks_or_suite(self) -> EvaluationSpec:
@@ -209,15 +188,10 @@ class EvaluationSpec(PromptOptions):
 
 
 class TrainingResources(Resources):
-    """Resources of a training, which accelerate may launch in several processes.
+    """Resources of a training, which accelerate may launch in several processes."""
 
-    Attributes:
-        processes: of one training. Without `effective_batch`, the batch grows with them.
-        launch: configuration of accelerate: `ddp`, `fsdp2`, `zero3` or a file.
-    """
-
-    processes: PositiveInt = 1
-    launch: NonEmpty = "ddp"
+    processes: PositiveInt = 1  # without `effective_batch`, the batch grows with them
+    launch: NonEmpty = "ddp"  # configuration of accelerate: `ddp`, `fsdp2`, `zero3` or a file
 
 
 class StudyResources(Strict):

@@ -26,27 +26,16 @@ class Resources(Strict):
 
 @dataclass(frozen=True)
 class Step:
-    """One piece of work with a folder of its own.
+    """One piece of work with a folder of its own."""
 
-    Attributes:
-        name: unique in the study, such as `train/task/2`.
-        kind: selects the function that runs it.
-        settings: plain data.
-        needs: names of the steps whose folders it reads.
-        inputs: fingerprints of the files outside the study that it reads, by name.
-        resources: not part of its key.
-        version: raised when its kind writes something else for the same settings.
-        delete_checkpoints: delete checkpoints that no later step reads; not part of its key.
-    """
-
-    name: str
-    kind: str
-    settings: Mapping[str, Any]
-    needs: tuple[str, ...] = ()
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    resources: Resources = field(default_factory=Resources)
-    version: int = 1
-    delete_checkpoints: bool = False
+    name: str  # unique in the study, such as `train/task/2`
+    kind: str  # selects the function that runs it
+    settings: Mapping[str, Any]  # plain data
+    needs: tuple[str, ...] = ()  # names of the steps whose folders it reads
+    inputs: Mapping[str, str] = field(default_factory=dict)  # fingerprints of files that it reads
+    resources: Resources = field(default_factory=Resources)  # not part of its key
+    version: int = 1  # raised when its kind writes something else for the same settings
+    delete_checkpoints: bool = False  # those that no later step reads; not part of its key
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, from which `from_dict` makes the step again."""
