@@ -72,7 +72,7 @@ class StepRecord:
 
 
 class StudyJournal:
-    """The folder of a study, and the storage of its finished steps; `open` writes first."""
+    """The folder of a study, and the storage of its finished steps; `open` creates it."""
 
     def __init__(self, root: Path, graph: Graph, storage: Storage | None = None) -> None:
         self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
@@ -163,7 +163,7 @@ class StudyJournal:
         return records
 
     def _unfinished(self, step: Step, blocked_by: str) -> StepRecord:
-        """The state of a step without a record that counts."""
+        """The state of a step that has not ended, or whose needed steps ran again."""
         # Not tried yet, cut short, or a step that it needs was run again.
         waiting = StepRecord(step.name, step.kind, self.graph.keys[step.name], "waiting")
         if blocked_by:

@@ -162,7 +162,7 @@ def _include(settings: Mapping[str, Any]) -> list[Path]:
 
 
 def _tasks(settings: Mapping[str, Any]) -> list[str]:
-    """The tasks of the study's own, in the language and in others without a suite."""
+    """The study's own tasks, in the language and in others that have no suite."""
     spec = settings["evaluate"]
     there = spec["other_languages"] or {"languages": [], "suites": []}
     languages = [settings["language"], *([] if there["suites"] else there["languages"])]
