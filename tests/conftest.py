@@ -1,4 +1,4 @@
-"""What every test needs before torch is imported."""
+"""Settings of every test, before torch is imported."""
 
 import os
 from functools import cache

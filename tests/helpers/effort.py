@@ -1,4 +1,4 @@
-"""How much a test tries: a part by default, the rest where it is asked for."""
+"""The number of cases of a test: a part by default, all with LAYERSWAP_THOROUGH."""
 
 from __future__ import annotations
 

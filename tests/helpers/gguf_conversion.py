@@ -12,8 +12,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from gguf_files import TOKENS, add_vocabulary, close, encoded
+from merging import save_expert
 from safetensors.torch import load_file
 
 ROWS = {
@@ -65,13 +65,7 @@ def save_model(folder: Path, family: str, seed: int = 0) -> Path:
     import transformers
 
     name, _, settings = FAMILIES[family]
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**settings))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.to(torch.float32).save_pretrained(folder)
-    return folder
+    return save_expert(folder, getattr(transformers, name)(**settings), seed)
 
 
 def convert(folder: Path, path: Path, family: str, kind: str = "F32") -> Path:
@@ -111,7 +105,7 @@ def convert(folder: Path, path: Path, family: str, kind: str = "F32") -> Path:
 
 
 def _changed(name: str, values: np.ndarray, config: Any, architecture: str) -> np.ndarray:
-    """What the script does to the values of a tensor."""
+    """The values of a tensor as the script writes them."""
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     if architecture in ("llama", "granite") and name.endswith(("q_proj.weight", "k_proj.weight")):

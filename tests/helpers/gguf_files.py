@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 
 WIDTH, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 3
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -129,18 +129,7 @@ def write_gguf(
     tokens: list[str] | None = None,
     entries: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A small Llama that llama.cpp loads.
-
-    Args:
-        path: where to.
-        seed: of the weights.
-        type_of: the type of a tensor, by its name.
-        layers: their number.
-        head: whether there is a head beside the embedding.
-        base: the seed of a base, of which the weights are then a fine-tune.
-        tokens: those of the vocabulary.
-        entries: texts of metadata to set.
-    """
+    """A small Llama that llama.cpp loads; with the seed of a base, a fine-tune of that base."""
     writer = GGUFWriter(path, "llama")
     writer.add_name((entries or {}).get("general.name", f"tiny {seed}"))
     writer.add_block_count(layers)
@@ -194,15 +183,11 @@ def close(writer: GGUFWriter) -> None:
 
 def tensors_of(path: Path) -> dict[str, tuple[str, bytes]]:
     """The type and the bytes of every tensor, as the `gguf` package reads them."""
-    from gguf import GGUFReader
-
     return {t.name: (t.tensor_type.name, t.data.tobytes()) for t in GGUFReader(path).tensors}
 
 
 def floats_of(path: Path) -> dict[str, np.ndarray]:
     """Every tensor in float32, as the `gguf` package dequantises it."""
-    from gguf import GGUFReader
-
     return {
         t.name: quants.dequantize(t.data, t.tensor_type).reshape([int(n) for n in t.shape[::-1]])
         for t in GGUFReader(path).tensors

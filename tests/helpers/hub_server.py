@@ -19,30 +19,20 @@ from typing import Any
 
 
 class Hub:
-    """What the server was told.
-
-    Attributes:
-        created: the bodies of the requests that created repositories.
-        files: every file committed, by path.
-        refuse: answer 403 to everything.
-        repositories: the folders that are served, by `owner/name`.
-        faults: what goes wrong with the next requests for weights of more than 8 bytes, in order:
-            `drop`, `short`, `wrong`, `429`, `503`, `whole`, `changed` or nothing.
-        sent: bytes of weights sent, by `owner/name`.
-        unmarked: whether plain files are served without an ETag, as by a simple server.
-        asked: first and last byte of every request for weights, by `owner/name`.
-    """
+    """The state of the server, which tests read and change."""
 
     def __init__(self) -> None:
-        self.created: list[dict[str, Any]] = []
-        self.files: dict[str, bytes] = {}
-        self.refuse = False
-        self.unmarked = False
+        self.created: list[dict[str, Any]] = []  # bodies of requests that created repositories
+        self.files: dict[str, bytes] = {}  # every file committed, by path
+        self.refuse = False  # answer 403 to everything
+        self.unmarked = False  # serve plain files without an ETag
         self.address = ""
-        self.repositories: dict[str, Path] = {}
+        self.repositories: dict[str, Path] = {}  # folders that are served, by `owner/name`
+        # Faults of the next requests for weights of more than 8 bytes, in order: `drop`, `short`,
+        # `wrong`, `429`, `503`, `whole`, `changed` or nothing.
         self.faults: list[str] = []
-        self.sent: dict[str, int] = {}
-        self.asked: dict[str, list[tuple[int, int]]] = {}
+        self.sent: dict[str, int] = {}  # bytes of weights, by `owner/name`
+        self.asked: dict[str, list[tuple[int, int]]] = {}  # first and last byte of every request
         self.lock = threading.Lock()
 
     def commit(self, name: str) -> str:
@@ -62,12 +52,16 @@ def running_hub() -> Iterator[Hub]:
         def log_message(self, *args: object) -> None:
             pass
 
+        def head(self, status: int, length: int = 0, **headers: str) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+
         def answer(self, data: object, status: int = 200) -> None:
             body = json.dumps(data).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
+            self.head(status, len(body), Content_Type="application/json")
             self.wfile.write(body)
 
         def do_POST(self) -> None:
@@ -108,66 +102,46 @@ def running_hub() -> Iterator[Hub]:
             known = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path)
             listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+", path)
             file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-            stored = re.fullmatch(r"/storage/([^/]+/[^/]+)/(.+)", path)
-            plain = re.fullmatch(r"/plain/([^/]+/[^/]+)/(.+)", path)
-            if match := known or listed or file or stored or plain:
-                name = match[1]
-                if name not in hub.repositories:
-                    if known and name == "me/merged":
-                        return self.answer({"id": name, "sha": "a" * 40, "siblings": []})
-                    self.send_response(404)
-                    self.send_header("X-Error-Code", "RepoNotFound")
-                    self.send_header("Content-Length", "0")
-                    return self.end_headers()
-                folder = hub.repositories[name]
+            stored = re.fullmatch(r"/(?:storage|plain)/([^/]+/[^/]+)/(.+)", path)
+            match = known or listed or file or stored
+            if match is None or (known and known[1] == "me/merged"):
+                return self.answer({"id": "me/merged", "sha": "a" * 40, "siblings": []})
+            name = match[1]
+            if name not in hub.repositories:
+                return self.head(404, X_Error_Code="RepoNotFound")
+            folder = hub.repositories[name]
             if known:
                 files = [{"rfilename": f.name} for f in sorted(folder.iterdir())]
                 return self.answer({"id": name, "sha": hub.commit(name), "siblings": files})
             if listed:
-                return self.answer(
-                    [
-                        {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40}
-                        for f in sorted(folder.iterdir())
-                    ]
-                )
+                return self.answer([
+                    {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40}
+                    for f in sorted(folder.iterdir())
+                ])  # fmt: skip
             if file:
                 return self.resolve(name, folder / file[3])
-            if stored:
-                return self.store(name, folder / stored[2])
-            if plain:
-                return self.store(name, folder / plain[2])
-            return self.answer({"id": "me/merged", "sha": "a" * 40, "siblings": []})
+            return self.store(name, folder / match[2])
 
         def resolve(self, name: str, path: Path) -> None:
             if not path.is_file():
-                self.send_response(404)
-                self.send_header("X-Error-Code", "EntryNotFound")
-                self.send_header("Content-Length", "0")
-                return self.end_headers()
+                return self.head(404, X_Error_Code="EntryNotFound")
             data = path.read_bytes()
-            etag = hashlib.sha256(data).hexdigest()
-            large = path.suffix == ".safetensors"
-            self.send_response(302 if large else 200)
-            self.send_header("X-Repo-Commit", hub.commit(name))
-            self.send_header("ETag", f'"{etag}"')
-            if large:
-                self.send_header("X-Linked-Etag", f'"{etag}"')
-                self.send_header("X-Linked-Size", str(len(data)))
-                # The same server under another name: of another host the client sends no token.
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            common = {"X_Repo_Commit": hub.commit(name), "ETag": etag}
+            if path.suffix == ".safetensors":
+                # The same server under another name: the client sends other hosts no token.
                 elsewhere = hub.address.replace("127.0.0.1", "localhost")
-                self.send_header("Location", f"{elsewhere}/storage/{name}/{path.name}")
-                self.send_header("Content-Length", "0")
-                return self.end_headers()
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
+                return self.head(
+                    302, **common, X_Linked_Etag=etag, X_Linked_Size=str(len(data)),
+                    Location=f"{elsewhere}/storage/{name}/{path.name}",
+                )  # fmt: skip
+            self.head(200, len(data), **common)
             if self.command == "GET":
                 self.wfile.write(data)
 
         def store(self, name: str, path: Path) -> None:
             if not path.is_file():
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                return self.end_headers()
+                return self.head(404)
             data, etag = path.read_bytes(), hashlib.md5(path.read_bytes()).hexdigest()
             asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
             first = int(asked[1]) if asked else 0
@@ -180,21 +154,19 @@ def running_hub() -> Iterator[Hub]:
                 if weights and last - first >= 8 and hub.faults:
                     fault = hub.faults.pop(0)
             if fault in ("429", "503"):
-                self.send_response(int(fault))
-                self.send_header("Retry-After", "0")
-                self.send_header("Content-Length", "0")
-                return self.end_headers()
+                return self.head(int(fault), Retry_After="0")
             if fault == "wrong":
                 first = max(0, first - 5)
             body = data[first : last + 1] if fault != "whole" else data
-            self.send_response(206 if asked and fault != "whole" else 200)
-            if not hub.unmarked:
-                self.send_header("ETag", '"another"' if fault == "changed" else f'"{etag}"')
-            if asked and fault != "whole":
-                self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
             part = body[: len(body) // 2] if fault in ("drop", "short") else body
-            self.send_header("Content-Length", str(len(part if fault == "short" else body)))
-            self.end_headers()
+            ranged = asked and fault != "whole"
+            headers = {} if hub.unmarked else {"ETag": f'"{etag}"'}
+            if fault == "changed" and headers:
+                headers["ETag"] = '"another"'
+            if ranged:
+                headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
+            length = len(part if fault == "short" else body)
+            self.head(206 if ranged else 200, length, **headers)
             if self.command == "GET":
                 if weights:  # before the client can have the last byte
                     with hub.lock:

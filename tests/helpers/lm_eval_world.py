@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 import yaml
+from merging import save_expert
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.decoders import ByteLevel
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 QUESTIONS = [
     {"question": f"Asha ana maembe {a} na Juma ana {b}. Jumla ni ngapi?", "answer": str(a + b),
@@ -71,12 +71,7 @@ metric_list: [{{metric: word_perplexity}}, {{metric: bits_per_byte}}]
 
 
 def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
-    """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks.
-
-    Args:
-        root: where they go.
-        shape: changes of the experts' configuration.
-    """
+    """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = ByteLevel()
@@ -95,12 +90,7 @@ def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
         pad_token_id=2, **(usual | shape),
     )  # fmt: skip
     for seed, name in enumerate(("task", "language")):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape) * 0.05)
-        model.save_pretrained(root / name)
+        save_expert(root / name, config, seed)
         tokenizer.save_pretrained(root / name)
     tasks = root / "tasks"
     tasks.mkdir()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plain_checkpoints import write_checkpoint, write_tensors
+from plain_checkpoints import write_checkpoint, write_fisher
 from safetensors.numpy import load_file
 
-from layerswap.checkpoint import fingerprint
 from layerswap.compose.recipe import check_recipe
 from layerswap.merge import make_plan
 from layerswap.methods import METHODS
@@ -68,7 +66,8 @@ def merged(
         experts: dict[str, Any] = {expert: {"source": str(write[expert])} for expert in names}
         if METHODS[method].fisher:
             for expert, values in zip(names, fishers or fishers_of(parts), strict=True):
-                folder = _write_fisher(root / f"{expert}-fisher", write[expert], values)
+                fisher = _tensors(values, NAME, SHAPE)
+                folder = write_fisher(root / f"{expert}-fisher", write[expert], fisher)
                 experts[expert]["fisher"] = str(folder)
         merge = {
             "method": method, "experts": dict(zip(names, weights, strict=True)), **parameters,
@@ -80,16 +79,6 @@ def merged(
 
 def _tensors(values: np.ndarray, name: str, shape: tuple[int, ...]) -> Mapping[str, np.ndarray]:
     return {"model.embed_tokens.weight": np.zeros((4, 8), np.float32), name: values.reshape(shape)}
-
-
-def _write_fisher(folder: Path, expert: Path, values: np.ndarray) -> Path:
-    folder.mkdir()
-    file = folder / "fisher.safetensors"
-    write_tensors(file, _tensors(values, NAME, SHAPE), "F32")
-    digest = fingerprint(expert / "model.safetensors")
-    record = {"checkpoint": {"fingerprints": {"model.safetensors": digest}}, "norm": 1.0}
-    (folder / "fisher.json").write_text(json.dumps(record))
-    return folder
 
 
 def close(result: np.ndarray, reference: np.ndarray) -> None:

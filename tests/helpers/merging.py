@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_checkpoints import random_fisher, write_fisher
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -34,7 +35,7 @@ def tiny_llama(**changes: Any) -> Any:
 
 
 def save_expert(
-    folder: Path, config: Any, seed: int, *, dtype: torch.dtype = torch.float32
+    folder: Path, config: Any, seed: int, dtype: torch.dtype = torch.float32, *, noise: float = 0.05
 ) -> Path:
     """A model of this configuration with random weights, norms and biases included."""
     from transformers import AutoModelForCausalLM
@@ -43,7 +44,7 @@ def save_expert(
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.05)
+            parameter.add_(torch.randn(parameter.shape) * noise)
     model.to(dtype).save_pretrained(folder)
     return folder
 
@@ -79,23 +80,8 @@ def save_tokenizer(folder: Path, words: str = "a b c d e f") -> Path:
 
 def save_fisher(folder: Path, expert: Path, seed: int = 0) -> Path:
     """A made-up diagonal Fisher of an expert of one file: uneven, and 0 in places."""
-    from layerswap.checkpoint import fingerprint
-
-    generator = torch.Generator().manual_seed(seed)
-    fisher = {}
-    for name, tensor in sorted(tensors_of(expert).items()):
-        values = torch.rand(tensor.shape, generator=generator).pow(8) * 10.0 ** (-seed - 6)
-        fisher[name] = values * (torch.rand(tensor.shape, generator=generator) > 0.2)
-    folder.mkdir(exist_ok=True)
-    save_file(fisher, folder / "fisher.safetensors")
-    record = {
-        "checkpoint": {
-            "fingerprints": {"model.safetensors": fingerprint(expert / "model.safetensors")}
-        },
-        "norm": float(sum((f.double() ** 2).sum() for f in fisher.values()) ** 0.5),
-    }
-    (folder / "fisher.json").write_text(json.dumps(record))
-    return folder
+    shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors_of(expert).items())}
+    return write_fisher(folder, expert, random_fisher(shapes, seed))
 
 
 def save_holes(folder: Path, megabytes: int) -> Path:
@@ -218,7 +204,7 @@ def check_equal(found: torch.Tensor, expected: torch.Tensor, name: str = "") -> 
 
 
 def takes(layer: int | None, layers: int, bottom: int, top: int, t_b: int = 0, t_u: int = 0) -> str:
-    """What a layer takes in a swap: `language`, `task` or `blend` (paper 1, Algorithm 1)."""
+    """The source of a layer in a swap: `language`, `task` or `blend` (paper 1, Algorithm 1)."""
     if layer is None:
         return "blend"
     if layer < bottom or layer >= layers - top:

@@ -120,23 +120,27 @@ def write_adapter(folder: Path, base: Path, seed: int, rank: int, **config: obje
     return folder
 
 
-def write_fisher(folder: Path, expert: Path, seed: int) -> Path:
-    """A made-up diagonal Fisher of an expert of one file: uneven, and 0 in places."""
-    from layerswap.checkpoint import fingerprint
-
-    folder.mkdir(parents=True)
+def random_fisher(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Arrays:
+    """A made-up diagonal Fisher: uneven, and 0 in places."""
     draws = np.random.RandomState(seed + 100)
-    fisher = {
+    return {
         name: draws.uniform(0, 1, shape) ** 8
         * 10.0 ** (-seed - 5)
         * (draws.uniform(size=shape) > 0.2)
-        for name, shape in shapes().items()
+        for name, shape in shapes.items()
     }
+
+
+def write_fisher(folder: Path, expert: Path, fisher: Arrays) -> Path:
+    """The Fisher of an expert of one file."""
+    from layerswap.checkpoint import fingerprint
+
+    folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / "fisher.safetensors", fisher, "F32")
     digest = fingerprint(expert / "model.safetensors")
     record = {
         "checkpoint": {"fingerprints": {"model.safetensors": digest}},
-        "norm": float(sum((f**2).sum() for f in fisher.values()) ** 0.5),
+        "norm": float(sum((values**2).sum() for values in fisher.values()) ** 0.5),
     }
     (folder / "fisher.json").write_text(json.dumps(record))
     return folder

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import merging
 import torch
 from effort import mostly_slow
 
@@ -43,6 +45,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_bigcode": ("GPTBigCodeConfig", {**OLD, "n_embd": 32, "n_positions": 128}),
     "granite": ("GraniteConfig", {**GATED, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
 }  # fmt: skip
+save_expert = partial(merging.save_expert, noise=0.1)
 EVERY = mostly_slow([*FAMILIES, *MORE], "llama", "gemma3", "gpt2", "mixtral")
 """Families to test: most of them are slow."""
 
@@ -52,19 +55,6 @@ def config_of(family: str, **changes: Any) -> Any:
 
     name, settings = {**FAMILIES, **MORE}[family]
     return getattr(transformers, name)(**{**settings, **changes})
-
-
-def save_expert(folder: Path, config: Any, seed: int, dtype: torch.dtype = torch.float32) -> Path:
-    """A model with random weights, norms and biases included, on disk."""
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.1)
-    model.to(dtype).save_pretrained(folder)
-    return folder
 
 
 def swap_of(
@@ -92,8 +82,6 @@ def grid_of(plan: ls.Plan) -> list[ls.Plan]:
 
 
 def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit, negative zeros included."""
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-        return False
-    a, b = (t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (found, expected))
-    return torch.equal(a, b)
+    """True if two tensors agree in dtype, shape and every bit, negative zeros included."""
+    same = (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    return same and merging.raw(found.cpu()) == merging.raw(expected.cpu())

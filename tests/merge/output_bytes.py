@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from plain_checkpoints import (
+    random_fisher,
+    shapes,
     weights,
     write_adapter,
     write_checkpoint,
@@ -78,7 +80,7 @@ def tree(dtype: str, settings: dict[str, Any], out: str | None = None) -> Case:
             for seed, name in enumerate(("task", "language")):
                 fisher = root / dtype / f"fisher-{name}"
                 if not fisher.is_dir():
-                    write_fisher(fisher, folders[name], seed)
+                    write_fisher(fisher, folders[name], random_fisher(shapes(), seed))
                 experts[name]["fisher"] = str(fisher)
         return {"base": str(folders["base"]), "experts": experts, "dtype": out, **settings}
 

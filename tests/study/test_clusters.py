@@ -97,7 +97,7 @@ def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ray", "slurm"])
-def test_a_failure_on_a_cluster_stops_only_what_needs_it(name, request, tmp_path):
+def test_a_failure_on_a_cluster_stops_only_its_followers(name, request, tmp_path):
     if name == "ray":
         executor = OnRay(request.getfixturevalue("cluster").address)
     else:

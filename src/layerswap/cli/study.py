@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WATCH = 2.0
 """Seconds between two reads of a study's state."""
 LARGE = 100.0
-"""Disk of a study, GB, above which its plan lists ways to save disk."""
+"""Disk of a study, GB, above which its plan says how to save disk."""
 app = typer.Typer(
     cls=options.PlainGroup,
     rich_markup_mode=None,
@@ -59,7 +59,7 @@ def run(
     Example: layerswap study run study.yaml --out study
     """
     from layerswap.cli.tables import amount, plan_table
-    from layerswap.study.estimate import cost_study, smaller_disks
+    from layerswap.study.estimate import cost_study
     from layerswap.study.journal import StudyJournal
     from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study
@@ -80,9 +80,11 @@ def run(
         done = StudyJournal(root, graph, storage).finished()
         costs = cost_study(spec, graph)
         output.say(plan_table(graph, costs, done))
-        if costs.disk_gb + costs.passing_gb > LARGE:
-            for change, disk_gb in smaller_disks(spec, folder).items():
-                output.say(f"with {change}: about {amount(disk_gb)} GB of disk")
+        if costs.disk_gb + costs.passing_gb > LARGE and spec.keep_checkpoints == "all":
+            less = spec.model_copy(update={"keep_checkpoints": "selected"})
+            smaller = cost_study(less, plan_study(less, folder))
+            disk_gb = amount(smaller.disk_gb + smaller.passing_gb)
+            output.say(f"with --keep-checkpoints selected: about {disk_gb} GB of disk")
     else:
         run_file(graph, out, on=on)
 
@@ -92,9 +94,8 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.cli.tables import results_table, status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
-    from layerswap.study.best import BEST
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
-    from layerswap.study.report import FinishedSteps
+    from layerswap.study.report import BEST, FinishedSteps
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
     from layerswap.study.storage import place
@@ -132,7 +133,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
 
 
 def _merge(root: Path, languages: Sequence[str] = ()) -> None:
-    from layerswap.study.best import merge_best
+    from layerswap.study.report import merge_best
 
     for path in merge_best(root, languages, log=output.log):
         output.say(f"wrote {path}")

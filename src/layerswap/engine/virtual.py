@@ -143,7 +143,7 @@ def parameter_map(
 ) -> ParameterMap:
     """Map the parameters of a model to the stored tensors that they came from.
 
-    The model still shares memory with `weights`, as `merge.loading.build_model` leaves it.
+    The model still shares memory with `weights`, as `merge.folder.build_model` leaves it.
     """
     direct, loose_sources, loose_targets = _match(model.state_dict(keep_vars=True), weights)
     layers = 1 + max(place.layer for place in places.values() if place.layer is not None)

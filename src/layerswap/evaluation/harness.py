@@ -39,8 +39,8 @@ from layerswap.evaluation.settings import (
 )
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.adapters import MANIFEST, open_served
-from layerswap.merge.layout import widest
 from layerswap.merge.folder import plan_tokenizer
+from layerswap.merge.layout import widest
 from layerswap.merge.metadata import COPIED, tokenizer_folder
 
 Result = dict[str, Any]

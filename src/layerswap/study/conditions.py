@@ -28,28 +28,17 @@ RecipeData = dict[str, Any]
 
 @dataclass(frozen=True)
 class LanguageModels:
-    """The checkpoints that the conditions of a language are composed of.
+    """The checkpoints that the conditions of a language are composed of."""
 
-    Attributes:
-        kept: folders of the selected experts, the best first, by kind: `task`, or a language.
-        trained: the folder of each further training, by the name of its step.
-        layers: of the base.
-    """
-
-    kept: Mapping[str, Sequence[str]]
-    trained: Mapping[str, str]
-    layers: int
+    kept: Mapping[str, Sequence[str]]  # selected experts, the best first, by kind of expert
+    trained: Mapping[str, str]  # folder of each further training, by the name of its step
+    layers: int  # of the base
 
 
 def recipes(
     settings: Mapping[str, Any], models: LanguageModels
 ) -> Iterator[tuple[Condition, RecipeData]]:
-    """The recipe of every condition; conditions that all pairs share have no pair.
-
-    Args:
-        settings: of the step that evaluates a language.
-        models: the checkpoints.
-    """
+    """The recipe of every condition of a language; those that all pairs share have no pair."""
     base, one_to_one = settings["base"], settings["pairs"] == "same"
     if "base" in settings["baselines"]:
         yield BASE, _alone(base, base)
@@ -71,12 +60,8 @@ def models_to_run(settings: Mapping[str, Any], kept: Mapping[str, int], *, more:
     """The cost of evaluating a language, as a number of whole models.
 
     Compositions of one pair run the layers that they share once, and an expert that is in several
-    pairs is evaluated once. All pairs cost the same, so one is counted.
-
-    Args:
-        settings: of the step that evaluates.
-        kept: the number of experts of each kind.
-        more: further models of each pair.
+    pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of
+    experts of each kind; `more` counts further models of each pair.
     """
     steps = [one["step"] for one in settings["both"]]
     steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")]

@@ -30,8 +30,8 @@ after which a step on another machine counts as lost."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
-DERIVED = ("blocked_by", "since", "progress")
-"""Fields of a record that are not in the step's folder."""
+OF_RUNNING = ("blocked_by", "since", "progress", "process", "seen")
+"""Fields that the record of a step that ended does not have."""
 
 
 @dataclass(frozen=True)
@@ -40,80 +40,39 @@ class StepRecord:
 
     The folder of a step that ended holds its record. `StudyJournal.status` derives those of the
     others.
-
-    Attributes:
-        name: of the step.
-        kind: of the step.
-        key: of the step, whole.
-        state: `done` or `failed` if the step ended.
-        seconds: wall-clock time of a step that ended, or until now, s.
-        where: the machine.
-        why: the reason of a failure, or of not being tried.
-        attempts: number of tries.
-        versions: of the packages that ran it.
-        stamp: unique to this run of the step.
-        after: the stamps of the steps that it needs, as they were then.
-        blocked_by: the failed step that a blocked one needs.
-        since: start of a running step, in ISO 8601 with the time zone.
-        progress: the last line of a running step's log.
     """
 
     name: str
     kind: str
     key: str
     state: State
-    seconds: float | None = None
-    where: str = ""
-    why: str = ""
+    seconds: float | None = None  # until the end, or until now
+    where: str = ""  # the machine
+    why: str = ""  # the reason of a failure, or of not being tried
     attempts: int = 1
     versions: dict[str, str] = field(default_factory=dict)
-    stamp: str = ""
-    after: dict[str, str] = field(default_factory=dict)
-    blocked_by: str = ""
-    since: str = ""
-    progress: str = ""
-
-
-@dataclass
-class RunningStep:
-    """The content of `running.json`, which shows that a step runs.
-
-    Attributes:
-        where: the machine.
-        process: its process there.
-        started: s since the epoch.
-        seen: time of this writing, s since the epoch.
-        progress: the last line of its log.
-    """
-
-    where: str
-    process: int
-    started: float
-    seen: float
-    progress: str = ""
+    stamp: str = ""  # unique to this run of the step
+    after: dict[str, str] = field(default_factory=dict)  # stamps of the steps that it needs
+    blocked_by: str = ""  # the failed step that a blocked one needs
+    since: str = ""  # start of a running step, in ISO 8601 with the time zone
+    progress: str = ""  # the last line of its log
+    process: int = 0
+    seen: float = 0.0  # time of its last sign of life, s since the epoch
 
     @property
     def alive(self) -> bool:
-        """True unless its process ended; on another machine, if it was seen lately."""
+        """True unless the process of a running step ended, or is silent on another machine."""
         if self.where != socket.gethostname():
             return time.time() - self.seen < SILENCE
         try:
             os.kill(self.process, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
+        except OSError as error:
+            return isinstance(error, PermissionError)
         return True
 
 
 class StudyJournal:
-    """The folder of a study; nothing is written before `open`.
-
-    Args:
-        root: the folder.
-        graph: the steps.
-        storage: finished steps are copied to it, and read from it.
-    """
+    """The folder of a study, and the storage of its finished steps; `open` creates it."""
 
     def __init__(self, root: Path, graph: Graph, storage: Storage | None = None) -> None:
         self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
@@ -123,7 +82,7 @@ class StudyJournal:
         index = self.root / INDEX
         try:
             if self.root.is_dir() and any(self.root.iterdir()) and not index.is_file():
-                raise StudyError(f"{self.root}: is no study's folder; choose another output")
+                raise StudyError(f"{self.root}: is not a study folder; choose another output")
             (self.root / STEPS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StudyError(f"{self.root}: cannot be written ({error.strerror})") from None
@@ -204,7 +163,7 @@ class StudyJournal:
         return records
 
     def _unfinished(self, step: Step, blocked_by: str) -> StepRecord:
-        """The state of a step without a record that counts."""
+        """The state of a step that has not ended, or whose needed steps ran again."""
         # Not tried yet, cut short, or a step that it needs was run again.
         waiting = StepRecord(step.name, step.kind, self.graph.keys[step.name], "waiting")
         if blocked_by:
@@ -212,24 +171,19 @@ class StudyJournal:
             return replace(waiting, state="blocked", why=why, blocked_by=blocked_by)
         if (sign := self._running(step.name)) is None:
             return waiting
-        since = datetime.fromtimestamp(sign.started).astimezone().isoformat("T", "seconds")
-        seconds = round(time.time() - sign.started, 1)
-        return replace(waiting, state="running", seconds=seconds, where=sign.where, since=since,
-                       progress=sign.progress)  # fmt: skip
+        started = datetime.fromisoformat(sign.since).timestamp()
+        return replace(sign, seconds=round(time.time() - started, 1))
 
-    def _running(self, name: str) -> RunningStep | None:
-        """The sign of life of a step that runs, here or on another machine."""
+    def _running(self, name: str) -> StepRecord | None:
+        """The record of a step that runs, here or on another machine."""
         place = self._place(name, RUNNING)
         try:
             here = (self.root / place).read_bytes()
         except OSError:
             here = None
         for content in (here, self.storage.read(place) if self.storage and not here else None):
-            try:
-                sign = RunningStep(**json.loads(content or b"{}"))
-            except (ValueError, TypeError):
-                continue
-            if sign.alive:
+            sign = self._parse(name, content or b"{}")
+            if sign is not None and sign.alive:
                 return sign
         return None
 
@@ -244,19 +198,26 @@ class StudyJournal:
     def running(self, step: Step) -> Iterator[Callable[[str], None]]:
         """Show that a step runs, from its start to its end; yields the log of its progress."""
         place = self._place(step.name, RUNNING)
-        sign = RunningStep(socket.gethostname(), os.getpid(), time.time(), 0.0)
+        sign = StepRecord(
+            step.name, step.kind, self.graph.keys[step.name], "running",
+            where=socket.gethostname(), since=datetime.now().astimezone().isoformat("T", "seconds"),
+            process=os.getpid(),
+        )  # fmt: skip
         ended = threading.Event()
+        progress = ""
 
         def note(line: str) -> None:
-            sign.progress = line
+            nonlocal progress
+            progress = line
 
         def beat() -> None:
-            written = ""
+            written, seen = "", 0.0
             while True:
-                if sign.progress != written or time.time() - sign.seen > HEARTBEAT:
-                    written, sign.seen = sign.progress, time.time()
+                if progress != written or time.time() - seen > HEARTBEAT:
+                    written, seen = progress, time.time()
                     with suppress(OSError):  # a sign of life is no reason to fail
-                        write_json(self.root / place, asdict(sign))
+                        content = asdict(replace(sign, progress=written, seen=seen))
+                        write_json(self.root / place, content)
                         if self.storage is not None:
                             self.storage.write(place, (self.root / place).read_bytes())
                 if ended.wait(LOOK):
@@ -276,15 +237,7 @@ class StudyJournal:
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int
     ) -> StepRecord:
-        """Write the record of a step that ended.
-
-        Args:
-            step: the step.
-            state: `done` or `failed`.
-            started: by `time.monotonic`, s.
-            why: the reason of a failure.
-            attempts: number of tries.
-        """
+        """Write the record of a step that ended; it started at `started` of `time.monotonic`, s."""
         needed = {name: self.record(name) for name in step.needs}
         record = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], state,
@@ -293,7 +246,7 @@ class StudyJournal:
             {name: one.stamp if one else "" for name, one in needed.items()},
         )  # fmt: skip
         folder = self.folder(step.name)
-        content = {name: value for name, value in asdict(record).items() if name not in DERIVED}
+        content = {name: value for name, value in asdict(record).items() if name not in OF_RUNNING}
         write_json(folder / RECORD, content)
         if self.storage is not None:
             self.storage.put(folder, f"{STEPS}/{folder.name}", last=RECORD)
@@ -301,12 +254,7 @@ class StudyJournal:
 
 
 def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
-    """The journal of a study that was started; nothing is written.
-
-    Args:
-        root: the local folder.
-        storage: the storage of the study, if it has one.
-    """
+    """The journal of a study that was started, in a folder or a storage; writes nothing."""
     index = root.expanduser().absolute() / INDEX
     where = root if storage is None else storage.url
     try:
@@ -316,7 +264,7 @@ def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
     if content is None:
         page = root / PAGE
         hint = f"; its report is {page}" if page.is_file() else ""
-        raise StudyError(f"{where}: is no study's folder: it has no {INDEX}{hint}")
+        raise StudyError(f"{where}: is not a study folder: it has no {INDEX}{hint}")
     try:
         steps = [Step.from_dict(one) for one in json.loads(content)["steps"]]
         return StudyJournal(root, Graph(steps), storage)

@@ -8,27 +8,23 @@ end: the tables.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import yaml
+
+from layerswap.checkpoint import fingerprint
 from layerswap.compose.schema import Where
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.search.conditions import JOINT, Condition
 from layerswap.study.conditions import REGIMES
-from layerswap.study.inputs import (
-    existing_path,
-    fingerprints,
-    folder_fingerprint,
-    mix_fingerprints,
-    model_of,
-    resolve_data,
-    task_fingerprints,
-    with_recipe,
-)
 from layerswap.study.spec import TASK, Experts, StepKind, StudySpec, TrainingRun
 from layerswap.study.steps import Graph, Resources, Step
 from layerswap.training.expert.distributed import launch_configuration
@@ -42,61 +38,37 @@ COPIED = {
 """Keys that an evaluation's settings copy from the study."""
 VERSIONS = {"evaluate": 4, "tables": 5}
 """Versions of the kinds of step whose output changed for the same settings."""
+PATTERN = frozenset("*?[")
+TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
+"""A possible path in a YAML, which may have tags of lm-eval."""
 
 
 def plan_study(spec: StudySpec, folder: Path) -> Graph:
-    """The steps of a study.
-
-    Args:
-        spec: the study.
-        folder: its paths are relative to this folder.
-    """
+    """The steps of a study, whose paths are relative to a folder."""
     graph = Graph(list(_Planner(spec, folder).steps()))
     first: dict[str, str] = {}
     for name, key in graph.keys.items():
         if key in first:
-            what = f"{name} and {first[key]} are the same"
-            raise StudyError(f"{what}; change a seed, or leave one out")
+            raise StudyError(
+                f"{name} and {first[key]} are the same; change a seed, or leave one out"
+            )
         first[key] = name
     return graph
 
 
-class _Variant(NamedTuple):
-    """A training of one expert beside its runs; its partition may be empty."""
-
-    regime: str
-    partition: str
-    step: Step
-
-
-class _Joint(NamedTuple):
-    """A training on the data of the task and of a language, and the condition of its model."""
-
-    condition: Condition
-    step: Step
-
-
 @dataclass(frozen=True)
 class _ExpertSteps:
-    """The steps that make the experts of one kind.
+    """The steps that make the experts of one kind."""
 
-    Attributes:
-        data: builds the mix; None for data that exist.
-        runs: trainings from whose checkpoints the experts are selected.
-        variants: trainings beside the runs.
-        select: selects the experts.
-    """
-
-    data: Step | None
-    runs: tuple[Step, ...]
-    variants: tuple[_Variant, ...]
+    data: list[Step]  # builds the mix, if there is one to build
+    runs: list[Step]  # trainings from whose checkpoints the experts are selected
+    variants: dict[tuple[str, str], Step]  # other trainings, by regime and partition (or empty)
     select: Step
 
     @property
     def in_order(self) -> list[Step]:
         """All of them, in the order in which a reader expects them."""
-        data = [self.data] if self.data else []
-        return [*data, *self.runs, *(one.step for one in self.variants), self.select]
+        return [*self.data, *self.runs, *self.variants.values(), self.select]
 
     @property
     def kept(self) -> list[str]:
@@ -105,12 +77,7 @@ class _ExpertSteps:
 
 
 class _Planner:
-    """Makes the steps of one study.
-
-    Args:
-        spec: the study.
-        folder: its paths are relative to this folder.
-    """
+    """Makes the steps of one study, whose paths are relative to a folder."""
 
     def __init__(self, spec: StudySpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
@@ -129,8 +96,8 @@ class _Planner:
             yield from of_kind.in_order
         last: list[str] = []
         for language in spec.languages:
-            joints = list(self._joints(language))
-            yield from (joint.step for joint in joints)
+            joints = dict(self._joints(language))
+            yield from joints.values()
             steps = [self._evaluate(language, experts, joints)]
             if spec.change:
                 steps.append(self._change(language, experts))
@@ -143,13 +110,13 @@ class _Planner:
         yield Step("tables", "tables", settings, tuple(last), version=VERSIONS["tables"])
 
     def _expert_steps(self, kind: str, experts: Experts) -> _ExpertSteps:
-        data = self._data(kind, experts.data) if self._is_mix(experts.data) else None
-        runs = tuple(
+        data = [self._data(kind, experts.data)] if self._is_mix(experts.data) else []
+        runs = [
             self._train(f"train/{kind}/{i}", [kind], run, selected_from=True)
             for i, run in enumerate(experts.trainings)
-        )
+        ]
         select = self._select(kind, experts, runs)
-        return _ExpertSteps(data, runs, tuple(self._variants(kind, experts)), select)
+        return _ExpertSteps(data, runs, dict(self._variants(kind, experts)), select)
 
     def _data(self, kind: str, data: Any) -> Step:
         where = data if data in ready_recipes() else str(self.folder / data)
@@ -160,24 +127,23 @@ class _Planner:
             resources=self._resources("data"),
         )  # fmt: skip
 
-    def _variants(self, kind: str, experts: Experts) -> Iterator[_Variant]:
+    def _variants(self, kind: str, experts: Experts) -> Iterator[tuple[tuple[str, str], Step]]:
         """The trainings with LoRA, and those of one part of a partition alone."""
         spec = self.spec
         for regime, changes in self.regimes.items():
             run, prefix = experts.runs[0].model_copy(update=changes), REGIMES[regime]
             if regime:
-                yield _Variant(regime, "", self._train(f"{prefix}train/{kind}", [kind], run))
+                yield (regime, ""), self._train(f"{prefix}train/{kind}", [kind], run)
             for name in spec.partitions if "partial" in spec.baselines else ():
                 trained = Trained(
                     partition=name, part=_part(kind), outside=spec.outside, places=_places(run)
                 )
                 part = run.model_copy(update={"train": trained})
-                yield _Variant(
-                    regime, name, self._train(f"{prefix}partial/{kind}/{name}", [kind], part)
-                )
+                step = self._train(f"{prefix}partial/{kind}/{name}", [kind], part)
+                yield (regime, name), step
 
-    def _joints(self, language: str) -> Iterator[_Joint]:
-        """The trainings on the data of the task and of a language."""
+    def _joints(self, language: str) -> Iterator[tuple[Condition, Step]]:
+        """The trainings on the data of the task and of a language, by their model's condition."""
         spec, first = self.spec, self.spec.languages[language].runs[0]
         several = len(spec.simultaneous.every) > 1
         given = spec.both or first
@@ -188,7 +154,7 @@ class _Planner:
             where = f"{REGIMES[regime]}both/{language}"
             if "joint" in spec.baselines:
                 step = self._train(f"{where}/joint", [TASK, language], run)
-                yield _Joint(replace(JOINT, regime=regime), step)
+                yield replace(JOINT, regime=regime), step
             for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
                 turns = {**spec.simultaneous.model_dump(exclude_none=True), "every": every}
                 if train is not None:
@@ -196,7 +162,7 @@ class _Planner:
                 variant = f"{every} steps" if several else ""
                 name = f"{where}/simultaneous" + f" ({variant})" * several
                 step = self._train(name, [TASK, language], run, turns=turns)
-                yield _Joint(Condition("simultaneous", variant, regime=regime), step)
+                yield Condition("simultaneous", variant, regime=regime), step
 
     def _train(
         self,
@@ -216,7 +182,7 @@ class _Planner:
             turns: settings of simultaneous partition SFT, if it is one.
             selected_from: a later step selects from its checkpoints.
         """
-        run = with_recipe(run, self.folder)
+        run = _with_recipe(run, self.folder)
         if run.train and run.train.partition and run.train.part is None and turns is None:
             own = run.train.model_copy(update={"part": _part(kinds[0])})
             run = run.model_copy(update={"train": own})
@@ -246,13 +212,11 @@ class _Planner:
             delete_checkpoints=self.selected_alone and not selected_from,
         )  # fmt: skip
 
-    def _select(self, kind: str, experts: Experts, runs: tuple[Step, ...]) -> Step:
+    def _select(self, kind: str, experts: Experts, runs: list[Step]) -> Step:
         name, by, spec = f"select/{kind}", experts.by, self.spec
         if experts.experts is not None:
             models = [model_of(one, self.folder, f"{kind}.experts") for one in experts.experts]
-            inputs = {
-                name: one for path in models for name, one in folder_fingerprint(path).items()
-            }
+            inputs = _together(map(folder_fingerprint, models))
             return Step(name, "select", {"experts": models, "base": self.base}, inputs=inputs)
         settings = {"keep": experts.keep, **by.model_dump(mode="json")}
         needs = tuple(run.name for run in runs)
@@ -263,28 +227,26 @@ class _Planner:
                 raise RecipeError(f"{kind}: {why}")
             return Step(name, "select", settings, needs, delete_checkpoints=self.selected_alone)
         include = [existing_path(self.folder / one) for one in by.include]
-        settings |= {"include": include, "device": spec.device, "dtype": spec.dtype}
-        settings["base"] = self.base
-        inputs = {name: one for path in include for name, one in task_fingerprints(path).items()}
+        settings |= {
+            "include": include, "device": spec.device, "dtype": spec.dtype, "base": self.base,
+        }  # fmt: skip
         return Step(
-            name, "select", settings, needs, inputs, self._resources("select"),
-            delete_checkpoints=self.selected_alone,
+            name, "select", settings, needs, _together(map(task_fingerprints, include)),
+            self._resources("select"), delete_checkpoints=self.selected_alone,
         )  # fmt: skip
 
     def _evaluate(
-        self, language: str, experts: dict[str, _ExpertSteps], joints: list[_Joint]
+        self, language: str, experts: dict[str, _ExpertSteps], joints: dict[Condition, Step]
     ) -> Step:
         spec, asked = self.spec, self.spec.evaluate.model_dump(mode="json")
         asked["include"] = [existing_path(self.folder / one) for one in spec.evaluate.include]
-        inputs = dict(self.base_fingerprint)
-        for one in asked["include"]:
-            inputs |= task_fingerprints(one)
+        inputs = self.base_fingerprint | _together(map(task_fingerprints, asked["include"]))
         if spec.evaluate.suite or spec.evaluate.other_languages:
             inputs |= folder_fingerprint(os.environ.get(VARIABLE))
         kinds = [TASK, language]
         if "multilingual soup" in spec.baselines:
             kinds += [one for one in spec.languages if one != language]
-        variants = experts[TASK].variants, experts[language].variants
+        of_task, of_language = experts[TASK].variants, experts[language].variants
         settings = {
             "language": language,
             "base": self.base,
@@ -293,16 +255,16 @@ class _Planner:
             **spec.model_dump(mode="json", include=COPIED),
             "evaluate": asked,
             "both": [
-                {**condition.to_dict(), "step": step.name} for condition, step in joints
+                {**condition.to_dict(), "step": step.name} for condition, step in joints.items()
             ],
             "variants": [
                 {"regime": regime, "partition": partition, "task": step.name,
-                 "language": of_language.step.name}
-                for (regime, partition, step), of_language in zip(*variants, strict=True)
+                 "language": of_language[regime, partition].name}
+                for (regime, partition), step in of_task.items()
             ],
         }  # fmt: skip
-        beside = [one.step.name for of_kind in variants for one in of_kind]
-        beside += [joint.step.name for joint in joints]
+        trained = [*of_task.values(), *of_language.values(), *joints.values()]
+        beside = [step.name for step in trained]
         kept = [name for kind in kinds for name in experts[kind].kept]
         return Step(
             f"evaluate/{language}", "evaluate", settings, (*kept, *beside), inputs,
@@ -324,6 +286,116 @@ class _Planner:
 
     def _resources(self, kind: StepKind) -> Resources:
         return self.spec.resources.of(kind, device=self.spec.device)
+
+
+def model_of(source: str, folder: Path, key: str) -> str:
+    """A model: the absolute path of a local folder, or a Hub id; `key` is for the message."""
+    local = folder / Path(source).expanduser()
+    there = _exists(local) and local.is_dir()
+    if source.startswith((".", "/", "~")) and not there:
+        raise RecipeError(f"{key}: {local}: no such folder")
+    return str(local.absolute()) if there else source
+
+
+def resolve_data(data: Data, folder: Path) -> Any:
+    """Absolute paths of data that exist: a folder, or files by their part."""
+    if isinstance(data, Files):
+        names = data.model_dump(exclude_none=True)
+        return {part: existing_path(folder / name) for part, name in names.items()}
+    if not (_exists(folder / data) and (folder / data).is_dir()):
+        raise RecipeError(f"data: {folder / data}: no such folder or ready mix")
+    return existing_path(folder / data)
+
+
+def existing_path(path: Path) -> str:
+    """The absolute path of a file, a folder, or a pattern of files; refuses a missing one."""
+    path = path.expanduser()
+    found = any(files_of(path)) if PATTERN & set(path.name) else _exists(path)
+    if not found:
+        raise RecipeError(f"{path}: no such {'file' if path.suffix else 'folder'}")
+    return str(path.absolute())
+
+
+def _exists(path: Path) -> bool:
+    """True if a path exists; False for a path that the file system cannot hold."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
+    """The run with the absolute path of its recipe of places, if it has one."""
+    if run.train is None or run.train.recipe is None:
+        return run
+    places = run.train.model_copy(update={"recipe": existing_path(folder / run.train.recipe)})
+    return run.model_copy(update={"train": places})
+
+
+def _together(several: Iterable[dict[str, str]]) -> dict[str, str]:
+    return {name: one for mapping in several for name, one in mapping.items()}
+
+
+def fingerprints(*paths: str | None) -> dict[str, str]:
+    """Fingerprints of every file of these paths, folders or patterns; a Hub id has none."""
+    return {
+        str(file): _fingerprint(file, file.stat().st_size, file.stat().st_mtime_ns)
+        for path in paths
+        if path is not None
+        for file in files_of(Path(path))
+    }
+
+
+def folder_fingerprint(path: str | None) -> dict[str, str]:
+    """One fingerprint of all files of a folder, by their names in it; a missing folder has none."""
+    if path is None or not Path(path).is_dir():
+        return {}
+    lines = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
+    return {str(path): hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+
+
+def task_fingerprints(folder: str) -> dict[str, str]:
+    """Fingerprints of a folder of lm-eval tasks, and of other files that its YAMLs name."""
+    named = {
+        token
+        for path in files_of(Path(folder))
+        if path.suffix in (".yaml", ".yml")
+        for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
+        if "/" in token and Path(token).is_file()
+    }
+    return folder_fingerprint(folder) | fingerprints(*sorted(named))
+
+
+def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:
+    """Fingerprints of the local files that a mix reads."""
+    return fingerprints(*(str(folder / one) for one in _paths(yaml.safe_load(text))))
+
+
+def _paths(data: Any) -> Iterator[str]:
+    if isinstance(data, dict):
+        if isinstance(data.get("path"), str):
+            yield data["path"]
+        data = list(data.values())
+    if isinstance(data, list):
+        for one in data:
+            yield from _paths(one)
+
+
+@cache
+def _fingerprint(file: Path, size: int, changed: int) -> str:
+    """Cached, since most steps of a plan read the same files."""
+    return fingerprint(file)
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    """The files of a path, a folder or a pattern, in order."""
+    if PATTERN & set(path.name):
+        found = list(path.parent.glob(path.name))
+    elif path.is_dir():
+        found = [one for one in path.rglob("*") if "__pycache__" not in one.parts]
+    else:
+        found = [path]
+    yield from sorted(one for one in found if one.is_file())
 
 
 def _places(run: TrainingRun) -> list[Where] | None:

@@ -19,8 +19,8 @@ from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.merge import make_plan
 from layerswap.search.spec import Grid
-from layerswap.study.inputs import existing_path
 from layerswap.study.journal import INDEX, read_journal
+from layerswap.study.plan import existing_path
 from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
@@ -57,14 +57,12 @@ def check_plan(graph: Graph) -> None:
 def check_here(left: Iterable[Step], *, device: bool) -> None:
     """Check that this machine has the data, the device, and the experts of the Hub.
 
-    Args:
-        left: the steps of the study that are not done.
-        device: check the device too, since steps run on this machine.
+    `left` are the steps that are not done. The device is checked only if they run here.
     """
     steps = list(left)
     evaluations = [step.settings for step in steps if step.kind == "evaluate"]
-    for name in {settings["device"] for settings in evaluations} if device else ():
-        open_device(name)
+    if device and evaluations:
+        open_device(evaluations[0]["device"])
     for step in steps:
         if step.kind == "select" and step.settings.get("tasks"):
             load_tasks(step.settings["tasks"], include=_include(step.settings))
@@ -162,22 +160,19 @@ def _include(settings: Mapping[str, Any]) -> list[Path]:
     return [Path(one) for one in settings["include"]]
 
 
-def _other_languages(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The other languages of an evaluation, and their suites."""
-    there = settings["evaluate"]["other_languages"]
-    return (there["languages"], there["suites"]) if there else ([], [])
-
-
 def _tasks(settings: Mapping[str, Any]) -> list[str]:
-    """The tasks of the study's own, in the language and in others without a suite."""
-    languages, suites = _other_languages(settings)
-    every = [settings["language"], *(() if suites else languages)]
-    pairs = product(settings["evaluate"]["tasks"], every)
+    """The study's own tasks, in the language and in others that have no suite."""
+    spec = settings["evaluate"]
+    there = spec["other_languages"] or {"languages": [], "suites": []}
+    languages = [settings["language"], *([] if there["suites"] else there["languages"])]
+    pairs = product(spec["tasks"], languages)
     return list(dict.fromkeys(task.format(language=one) for task, one in pairs))
 
 
 def _suites(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The suites to run, each with a language."""
-    languages, suites = _other_languages(settings)
-    own = [settings["evaluate"]["suite"]] if settings["evaluate"]["suite"] else []
-    return [*product(own, [settings["language"]]), *product(suites or own, languages)]
+    spec = settings["evaluate"]
+    own = [spec["suite"]] if spec["suite"] else []
+    there = spec["other_languages"] or {"languages": [], "suites": []}
+    others = product(there["suites"] or own, there["languages"])
+    return [*product(own, [settings["language"]]), *others]

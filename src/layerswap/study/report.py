@@ -8,11 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from layerswap._types import Log
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.presets import swap
+from layerswap.compose.recipe import read_recipe
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
+from layerswap.merge import make_plan
 from layerswap.report.charts import draw_grid, draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
@@ -30,22 +35,21 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
-from layerswap.study.best import BEST, write_best
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.results import (
     RESULTS,
     BenchmarkResult,
+    StudyResults,
     fraction,
-    over_languages_heading,
     read_conditions,
     study_results,
 )
-from layerswap.study.step_functions import EXPERT, MAP_FOLDER, selection
+from layerswap.study.step_functions import EXPERT, MAP_FOLDER, recipes_of, selection
 from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
 
-FIGURES, TABLES = "figures", "tables"
+FIGURES, TABLES, BEST, MERGED = "figures", "tables", "best", "merged"
 BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
 """Treatments whose answers are shown, beside the chosen swap and TIES."""
 SHOWN = 300
@@ -68,11 +72,7 @@ def write_study_report(root: Path, storage: Storage | None = None) -> Path:
 
 
 class FinishedSteps:
-    """The results of the finished steps of a study.
-
-    Args:
-        journal: of the study.
-    """
+    """The results of the finished steps of a study."""
 
     def __init__(self, journal: StudyJournal) -> None:
         self.journal = journal
@@ -123,12 +123,11 @@ class FinishedSteps:
         return write_report(folder / PAGE, report)
 
     def _of_kind(self, kind: str) -> dict[str, Path]:
-        """The folders of the finished steps of a kind, by language."""
-        steps = [step for step in self.journal.graph if step.kind == kind]
+        """The folders of the finished steps of a kind, by language; or by kind of expert."""
         return {
-            step.settings["language"]: self.journal.bring(step.name)
-            for step in steps
-            if step.name in self.records
+            step.name.partition("/")[2]: self.journal.bring(step.name)
+            for step in self.journal.graph
+            if step.kind == kind and step.name in self.records
         }
 
     def report(self) -> Report:
@@ -175,7 +174,7 @@ class FinishedSteps:
         """The parts of the page, in order."""
         tables = self.results.tables
         for benchmark in dict.fromkeys(one.benchmark for one in self.results.benchmarks):
-            heading = over_languages_heading(benchmark)
+            heading = f"{benchmark}, all languages"
             if heading in tables:
                 yield Section(heading, table=tables[heading])
             for one in self.results.benchmarks:
@@ -207,14 +206,14 @@ class FinishedSteps:
 
     def _asked(self) -> Section:
         """The models of the study, and the settings of their evaluation."""
-        every = [step.settings for step in self.journal.graph if step.kind == "evaluate"]
-        settings, spec = every[0], every[0]["evaluate"]
+        settings = next(one.settings for one in self.journal.graph if one.kind == "evaluate")
+        spec = settings["evaluate"]
         limit, shots = spec["limit"], spec.get("num_fewshot")
         rows = [
             ["base", settings["base"]],
             *(
                 [f"{kind} experts", ", ".join(selection(folder, Path()))]
-                for kind, folder in self._selections().items()
+                for kind, folder in self._of_kind("select").items()
             ),
             ["benchmarks", spec["suite"] or ", ".join(spec["tasks"])],
             ["documents", "all" if limit is None else f"at most {limit:,} of a task, the first"],
@@ -224,14 +223,6 @@ class FinishedSteps:
             ["dtype", settings["dtype"] or "as stored"],
         ]
         return Section("Models and evaluation", table=Table(["setting", "value"], rows))
-
-    def _selections(self) -> dict[str, Path]:
-        """The folders of the finished selections, by the kind of expert."""
-        return {
-            step.name.removeprefix("select/"): self.journal.bring(step.name)
-            for step in self.journal.graph
-            if step.kind == "select" and step.name in self.records
-        }
 
     def _stack(self, first: BenchmarkResult) -> Drawing | None:
         """The selected composition of the first language."""
@@ -243,12 +234,40 @@ class FinishedSteps:
         return draw_stack(swap(atlas.layers, zones=first.best.zones, outside=outside), names)
 
 
-def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
-    """A caution for each data set of a training that contains evaluation items.
+def write_best(journal: StudyJournal, results: StudyResults) -> None:
+    """Write `best/<language>.yaml` for each language: the recipe of its selected composition.
 
-    Args:
-        trainings: folders of experts, by the name of their step.
+    This is `BenchmarkResult.best` on the language's first benchmark.
     """
+    folder = journal.root / BEST
+    folder.mkdir(exist_ok=True)
+    first = {found.language: found for found in reversed(results.benchmarks)}
+    for language, found in first.items():
+        step = journal.graph[f"evaluate/{language}"]
+        inputs = {name: journal.bring(name) for name in step.needs}
+        recipe = dict(recipes_of(step.settings, inputs))[found.best]
+        score = interval_words(found.best_score)
+        head = f"# {found.benchmark} in {language}, {found.best}: {score}%\n"
+        text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
+        (folder / f"{language}.yaml").write_text(head + text, "utf-8")
+
+
+def merge_best(root: Path, languages: Sequence[str] = (), *, log: Log) -> Iterator[Path]:
+    """Write the selected model of each language into `merged/<language>`, with its card."""
+    known = {path.stem: path for path in sorted((root / BEST).glob("*.yaml"))}
+    if not known:
+        raise StudyError(f"{root}: has no {BEST}/<language>.yaml yet; finish the study first")
+    for language in languages or known:
+        if language not in known:
+            raise StudyError(f"{root}: has no {language!r}; its languages are {', '.join(known)}")
+        log(f"merging the model of {language}")
+        (root / MERGED).mkdir(exist_ok=True)
+        plan = make_plan(read_recipe(known[language]))
+        yield plan.save(root / MERGED / language, overwrite=True)
+
+
+def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
+    """A caution for each data set of a training that contains evaluation items."""
     for name, folder in trainings.items():
         for data in read_training(folder)["data"]:
             for items, count in data.get("contaminated", {}).items():
@@ -271,15 +290,14 @@ def _sentence(result: BenchmarkResult) -> str:
 
 
 def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
-    heading = f"{result.benchmark}, {result.language}"
     yield Section(
-        heading,
+        result.heading,
         figure=draw_intervals(
             [(str(one), interval) for one, interval in result.over_pairs.intervals.items()],
             measure=result.benchmark,
             highlight=str(result.selected),
         ),
-        table=tables[heading],
+        table=tables[result.heading],
     )
     yield from _about_grid(result, tables)
 
@@ -288,7 +306,7 @@ def _about_grid(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterato
     """The scores of the compositions on development documents, as maps and as a table."""
     if not result.grid:
         return
-    heading = f"The compositions, {result.benchmark}, {result.language}"
+    heading = f"The compositions, {result.heading}"
     choices = Counter(result.chosen.values()).most_common(1)
     best, count = choices[0] if choices else (None, 0)
     text = (
@@ -299,8 +317,8 @@ def _about_grid(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterato
     means = {one: interval.mean for one, interval in result.grid.items()}
     for words, figure in draw_grid(means, best=best).items():
         yield Section(", ".join(filter(None, [heading, words])), text, figure=figure)
-    table = f"{result.benchmark}, {result.language}: the compositions"
-    yield Section(f"{heading}, in numbers", table=tables[table])
+    table = tables[f"{result.heading}: the compositions"]
+    yield Section(f"{heading}, in numbers", table=table)
 
 
 def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
@@ -329,7 +347,7 @@ def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
             ))  # fmt: skip
     if examples:
         yield Section(
-            f"Answers one by one, {result.benchmark}, {result.language}",
+            f"Answers one by one, {result.heading}",
             "Answers of the first pair of experts on test documents, grouped by the model that is "
             "right.",
             answers=Answers(list(map(str, models)), examples),
@@ -349,13 +367,7 @@ def _browsed(result: BenchmarkResult) -> dict[Condition, Condition]:
 def provenance(
     records: Sequence[StepRecord], which: str, seeds: Mapping[str, int] | None = None
 ) -> Section:
-    """A section with a row for each step that is done.
-
-    Args:
-        records: of the steps, in order.
-        which: the origin of the numbers of the page, in a sentence or two.
-        seeds: of the steps that have one, by name.
-    """
+    """A section with a row for each step that is done; `which` says where the numbers are from."""
     seeds = seeds or {}
     rows: list[Sequence[str | float | None]] = [
         [record.name, record.key[:16], str(seeds.get(record.name, "")), f"{record.seconds:.1f}",

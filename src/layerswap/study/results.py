@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,9 +43,7 @@ Scores = Mapping[Condition, Values]
 class BenchmarkScores(NamedTuple):
     """Scores of all documents of a benchmark in one language.
 
-    Attributes:
-        scores: by condition.
-        published: the number of documents of the published development split, which come first.
+    The first `published` documents are those of the published development split.
     """
 
     scores: Scores
@@ -61,30 +59,22 @@ class BenchmarkScores(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """One language on one benchmark, on the documents that nothing was chosen on.
-
-    Attributes:
-        language: as the study writes it.
-        benchmark: such as `mgsm`.
-        pairs: by pair and treatment, one score per test document; of the grid, what was chosen.
-        grid: the mean over pairs of each composition, on the development documents.
-        chosen: by pair, the composition that is best on the development documents.
-        flattered: by pair, the composition that is best on the test documents.
-        test: positions of the test documents, in the order of task and document.
-        shared: the treatments that all pairs share.
-        development: the scores of each pair's chosen and default swap on the development
-            documents, by pair and `CHOSEN` or `DEFAULT`.
-    """
+    """One language on one benchmark, on the documents that nothing was chosen on."""
 
     language: str
     benchmark: str
-    pairs: Mapping[str, Scores]
-    grid: Mapping[Condition, Interval]
-    chosen: Mapping[str, Condition]
-    flattered: Mapping[str, Condition]
-    test: tuple[int, ...]
-    shared: frozenset[Condition]
-    development: Mapping[str, Scores]
+    pairs: Mapping[str, Scores]  # by pair and treatment, on test documents
+    grid: Mapping[Condition, Interval]  # compositions, mean over pairs on development documents
+    chosen: Mapping[str, Condition]  # by pair, the best composition on development documents
+    flattered: Mapping[str, Condition]  # by pair, the best composition on test documents
+    test: tuple[int, ...]  # positions of the test documents, in the order of task and document
+    shared: frozenset[Condition]  # treatments that all pairs share
+    development: Mapping[str, Scores]  # by pair, `CHOSEN` and `DEFAULT` on development documents
+
+    @property
+    def heading(self) -> str:
+        """The heading of its table."""
+        return f"{self.benchmark}, {self.language}"
 
     @cached_property
     def over_pairs(self) -> TestResult:
@@ -94,10 +84,7 @@ class BenchmarkResult:
 
     @cached_property
     def selected(self) -> Condition:
-        """The swap that the result is about and that is saved: `CHOSEN` or `DEFAULT`.
-
-        The mean over pairs on the development documents decides; see `protocol.select`.
-        """
+        """The swap to report and save, `CHOSEN` or `DEFAULT`, by `protocol.select` over pairs."""
         if not self.chosen:
             return DEFAULT
         scores = list(self.development.values())
@@ -110,10 +97,12 @@ class BenchmarkResult:
         means = {one: [float(v.mean()) for v in all_] for one, all_ in self._by_treatment.items()}
         return {one: (min(found), max(found)) for one, found in means.items()}
 
-    @property
-    def references(self) -> list[Condition]:
-        """The treatments that the others are compared with."""
-        return [one for one in (DEFAULT, CHOSEN) if one in self.over_pairs.scores]
+    def names_of(self, one: Condition) -> list[Condition]:
+        """The treatments that report a condition: of the grid, `CHOSEN`, `FLATTERED` or none."""
+        if one.zones is None:
+            return [one.treatment]
+        picked = {CHOSEN: self.chosen, FLATTERED: self.flattered}
+        return [name for name, by in picked.items() if by.get(one.pair) == one.treatment]
 
     @property
     def best(self) -> Condition:
@@ -143,14 +132,8 @@ def benchmark_result(
 
     The composition of each pair is chosen on the development documents, and all treatments are
     reported on the test documents. The best on those is reported too, as in the papers: it is
-    flattered, since it was chosen by what it is reported on. Of a baseline with a weight, scale
-    or density, the one that is best on the development documents is reported too.
-
-    Args:
-        language: as the study writes it.
-        benchmark: its name.
-        found: the scores of all documents.
-        development: share of the documents to choose on, where no such split is published.
+    flattered, since the same documents chose it. A baseline with a weight, scale or density is
+    also reported with the setting that is best on the development documents.
     """
     split = found.split(development)
     by_pair = _by_pair(found.scores)
@@ -169,11 +152,11 @@ def benchmark_result(
             if one not in grid and (one.method == "ties" or one.method not in TUNED)
         }
         kept = {**shared, **others, **tuned}
-        for one, values in grid.items():
-            grids[one].append(values[split.development])
         if grid:
             tried = {one: values[split.development] for one, values in grid.items()}
             rest = {one: values[split.test] for one, values in grid.items()}
+            for one, values in tried.items():
+                grids[one].append(values)
             chosen[pair] = choose(tried, of_equals="first")
             flattered[pair] = choose(rest, of_equals="first")
             kept |= {CHOSEN: grid[chosen[pair]], FLATTERED: grid[flattered[pair]]}
@@ -189,7 +172,7 @@ def benchmark_result(
 
 
 def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Values]:
-    """Of every method with a weight, scale or density, the setting that is best on development."""
+    """The best weight, scale or density of every method that has one, on development."""
     found: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
     for one, values in own.items():
         if one.method in TUNED:
@@ -205,12 +188,8 @@ def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Val
 class OtherLanguagesResult:
     """The models of a language on a benchmark in other languages.
 
-    Attributes:
-        language: that the models are for.
-        benchmark: such as `mgsm`.
-        rows: by treatment and other language, the mean over pairs, on the documents at the places
-            of the test documents.
-        own: the same models on the same benchmark in their own language, if they were evaluated.
+    `rows` has the mean over pairs by treatment and other language, on the documents at the places
+    of the test documents. `own` is the benchmark in the models' own language, if evaluated.
     """
 
     language: str
@@ -231,26 +210,18 @@ def in_other_languages(
 ) -> list[OtherLanguagesResult]:
     """The models of a language in other languages; nothing is chosen there.
 
-    Args:
-        own: the language's own benchmarks. A benchmark that is not among them takes the
-            composition that was chosen on the first.
-        scores: in other languages, by benchmark and language.
-        development: share of the documents to choose on.
+    A benchmark that is not among the language's own takes the composition that was chosen on the
+    first of them.
     """
     by_benchmark = {one.benchmark: one for one in own}
     rows: dict[str, dict[Condition, dict[str, Interval]]] = {}
     for (benchmark, language), found in scores.items():
         chosen = by_benchmark.get(benchmark, own[0])
         values: dict[Condition, list[Values]] = defaultdict(list)
-        test_documents = found.split(development).test
+        test = found.split(development).test
         for one, all_ in found.scores.items():
-            test = all_[test_documents]
-            names = [one.treatment] if one.zones is None else [
-                name for name, picked in ((CHOSEN, chosen.chosen), (FLATTERED, chosen.flattered))
-                if picked.get(one.pair) == one.treatment
-            ]  # fmt: skip
-            for name in names:
-                values[name].append(test)
+            for name in chosen.names_of(one):
+                values[name].append(all_[test])
         for name, several in values.items():
             mean = mean_interval(np.mean(several, axis=0))
             rows.setdefault(benchmark, {}).setdefault(name, {})[language] = mean
@@ -262,13 +233,7 @@ def in_other_languages(
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All results of a study.
-
-    Attributes:
-        benchmarks: every language on every benchmark.
-        other_languages: the models of every language in other languages.
-        written: by heading, the languages that the models wrote in.
-    """
+    """All results of a study; `written` has tables of the languages that the models wrote in."""
 
     benchmarks: Sequence[BenchmarkResult]
     other_languages: Sequence[OtherLanguagesResult]
@@ -276,30 +241,26 @@ class StudyResults:
 
     @cached_property
     def ranked(self) -> Friedman | None:
-        """Friedman's test over languages and benchmarks; None where it says nothing.
+        """Friedman's test over languages and benchmarks; None for too few of them.
 
-        A block is the mean over its pairs: pairs share experts and documents, so they are no
-        blocks of their own (paper 2, section 5, has models and languages).
+        A block is the mean over its pairs, which share experts and documents.
         """
-        values = [
-            {one: interval.mean for one, interval in found.over_pairs.intervals.items()}
-            for found in self.benchmarks
-        ]
+        values = [found.over_pairs.intervals for found in self.benchmarks]
         names = [
             one for one in (values[0] if values else ())
             if one != FLATTERED and all(one in by for by in values)
         ]  # fmt: skip
         if len(values) < 2 or len(names) < 3:
             return None
-        return friedman({str(name): [by[name] for by in values] for name in names})
+        return friedman({str(name): [by[name].mean for by in values] for name in names})
 
     @property
     def by_benchmark(self) -> dict[str, list[BenchmarkResult]]:
         """Every language on each benchmark."""
-        found: dict[str, list[BenchmarkResult]] = {}
+        found: dict[str, list[BenchmarkResult]] = defaultdict(list)
         for one in self.benchmarks:
-            found.setdefault(one.benchmark, []).append(one)
-        return found
+            found[one.benchmark].append(one)
+        return dict(found)
 
     @cached_property
     def tables(self) -> dict[str, Table]:
@@ -312,19 +273,18 @@ class StudyResults:
         scores = [found.over_pairs.intervals for found in self.benchmarks]
         treatments = dict.fromkeys(one for by in scores for one in by if one != FLATTERED)
         cells = [[str(one), *(by.get(one) for by in scores)] for one in treatments]
-        columns = [f"{found.benchmark}, {found.language}" for found in self.benchmarks]
+        columns = [found.heading for found in self.benchmarks]
         caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
         return Table(["treatment", *columns], cells, caption=caption)
 
     def _tables(self) -> Iterator[tuple[str, Table]]:
         for benchmark, same in self.by_benchmark.items():
             if len(same) > 1:
-                yield over_languages_heading(benchmark), _over_languages(benchmark, same)
+                yield f"{benchmark}, all languages", _over_languages(benchmark, same)
             for one in same:
-                heading = f"{benchmark}, {one.language}"
-                yield heading, _in_detail(one)
+                yield one.heading, _in_detail(one)
                 if one.grid:
-                    yield f"{heading}: the compositions", _grid_table(one)
+                    yield f"{one.heading}: the compositions", _grid_table(one)
         yield from self.written.items()
         for other in self.other_languages:
             yield other.heading, _in_other_languages(other)
@@ -361,12 +321,7 @@ class StudyResults:
 
 
 def study_results(folders: Mapping[str, Path], development: float) -> StudyResults:
-    """The results of the evaluations of a study.
-
-    Args:
-        folders: of the steps that evaluate, by language.
-        development: share of the documents to choose on.
-    """
+    """The results of the evaluations of a study, from the folders of their steps by language."""
     found: list[BenchmarkResult] = []
     others: list[OtherLanguagesResult] = []
     written: dict[str, Table] = {}
@@ -388,14 +343,10 @@ def _written(found: BenchmarkResult, folder: Path) -> Table | None:
     """The share of the answers' letters in the language, by treatment; None without any."""
     shares: dict[tuple[Condition, str], list[float]] = defaultdict(list)
     for one, score in read_conditions(folder):
-        name = one.treatment
-        if score.metric not in (ANSWER, REASONING) or score.benchmark != found.benchmark:
-            continue
-        if one.zones is not None:
-            if found.chosen.get(one.pair) != one.treatment:
-                continue
-            name = CHOSEN
-        shares[name, score.metric].append(score.score)
+        if score.metric in (ANSWER, REASONING) and score.benchmark == found.benchmark:
+            for name in found.names_of(one):
+                if name != FLATTERED:
+                    shares[name, score.metric].append(score.score)
     metrics = [one for one in (ANSWER, REASONING) if any(key[1] == one for key in shares)]
     if not metrics:
         return None
@@ -449,15 +400,10 @@ def fraction(score: Score) -> float:
 
 def _by_pair(scores: Scores) -> dict[str, dict[Condition, Values]]:
     """By pair, the scores of its treatments; those without a pair under an empty name."""
-    found: dict[str, dict[Condition, Values]] = {}
+    found: dict[str, dict[Condition, Values]] = defaultdict(dict)
     for one, values in scores.items():
-        found.setdefault(one.pair, {})[one.treatment] = values
-    return found
-
-
-def over_languages_heading(benchmark: str) -> str:
-    """The heading of the table of a benchmark in all languages."""
-    return f"{benchmark}, all languages"
+        found[one.pair][one.treatment] = values
+    return dict(found)
 
 
 def _grid_table(found: BenchmarkResult) -> Table:
@@ -470,7 +416,7 @@ def _grid_table(found: BenchmarkResult) -> Table:
         for one, score in found.grid.items()
     ]  # fmt: skip
     caption = (
-        f"{found.benchmark}, {found.language}: layers from the language expert and blended ones; "
+        f"{found.heading}: layers from the language expert and blended ones; "
         f"mean over {_pairs(found)} on the documents that the compositions are chosen on."
     )
     return Table(columns, cells, caption=caption)
@@ -501,15 +447,8 @@ def over_languages(
     """The mean of a treatment over languages, or its paired difference to another.
 
     Where all languages have as many documents, a document and its translations are drawn together;
-    else every language's documents are drawn by themselves.
-
-    Args:
-        found: every language on one benchmark.
-        one: the treatment.
-        other: what it is compared with.
-
-    Returns:
-        None where a language lacks one of them.
+    else every language's documents are drawn by themselves. None where a language lacks one of
+    the treatments.
     """
     wanted = [one] if other is None else [one, other]
     if not all(name in by.over_pairs.scores for name in wanted for by in found):
@@ -528,7 +467,7 @@ def over_languages(
 def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
     treatments = list(dict.fromkeys(one for by in found for one in by.over_pairs.scores))
-    references = [one for one in (DEFAULT, CHOSEN) if one in treatments]
+    references = _references(treatments)
     cells: list[list[Any]] = [
         [str(one), *(_with_extremes(by, one) for by in found), over_languages(found, one),
          *("" if one == reference else difference_words(over_languages(found, one, reference))
@@ -545,6 +484,11 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     return Table(columns, cells, caption=_honest(caption, treatments))
 
 
+def _references(treatments: Collection[Condition]) -> list[Condition]:
+    """The treatments that the others are compared with."""
+    return [one for one in (DEFAULT, CHOSEN) if one in treatments]
+
+
 def _with_extremes(found: BenchmarkResult, one: Condition) -> str | float | None:
     if one not in found.over_pairs.scores:
         return None
@@ -555,16 +499,17 @@ def _with_extremes(found: BenchmarkResult, one: Condition) -> str | float | None
 def _in_detail(found: BenchmarkResult) -> Table:
     """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
     intervals = found.over_pairs.intervals
+    references = _references(intervals)
     columns = ["treatment", "score, %", "lowest pair", "highest pair",
-               *(f"to the {one}" for one in found.references)]  # fmt: skip
+               *(f"to the {one}" for one in references)]  # fmt: skip
     cells: list[list[Any]] = [
         [str(one), score, *found.extremes[one],
          *(difference_words(found.over_pairs.against(reference).get(one))
-           for reference in found.references)]
+           for reference in references)]
         for one, score in intervals.items()
     ]  # fmt: skip
     caption = (
-        f"{found.benchmark}, {found.language}: {len(found.test)} documents, mean over "
+        f"{found.heading}: {len(found.test)} documents, mean over "
         f"{_pairs(found)} with its 95% bootstrap interval over documents, and paired differences; "
         "*: clear of zero."
     )
@@ -587,5 +532,5 @@ def _pairs(found: BenchmarkResult) -> str:
     return "one pair" if len(found.pairs) == 1 else f"{len(found.pairs)} pairs"
 
 
-def _honest(caption: str, treatments: Sequence[Condition] | Mapping[Condition, Any]) -> str:
+def _honest(caption: str, treatments: Collection[Condition]) -> str:
     return f"{caption} {HONEST}" if FLATTERED in treatments else caption

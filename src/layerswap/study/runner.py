@@ -31,28 +31,17 @@ PAUSE = 2.0
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs and the output folder of a step that runs.
-
-    Attributes:
-        step: the step.
-        folder: its output; it may hold the output of an earlier attempt.
-        inputs: the folders of the steps that it needs, by name.
-        log: called with each line of progress.
-    """
+    """The inputs and the output folder of a step that runs."""
 
     step: Step
-    folder: Path
-    inputs: Mapping[str, Path]
+    folder: Path  # may hold the output of an earlier attempt
+    inputs: Mapping[str, Path]  # folders of the steps that it needs, by name
     log: Log
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The end of a run of a study.
-
-    Attributes:
-        records: the state of every step, by name.
-    """
+    """The state of every step at the end of a run, by name."""
 
     records: Mapping[str, StepRecord]
 
@@ -100,7 +89,7 @@ def run_graph(
         waiting = journal.left()
         log(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
         if executor is None:
-            run_here(journal, waiting, functions, log)
+            _run_here(journal, waiting, functions, log)
         else:
             executor.run(journal, waiting, functions, log)
     except OSError as error:  # of the journal; the error of a step is in its record
@@ -108,7 +97,7 @@ def run_graph(
     return Summary({record.name: record for record in journal.status()})
 
 
-def run_here(
+def _run_here(
     journal: StudyJournal, steps: list[Step], functions: Mapping[str, StepFunction], log: Log
 ) -> None:
     """Run these steps one after the other in this process; skip those that need a failed one."""
@@ -226,21 +215,18 @@ class ClusterExecutor(ABC):
 class OnRay(ClusterExecutor):
     """Runs steps on a Ray cluster whose nodes share the study's folder or its storage.
 
-    A step whose worker or node is lost restarts on another, and resumes from its folder.
-
-    Args:
-        address: of the cluster; by default a running one, or one that is started here.
-        settings: further settings of `ray.init`.
+    A step whose worker or node is lost restarts on another, and resumes from its folder. Without
+    an address it takes a running cluster, or starts one here.
     """
 
-    def __init__(self, address: str | None = None, **settings: Any) -> None:
+    def __init__(self, address: str | None = None) -> None:
         try:
             import ray
         except ImportError:
             raise StudyError('--on ray needs Ray: pip install "layerswap[ray]"') from None
         if not ray.is_initialized():
             try:
-                ray.init(address=address, include_dashboard=False, log_to_driver=False, **settings)
+                ray.init(address=address, include_dashboard=False, log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 why = " ".join(str(error).split())[:200]
                 raise StudyError(f"the Ray cluster cannot be reached ({why})") from None
@@ -274,15 +260,10 @@ class OnSlurm(ClusterExecutor):
     """Submits each step as a Slurm job through submitit.
 
     Nodes share the study's folder or its storage. A lost job is a failed step; the next run of
-    the study resumes it.
-
-    Args:
-        logs: the folder of the jobs' logs.
-        cluster: submitit's executor; `local` runs jobs as processes of this machine.
-        parameters: further parameters of every job, such as `slurm_partition`.
+    the study resumes it. With the cluster `local`, jobs are processes of this machine.
     """
 
-    def __init__(self, logs: Path, *, cluster: str = "slurm", **parameters: Any) -> None:
+    def __init__(self, logs: Path, *, cluster: str = "slurm") -> None:
         try:
             import submitit
         except ImportError:
@@ -291,7 +272,6 @@ class OnSlurm(ClusterExecutor):
             self._executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
         except RuntimeError as error:
             raise StudyError(f"Slurm cannot be reached ({' '.join(str(error).split())})") from None
-        self._parameters = parameters
 
     def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
         """Start a step as a job."""
@@ -301,7 +281,6 @@ class OnSlurm(ClusterExecutor):
             gpus_per_node=math.ceil(step.resources.gpus),
             mem_gb=step.resources.memory_gb,
             timeout_min=SLURM_MINUTES,
-            **self._parameters,
         )
         return self._executor.submit(run_remotely, *call)
 
@@ -318,12 +297,7 @@ class OnSlurm(ClusterExecutor):
 
 
 def executor_of(on: str, logs: Path) -> ClusterExecutor:
-    """The executor for `slurm`, `ray`, or the address of a Ray cluster.
-
-    Args:
-        on: one of these.
-        logs: the folder for logs of jobs.
-    """
+    """The executor for `slurm`, `ray`, or the address of a Ray cluster."""
     if on == "slurm":
         return OnSlurm(logs)
     return OnRay(None if on == "ray" else on)

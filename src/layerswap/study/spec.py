@@ -46,6 +46,13 @@ TRAINED_BASELINES = ("joint", "simultaneous", "partial")
 """The baselines that are trained on the data of the experts."""
 
 
+def _distinct(values: list[Any]) -> list[Any]:
+    twice = next((one for one in values if values.count(one) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is listed twice")
+    return values
+
+
 class TrainingRun(Strict):
     """One training of an expert, with keys as in `EXPERT.yaml` (docs/training.md).
 
@@ -66,29 +73,22 @@ class TrainingRun(Strict):
 class Turns(Strict):
     """Settings of simultaneous partition SFT, for the baseline of that name.
 
-    Attributes:
-        partition: of the second paper.
-        outside: the side that trains the places outside the layers; that of the rest by default.
-        every: optimiser steps in a turn. Each of several lengths is a baseline (table A.3).
+    `every` counts the optimiser steps of a turn. Each of several lengths is a baseline (paper 2,
+    table A.3).
     """
 
     partition: Literal["A", "B", "C", "Z"] = "C"
-    outside: Side | None = None
+    outside: Side | None = None  # trains the places outside the layers; None: that of the rest
     every: Annotated[
         list[PositiveInt],
         BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
         Field(min_length=1),
+        AfterValidator(_distinct),
     ] = [1]
 
 
 class SelectBy(PromptOptions):
-    """Scores that rank checkpoints; without tasks, the validation loss ranks them.
-
-    Attributes:
-        tasks: lm-eval tasks.
-        include: folders with task YAMLs.
-        limit: most documents of a task.
-    """
+    """Scores of lm-eval tasks that rank checkpoints; without tasks, the validation loss ranks."""
 
     tasks: list[NonEmpty] = []
     include: list[NonEmpty] = []
@@ -96,20 +96,13 @@ class SelectBy(PromptOptions):
 
 
 class Experts(Strict):
-    """The experts of one kind, which the study trains or which exist.
+    """The experts of one kind, which the study trains or which exist."""
 
-    Attributes:
-        data: a mix (ready recipe or file), a folder that `layerswap data` wrote, or files.
-        runs: trainings that differ in hyperparameters or seeds.
-        keep: number of checkpoints to keep; no run gives more than its share.
-        by: scores that rank the checkpoints.
-        experts: models that exist, in place of the other keys: folders, adapters or Hub ids.
-    """
-
-    data: Data | None = None
+    data: Data | None = None  # a mix too: a ready recipe or a file
     runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
-    keep: PositiveInt = 1
+    keep: PositiveInt = 1  # checkpoints; no run gives more than its share
     by: SelectBy = SelectBy()
+    # In place of the other keys: folders, adapters or Hub ids.
     experts: Annotated[list[NonEmpty], Field(min_length=1), AfterValidator(once)] | None = None
 
     @model_validator(mode="before")
@@ -136,9 +129,7 @@ class Experts(Strict):
 class OtherLanguages(Strict):
     """Other languages to evaluate the models of every language in (paper 1, tables 2 and 5).
 
-    Attributes:
-        languages: such as the language of the task data; the models' own language is skipped.
-        suites: suites to run in them; the suite of `evaluate` by default.
+    The models' own language is skipped. The suite of `evaluate` is the default.
     """
 
     languages: Annotated[list[NonEmpty], Field(min_length=1)]
@@ -156,45 +147,28 @@ def _read_metric(value: object) -> object:
 
 
 class EvaluationSpec(PromptOptions):
-    """Benchmarks of a study: a suite, or lm-eval tasks.
-
-    Attributes:
-        suite: see `layerswap eval`.
-        tasks: lm-eval tasks; `{language}` stands for the language as the study writes it.
-        include: the folder with the YAMLs of `tasks`.
-        metric: the metric of `tasks` that is reported, and its filter.
-        limit: most documents of a task.
-        development: share of the documents on which the composition is chosen.
-        allow_code: let MBPP run programs that a model wrote, in the sandbox; without it, a suite
-            leaves MBPP out.
-        engine: `sweep`, or `vllm`, which is started once and re-pointed.
-        engine_args: further arguments of `vllm.LLM`.
-        other_languages: the same models in other languages; of the grid, those that were chosen.
-    """
+    """Benchmarks of a study: a suite, or lm-eval tasks."""
 
     suite: str | None = None
-    tasks: list[NonEmpty] = []
-    include: list[NonEmpty] = []
+    tasks: list[NonEmpty] = []  # `{language}` stands for the language as the study writes it
+    include: list[NonEmpty] = []  # the folder with the YAMLs of `tasks`
+    # The metric of `tasks` that is reported, and its filter.
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
-    limit: Annotated[int, Field(ge=2)] | None = None
-    development: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    allow_code: bool = False
+    limit: Annotated[int, Field(ge=2)] | None = None  # most documents of a task
+    development: Annotated[float, Field(gt=0, lt=1)] = 0.5  # share that compositions are chosen on
+    allow_code: bool = False  # run programs that a model wrote, in the sandbox; else skip MBPP
     engine: EngineName = "sweep"
-    engine_args: dict[str, Any] = {}
-    other_languages: OtherLanguages | None = None
+    engine_args: dict[str, Any] = {}  # of `vllm.LLM`
+    other_languages: OtherLanguages | None = None  # of the grid, the chosen compositions alone
 
     @model_validator(mode="after")
-    def _suites_exist(self) -> EvaluationSpec:
+    def _tasks_or_suite(self) -> EvaluationSpec:
         there = self.other_languages.suites if self.other_languages else []
         for suite in filter(None, [self.suite, *there]):
             try:
                 parts_of(suite)
             except EvaluationError as error:
                 raise ValueError(str(error)) from None
-        return self
-
-    @model_validator(mode="after")
-    def _tasks_or_suite(self) -> EvaluationSpec:
         if bool(self.suite) == bool(self.tasks):
             raise ValueError("give either a suite or tasks")
         for task in self.tasks:
@@ -203,9 +177,8 @@ class EvaluationSpec(PromptOptions):
             except (KeyError, IndexError, ValueError):
                 why = f"tasks: {task}: only {{language}} can be filled in"
                 raise ValueError(why) from None
-        there = self.other_languages is not None and not self.other_languages.suites
         same = next((task for task in self.tasks if "{language}" not in task), None)
-        if there and same:
+        if self.other_languages and not there and same:
             raise ValueError(
                 f"other_languages: {same} has no {{language}}, so it is the same in all"
             )
@@ -215,22 +188,14 @@ class EvaluationSpec(PromptOptions):
 
 
 class TrainingResources(Resources):
-    """Resources of a training, which accelerate may launch in several processes.
+    """Resources of a training, which accelerate may launch in several processes."""
 
-    Attributes:
-        processes: of one training. Without `effective_batch`, the batch grows with them.
-        launch: configuration of accelerate: `ddp`, `fsdp2`, `zero3` or a file.
-    """
-
-    processes: PositiveInt = 1
-    launch: NonEmpty = "ddp"
+    processes: PositiveInt = 1  # without `effective_batch`, the batch grows with them
+    launch: NonEmpty = "ddp"  # configuration of accelerate: `ddp`, `fsdp2`, `zero3` or a file
 
 
 class StudyResources(Strict):
-    """Resources of the steps of each kind, which a cluster reserves.
-
-    Keys that are not given have their usual values.
-    """
+    """Resources of the steps of each kind; keys that are not given have their usual values."""
 
     data: Resources = Resources()
     train: TrainingResources = TrainingResources()
@@ -253,10 +218,7 @@ class StudySpec(Strict):
     """A whole study.
 
     Attributes:
-        name: of the study.
-        description: one line.
         base: folder or Hub id that all experts start from.
-        task: the task experts.
         languages: the language experts, by any code of their language.
         pairs: `all` pairs every kept task expert with every kept language expert (paper 1);
             `same` pairs the first with the first, the second with the second, and so on.
@@ -281,14 +243,11 @@ class StudySpec(Strict):
         scales: factors of both deltas in `task arithmetic` (Ilharco et al., 2023); the best on
             development documents is reported.
         change: map the weights that fine-tuning changed (paper 1, figures 2 and 4 to 9).
-        evaluate: benchmarks.
         merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
         device: device of the evaluation.
-        dtype: dtype of the evaluated models.
         billions: parameters of the base in billions, for estimates; by default from its header
             or its name.
-        resources: processors, devices and memory of the steps of each kind.
     """
 
     name: NonEmpty
@@ -298,12 +257,12 @@ class StudySpec(Strict):
     languages: Annotated[dict[NonEmpty, Experts], Field(min_length=1)]
     pairs: Literal["all", "same"] = "all"
     grid: Grid | None = None
-    partitions: list[Literal["A", "B", "C", "Z"]] = []
+    partitions: Annotated[list[Literal["A", "B", "C", "Z"]], AfterValidator(_distinct)] = []
     outside: Side | None = None
     simultaneous: Turns = Turns()
     both: TrainingRun | None = None
     lora: Lora | None = None
-    baselines: list[Baseline] = ["base", "experts", "soup"]
+    baselines: Annotated[list[Baseline], AfterValidator(_distinct)] = ["base", "experts", "soup"]
     ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
     soup_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] = [
         0.3, 0.5, 0.7, 0.9,
@@ -333,34 +292,19 @@ class StudySpec(Strict):
                 raise ValueError(f"{name!r} cannot be the name of a language")
         return languages
 
-    @field_validator("baselines")
-    @classmethod
-    def _once(cls, names: list[Baseline]) -> list[Baseline]:
-        if len(set(names)) < len(names):
-            raise ValueError("a baseline is listed twice")
-        return names
-
     @model_validator(mode="after")
-    def _paired(self) -> StudySpec:
+    def _fits_together(self) -> StudySpec:
         for name, experts in self.languages.items():
             if self.pairs == "same" and experts.keep != self.task.keep:
                 raise ValueError(
                     f"`pairs: same` needs as many experts of each kind, but the task keeps "
                     f"{self.task.keep} and {name} {experts.keep}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _trainable(self) -> StudySpec:
         finished = next((kind for kind, one in self.kinds.items() if one.experts), None)
         training = [f"baseline `{one}`" for one in self.baselines if one in TRAINED_BASELINES]
         training += ["`lora`"] if self.lora else []
         if finished and training:
             raise ValueError(f"{training[0]} needs training, but {finished} has no data; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _partitioned(self) -> StudySpec:
         for name in ("partial", "reverted"):
             if name in self.baselines and not self.partitions:
                 raise ValueError(f"baseline `{name}` needs `partitions`")
@@ -375,11 +319,7 @@ def read_study(path: Path) -> StudySpec:
 
 
 def find_study(study: str) -> tuple[StudySpec, Path]:
-    """A study, and the folder that its paths are relative to.
-
-    Args:
-        study: a file, or the name of a study that ships with the package.
-    """
+    """A study by its file or the name of a ready one, and the folder of its relative paths."""
     path = _study_file(study, Path())
     return read_study(path), Path() if path == ready_studies().get(study) else path.parent
 
@@ -399,9 +339,7 @@ def _study_file(study: str, folder: Path) -> Path:
 def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, int]]:
     """The data of a file with the defaults of the study that it is `like`, and its lines.
 
-    Args:
-        path: the file.
-        within: the files that are `like` this one.
+    `within` has the files that are `like` this one.
     """
     data, lines = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict) or LIKE not in data:

@@ -16,7 +16,7 @@ from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.languages import same_language
-from layerswap.evaluation.results import read_scores, write_results
+from layerswap.evaluation.results import write_results
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge import Plan, make_plan
@@ -94,12 +94,7 @@ def train(context: Context) -> None:
 
 
 def expert_of(settings: Mapping[str, Any], sets: Sequence[Any]) -> dict[str, Any]:
-    """The expert that a step trains, in the form of `EXPERT.yaml`.
-
-    Args:
-        settings: of the step.
-        sets: its data sets.
-    """
+    """The expert that a step trains on data sets, in the form of `EXPERT.yaml`."""
     own = ("data", "turns", "launch")
     spec = {key: one for key, one in settings.items() if one is not None and key not in own}
     turns = dict(settings.get("turns", {}))
@@ -204,7 +199,6 @@ def evaluate_language(context: Context) -> None:
     own = [spec["suite"]] if spec["suite"] else []
     folder, asked = _tasks(context, own, [language])
     _evaluate(context, plans, asked, folder, RESULTS)
-    refuse_unscored(context.folder / RESULTS, asked)
     others = [one for one in there.get("languages", ()) if not same_language(one, language)]
     if others:
         folder, asked = _tasks(context, there["suites"] or own, others)
@@ -225,9 +219,7 @@ def write_study_tables(context: Context) -> None:
 def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
     """The folders or Hub ids of the selected experts of a kind, the best first.
 
-    Args:
-        inputs: the folders of steps, by name.
-        kind: `task`, or a language.
+    `inputs` has the folders of steps by name.
     """
     folder = inputs[f"select/{kind}"]
     return selection(folder, folder.parent)
@@ -244,9 +236,8 @@ def recipes_of(
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """The recipe of every condition of a language.
 
-    Args:
-        settings: of the step that evaluates it.
-        inputs: the folders of the steps that it needs, by name.
+    `settings` are those of the step that evaluates it; `inputs` has the folders of the steps that
+    it needs, by name.
     """
     models = LanguageModels(
         {kind: selected(inputs, kind) for kind in settings["kinds"]},
@@ -254,17 +245,6 @@ def recipes_of(
         open_checkpoint(settings["base"]).layers,
     )
     return recipes(settings, models)
-
-
-def refuse_unscored(folder: Path, asked: Sequence[WrittenTask]) -> None:
-    """Refuse results in which no document has the metric of the study."""
-    scores = read_scores(folder)
-    if scores and not any(score.main for score in scores):
-        known = sorted({f"{score.metric}, {score.filter}" for score in scores})
-        metric = ", ".join(asked[0].metric)
-        raise StudyError(
-            f"evaluate.metric: no document has [{metric}]; their metrics are {'; '.join(known)}"
-        )
 
 
 def _evaluate(
@@ -342,15 +322,9 @@ def _adopt_answers(context: Context, store: AnswerStore, plans: Iterable[Plan]) 
 def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[Condition, Plan]:
     """The plans without the compositions of the grid that no benchmark of the language chose."""
     development = context.step.settings["evaluate"]["development"]
-    picked: set[tuple[str, Condition]] = set()
-    for (benchmark, language), scores in read_condition_scores(context.folder / RESULTS).items():
-        found = benchmark_result(language, benchmark, scores, development)
-        picked |= {*found.chosen.items(), *found.flattered.items()}
-    return {
-        one: plan
-        for one, plan in plans.items()
-        if one.zones is None or (one.pair, one.treatment) in picked
-    }
+    scores = read_condition_scores(context.folder / RESULTS)
+    own = [benchmark_result(one, name, of, development) for (name, one), of in scores.items()]
+    return {one: plan for one, plan in plans.items() if any(by.names_of(one) for by in own)}
 
 
 def _tasks(

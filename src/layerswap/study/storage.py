@@ -17,9 +17,6 @@ class Storage:
     Steps work on a local disk. A finished step is copied to the storage, its record last, and a
     machine that needs it copies it back. So the machines need no common disk.
 
-    Args:
-        url: of the folder.
-
     Raises:
         StudyError: the file system does not exist, or its package is not installed.
     """
@@ -82,8 +79,7 @@ class Storage:
 def place(out: str) -> tuple[Path, Storage | None]:
     """The local folder of a study, and its storage if `out` is a URL.
 
-    Args:
-        out: a folder, or a URL, whose local folder is in the user's cache.
+    The local folder of a URL is in the user's cache.
     """
     if "://" not in out:
         return Path(out), None
