@@ -8,21 +8,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, options, output
 from layerswap.cli.study import Where
 
-app = typer.Typer(
-    cls=options.PlainGroup,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Work with the lab, the small multilingual world inside the package.",
-)
+app = commands.group("Work with the lab, the small multilingual world inside the package.")
 Split = Annotated[
     Literal["development", "test"], typer.Option(help="Split that the questions come from.")
 ]
 
 
-@options.command(app)
+@commands.command(app)
 def build(
     out: Annotated[Path, typer.Option(help="Folder of the models. Finished ones are kept.")],
     seed: Annotated[int, typer.Option(help="Seed of training and data order.")] = 0,
@@ -40,7 +35,7 @@ def build(
     output.say(f"wrote {out}")
 
 
-@options.command(app, json=True)
+@commands.command(app, json=True)
 def score(
     models: Annotated[
         list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
@@ -70,7 +65,7 @@ def score(
     output.finish("lab score", {"models": plain}, [score_table(scores)])
 
 
-@options.command(app)
+@commands.command(app)
 def export(
     out: Annotated[Path, typer.Option(help="Folder of the tasks.")],
     n: Annotated[int, typer.Option(min=1, help="Number of questions per task.")] = 1000,
@@ -89,7 +84,7 @@ def export(
     output.say(f"wrote {out}; give it to a sweep as `include`, or to lm_eval as --include_path")
 
 
-@options.command(app)
+@commands.command(app)
 def models(
     out: Annotated[Path, typer.Option(help="Folder of the models.")],
     overwrite: options.Overwrite = False,
@@ -104,7 +99,7 @@ def models(
     output.say(f"wrote {out}")
 
 
-@options.command(app)
+@commands.command(app)
 def study(
     out: Annotated[Path, typer.Option(help="Folder of the study. Finished steps are kept.")],
     runs: Annotated[int, typer.Option(min=1, help="Number of trainings per kind of expert.")] = 1,

@@ -1,9 +1,10 @@
-"""Commands that plan, write and verify merges, from `layerswap merge` to `layerswap verify`."""
+"""Commands that plan, write and verify merges, from `layerswap plan` to `layerswap verify`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,17 +12,69 @@ from layerswap.cli import options, output
 from layerswap.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
-    from layerswap.compose import Recipe
     from layerswap.merge.plan import Plan
     from layerswap.merge.target import MergeOptions
 
 
-@options.takes_recipe
-def merge(
-    recipe: Recipe,
+def plan(
     *,
-    follow_training: bool,
+    described: options.RecipeOptions,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read only the recipe, and open no checkpoint.")
+    ] = False,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Number of layers to draw with --check.")
+    ] = None,
+    allow_pickle: options.AllowPickle = False,
+) -> None:
+    """Draw a composition, and list the size and the sources of its merge.
+
+    Takes the arguments of merge, and reads only headers. Prints the plan; nothing is written.
+
+    Example: layerswap plan --task math-expert --language swahili-expert --bottom 5
+    """
+    from layerswap.merge.api import make_plan
+
+    if layers is not None and not check:
+        raise RecipeError("--layers goes with --check; without it the experts' layers count")
+    recipe = described.recipe()
+    if check:
+        composition = None if layers is None else recipe.resolve(layers)
+        drawn = None if composition is None else composition.to_dict()
+        facts = {"recipe": str(recipe), "composition": drawn}
+        where = described.file or "command line"
+        output.finish("plan", facts, [f"{where}: {recipe}", *filter(None, [composition])])
+        return
+    planned = make_plan(
+        recipe,
+        allow_pickle=allow_pickle,
+        follow_training=described.file is None,
+        in_place=True,
+        log=output.log,
+    )
+    output.finish("plan", planned.to_dict(), _summary(planned))
+
+
+def _summary(planned: Plan) -> list[object]:
+    """The drawing, notes, sources and sizes of a plan."""
+    from rich.filesize import decimal
+
+    facts = planned.to_dict()
+    files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
+    copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
+    return [
+        planned, "",
+        *(f"note: {note}" for note in planned.notes),
+        *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
+        f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
+        f"{copied:.0%} copied bit for bit",
+    ]  # fmt: skip
+
+
+def merge(
+    *,
     out: options.OutFolder,
+    described: options.RecipeOptions,
     allow_pickle: options.AllowPickle = False,
     overwrite: options.Overwrite = False,
     allow_non_finite: Annotated[
@@ -50,10 +103,10 @@ def merge(
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
 
-    Give a recipe, or --task-expert and --language-expert. Writes the folder OUT; from GGUF
-    files, the GGUF file OUT.
+    Give a recipe, or --task-expert and --language-expert. Writes the folder OUT, or the file OUT if
+    the experts are GGUF files.
 
-    Example: layerswap merge --task-expert math-expert --language-expert swahili-expert --out merged
+    Example: layerswap merge --task math-expert --language swahili-expert --out merged
     """
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, push_folder
@@ -71,23 +124,24 @@ def merge(
         if not is_gguf(out):
             raise RecipeError("--modelfile goes with a GGUF output; end --out with .gguf")
         check_modelfile(out)
+    recipe = described.recipe()
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
-    made = make_plan(
+    planned = make_plan(
         recipe,
         allow_pickle=allow_pickle,
-        follow_training=follow_training,
+        follow_training=described.file is None,
         in_place=not download,
         log=output.log,
     )
     if dry_run:
-        made.check_target(out, overwrite=overwrite)
-        output.finish("merge", made.to_dict(), described(made))
+        planned.check_target(out, overwrite=overwrite)
+        output.finish("merge", planned.to_dict(), _summary(planned))
         return
-    options = MergeOptions(
+    settings = MergeOptions(
         overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
     )
-    facts = write_plan(made, out, options, "merging")
+    facts = _write(planned, out, settings)
     if modelfile:
         facts["modelfile"] = str(write_modelfile(out))
         output.say(f"wrote {facts['modelfile']}")
@@ -97,7 +151,7 @@ def merge(
     output.finish("merge", facts)
 
 
-def write_plan(made: Plan, out: Path, options: MergeOptions, label: str) -> dict[str, Any]:
+def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     """Write a plan, with its drawing, its notes and a progress bar; the facts for JSON."""
     from dataclasses import replace
 
@@ -108,92 +162,48 @@ def write_plan(made: Plan, out: Path, options: MergeOptions, label: str) -> dict
     from layerswap.merge.rounding import LOST_TO_DTYPE
     from layerswap.merge.target import RECORD
 
-    target = made.check_target(out, overwrite=options.overwrite)
-    output.say(made)
-    for note in made.notes:
+    target = planned.check_target(out, overwrite=settings.overwrite)
+    output.say(planned)
+    for note in planned.notes:
         output.say(f"note: {note}")
-    with output.byte_progress(label, made.nbytes) as progress:
-        written = made.write(
+    with output.byte_progress("writing", planned.nbytes) as progress:
+        written = planned.write(
             target,
-            replace(options, progress=progress, log=lambda note: output.say(f"warning: {note}")),
+            replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
         )
-    output.say(f"wrote {written} ({decimal(made.nbytes)})")
-    facts = {**made.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
+    output.say(f"wrote {written} ({decimal(planned.nbytes)})")
+    facts = {**planned.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
     if output.settings.json and not is_gguf(out):
         facts[LOST_TO_DTYPE] = read_json_object(written / RECORD).get(LOST_TO_DTYPE)
     return facts
 
 
-@options.takes_recipe
-def plan(
-    recipe: Recipe,
-    *,
-    follow_training: bool,
-    allow_pickle: options.AllowPickle = False,
-) -> None:
-    """Draw a composition and list the size and the sources of its merge.
-
-    Takes the arguments of merge, reads only headers, and writes nothing.
-
-    Example: layerswap plan --task-expert math-expert --language-expert swahili-expert --bottom 5
-    """
-    from layerswap.merge.api import make_plan
-
-    made = make_plan(
-        recipe,
-        allow_pickle=allow_pickle,
-        follow_training=follow_training,
-        in_place=True,
-        log=output.log,
-    )
-    output.finish("plan", made.to_dict(), described(made))
-
-
-def described(made: Plan) -> list[object]:
-    """A plan for people: its drawing, notes, sources and sizes, as `output.finish` takes them."""
-    from rich.filesize import decimal
-
-    facts = made.to_dict()
-    files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
-    copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
-    return [
-        made, "",
-        *(f"note: {note}" for note in made.notes),
-        *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
-        f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
-        f"{copied:.0%} copied bit for bit",
-    ]  # fmt: skip
-
-
-ZONES = ("bottom", "top", "bottom_transition", "top_transition", "outside")
-
-
-@options.takes("base", *ZONES, "weights", "rank")
 def adapters(
     *,
     task_experts: Annotated[
         list[str],
         typer.Option(
-            "--task-experts", "--tasks", metavar="[NAME=]FOLDER", help="Task adapter. Repeatable."
+            "--task-expert", "--task", "--task-experts", "--tasks",
+            metavar="[NAME=]FOLDER", help="Task adapter. Repeatable.",
         ),
     ],
     language_experts: Annotated[
         list[str],
         typer.Option(
-            "--language-experts", "--languages", metavar="[NAME=]FOLDER",
-            help="Language adapter. Repeatable.",
+            "--language-expert", "--language", "--language-experts", "--languages",
+            metavar="[NAME=]FOLDER", help="Language adapter. Repeatable.",
         ),
     ],
     out: options.OutFolder,
-    base: str | None = None,
-    bottom: int | None = None,
-    top: int | None = None,
-    bottom_transition: int | None = None,
-    top_transition: int | None = None,
-    outside: str | None = None,
-    weights: str | None = None,
-    rank: int | None = None,
-    dtype: options.Dtype = None,
+    base: options.AnyBase = None,
+    zones: options.Zones,
+    rank: options.Rank = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar=options.DTYPES, show_default="float32", help="Dtype of the adapters."
+        ),
+    ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:  # fmt: skip
     """Write the swap of every task adapter with every language adapter as a PEFT adapter.
@@ -201,19 +211,18 @@ def adapters(
     A server such as vLLM holds all of them over one base. Writes the folder OUT with one adapter
     in each subfolder, a card, `serve.json` and `serve.sh`. `layerswap eval OUT` evaluates them.
 
-    Example: layerswap adapters --tasks math --languages sw --languages te --out served
+    Example: layerswap adapters --task math --language sw --language te --out served
     """
     from layerswap.merge.adapters import SCRIPT, write_adapters
 
-    sizes = (bottom, top, bottom_transition, top_transition, outside)
-    zones = {name: size for name, size in zip(ZONES, sizes, strict=True) if size is not None}
-    tasks = options.named_folders("--task-experts", task_experts)
-    languages = options.named_folders("--language-experts", language_experts)
+    method = options.given(zones)
+    weights = options.read_weights(method.pop("weights", "uniform"))
+    tasks = options.named_folders("--task-expert", task_experts)
+    languages = options.named_folders("--language-expert", language_experts)
     with output.step_progress("composing adapters", len(tasks) * len(languages)) as progress:
         served = write_adapters(
-            tasks, languages, out, base=base, method=zones,
-            weights=options.read_weights(weights or "uniform"), rank=rank, dtype=dtype,
-            overwrite=overwrite, progress=progress,
+            tasks, languages, out, base=base, method=method, weights=weights, rank=rank,
+            dtype=dtype, overwrite=overwrite, progress=progress,
         )  # fmt: skip
     facts = {
         "adapters": list(served.plans), "base": served.base, "rank": served.rank,
@@ -229,35 +238,39 @@ def adapters(
     output.finish("adapters", facts, lines)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatVector:
+    """The part of a language model that receives the chat vector."""
+
+    bottom: Annotated[
+        int, typer.Option(min=0, help="Layers without the chat vector at the input.")
+    ] = 0
+    top: Annotated[
+        int, typer.Option(min=0, help="Layers without the chat vector at the output.")
+    ] = 0
+    bottom_transition: Annotated[
+        int, typer.Option(min=0, help="Layers with half the chat vector above the bottom zone.")
+    ] = 0
+    top_transition: Annotated[
+        int, typer.Option(min=0, help="Layers with half the chat vector below the top zone.")
+    ] = 0
+    outside: Annotated[
+        str, typer.Option(metavar="add|language", help="Embeddings, final norm and head.")
+    ] = "add"
+
+
 def instruct(
     *,
     base: options.Base,
     instruct: Annotated[str, typer.Option(metavar="MODEL", help="Base after instruction tuning.")],
-    language: Annotated[
-        str, typer.Option(metavar="MODEL", help="Base after training on a language.")
-    ],
+    language_expert: options.LanguageExpert,
     out: options.OutFolder,
     weight: Annotated[
         str,
         typer.Option(metavar="W[,W...]", help="Weight of the chat vector, first to last layer."),
     ] = "1",
-    bottom: Annotated[
-        int, typer.Option(min=0, help="Layers without the chat vector at the input.")
-    ] = 0,
-    top: Annotated[
-        int, typer.Option(min=0, help="Layers without the chat vector at the output.")
-    ] = 0,
-    bottom_transition: Annotated[
-        int, typer.Option(min=0, help="Layers with half of it above the bottom zone.")
-    ] = 0,
-    top_transition: Annotated[
-        int, typer.Option(min=0, help="Layers with half of it below the top zone.")
-    ] = 0,
-    outside: Annotated[
-        str, typer.Option(metavar="add|language", help="Embeddings, final norm and head.")
-    ] = "add",
-    dtype: options.Dtype = None,
-    max_shard_size: options.MaxShardSize = None,
+    places: ChatVector,
+    form: options.WeightFormat,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -277,59 +290,68 @@ def instruct(
         raise RecipeError(
             f"--weight is {weight!r}; write a number, or numbers with commas"
         ) from None
-    zones: dict[str, Any] = {
-        "bottom": bottom, "top": top, "outside": outside,
-        "bottom_transition": bottom_transition, "top_transition": top_transition,
-    }  # fmt: skip
     refuse_output(out, overwrite=overwrite)
-    made = plan_instruct(
-        base=base, instruct=instruct, language=language, weight=weights, **zones, dtype=dtype,
-        max_shard_size=max_shard_size or "5GB",
+    planned = plan_instruct(
+        base=base, instruct=instruct, language=language_expert, weight=weights,
+        **options.given(places), **options.given(form),
     )  # fmt: skip
-    options = MergeOptions(overwrite=overwrite, threads=threads)
-    output.finish("instruct", write_plan(made, out, options, "merging"))
+    settings = MergeOptions(overwrite=overwrite, threads=threads)
+    output.finish("instruct", _write(planned, out, settings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reverted:
+    """The part of an expert that returns to the base."""
+
+    keep: Annotated[
+        float | None, typer.Option(help="Share of rows to keep, the most changed first (0 to 1).")
+    ] = None
+    threshold: Annotated[
+        float | None, typer.Option(help="Smallest mean absolute change of a row to keep.")
+    ] = None
+    axis: options.Axis = "input"
+    scope: Annotated[
+        Literal["tensor", "model"], typer.Option(help="Set of rows that are ranked together.")
+    ] = "tensor"
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to revert: 0-3,30, outside or all.")
+    ] = None
+    roles: Annotated[
+        str | None, typer.Option(help="Roles to revert in these layers: attention,mlp.")
+    ] = None
+    partition: Annotated[
+        str | None, typer.Option(metavar="A|B|C|Z", help="Partition of which one part is kept.")
+    ] = None
+    part: Annotated[
+        str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `layerswap.revert`."""
+        lists = {name: getattr(self, name) for name in ("layers", "roles")}
+        return options.given(self) | {k: v.split(",") for k, v in lists.items() if v is not None}
 
 
 def revert(
     *,
     base: options.Base,
-    expert: Annotated[str, typer.Option(help="Expert: a folder or a Hub id.")],
+    experts: options.Experts,
     out: options.OutFolder,
-    keep: Annotated[
-        float | None, typer.Option(help="Share of rows to keep, the most changed first (0 to 1).")
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Smallest mean absolute change of a row to keep.")
-    ] = None,
-    axis: options.Axis = "input",
-    scope: Annotated[
-        str, typer.Option(metavar="tensor|model", help="Set of rows that are ranked together.")
-    ] = "tensor",
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to revert: 0-3,30, outside or all.")
-    ] = None,
-    roles: Annotated[
-        str | None, typer.Option(help="Roles to revert in these layers: attention,mlp.")
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(metavar="A|B|C|Z", help="Partition of which one part is kept.")
-    ] = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
-    ] = None,
+    reset: Reverted,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Whose the output has: expert, base or union."),
+        typer.Option(
+            metavar="expert|base|union", help="Tokenizer of the output where the two differ."
+        ),
     ] = None,
-    dtype: options.Dtype = None,
-    max_shard_size: options.MaxShardSize = None,
+    form: options.WeightFormat,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
     """Revert a part of an expert to the base, by magnitude or by place.
 
-    Choose one way: --keep or --threshold; --layers or --roles; or --partition. Writes the expert
-    into the folder OUT.
+    Give one expert, and one way: --keep or --threshold; --layers or --roles; or --partition. Writes
+    the expert into the folder OUT.
 
     Example: layerswap revert --base llama --expert math-expert --keep 0.2 --out sparse
     """
@@ -337,16 +359,12 @@ def revert(
     from layerswap.merge.api import revert as plan_revert
     from layerswap.merge.target import RECORD, MergeOptions
 
+    expert = experts.only()
     refuse_target(out, marker=RECORD, overwrite=overwrite)
-    settings: dict[str, Any] = {
-        "keep": keep, "threshold": threshold, "axis": axis, "scope": scope,
-        "layers": layers.split(",") if layers else None,
-        "roles": roles.split(",") if roles else None,
-        "partition": partition, "part": part, "tokenizer": tokenizer, "dtype": dtype,
-        "max_shard_size": max_shard_size or "5GB",
-    }  # fmt: skip
-    options = MergeOptions(overwrite=overwrite, threads=threads)
-    write_plan(plan_revert(base, expert, **settings), out, options, "writing")
+    planned = plan_revert(
+        base, expert, **reset.settings(), tokenizer=tokenizer, **options.given(form)
+    )
+    _write(planned, out, MergeOptions(overwrite=overwrite, threads=threads))
 
 
 def verify(
@@ -385,7 +403,7 @@ def verify(
         full=full,
         share=sample,
         seed=seed,
-        sources=options.read_pairs("--source", source or []),
+        sources=options.read_pairs("--source", source),
         record=record,
         allow_pickle=allow_pickle,
         threads=threads,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, output
 
 if TYPE_CHECKING:
     from layerswap.study.steps import Graph
@@ -19,12 +19,7 @@ WATCH = 2.0
 """Seconds between two reads of a study's state."""
 LARGE = 100.0
 """Disk of a study, GB, above which its plan lists ways to save disk."""
-app = typer.Typer(
-    cls=options.PlainGroup,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Run a whole experiment from one file.",
-)
+app = commands.group("Run a whole experiment from one file.")
 StudyFile = Annotated[
     str, typer.Argument(metavar="STUDY.yaml", help="Study file, or the name of a ready study.")
 ]
@@ -35,7 +30,7 @@ Where = Annotated[
 ]
 
 
-@options.command(app)
+@commands.command(app)
 def run(
     study: StudyFile,
     *,
@@ -138,7 +133,7 @@ def _merge(root: Path, languages: Sequence[str] = ()) -> None:
         output.say(f"wrote {path}")
 
 
-@options.command(app)
+@commands.command(app)
 def merge(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")],
     language: Annotated[
@@ -155,7 +150,7 @@ def merge(
     _merge(folder, language or ())
 
 
-@options.command(app, json=True)
+@commands.command(app, json=True)
 def status(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
     watch: Annotated[
@@ -187,7 +182,7 @@ def status(
     output.finish("study status", {"steps": steps}, [status_table(records)])
 
 
-@options.command(app)
+@commands.command(app)
 def report(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
 ) -> None:
