@@ -107,7 +107,7 @@ class Experts(Pair):
     def only(self) -> str:
         """The expert of a command that takes one."""
         pair = [one for one in (self.task_expert, self.language_expert) if one is not None]
-        every = [*pair, *(self.expert or ())]
+        every: list[str] = [*pair, *(self.expert or ())]
         if len(every) != 1:
             raise RecipeError(f"give one expert with --expert; {len(every)} are given")
         return every[0]
