@@ -139,10 +139,10 @@ def composability(
     from layerswap.report.charts import draw_intervals
 
     signals, quality = read_merges(table, merged)
-    found = predictors(signals, quality)
-    output.say(predictor_table(found, len(quality)))
+    correlations = predictors(signals, quality)
+    output.say(predictor_table(correlations, len(quality)))
     if figure is not None:
-        rows = [(one.signal, one.spearman) for one in found]
+        rows = [(row.signal, row.spearman) for row in correlations]
         title = f"Spearman's correlation with {merged}"
         drawn = draw_intervals(rows, measure=title, unit="rho")
         figure.write_text(drawn.svg() + "\n", "utf-8")
@@ -190,7 +190,7 @@ def fisher(
 
     folder = estimate_fisher(
         model, data, out, overwrite=overwrite, progress=output.step_progress,
-        **options.given(sample),
+        **options.given(sample)
     )  # fmt: skip
     output.say(f"wrote {folder}")
 
@@ -209,7 +209,7 @@ def freeze_or_revert(
         str, typer.Option(help="Partitions to compare, separated by commas.")
     ] = "A,B,C,Z",
     include: options.Include = None,
-    evaluation: options.EvaluationBasics,
+    evaluation: options.Prompts,
 ) -> None:
     """Compare training a part alone with training all and reverting the rest, per partition.
 
@@ -232,7 +232,7 @@ def freeze_or_revert(
     score = scorer(task, include=include or (), settings=settings)
     rows = both_ways(
         read_expert(spec), out, part=part, score=score, folder=spec.parent, log=output.log,
-        partitions=[name.strip() for name in partitions.split(",")],
+        partitions=[name.strip() for name in partitions.split(",")]
     )  # fmt: skip
     output.say(places_table(rows))
 
@@ -253,7 +253,7 @@ def select(
     language: options.Language = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write with all scores.")] = None,
     overwrite: options.Overwrite = False,
-    evaluation: options.EvaluationPrompts,
+    evaluation: options.Prompts,
 ) -> None:
     """Score every checkpoint of several runs and keep the best.
 
@@ -280,8 +280,8 @@ def select(
     score = None
     if names:
         score = selection.scorer(names, include=include or (), settings=settings)
-    found = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
-    output.say(selection_table(found))
+    selected = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
+    output.say(selection_table(selected))
     if out is not None:
-        write_text(out, found.to_json(), overwrite=overwrite)
+        write_text(out, selected.to_json(), overwrite=overwrite)
         output.say(f"wrote {out}")

@@ -113,7 +113,7 @@ class Asked:
             return []
         return write_suite(
             self.suite, self.language or (), folder, data=DataFolder.given(self.data),
-            shots=settings.num_fewshot, allow_code=settings.allow_code, skip=output.log,
+            shots=settings.num_fewshot, allow_code=settings.allow_code, skip=output.log
         )  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def evaluate(
     with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
         results = evaluate_models(
             plans, names or [task.name for task in tasks], folders or [task_folder.root],
-            settings=settings, store=store, log=output.log,
+            settings=settings, store=store, log=output.log
         )  # fmt: skip
     tasks = tasks or files.tasks_of(results, asked.answer_language or "")
     rows = files.write_results(folder, results, tasks)

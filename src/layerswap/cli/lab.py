@@ -12,6 +12,9 @@ from layerswap.cli import commands, options, output
 from layerswap.cli.study import Where
 
 app = commands.group("Work with the lab, the small multilingual world inside the package.")
+Target = Annotated[
+    str | None, typer.Option(show_default="the farthest", help="Target language of the lab.")
+]
 Split = Annotated[
     Literal["development", "test"], typer.Option(help="Split that the questions come from.")
 ]
@@ -40,9 +43,7 @@ def score(
     models: Annotated[
         list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
     ],
-    language: Annotated[
-        str | None, typer.Option(help="Target language of the lab. Default: the farthest.")
-    ] = None,
+    language: Target = None,
     n: Annotated[int, typer.Option(min=1, help="Number of questions per measure.")] = 1000,
     split: Split = "test",
 ) -> None:
@@ -105,7 +106,7 @@ def study(
     runs: Annotated[int, typer.Option(min=1, help="Number of trainings per kind of expert.")] = 1,
     n: Annotated[int, typer.Option(min=4, help="Number of questions per language.")] = 500,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps per training. Default: the lab's own.")
+        int | None, typer.Option(min=1, show_default="the lab's", help="Steps per training.")
     ] = None,
     on: Where = None,
 ) -> None:
@@ -130,9 +131,7 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of the run. Finished steps are kept.")] = Path(
         "layerswap-quickstart"
     ),
-    language: Annotated[
-        str | None, typer.Option(help="Target language of the lab. Default: the farthest.")
-    ] = None,
+    language: Target = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start anew in the folder of an earlier run.")
     ] = False,
@@ -140,7 +139,7 @@ def quickstart(
     """Compose, search, write, score and report on the small world that ships with layerswap.
 
     Takes under two minutes on two processor cores, and resumes where it was interrupted. Writes
-    report.html, results.json and the best merged checkpoint into the folder OUT.
+    report.html, results.json and the selected merged checkpoint into the folder OUT.
 
     Example: layerswap quickstart --out first-steps
     """

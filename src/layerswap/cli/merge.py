@@ -67,7 +67,7 @@ def _summary(planned: Plan) -> list[object]:
         *(f"note: {note}" for note in planned.notes),
         *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
         f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
-        f"{copied:.0%} copied bit for bit",
+        f"{copied:.0%} copied bit for bit"
     ]  # fmt: skip
 
 
@@ -184,15 +184,15 @@ def adapters(
         list[str],
         typer.Option(
             "--task-expert", "--task", "--task-experts", "--tasks",
-            metavar="[NAME=]FOLDER", help="Task adapter. Repeatable.",
-        ),
+            metavar="[NAME=]FOLDER", help="Task adapter. Repeatable."
+        )
     ],
     language_experts: Annotated[
         list[str],
         typer.Option(
             "--language-expert", "--language", "--language-experts", "--languages",
-            metavar="[NAME=]FOLDER", help="Language adapter. Repeatable.",
-        ),
+            metavar="[NAME=]FOLDER", help="Language adapter. Repeatable."
+        )
     ],
     out: options.OutFolder,
     base: options.AnyBase = None,
@@ -202,9 +202,9 @@ def adapters(
         str | None,
         typer.Option(
             metavar=options.DTYPES, show_default="float32", help="Dtype of the adapters."
-        ),
+        )
     ] = None,
-    overwrite: options.Overwrite = False,
+    overwrite: options.Overwrite = False
 ) -> None:  # fmt: skip
     """Write the swap of every task adapter with every language adapter as a PEFT adapter.
 
@@ -222,7 +222,7 @@ def adapters(
     with output.step_progress("composing adapters", len(tasks) * len(languages)) as progress:
         served = write_adapters(
             tasks, languages, out, base=base, method=method, weights=weights, rank=rank,
-            dtype=dtype, overwrite=overwrite, progress=progress,
+            dtype=dtype, overwrite=overwrite, progress=progress
         )  # fmt: skip
     facts = {
         "adapters": list(served.plans), "base": served.base, "rank": served.rank,
@@ -262,7 +262,12 @@ class ChatVector:
 def instruct(
     *,
     base: options.Base,
-    instruct: Annotated[str, typer.Option(metavar="MODEL", help="Base after instruction tuning.")],
+    instruct: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL", rich_help_panel=options.EXPERTS, help="Base after instruction tuning."
+        ),
+    ],
     language_expert: options.LanguageExpert,
     out: options.OutFolder,
     weight: Annotated[
@@ -293,7 +298,7 @@ def instruct(
     refuse_output(out, overwrite=overwrite)
     planned = plan_instruct(
         base=base, instruct=instruct, language=language_expert, weight=weights,
-        **options.given(places), **options.given(form),
+        **options.given(places), **options.given(form)
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)
     output.finish("instruct", _write(planned, out, settings))
@@ -391,8 +396,8 @@ def verify(
 ) -> None:
     """Verify a merged checkpoint against its sources.
 
-    Compares copied tensors bit for bit and recomputes a sample of the others. Exits with code 0
-    if all is well, and 2 if not.
+    Compares copied tensors bit for bit and recomputes a sample of the others. Prints the findings,
+    and exits with code 0 if there are none, else 2. Only --record writes a file.
 
     Example: layerswap verify merged --full
     """

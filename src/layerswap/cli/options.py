@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from layerswap.compose import Recipe
     from layerswap.evaluation.settings import EvaluationSettings
 
+EXPERTS = "Experts"
 _expert, _composed, _written, _prompts, _models = (
     partial(typer.Option, rich_help_panel=panel)
-    for panel in ("Experts", "Composition", "Output", "Documents and prompts", "Models")
+    for panel in (EXPERTS, "Composition", "Output", "Documents and prompts", "Models")
 )
 CHECKPOINT = "a folder or a Hub id (owner/name@revision)."
-GPU = "a GPU if any"
 
 _BASE = _expert(metavar="MODEL", help="Checkpoint that the experts were fine-tuned from.")
 _TASK_EXPERT = _expert(
@@ -67,7 +67,7 @@ Include = Annotated[
     typer.Option(help="Folder with YAML files of more lm-eval tasks. Repeatable."),
 ]
 Device = Annotated[
-    str | None, _models(show_default=GPU, help="Device of the models: cpu, cuda or mps.")
+    str | None, _models(show_default="a GPU if any", help="Device of the models: cpu, cuda or mps.")
 ]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run programs that a model writes, in a sandbox.")
@@ -273,29 +273,12 @@ def _flag(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationBasics:
-    """Models and documents of an evaluation."""
+class Prompts:
+    """Settings of an evaluation without those of the engine."""
 
     limit: Annotated[
         int | None, _prompts(min=1, help="Number of documents per task, the first ones.")
     ] = None
-    device: Device = None
-    dtype: Annotated[
-        str | None, _models(metavar=DTYPES, show_default="as stored", help="Dtype of the models.")
-    ] = None
-
-    def settings(self) -> EvaluationSettings:
-        """The checked settings."""
-        from layerswap.compose.yaml_file import validate
-        from layerswap.evaluation.settings import EvaluationSettings
-
-        return validate(EvaluationSettings, given(self), where="command line", expected="options")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationPrompts(EvaluationBasics):
-    """Settings of an evaluation without those of the engine."""
-
     num_fewshot: Annotated[
         int | None,
         _prompts(
@@ -328,10 +311,21 @@ class EvaluationPrompts(EvaluationBasics):
             help="Generation settings that replace those of the tasks, such as max_gen_toks=64.",
         ),
     ] = None
+    device: Device = None
+    dtype: Annotated[
+        str | None, _models(metavar=DTYPES, show_default="as stored", help="Dtype of the models.")
+    ] = None
+
+    def settings(self) -> EvaluationSettings:
+        """The checked settings."""
+        from layerswap.compose.yaml_file import validate
+        from layerswap.evaluation.settings import EvaluationSettings
+
+        return validate(EvaluationSettings, given(self), where="command line", expected="options")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(EvaluationPrompts):
+class Evaluation(Prompts):
     """All settings of an evaluation."""
 
     allow_code: AllowCode = False

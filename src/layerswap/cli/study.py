@@ -26,7 +26,9 @@ StudyFile = Annotated[
 
 Where = Annotated[
     str | None,
-    typer.Option("--on", help="Executor: slurm, ray, or a Ray cluster's address. Default: here."),
+    typer.Option(
+        "--on", show_default="here", help="Executor: slurm, ray, or a Ray cluster's address."
+    ),
 ]
 
 
@@ -35,13 +37,12 @@ def run(
     study: StudyFile,
     *,
     out: Annotated[
-        str,
-        typer.Option(help="Folder or fsspec URL of the study. Finished steps are kept."),
+        str, typer.Option(help="Folder or fsspec URL of the study. Finished steps are kept.")
     ],
     on: Where = None,
     keep_checkpoints: Annotated[
         Literal["all", "selected"] | None,
-        typer.Option(help="Checkpoints to keep. Default: as the study says, or all."),
+        typer.Option(show_default="the study's", help="Checkpoints to keep."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and their estimated cost, and exit.")
@@ -84,7 +85,7 @@ def run(
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     """Run a planned study, and print its states and results."""
-    from layerswap.cli.tables import results_table, status_table
+    from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
     from layerswap.study.best import BEST
@@ -107,7 +108,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
         executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
     summary = run_graph(
         graph, root, step_functions(), executor=executor, storage=storage,
-        log=output.log,
+        log=output.log
     )  # fmt: skip
     output.say(status_table(list(summary.records.values())))
     if summary.failed:
@@ -118,7 +119,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
         )
     study = FinishedSteps(read_journal(root, storage))
     page = study.write()
-    output.say(results_table(study.results))
+    output.say(study.results.summary)
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if study.settings["merge"]:
         _merge(root)
@@ -138,7 +139,7 @@ def merge(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")],
     language: Annotated[
         list[str] | None,
-        typer.Option(help="Language as the study writes it. Repeatable. Default: all."),
+        typer.Option(show_default="all", help="Language as the study writes it. Repeatable."),
     ] = None,
 ) -> None:
     """Merge the selected composition of each language of a study.
@@ -158,6 +159,8 @@ def status(
     ] = False,
 ) -> None:
     """Show the state of every step of a study, its progress, or the reason of its failure.
+
+    Prints a table; nothing is written.
 
     Example: layerswap study status study
     """

@@ -14,8 +14,7 @@ from layerswap.errors import RecipeError
 
 def data(
     mix: Annotated[
-        str | None,
-        typer.Argument(metavar="[MIX.yaml]", help="Mix, or the name of a ready recipe."),
+        str | None, typer.Argument(metavar="[MIX.yaml]", help="Mix, or the name of a ready recipe.")
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
@@ -62,7 +61,7 @@ def data(
 
 def _build(
     mix: str, values: Mapping[str, str], out: Path, *, local: Path | None, tokenizer: str | None,
-    limit: int | None, overwrite: bool,
+    limit: int | None, overwrite: bool
 ) -> None:  # fmt: skip
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import load_tokenizer
@@ -114,8 +113,7 @@ def _list_recipes() -> None:
 
 def train(
     spec: Annotated[
-        Path | None,
-        typer.Argument(metavar="EXPERT.yaml", help="Base, data and settings."),
+        Path | None, typer.Argument(metavar="EXPERT.yaml", help="Base, data and settings.")
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
