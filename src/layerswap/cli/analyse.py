@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, options, output
 from layerswap.errors import RecipeError
 
 
@@ -57,8 +56,7 @@ def delta(
     output.finish("delta", facts, written.lines)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(commands.Group):
     """The points that linearity measures."""
 
     steps: Annotated[
@@ -110,7 +108,7 @@ def linearity(
 
     refuse_target(out, marker=TABLE, overwrite=overwrite)
     measured = measure_linearity(
-        base, task_expert, language_expert, text, device=pick_device(device), **options.given(line)
+        base, task_expert, language_expert, text, device=pick_device(device), **line.given()
     )
     written = write_linearity(measured, out, overwrite=overwrite)
     for row in (*measured.lines(), f"wrote {written}"):
@@ -149,8 +147,7 @@ def composability(
         output.say(f"wrote {figure}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FisherSample:
+class FisherSample(commands.Group):
     """The examples that an estimate draws."""
 
     labels: Annotated[
@@ -190,7 +187,7 @@ def fisher(
 
     folder = estimate_fisher(
         model, data, out, overwrite=overwrite, progress=output.step_progress,
-        **options.given(sample)
+        **sample.given()
     )  # fmt: skip
     output.say(f"wrote {folder}")
 

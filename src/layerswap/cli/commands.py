@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
@@ -20,6 +19,24 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print the logs of libraries, and tracebacks.")
 ]
+
+
+class Group:
+    """Options that a command receives as one object."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__ |= values
+
+    @classmethod
+    def options(cls) -> dict[str, tuple[Any, Any]]:
+        """The annotation and the default of every option, by name."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: (kind, getattr(cls, name)) for name, kind in hints.items()}
+
+    def given(self) -> dict[str, Any]:
+        """The options that have a value, by name."""
+        values = {name: getattr(self, name) for name in self.options()}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class PlainCommand(TyperCommand):
@@ -94,8 +111,7 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a function as a command with the options of its output.
 
-    A parameter whose type is a dataclass is a group of options: its fields are options of the
-    command, and the function receives the object.
+    The options of a parameter whose type is a `Group` become options of the command.
 
     Args:
         app: the group of commands.
@@ -114,26 +130,25 @@ def command(
 
 
 def _flattened(function: Callable[..., None], shared: Mapping[str, Any]) -> Callable[..., None]:
-    """A function with the fields of its groups, and the shared flags, as parameters."""
-    groups: dict[str, Any] = {}
+    """A function with the options of its groups, and the shared flags, as parameters."""
+    groups: dict[str, tuple[type[Group], list[str]]] = {}
     options: dict[str, tuple[Any, Any]] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        if is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            inner = get_type_hints(hints[name], include_extras=True)
-            for field in fields(hints[name]):
-                default = parameter.empty if field.default is MISSING else field.default
-                options[field.name] = (inner[field.name], default)
+        kind = hints[name]
+        if isinstance(kind, type) and issubclass(kind, Group):
+            inner = kind.options()
+            groups[name] = (kind, list(inner))
+            options |= inner
         else:
-            options[name] = (hints[name], parameter.default)
+            options[name] = (kind, parameter.default)
     options |= {name: (kind, False) for name, kind in shared.items()}
 
     @wraps(function)
     def run(**given: Any) -> None:
         output.choose(**{"as_json": False, **{name: given.pop(name) for name in shared}})
-        for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        for name, (kind, inner) in groups.items():
+            given[name] = kind(**{option: given.pop(option) for option in inner})
         function(**given)
 
     # Typer reads the options from the signature.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, options, output
 from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suite_names
 
@@ -59,8 +59,7 @@ def sweep(
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(commands.Group):
     """The tasks of an evaluation: those of lm-eval by name, or a suite in some languages."""
 
     task: options.Tasks = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, options, output
 from layerswap.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ def adapters(
     """
     from layerswap.merge.adapters import SCRIPT, write_adapters
 
-    method = options.given(zones)
+    method = zones.given()
     weights = options.read_weights(method.pop("weights", "uniform"))
     tasks = options.named_folders("--task-expert", task_experts)
     languages = options.named_folders("--language-expert", language_experts)
@@ -238,8 +237,7 @@ def adapters(
     output.finish("adapters", facts, lines)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatVector:
+class ChatVector(commands.Group):
     """The part of a language model that receives the chat vector."""
 
     bottom: Annotated[
@@ -298,14 +296,13 @@ def instruct(
     refuse_output(out, overwrite=overwrite)
     planned = plan_instruct(
         base=base, instruct=instruct, language=language_expert, weight=weights,
-        **options.given(places), **options.given(form)
+        **places.given(), **form.given()
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)
     output.finish("instruct", _write(planned, out, settings))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reverted:
+class Reverted(commands.Group):
     """The part of an expert that returns to the base."""
 
     keep: Annotated[
@@ -334,7 +331,7 @@ class Reverted:
     def settings(self) -> dict[str, Any]:
         """The arguments of `layerswap.revert`."""
         lists = {name: getattr(self, name) for name in ("layers", "roles")}
-        return options.given(self) | {k: v.split(",") for k, v in lists.items() if v is not None}
+        return self.given() | {k: v.split(",") for k, v in lists.items() if v is not None}
 
 
 def revert(
@@ -366,9 +363,7 @@ def revert(
 
     expert = experts.only()
     refuse_target(out, marker=RECORD, overwrite=overwrite)
-    planned = plan_revert(
-        base, expert, **reset.settings(), tokenizer=tokenizer, **options.given(form)
-    )
+    planned = plan_revert(base, expert, **reset.settings(), tokenizer=tokenizer, **form.given())
     _write(planned, out, MergeOptions(overwrite=overwrite, threads=threads))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from layerswap.cli import commands
 from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -74,21 +74,13 @@ AllowCode = Annotated[
 ]
 
 
-def given(group: Any) -> dict[str, Any]:
-    """The options of a group that have a value, by name."""
-    values = {field.name: getattr(group, field.name) for field in fields(group)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
+class Pair(commands.Group):
     """A task expert and a language expert."""
 
     task_expert: Annotated[str | None, _TASK_EXPERT] = None
     language_expert: Annotated[str | None, _LANGUAGE_EXPERT] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Experts(Pair):
     """One expert or several of any kind."""
 
@@ -113,8 +105,7 @@ class Experts(Pair):
         return every[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Zones:
+class Zones(commands.Group):
     """Zones of a swap, and the weights of its blends."""
 
     bottom: Annotated[
@@ -157,8 +148,7 @@ class Zones:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightFormat:
+class WeightFormat(commands.Group):
     """Settings of the weights that a command writes."""
 
     dtype: Annotated[
@@ -172,7 +162,6 @@ class WeightFormat:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutputFormat(WeightFormat):
     """Settings of the merged checkpoint, which may stand beside a recipe file."""
 
@@ -201,7 +190,6 @@ class OutputFormat(WeightFormat):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecipeOptions(OutputFormat, Zones, Pair):
     """A recipe: a file, or the options that describe one."""
 
@@ -231,9 +219,9 @@ class RecipeOptions(OutputFormat, Zones, Pair):
         """The checked recipe."""
         from layerswap.compose.recipe import check_recipe, read_recipe
 
-        composed = given(self)
+        composed = self.given()
         composed.pop("file", None)
-        output = {f.name: composed.pop(f.name) for f in fields(OutputFormat) if f.name in composed}
+        output = {name: composed.pop(name) for name in OutputFormat.options() if name in composed}
         if "languages" in output:
             output["languages"] = [code.strip() for code in output["languages"].split(",")]
         if self.file is None:
@@ -272,8 +260,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompts:
+class Prompts(commands.Group):
     """Settings of an evaluation without those of the engine."""
 
     limit: Annotated[
@@ -321,10 +308,9 @@ class Prompts:
         from layerswap.compose.yaml_file import validate
         from layerswap.evaluation.settings import EvaluationSettings
 
-        return validate(EvaluationSettings, given(self), where="command line", expected="options")
+        return validate(EvaluationSettings, self.given(), where="command line", expected="options")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluation(Prompts):
     """All settings of an evaluation."""
 

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> Table:
     """Models down the side, measures across, each cell a percentage with its 95% interval."""
     measures = [measure.replace("_", " ") for measure in next(iter(scores.values()))]
-    rows = [[name.replace("_", " "), *row.values()] for name, row in scores.items()]
+    rows: list[list[Any]] = [
+        [name.replace("_", " "), *row.values()] for name, row in scores.items()
+    ]
     return Table(["model", *measures], rows, "% right, with 95% bootstrap intervals")
 
 
 def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     """The scores of models on tasks, with intervals if each document has a score."""
-    rows = []
+    rows: list[list[Any]] = []
     for row in scores:
         score, documents = row["score"], ""
         if "n" in row:
@@ -53,14 +55,16 @@ def selection_table(selection: Selection) -> Table:
 
 def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
     """Rank correlations of signals with the scores of merges."""
-    rows = [[row.signal, row.spearman, row.p_spearman, row.kendall] for row in predictors]
+    rows: list[list[Any]] = [
+        [row.signal, row.spearman, row.p_spearman, row.kendall] for row in predictors
+    ]
     caption = f"over {merges} merges, with 95% bootstrap intervals"
     return Table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
 
 
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
     """The steps of a study, their needs, and their estimated cost; `done` names finished steps."""
-    rows = [
+    rows: list[list[Any]] = [
         [step.name, ", ".join(step.needs),
          "done" if step.name in done else amount(costs.steps[step.name].hours),
          amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb)]
