@@ -78,17 +78,6 @@ def test_verbose_shows_the_traceback_of_an_error(layerswap, tmp_path):
     assert long.err.splitlines()[-1] == short.err.strip()
 
 
-def test_names_cannot_forge_a_line_or_a_colour(layerswap, experts, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        f'experts: {{"math [v2]\\e[31m": {experts.task}, swahili: {experts.language}}}\n'
-        'swap: {task: "math [v2]\\e[31m", language: swahili}\n'
-    )
-    result = layerswap("plan", recipe)
-    assert "\x1b" not in result.out + result.err
-    assert "math [v2]\\x1b[31m" in result.out + result.err
-
-
 def lines_that_begin(result, word):
     return [line for line in (result.out + result.err).splitlines() if line.startswith(word)]
 
@@ -128,8 +117,8 @@ def test_no_configuration_forges_a_line(layerswap, experts, tmp_path, key):
 def test_no_name_in_a_recipe_forges_a_line(layerswap, experts, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        f'experts: {{"a\\nok: all good": {experts.task}, b: {experts.language}}}\n'
-        'swap: {task: "a\\nok: all good", language: b, bottom: 1, top: 1}\n'
+        f'experts: {{"a\\nok: \\e[31m": {experts.task}, b: {experts.language}}}\n'
+        'swap: {task: "a\\nok: \\e[31m", language: b, bottom: 1, top: 1}\n'
     )
     for result in (
         layerswap("plan", recipe),
@@ -138,13 +127,12 @@ def test_no_name_in_a_recipe_forges_a_line(layerswap, experts, tmp_path):
         layerswap("plan", recipe, "--check", "--layers", 8),
     ):
         assert not lines_that_begin(result, "ok")
+        assert "\x1b" not in result.out + result.err
     recipe.write_text('experts: {a: b}\nswap: {task: "a\\nerror: c", language: d, "e\\nf": 1}\n')
     result = layerswap("plan", recipe)
     assert result.code == 2
     assert len(result.err.splitlines()) > 1
-    assert {line.partition("line ")[0] for line in result.err.splitlines()} == {
-        f"error: {recipe}, "
-    }
+    assert len(lines_that_begin(result, f"error: {recipe}, ")) == len(result.err.splitlines())
 
 
 def test_an_error_of_several_lines_keeps_them():
@@ -169,10 +157,15 @@ def test_a_checkpoint_in_place_of_a_name_is_named(layerswap, experts, option):
     assert result.err.count("\n") == 1
 
 
-def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """Six seconds pass between two looks at the clock."""
     output.choose(quiet=False, verbose=False, as_json=False)
-    clock = iter(range(0, 1000, 6))
+    clock = iter(range(0, 10_000, 6))
     monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+
+
+def test_progress_is_lines_where_there_is_no_terminal(slow_clock, capsys):
     with output.step_progress("evaluating [v2]", 24) as advance:
         for _ in range(24):
             advance(1)
@@ -188,23 +181,21 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     output.choose(quiet=False, verbose=False, as_json=False)
 
 
-def test_answers_of_all_compositions_are_counted_from_the_start(monkeypatch, capsys, tmp_path):
-    output.choose(quiet=False, verbose=False, as_json=False)
-    clock = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+def test_answers_of_all_compositions_are_counted_from_the_start(slow_clock, capsys, tmp_path):
     requests = [f"r{i}" for i in range(4)]
-    for expected in ("0 of 8 answers", "8 of 8 answers"), ("0 of 4 answers", "4 of 4 answers"):
-        members = ("a", "b") if expected[0].startswith("0 of 8") else ("a", "b", "c")
+    for members, new in ((["a", "b"], ["a", "b"]), (["a", "b", "c"], ["c"])):
         with output.answer_progress("evaluating", tmp_path / "answers.sqlite") as store:
             for member in members:
                 store.known(member, requests)
-            for member in members[-2:] if len(members) == 2 else members[-1:]:
-                store.keep((member, request, [1]) for request in requests)
+            for member in new:
+                for request in requests:
+                    store.keep([(member, request, [1])])
                 assert len(store.known(member, requests)) == 4
             store.close()
         shown = capsys.readouterr().err
-        assert expected[0] in shown
-        assert expected[1] in shown
+        total = 4 * len(new)
+        assert f" of {total} answers" in shown
+        assert f"{total} of {total} answers" in shown
 
 
 def commands_of(command, name=()):
