@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,13 +12,122 @@ from layerswap.cli import commands, options, output
 from layerswap.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
+    from layerswap.compose import Recipe
     from layerswap.merge.plan import Plan
     from layerswap.merge.target import MergeOptions
 
 
+class RecipeOptions(options.OutputFormat, options.Zones, options.Pair):
+    """A recipe: a file, or the options that describe one."""
+
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RECIPE.yaml]", help="Recipe or mergekit configuration."),
+    ] = None
+    base: options.AnyBase = None
+    preset: Annotated[
+        str | None,
+        options.composed(
+            metavar="layer-swapping|reasoning",
+            show_default="layer-swapping",
+            help="Default zones: the paper's, or those of a native specialist and a reasoner.",
+        ),
+    ] = None
+    partition: Annotated[
+        str | None,
+        options.composed(
+            metavar="A|B|C|Z",
+            show_default="the experts' own, if any",
+            help="Partition in place of zones.",
+        ),
+    ] = None
+
+    def recipe(self) -> Recipe:
+        """The checked recipe."""
+        from layerswap.compose.recipe import check_recipe, read_recipe
+
+        composed = self.given()
+        composed.pop("file", None)
+        output = {
+            name: composed.pop(name) for name in options.OutputFormat.options() if name in composed
+        }
+        if "languages" in output:
+            output["languages"] = [code.strip() for code in output["languages"].split(",")]
+        if self.file is None:
+            return check_recipe({**_described(composed), **output}, where="command line")
+        if composed:
+            raise RecipeError(
+                f"{_flag(next(iter(composed)))} cannot be given beside a recipe; write it into "
+                f"{self.file}"
+            )
+        recipe = read_recipe(self.file).model_dump(exclude_unset=True)
+        return check_recipe({**recipe, **output}, where=str(self.file))
+
+
+def _described(composed: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a swap or a partition that options describe."""
+    if not {"task_expert", "language_expert"} <= set(composed):
+        raise RecipeError("give a recipe file, or both --task-expert and --language-expert")
+    for name in ("task_expert", "language_expert"):
+        _expect_checkpoint(_flag(name), composed[name])
+    data: dict[str, Any] = {
+        "experts": {name: composed.pop(f"{name}_expert") for name in ("task", "language")}
+    }
+    if "base" in composed:
+        data["base"] = composed.pop("base")
+    if "partition" not in composed:
+        weights = _read_weights(composed.pop("weights", "uniform"))
+        return {**data, "weights": weights, "swap": composed}
+    name = composed.pop("partition")
+    if zones := set(composed) - {"outside"}:
+        flag = _flag(min(zones))
+        raise RecipeError(f"{flag} cannot be given beside --partition, which says it all")
+    return {**data, "partition": {"name": name, **composed}}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_weights(text: str) -> str | dict[str, float]:
+    """The value of `--weights`: a word, or the weights of both experts."""
+    if "," not in text:
+        return text
+    try:
+        task, language = map(float, text.split(","))
+    except ValueError:
+        raise RecipeError(
+            f"--weights: {text!r} is not uniform, magnitude or two numbers like 0.6,0.4"
+        ) from None
+    return {"task": task, "language": language}
+
+
+TASK_NAME = re.compile(r"\w+_\w+")
+LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
+
+
+def _expect_checkpoint(option: str, value: str) -> None:
+    """Refuse a benchmark or a language in place of a checkpoint."""
+    from layerswap.evaluation.suites import suite_names
+
+    if "/" in value or Path(value).exists():
+        return
+    kind = "language" if "language" in option else "task"
+    if kind == "task" and (value in {"gsm8k", *suite_names()} or TASK_NAME.match(value)):
+        raise RecipeError(
+            f"{option}: {value!r} is no folder and reads like a benchmark; give the task expert's "
+            "checkpoint. Benchmarks go to `eval --suite` or `analyse select --task`"
+        )
+    if kind == "language" and LANGUAGES.fullmatch(value):
+        raise RecipeError(
+            f"{option}: {value!r} is no folder and reads like a language; give the language "
+            "expert's checkpoint. Languages go to `eval --language` or `analyse select --language`"
+        )
+
+
 def plan(
     *,
-    described: options.RecipeOptions,
+    described: RecipeOptions,
     check: Annotated[
         bool, typer.Option("--check", help="Read only the recipe, and open no checkpoint.")
     ] = False,
@@ -73,7 +183,7 @@ def _summary(planned: Plan) -> list[object]:
 def merge(
     *,
     out: options.OutFolder,
-    described: options.RecipeOptions,
+    described: RecipeOptions,
     allow_pickle: options.AllowPickle = False,
     overwrite: options.Overwrite = False,
     allow_non_finite: Annotated[
@@ -215,7 +325,7 @@ def adapters(
     from layerswap.merge.adapters import SCRIPT, write_adapters
 
     method = zones.given()
-    weights = options.read_weights(method.pop("weights", "uniform"))
+    weights = _read_weights(method.pop("weights", "uniform"))
     tasks = options.named_folders("--task-expert", task_experts)
     languages = options.named_folders("--language-expert", language_experts)
     with output.step_progress("composing adapters", len(tasks) * len(languages)) as progress:

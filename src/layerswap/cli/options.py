@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,11 +12,10 @@ from layerswap.cli import commands
 from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
-    from layerswap.compose import Recipe
     from layerswap.evaluation.settings import EvaluationSettings
 
 EXPERTS = "Experts"
-_expert, _composed, _written, _prompts, _models = (
+_expert, composed, _written, _prompts, _models = (
     partial(typer.Option, rich_help_panel=panel)
     for panel in (EXPERTS, "Composition", "Output", "Documents and prompts", "Models")
 )
@@ -110,7 +108,7 @@ class Zones(commands.Group):
 
     bottom: Annotated[
         int | None,
-        _composed(
+        composed(
             min=0,
             metavar="N",
             help="Layers from the language expert at the input (paper: 5 of 32).",
@@ -118,21 +116,21 @@ class Zones(commands.Group):
     ] = None
     top: Annotated[
         int | None,
-        _composed(
+        composed(
             min=0,
             metavar="N",
             help="Layers from the language expert at the output (paper: 2 of 32).",
         ),
     ] = None
     bottom_transition: Annotated[
-        int | None, _composed(min=0, metavar="N", help="Blended layers above the bottom zone.")
+        int | None, composed(min=0, metavar="N", help="Blended layers above the bottom zone.")
     ] = None
     top_transition: Annotated[
-        int | None, _composed(min=0, metavar="N", help="Blended layers below the top zone.")
+        int | None, composed(min=0, metavar="N", help="Blended layers below the top zone.")
     ] = None
     outside: Annotated[
         str | None,
-        _composed(
+        composed(
             metavar="blend|language|task",
             show_default="blend, or the partition's",
             help="Source of embeddings, final norm and head.",
@@ -140,7 +138,7 @@ class Zones(commands.Group):
     ] = None
     weights: Annotated[
         str | None,
-        _composed(
+        composed(
             metavar="uniform|magnitude|W_TASK,W_LANG",
             show_default="uniform",
             help="Weights of both experts in a blend. Magnitude weights need --base.",
@@ -188,76 +186,6 @@ class OutputFormat(WeightFormat):
         str | None,
         _written(metavar="CODE,...", help="Languages on the model card, such as sw or sw,en."),
     ] = None
-
-
-class RecipeOptions(OutputFormat, Zones, Pair):
-    """A recipe: a file, or the options that describe one."""
-
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RECIPE.yaml]", help="Recipe or mergekit configuration."),
-    ] = None
-    base: AnyBase = None
-    preset: Annotated[
-        str | None,
-        _composed(
-            metavar="layer-swapping|reasoning",
-            show_default="layer-swapping",
-            help="Default zones: the paper's, or those of a native specialist and a reasoner.",
-        ),
-    ] = None
-    partition: Annotated[
-        str | None,
-        _composed(
-            metavar="A|B|C|Z",
-            show_default="the experts' own, if any",
-            help="Partition in place of zones.",
-        ),
-    ] = None
-
-    def recipe(self) -> Recipe:
-        """The checked recipe."""
-        from layerswap.compose.recipe import check_recipe, read_recipe
-
-        composed = self.given()
-        composed.pop("file", None)
-        output = {name: composed.pop(name) for name in OutputFormat.options() if name in composed}
-        if "languages" in output:
-            output["languages"] = [code.strip() for code in output["languages"].split(",")]
-        if self.file is None:
-            return check_recipe({**_described(composed), **output}, where="command line")
-        if composed:
-            raise RecipeError(
-                f"{_flag(next(iter(composed)))} cannot be given beside a recipe; write it into "
-                f"{self.file}"
-            )
-        recipe = read_recipe(self.file).model_dump(exclude_unset=True)
-        return check_recipe({**recipe, **output}, where=str(self.file))
-
-
-def _described(composed: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of a swap or a partition that options describe."""
-    if not {"task_expert", "language_expert"} <= set(composed):
-        raise RecipeError("give a recipe file, or both --task-expert and --language-expert")
-    for name in ("task_expert", "language_expert"):
-        _expect_checkpoint(_flag(name), composed[name])
-    data: dict[str, Any] = {
-        "experts": {name: composed.pop(f"{name}_expert") for name in ("task", "language")}
-    }
-    if "base" in composed:
-        data["base"] = composed.pop("base")
-    if "partition" not in composed:
-        weights = read_weights(composed.pop("weights", "uniform"))
-        return {**data, "weights": weights, "swap": composed}
-    name = composed.pop("partition")
-    if zones := set(composed) - {"outside"}:
-        flag = _flag(min(zones))
-        raise RecipeError(f"{flag} cannot be given beside --partition, which says it all")
-    return {**data, "partition": {"name": name, **composed}}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 class Prompts(commands.Group):
@@ -328,42 +256,6 @@ class Evaluation(Prompts):
             metavar="NAME=VALUE,...", help="Arguments of vLLM, such as gpu_memory_utilization=0.8."
         ),
     ] = None
-
-
-def read_weights(text: str) -> str | dict[str, float]:
-    """The value of `--weights`: a word, or the weights of both experts."""
-    if "," not in text:
-        return text
-    try:
-        task, language = map(float, text.split(","))
-    except ValueError:
-        raise RecipeError(
-            f"--weights: {text!r} is not uniform, magnitude or two numbers like 0.6,0.4"
-        ) from None
-    return {"task": task, "language": language}
-
-
-TASK_NAME = re.compile(r"\w+_\w+")
-LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
-
-
-def _expect_checkpoint(option: str, value: str) -> None:
-    """Refuse a benchmark or a language in place of a checkpoint."""
-    from layerswap.evaluation.suites import suite_names
-
-    if "/" in value or Path(value).exists():
-        return
-    kind = "language" if "language" in option else "task"
-    if kind == "task" and (value in {"gsm8k", *suite_names()} or TASK_NAME.match(value)):
-        raise RecipeError(
-            f"{option}: {value!r} is no folder and reads like a benchmark; give the task expert's "
-            "checkpoint. Benchmarks go to `eval --suite` or `analyse select --task`"
-        )
-    if kind == "language" and LANGUAGES.fullmatch(value):
-        raise RecipeError(
-            f"{option}: {value!r} is no folder and reads like a language; give the language "
-            "expert's checkpoint. Languages go to `eval --language` or `analyse select --language`"
-        )
 
 
 def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:
