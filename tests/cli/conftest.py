@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from layerswap.cli import main
 
@@ -29,9 +32,24 @@ def experts(tmp_path_factory):
             for parameter in expert.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.01 * seed)
         expert.save_pretrained(root / name)
-    return SimpleNamespace(
-        base=str(root / "base"), task=str(root / "task"), language=str(root / "language")
-    )
+    base, task, language = (str(root / name) for name in ("base", "task", "language"))
+    pair = ("--task", task, "--language", language)
+    return SimpleNamespace(base=base, task=task, language=language, pair=pair)
+
+
+@pytest.fixture
+def with_tokenizer(tmp_path):
+    """Copies a checkpoint, with a tokenizer of a few words."""
+
+    def copy(source, name):
+        folder = Path(shutil.copytree(source, tmp_path / name))
+        vocab = {word: i for i, word in enumerate(["<unk>", *"abcdef"])}
+        core = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+        core.pre_tokenizer = pre_tokenizers.Whitespace()
+        PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(folder)
+        return folder
+
+    return copy
 
 
 @pytest.fixture

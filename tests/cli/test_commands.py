@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from typer.main import get_command
 
-from layerswap.cli.options import REMOVED
+from layerswap.cli import Root, app
 from layerswap.versions import __version__
 
 
@@ -24,20 +26,32 @@ def weights(folder):
     return load_file(f"{folder}/model.safetensors")
 
 
-def pair(experts):
-    return ("--task", experts.task, "--language", experts.language)
-
-
 def test_version(layerswap):
     result = layerswap("--version")
     assert (result.code, result.out) == (0, f"layerswap {__version__}\n")
 
 
-@pytest.mark.parametrize("command", REMOVED)
-def test_a_removed_command_names_its_replacement(layerswap, command):
+@pytest.mark.parametrize("command", Root.moved)
+def test_a_command_that_moved_names_its_replacement(layerswap, command):
     result = layerswap(*command.split(), "--base", "llama")
-    assert result.code == 2
-    assert result.err == f"error: `layerswap {command}` was removed in 0.2: {REMOVED[command]}\n"
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"error: `layerswap {command}` {Root.moved[command]}\n"
+
+
+def test_the_commands_of_the_help(layerswap):
+    root = get_command(app)
+    assert " ".join(root.commands) == (
+        "quickstart plan merge adapters instruct revert verify data train sweep eval compare delta "
+        "study lab analyse"
+    )
+    analyses = ["linearity", "composability", "fisher", "freeze-or-revert", "select"]
+    assert list(root.commands["analyse"].commands) == analyses
+    shown = layerswap("--help").out
+    panels = re.findall(r"^(\S.*):$", shown, re.MULTILINE)
+    assert panels == ["Options", "Start here", "Merge experts", "Train experts",
+                      "Choose and evaluate", "Analyse and experiment"]  # fmt: skip
+    assert not set(Root.moved) & set(re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE))
+    assert "--install-completion" in shown
 
 
 def test_module_runs_as_the_command():
@@ -49,7 +63,7 @@ def test_module_runs_as_the_command():
 
 def test_plan_draws_and_writes_nothing(layerswap, experts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = layerswap("plan", *pair(experts), "--bottom", 2)
+    result = layerswap("plan", *experts.pair, "--bottom", 2)
     assert result.code == 0
     rows = result.out.splitlines()
     assert rows[1].split() == ["7", "██████████", "language"]
@@ -61,7 +75,7 @@ def test_plan_draws_and_writes_nothing(layerswap, experts, tmp_path, monkeypatch
 
 
 def test_plan_for_machines(layerswap, experts):
-    result = layerswap("plan", *pair(experts), "--top", 0, "--json")
+    result = layerswap("plan", *experts.pair, "--top", 0, "--json")
     facts = json.loads(result.out)
     assert facts["experts"] == {"task": experts.task, "language": experts.language}
     assert facts["composition"]["layers"] == 8
@@ -74,7 +88,7 @@ def test_plan_for_machines(layerswap, experts):
 def test_merge_swaps_what_it_says(layerswap, experts, tmp_path):
     out = tmp_path / "merged"
     result = layerswap(
-        "merge", *pair(experts), "--base", experts.base, "--bottom", 2, "--top", 1,
+        "merge", *experts.pair, "--base", experts.base, "--bottom", 2, "--top", 1,
         "--top-transition", 1, "--weights", "3,1", "--outside", "task", "--out", out,
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -125,13 +139,8 @@ def test_merge_a_recipe_as_a_person_writes_it(layerswap, experts, tmp_path):
     )
     out = tmp_path / "merged"
     assert layerswap("merge", recipe, "--out", out, "--dtype", "bfloat16").code == 0
-    record = json.loads((out / "layerswap.json").read_text())
-    assert record["recipe"]["swap"] == {
-        "task": "math",
-        "language": "swahili",
-        "bottom": 1,
-        "top": 1,
-    }
+    swap = json.loads((out / "layerswap.json").read_text())["recipe"]["swap"]
+    assert swap == {"task": "math", "language": "swahili", "bottom": 1, "top": 1}
     merged = weights(out)
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
     name = "model.layers.0.mlp.up_proj.weight"
@@ -140,20 +149,20 @@ def test_merge_a_recipe_as_a_person_writes_it(layerswap, experts, tmp_path):
 
 def test_overwrite_replaces_only_what_layerswap_wrote(layerswap, experts, tmp_path):
     out = tmp_path / "merged"
-    assert layerswap("merge", *pair(experts), "--out", out).code == 0
-    again = layerswap("merge", *pair(experts), "--out", out)
+    assert layerswap("merge", *experts.pair, "--out", out).code == 0
+    again = layerswap("merge", *experts.pair, "--out", out)
     assert again.code == 2
     assert again.err == (
         f"error: {out}: exists already; choose another output or pass --overwrite\n"
     )
     before = weights(out)
-    assert layerswap("merge", *pair(experts), "--bottom", 4, "--out", out, "--overwrite").code == 0
+    assert layerswap("merge", *experts.pair, "--bottom", 4, "--out", out, "--overwrite").code == 0
     name = "model.layers.3.mlp.up_proj.weight"
     assert not torch.equal(before[name], weights(out)[name])
     foreign = tmp_path / "thesis"
     foreign.mkdir()
     (foreign / "chapter").write_text("years of work")
-    refused = layerswap("merge", *pair(experts), "--out", foreign, "--overwrite")
+    refused = layerswap("merge", *experts.pair, "--out", foreign, "--overwrite")
     assert refused.code == 2
     assert (foreign / "chapter").read_text() == "years of work"
 
@@ -165,12 +174,12 @@ BAD = {
     "a benchmark for an expert": (
         ("--task", "mgsm_direct_sw", "--language", "y"),
         "error: --task-expert: 'mgsm_direct_sw' is no folder and reads like a benchmark; give the "
-        "task expert's checkpoint. Benchmarks go to `eval --suite` or `select --task`",
+        "task expert's checkpoint. Benchmarks go to `eval --suite` or `analyse select --task`",
     ),
     "a language for an expert": (
         ("--task-expert", "x", "--language-expert", "sw"),
         "error: --language-expert: 'sw' is no folder and reads like a language; give the language "
-        "expert's checkpoint. Languages go to `eval --language` or `select --language`",
+        "expert's checkpoint. Languages go to `eval --language` or `analyse select --language`",
     ),
     "no such recipe": (
         ("nope.yaml",), "error: nope.yaml: cannot be read (No such file or directory)"
@@ -220,6 +229,10 @@ USAGE = {
         ("merge", "--task", "a", "--language", "b"),
         "error: Missing option '--out'",
     ),
+    "missing option of an analysis": (
+        ("analyse", "freeze-or-revert", "e.yaml", "--out", "out"),
+        "error: Missing option '--part'",
+    ),
     "unknown option": (("plan", "--botom", "3"), "error: No such option: --botom"),
     "unknown command": (("frobnicate",), "error: No such command 'frobnicate'"),
 }
@@ -262,43 +275,68 @@ def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
     assert not list(tmp_path.glob("out/steps/*/step.json"))
 
 
-def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path):
+@pytest.fixture
+def mergekit(experts, tmp_path):
+    """The file of a mergekit configuration."""
+    path = tmp_path / "mergekit.yml"
+    parts = ((experts.language, [0, 2]), (experts.task, [2, 8]))
+    slices = [{"sources": [{"model": model, "layer_range": part}]} for model, part in parts]
+    path.write_text(yaml.safe_dump({"merge_method": "passthrough", "slices": slices}))
+    return path
+
+
+def test_check_reads_the_recipe_alone(layerswap, mergekit, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("experts: {task: a, swahili: b}\nswap:\n  language: swahil\n  botom: 3\n")
-    result = layerswap("plan", recipe)
+    recipe.write_text("{experts: {task: not-here, language: nor/here}, swap: {bottom: 2, top: 1}}")
+    result = layerswap("plan", recipe, "--check")
+    assert (result.code, result.out) == (0, f"{recipe}: a recipe: swap of task, language\n")
+    facts = json.loads(layerswap("plan", recipe, "--check", "--layers", 8, "--json").out)
+    assert (facts["command"], facts["recipe"]) == ("plan", "a recipe: swap of task, language")
+    assert facts["composition"]["layers"] == 8
+    result = layerswap("plan", mergekit, "--check", "--layers", 8)
+    first, *rows = result.out.splitlines()
+    assert first == f"{mergekit}: a mergekit configuration: passthrough of language, task"
+    assert rows[0].split() == ["head,", "final", "norm", "░░░░░░░░░░", "task"]
+    assert rows[-2].split() == ["0", "██████████"]
+    planned = layerswap("plan", mergekit)
+    assert planned.out.splitlines()[-1].endswith("100% copied bit for bit")
+    result = layerswap("plan", mergekit, "--check", "--layers", 4)
+    assert (result.code, result.err) == (2, "error: layer 7 is taken from models of 4 layers\n")
+    result = layerswap("plan", mergekit, "--layers", 4)
     assert result.code == 2
-    assert sorted(result.err.splitlines()) == [
-        f"error: {recipe}, line 3: swap.language: no expert 'swahil'; did you mean 'swahili'?",
-        f"error: {recipe}, line 4: swap.botom: unknown key; did you mean 'bottom'?",
-    ]
+    assert result.err.startswith("error: --layers goes with --check")
 
 
-def test_zones_that_overlap(layerswap, experts, tmp_path):
-    out = tmp_path / "merged"
-    result = layerswap("merge", *pair(experts), "--bottom", 7, "--top", 2, "--out", out)
-    assert (result.code, result.out) == (2, "")
-    assert result.err == "error: zones overlap: bottom 7 + top 2 = 9, but there are 8 layers\n"
-    assert list(tmp_path.iterdir()) == []
+MISTAKES = {
+    "recipe": (
+        "experts: {task: a, swahili: b}\nswap:\n  language: swahil\n  botom: 3\n",
+        ["line 3: swap.language: no expert 'swahil'; did you mean 'swahili'?",
+         "line 4: swap.botom: unknown key; did you mean 'bottom'?"],
+    ),
+    "mergekit configuration": (
+        "merge_method: tise\nmodels:\n- {model: a}\n- {modle: b}\n",
+        ["line 1: merge_method: no method 'tise'; did you mean 'ties'?",
+         "line 4: models[1].model: is missing",
+         "line 4: models[1].modle: unknown key; did you mean 'model'?"],
+    ),
+}  # fmt: skip
 
 
-def test_hub_id_when_offline(experts):
-    arguments = ["plan", "--task", "nobody/nothing", "--language", experts.language]
-    result = subprocess.run(
-        [sys.executable, "-m", "layerswap", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: task: nobody/nothing: no such local folder")
+@pytest.mark.parametrize("kind", MISTAKES)
+@pytest.mark.parametrize("flags", [(), ("--check",)])
+def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path, kind, flags):
+    text, mistakes = MISTAKES[kind]
+    (tmp_path / "m.yaml").write_text(text)
+    result = layerswap("plan", tmp_path / "m.yaml", *flags)
+    assert result.code == 2
+    shown = [f"error: {tmp_path}/m.yaml, {mistake}" for mistake in mistakes]
+    assert sorted(result.err.splitlines()) == shown
 
 
 def test_a_full_standard_output_is_one_line(experts):
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
-            [sys.executable, "-m", "layerswap", "plan", *map(str, pair(experts))],
+            [sys.executable, "-m", "layerswap", "plan", *experts.pair],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert result.returncode == 2
@@ -314,7 +352,7 @@ def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch
 
     monkeypatch.setattr("layerswap.merge.api.make_plan", broken)
     with pytest.raises(ZeroDivisionError):
-        layerswap("plan", *pair(experts))
+        layerswap("plan", *experts.pair)
 
 
 def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_path, monkeypatch):
@@ -336,18 +374,6 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
         assert result.err.count("\n") == 1
         assert f" needs {package}; install layerswap with its extra `{extra}`" in result.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_option_is_one_line(layerswap, tmp_path):
-    result = layerswap("freeze-or-revert", tmp_path / "e.yaml", "--out", tmp_path / "out")
-    assert result.code == 2
-    assert result.err.count("\n") == 1
-
-
-def test_public_without_push(layerswap, experts, tmp_path):
-    result = layerswap("merge", *pair(experts), "--public", "--out", tmp_path / "merged")
-    assert result.code == 2
-    assert "--public says who sees what --push uploads" in result.err
 
 
 def test_a_path_too_long_for_a_file_is_one_line(layerswap, experts, tmp_path):

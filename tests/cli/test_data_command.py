@@ -61,7 +61,7 @@ def test_parameters_are_set_on_the_command_line(layerswap, mix, tmp_path):
     layerswap("data", mix, "--set", "name=x", "--out", tmp_path / "out")
     assert "name: x-mix" in (tmp_path / "out" / "mix.yaml").read_text()
     assert layerswap("data", mix, "--set", "name", "--show").err == (
-        "error: --set name: write NAME=VALUE\n"
+        "error: --set: 'name' is not NAME=VALUE\n"
     )
     assert layerswap("data", mix, "--show").err.endswith("give --set name=VALUE\n")
 

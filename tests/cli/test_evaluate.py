@@ -1,4 +1,4 @@
-"""`eval`, `compare` and `composability`: real benchmarks' rows on a tiny model, end to end."""
+"""`sweep`, `eval` and `compare`: real benchmarks' rows on a tiny model, end to end."""
 
 import json
 import re
@@ -68,18 +68,8 @@ def results(out, model):
 @pytest.mark.parametrize("suite", ["mgsm", "flores"])
 def test_all_kinds_of_models_score_as_in_lm_eval(layerswap, models, tmp_path, suite):
     asked = [models / "task", models / "adapter", models / "swap.yaml"]
-    common = [
-        "--suite",
-        suite,
-        "--language",
-        "sw",
-        "--data",
-        DATA,
-        "--limit",
-        3,
-        "--dtype",
-        "float32",
-    ]
+    common = ["--suite", suite, "--language", "sw", "--data", DATA, "--limit", 3]
+    common += ["--dtype", "float32"]
     done = layerswap("eval", *asked, *common, "--out", tmp_path / "sweep")
     assert done.code == 0, done.err
     assert "mgsm" in done.out or "flores" in done.out
@@ -186,23 +176,6 @@ def test_differences_beyond_chance_are_marked(layerswap, tmp_path):
                        "base")  # fmt: skip
     assert "better" not in chosen.out.split("+ and -")[0]
     assert layerswap("compare", tmp_path / "one", "--model", "nobody").code == 2
-
-
-@pytest.mark.slow
-def test_composability_ranks_signals(layerswap, tmp_path):
-    table = tmp_path / "merges.csv"
-    lines = ["pair,mgsm_sw,[red]reading[/red],english[/x]"]  # as they are, not as markup
-    lines += [f"p{i},{i / 10},{(i * i) / 50},{[3, 1, 2, 5, 4, 0][i]}" for i in range(6)]
-    table.write_text("\n".join(lines) + "\n")
-    figure = tmp_path / "signals.svg"
-    done = layerswap("composability", table, "--merged", "mgsm_sw", "--figure", figure)
-    assert done.code == 0, done.err
-    assert done.out.index("[red]reading[/red]") < done.out.index("english[/x]")
-    assert "1.000" in done.out
-    assert figure.read_text().startswith("<svg")
-    wrong = layerswap("composability", table, "--merged", "mgsm")
-    assert wrong.code == 2
-    assert "did you mean 'mgsm_sw'" in wrong.err
 
 
 OWN_TASK = """

@@ -2,50 +2,43 @@
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
+from layerswap.cli import app, output
 from layerswap.errors import MergeError
 from layerswap.versions import __version__
 
 
-def pair(experts, prefix=""):
-    return (f"--task{prefix}", experts.task, f"--language{prefix}", experts.language)
-
-
-@pytest.mark.parametrize("command", ["plan", "merge"])
-def test_the_short_names_of_experts_are_aliases(layerswap, experts, command, tmp_path):
-    out = () if command == "plan" else ("--out",)
-    shown = [
-        layerswap(command, *pair(experts, prefix), *out, *(tmp_path / f"o{prefix}" for _ in out))
-        for prefix in ("", "-expert")
-    ]
-    assert [one.code for one in shown] == [0, 0], shown[0].err
-    assert shown[0].out.splitlines()[:10] == shown[1].out.splitlines()[:10]
+@pytest.mark.parametrize("command", ["plan", "merge", "delta", "analyse linearity"])
+def test_experts_have_the_same_options_everywhere(command):
+    root = get_command(app)
+    for name in command.split():
+        root = root.commands[name]
+    options = {param.name: param for param in root.params}
+    shown = [options[name].opts for name in ("task_expert", "language_expert", "base")]
+    assert shown == [["--task-expert", "--task"], ["--language-expert", "--language"], ["--base"]]
 
 
 def test_json_is_one_document_and_nothing_else(layerswap, experts, tmp_path):
-    merged = layerswap("merge", *pair(experts), "--out", tmp_path / "m", "--json")
+    merged = layerswap("merge", *experts.pair, "--out", tmp_path / "m", "--json")
     assert merged.code == 0, merged.err
     facts = json.loads(merged.out)
     head = {"command": "merge", "schema": 1, "layerswap_version": __version__}
     assert facts.items() >= {**head, "folder": str(tmp_path / "m")}.items()
     verified = json.loads(layerswap("verify", tmp_path / "m", "--json").out)
     assert (verified["command"], verified["passed"]) == ("verify", True)
-    mapped = layerswap("delta", "--base", experts.base, "--expert", experts.task, "--expert",
-                       experts.language, "--out", tmp_path / "map", "--json")  # fmt: skip
-    facts = json.loads(mapped.out)
-    assert set(facts["experts"]) == {"task", "language"}
-    assert facts["pairs"][0]["cosine"] == pytest.approx(0, abs=0.2)
 
 
 def test_a_dry_run_is_the_plan_and_writes_nothing(layerswap, experts, tmp_path):
-    planned = layerswap("plan", *pair(experts), "--languages", "sw, te", "--json")
-    dry = layerswap("merge", *pair(experts), "--languages", "sw, te", "--out", tmp_path / "m",
+    planned = layerswap("plan", *experts.pair, "--languages", "sw, te", "--json")
+    dry = layerswap("merge", *experts.pair, "--languages", "sw, te", "--out", tmp_path / "m",
                     "--dry-run", "--json")  # fmt: skip
     assert dry.code == 0, dry.err
     facts = json.loads(dry.out)
@@ -54,7 +47,7 @@ def test_a_dry_run_is_the_plan_and_writes_nothing(layerswap, experts, tmp_path):
     assert facts["fetched_bytes"] == {}
     assert not (tmp_path / "m").exists()
     inside = Path(experts.task) / "merged"
-    refused = layerswap("merge", *pair(experts), "--out", inside, "--dry-run")
+    refused = layerswap("merge", *experts.pair, "--out", inside, "--dry-run")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == f"error: {inside}: would write into the checkpoint of task\n"
 
@@ -71,10 +64,10 @@ def test_the_shell_completes_commands_and_options(layerswap, monkeypatch, shell)
 
 
 def test_quiet_prints_nothing_but_writes(layerswap, experts, tmp_path):
-    done = layerswap("merge", *pair(experts), "--out", tmp_path / "m", "--quiet")
+    done = layerswap("merge", *experts.pair, "--out", tmp_path / "m", "--quiet")
     assert (done.code, done.out, done.err) == (0, "", "")
     assert open_checkpoint(tmp_path / "m").tensors
-    wrong = layerswap("merge", *pair(experts), "--out", tmp_path / "m", "-q")
+    wrong = layerswap("merge", *experts.pair, "--out", tmp_path / "m", "-q")
     assert wrong.err.startswith("error: ")
 
 
@@ -85,43 +78,26 @@ def test_verbose_shows_the_traceback_of_an_error(layerswap, tmp_path):
     assert long.err.splitlines()[-1] == short.err.strip()
 
 
-def test_names_cannot_forge_a_line_or_a_colour(layerswap, experts, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        f'experts: {{"math [v2]\\e[31m": {experts.task}, swahili: {experts.language}}}\n'
-        'swap: {task: "math [v2]\\e[31m", language: swahili}\n'
-    )
-    result = layerswap("plan", recipe)
-    assert "\x1b" not in result.out + result.err
-    assert "math [v2]\\x1b[31m" in result.out + result.err
-
-
-FORGED = "x\nok: all good"
+def lines_that_begin(result, word):
+    return [line for line in (result.out + result.err).splitlines() if line.startswith(word)]
 
 
 def test_no_path_forges_a_line(layerswap, experts, tmp_path):
-    folder = shutil.copytree(experts.task, tmp_path / FORGED)
+    folder = shutil.copytree(experts.task, tmp_path / "x\nok: all good")
     shown = str(folder).replace("\n", "\\n")
-    good = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
+    pair = ("--task", folder, "--language", experts.language)
+    good = layerswap("plan", *pair)
     assert good.code == 0
     assert f"task: {shown}" in good.out.splitlines()
     (folder / "config.json").unlink()
-    bad = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
-    assert (bad.code, bad.out) == (2, "")
-    assert bad.err.splitlines() == [
-        f"error: task: {shown}: no config.json; not a Hugging Face checkpoint"
-    ]
-    gone = layerswap("verify", tmp_path / "no" / FORGED)
-    assert gone.code == 2
-    assert len(gone.err.splitlines()) == 1
-    written = layerswap(
-        "merge", *pair(experts), "--out", tmp_path / "out\nerror: all lost", "--overwrite"
-    )
-    assert written.code == 0
-    assert not [line for line in (written.out + written.err).splitlines() if line[:6] == "error:"]
-    checked = layerswap("verify", tmp_path / "out\nerror: all lost")
-    assert checked.code == 0
-    assert not [line for line in (checked.out + checked.err).splitlines() if line[:6] == "error:"]
+    bad = layerswap("plan", *pair)
+    message = f"error: task: {shown}: no config.json; not a Hugging Face checkpoint\n"
+    assert (bad.code, bad.out, bad.err) == (2, "", message)
+    out = tmp_path / "out\nerror: all lost"
+    for words in (("merge", *experts.pair, "--out", out), ("verify", out)):
+        done = layerswap(*words)
+        assert done.code == 0
+        assert not lines_that_begin(done, "error:")
 
 
 @pytest.mark.parametrize("key", ["model_type", "architectures", "hidden_act"])
@@ -141,23 +117,22 @@ def test_no_configuration_forges_a_line(layerswap, experts, tmp_path, key):
 def test_no_name_in_a_recipe_forges_a_line(layerswap, experts, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        f'experts: {{"a\\nok: all good": {experts.task}, b: {experts.language}}}\n'
-        'swap: {task: "a\\nok: all good", language: b, bottom: 1, top: 1}\n'
+        f'experts: {{"a\\nok: \\e[31m": {experts.task}, b: {experts.language}}}\n'
+        'swap: {task: "a\\nok: \\e[31m", language: b, bottom: 1, top: 1}\n'
     )
     for result in (
         layerswap("plan", recipe),
         layerswap("merge", recipe, "--out", tmp_path / "out"),
         layerswap("verify", tmp_path / "out"),
-        layerswap("recipe", "check", recipe, "--layers", 8),
+        layerswap("plan", recipe, "--check", "--layers", 8),
     ):
-        assert not [line for line in (result.out + result.err).splitlines() if line[:2] == "ok"]
+        assert not lines_that_begin(result, "ok")
+        assert "\x1b" not in result.out + result.err
     recipe.write_text('experts: {a: b}\nswap: {task: "a\\nerror: c", language: d, "e\\nf": 1}\n')
     result = layerswap("plan", recipe)
     assert result.code == 2
     assert len(result.err.splitlines()) > 1
-    assert {line.partition("line ")[0] for line in result.err.splitlines()} == {
-        f"error: {recipe}, "
-    }
+    assert len(lines_that_begin(result, f"error: {recipe}, ")) == len(result.err.splitlines())
 
 
 def test_an_error_of_several_lines_keeps_them():
@@ -169,7 +144,7 @@ def test_an_error_of_several_lines_keeps_them():
 MIXED = {
     "--language": (("eval", "m", "--suite", "mgsm", "--language", "{task}", "--out", "o"),
                    "a language code or name"),
-    "--task": (("select", "runs", "--task", "{task}"), "an lm-eval task"),
+    "--task": (("analyse", "select", "runs", "--task", "{task}"), "an lm-eval task"),
 }  # fmt: skip
 
 
@@ -182,12 +157,15 @@ def test_a_checkpoint_in_place_of_a_name_is_named(layerswap, experts, option):
     assert result.err.count("\n") == 1
 
 
-def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
-    from layerswap.cli import output
-
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """Six seconds pass between two looks at the clock."""
     output.choose(quiet=False, verbose=False, as_json=False)
-    clock = iter(range(0, 1000, 6))
+    clock = iter(range(0, 10_000, 6))
     monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+
+
+def test_progress_is_lines_where_there_is_no_terminal(slow_clock, capsys):
     with output.step_progress("evaluating [v2]", 24) as advance:
         for _ in range(24):
             advance(1)
@@ -203,53 +181,49 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     output.choose(quiet=False, verbose=False, as_json=False)
 
 
-def test_answers_of_all_compositions_are_counted_from_the_start(monkeypatch, capsys, tmp_path):
-    from layerswap.cli import output
-
-    output.choose(quiet=False, verbose=False, as_json=False)
-    clock = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+def test_answers_of_all_compositions_are_counted_from_the_start(slow_clock, capsys, tmp_path):
     requests = [f"r{i}" for i in range(4)]
-    for expected in ("0 of 8 answers", "8 of 8 answers"), ("0 of 4 answers", "4 of 4 answers"):
-        members = ("a", "b") if expected[0].startswith("0 of 8") else ("a", "b", "c")
+    for members, new in ((["a", "b"], ["a", "b"]), (["a", "b", "c"], ["c"])):
         with output.answer_progress("evaluating", tmp_path / "answers.sqlite") as store:
             for member in members:
                 store.known(member, requests)
-            for member in members[-2:] if len(members) == 2 else members[-1:]:
-                store.keep((member, request, [1]) for request in requests)
+            for member in new:
+                for request in requests:
+                    store.keep([(member, request, [1])])
                 assert len(store.known(member, requests)) == 4
             store.close()
         shown = capsys.readouterr().err
-        assert expected[0] in shown
-        assert expected[1] in shown
+        total = 4 * len(new)
+        assert f" of {total} answers" in shown
+        assert f"{total} of {total} answers" in shown
 
 
-def test_shell_completion_can_be_installed(layerswap):
-    assert "--install-completion" in layerswap("--help").out
+def commands_of(command, name=()):
+    """Every command below a group, by its whole name."""
+    if not hasattr(command, "commands"):
+        yield " ".join(name), command
+    for key, one in getattr(command, "commands", {}).items():
+        yield from commands_of(one, (*name, key))
 
 
-def test_every_help_stands_alone():
-    """An example, no semicolon, and no sentence of more than 25 words."""
-    import typer
+COMMANDS = dict(commands_of(get_command(app)))
 
-    from layerswap.cli import app
 
-    def walk(command, name=()):
-        for key, one in getattr(command, "commands", {}).items():
-            yield from walk(one, (*name, key))
-        if not hasattr(command, "commands"):
-            yield " ".join(name), command
-
-    for name, command in walk(typer.main.get_command(app)):
-        assert "Example: layerswap " + name in " ".join(command.help.split()), name
-        prose = command.help.partition("Example:")[0]
-        for sentence in prose.replace("\n", " ").split(". "):
-            assert len(sentence.split()) <= 25, (name, sentence)
-        for option in command.params:
-            if text := getattr(option, "help", None):
-                assert len(text.split()) <= 16, (name, text)
-                assert text.endswith((".", "]")), (name, text)
-                assert ";" not in text, (name, text)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_stands_alone(name):
+    """An example, the output's place, no semicolon, and no sentence of more than 25 words."""
+    command = COMMANDS[name]
+    prose, _, example = command.help.partition("Example:")
+    assert example.split()[: 1 + len(name.split())] == ["layerswap", *name.split()]
+    assert re.search(r"into|[Ww]rites|[Pp]rint|[Ss]how|[Cc]opy|Write", prose)
+    for sentence in prose.replace("\n", " ").split(". "):
+        assert len(sentence.split()) <= 25, sentence
+    for option in command.params:
+        if text := getattr(option, "help", None):
+            assert len(text.split()) <= 16, text
+            assert text.endswith((".", "]")), text
+            assert ";" not in text, text
+            assert "efault:" not in text, text
 
 
 def test_the_public_name_of_an_error_shows_control_characters():

@@ -205,7 +205,8 @@ def test_a_missing_fisher_is_refused(experts, fishers, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert refused(experts, {**fishers, "task": empty}) == (
-        f"fisher of task: {empty}: has no fisher.safetensors; make it with `layerswap fisher`"
+        f"fisher of task: {empty}: has no fisher.safetensors; make it with "
+        "`layerswap analyse fisher`"
     )
     shutil.copy(fishers["task"] / "fisher.safetensors", empty)
     assert refused(experts, {**fishers, "task": empty}) == (

@@ -71,7 +71,9 @@ def test_checkpoints_and_adapters_are_scored_on_lm_eval_tasks(runs, tasks):
 
 
 def test_an_unknown_task_fails_before_a_run_is_opened(tmp_path):
-    ended = CliRunner().invoke(app, ["select", str(tmp_path / "no-run"), "--task", "belebele_swh"])
+    ended = CliRunner().invoke(
+        app, ["analyse", "select", str(tmp_path / "no-run"), "--task", "belebele_swh"]
+    )
     assert str(ended.exception).startswith("no task 'belebele_swh'; did you mean ")
 
 

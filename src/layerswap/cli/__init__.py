@@ -14,50 +14,65 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import (
-    evaluate,
-    lab,
-    measure,
-    merge,
-    options,
-    output,
-    recipe,
-    study,
-    sweep,
-    training,
-)
+from layerswap.cli import analyse, commands, evaluate, lab, merge, output, study, training
 from layerswap.errors import LayerswapError, visible
+
+
+class Root(commands.PlainGroup):
+    """The command `layerswap`, which names the replacement of what has moved or gone."""
+
+    moved = {
+        "linearity": "is now `layerswap analyse linearity`",
+        "composability": "is now `layerswap analyse composability`",
+        "fisher": "is now `layerswap analyse fisher`",
+        "freeze-or-revert": "is now `layerswap analyse freeze-or-revert`",
+        "select": "is now `layerswap analyse select`",
+        "recipe check": "is now `layerswap plan FILE --check`",
+        "recipe export": "was removed in 0.2: layerswap reads mergekit configurations and no "
+        "longer writes them. Merge the recipe by `layerswap merge`",
+        "recipe": "was removed in 0.2. Check a recipe by `layerswap plan FILE --check`",
+        "report": "is now `layerswap study report DIR`",
+        "learn": "was removed in 0.2: learned coefficients scored below a swap. Choose among swaps "
+        "and merges by `layerswap sweep`",
+        "suggest": "was removed in 0.2: its zones scored below the default's. Merge with the "
+        "default zones, or choose by `layerswap sweep`; `layerswap delta` shows what fine-tuning "
+        "changed",
+    }
+
 
 app = typer.Typer(
     name="layerswap",
-    cls=options.PlainGroup,
+    cls=Root,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-options.command(app, "quickstart")(lab.quickstart)
-options.command(app, "merge", json=True)(merge.merge)
-options.command(app, "adapters", json=True)(merge.adapters)
-options.command(app, "plan", json=True)(merge.plan)
-options.command(app, "instruct", json=True)(merge.instruct)
-options.command(app, "data")(training.data)
-options.command(app, "train")(training.train)
-options.command(app, "select")(training.select)
-options.command(app, "freeze-or-revert")(training.freeze_or_revert)
-options.command(app, "sweep", json=True)(sweep.sweep)
-options.command(app, "eval", json=True)(evaluate.evaluate)
-options.command(app, "compare", json=True)(evaluate.compare)
-options.command(app, "composability")(measure.composability)
-options.command(app, "verify", json=True)(merge.verify)
-options.command(app, "fisher")(measure.fisher)
-options.command(app, "delta", json=True)(measure.delta)
-options.command(app, "linearity")(measure.linearity)
-options.command(app, "revert")(merge.revert)
-app.add_typer(recipe.app, name="recipe")
-app.add_typer(study.app, name="study")
-app.add_typer(lab.app, name="lab")
+START, MERGE, TRAIN = "Start here", "Merge experts", "Train experts"
+EVALUATE, ANALYSE = "Choose and evaluate", "Analyse and experiment"
+commands.command(app, "quickstart", panel=START)(lab.quickstart)
+commands.command(app, "plan", panel=MERGE, json=True)(merge.plan)
+commands.command(app, "merge", panel=MERGE, json=True)(merge.merge)
+commands.command(app, "adapters", panel=MERGE, json=True)(merge.adapters)
+commands.command(app, "instruct", panel=MERGE, json=True)(merge.instruct)
+commands.command(app, "revert", panel=MERGE)(merge.revert)
+commands.command(app, "verify", panel=MERGE, json=True)(merge.verify)
+commands.command(app, "data", panel=TRAIN)(training.data)
+commands.command(app, "train", panel=TRAIN)(training.train)
+commands.command(app, "sweep", panel=EVALUATE, json=True)(evaluate.sweep)
+commands.command(app, "eval", panel=EVALUATE, json=True)(evaluate.evaluate)
+commands.command(app, "compare", panel=EVALUATE, json=True)(evaluate.compare)
+commands.command(app, "delta", panel=ANALYSE, json=True)(analyse.delta)
+app.add_typer(study.app, name="study", rich_help_panel=ANALYSE)
+app.add_typer(lab.app, name="lab", rich_help_panel=ANALYSE)
+analyses = commands.group("Run the papers' analyses of experts and merges.")
+app.add_typer(analyses, name="analyse", rich_help_panel=ANALYSE)
+commands.command(analyses, "linearity")(analyse.linearity)
+commands.command(analyses, "composability")(analyse.composability)
+commands.command(analyses, "fisher")(analyse.fisher)
+commands.command(analyses, "freeze-or-revert")(analyse.freeze_or_revert)
+commands.command(analyses, "select")(analyse.select)
 
 
 INTERRUPTED = 130
@@ -75,8 +90,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Compose fine-tuned language models layer by layer: task in the middle, language outside."""

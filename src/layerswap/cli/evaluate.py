@@ -1,4 +1,4 @@
-"""`layerswap eval` and `layerswap compare`: evaluate models, and compare their results."""
+"""`layerswap sweep`, `eval` and `compare`: evaluate compositions and models, and compare them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, options, output
 from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suite_names
 
@@ -18,43 +18,118 @@ if TYPE_CHECKING:
     from layerswap.evaluation.results import Score
     from layerswap.evaluation.settings import EvaluationSettings
     from layerswap.evaluation.statistics import Interval
+    from layerswap.evaluation.suites.folders import TaskFolder
     from layerswap.evaluation.suites.suites import WrittenTask
 
 
-@options.takes_settings(*options.SETTINGS)
+def sweep(
+    spec: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="Recipe, grid and tasks.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
+    allow_code: options.AllowCode = False,
+) -> None:
+    """Evaluate a grid of compositions, or random ones, and select the best.
+
+    Selects on the development split and reports on the test split. Writes scores, the selected
+    recipe and a report into the folder OUT. A second run computes only what is new.
+
+    Example: layerswap sweep sweep.yaml --out results
+    """
+    from layerswap.report import sweeps as files
+    from layerswap.search.spec import read_sweep
+    from layerswap.search.sweeps import run_sweep
+    from layerswap.versions import need_extras
+
+    checked, recipe = read_sweep(spec)
+    if allow_code:
+        checked = checked.model_copy(update={"allow_code": True})
+    need_extras("a sweep", "eval")
+    folder = files.prepare_folder(out)
+    with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
+        result = run_sweep(checked, recipe, store=store, log=output.log)
+        facts = files.write_result(result, folder)
+    table = files.results_table(result)
+    lines: list[object] = [
+        *([table] if table else []),
+        *(f"note: {note}" for note in result.best.notes),
+        files.lead(result),
+        f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
+        f"write it: layerswap merge {folder / files.RECIPE} --out merged",
+    ]
+    output.finish("sweep", {**facts, "folder": str(folder)}, lines)
+
+
+class Asked(commands.Group):
+    """The tasks of an evaluation: those of lm-eval by name, or a suite in some languages."""
+
+    task: options.Tasks = None
+    include: options.Include = None
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.yaml", help=f"Suite or benchmark: {', '.join(suite_names())}."
+        ),
+    ] = None
+    language: Annotated[
+        list[str] | None,
+        typer.Option(help="Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable."),
+    ] = None
+    answer_language: Annotated[
+        str | None,
+        typer.Option(help="Language that answers to --tasks should be in: code or name."),
+    ] = None
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
+    ] = None
+
+    def check(self, *, allow_code: bool) -> None:
+        """Refuse options of suites beside tasks, options of tasks beside a suite, and no task."""
+        from layerswap.evaluation.languages import identified_code
+        from layerswap.evaluation.suites.suites import check_askable
+        from layerswap.versions import need_extras
+
+        if (self.suite is None) == (not self.task):
+            raise RecipeError("give either --tasks or --suite")
+        if self.suite is not None and not self.language:
+            raise RecipeError("--suite needs --language")
+        if self.suite is None and (self.language or self.data):
+            raise RecipeError("--language and --data belong to --suite; tasks have their own")
+        if self.suite is not None and self.answer_language:
+            raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
+        options.refuse_checkpoint("--language", self.language, takes="a language code or name")
+        need_extras("evaluating", "eval")
+        if self.answer_language:
+            identified_code(self.answer_language)
+        for language in self.language or ():
+            check_askable(self.suite or "", language, allow_code=allow_code)
+
+    def written(self, folder: TaskFolder, settings: EvaluationSettings) -> list[WrittenTask]:
+        """The tasks of the suite, written into a folder for lm-eval."""
+        from layerswap.evaluation.suites.folders import DataFolder
+        from layerswap.evaluation.suites.suites import write_suite
+
+        if self.suite is None:
+            return []
+        return write_suite(
+            self.suite, self.language or (), folder, data=DataFolder.given(self.data),
+            shots=settings.num_fewshot, allow_code=settings.allow_code, skip=output.log
+        )  # fmt: skip
+
+
 def evaluate(
     models: Annotated[
         list[str], typer.Argument(help="Folders, Hub ids, adapters, or recipes (.yaml).")
     ],
     *,
     out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
-    task: options.Tasks = None,
-    include: options.Include = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE.yaml",
-            help=f"Suite or benchmark: {', '.join(suite_names())}.",
-        ),
-    ] = None,
-    language: Annotated[
-        list[str] | None,
-        typer.Option(help="Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable."),
-    ] = None,
-    answer_language: Annotated[
-        str | None,
-        typer.Option(help="Language that answers to --tasks should be in: code or name."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
-    ] = None,
+    asked: Asked,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate", help="Show accuracy after batch calibration too, of tasks with labels."
         ),
     ] = False,
-    settings: EvaluationSettings,
+    evaluation: options.Evaluation,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
 
@@ -72,81 +147,42 @@ def evaluate(
         evaluate_models,
         open_models,
     )
-    from layerswap.evaluation.languages import identified_code
-    from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
-    from layerswap.evaluation.suites.suites import check_askable, write_suite
-    from layerswap.versions import need_extras
+    from layerswap.evaluation.suites.folders import TaskFolder
 
-    names = options.task_names(task)
-    _check_kinds(names, suite, language, data, answer_language)
-    need_extras("evaluating", "eval")
-    if answer_language:
-        identified_code(answer_language)
-    for one in language or ():
-        check_askable(suite or "", one, allow_code=settings.allow_code)
+    settings = evaluation.settings()
+    asked.check(allow_code=settings.allow_code)
     plans = open_models(models)  # before what takes seconds: torch and lm-eval's index
     open_device(pick_device(settings.device))
-    folders = [path.absolute() for path in include or ()]
+    names = options.task_names(asked.task)
+    folders = [path.absolute() for path in asked.include or ()]
     check_task_names(names, folders)
     folder = files.open_folder(out)
-    written = TaskFolder(folder / files.TASKS)
-    asked = []
-    if suite is not None:
-        asked = write_suite(
-            suite, language or (), written, data=DataFolder.given(data),
-            shots=settings.num_fewshot, allow_code=settings.allow_code, skip=output.log,
-        )  # fmt: skip
+    task_folder = TaskFolder(folder / files.TASKS)
+    tasks = asked.written(task_folder, settings)
     with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
         results = evaluate_models(
-            plans, names or [one.name for one in asked], folders or [written.root],
-            settings=settings, store=store, log=output.log,
+            plans, names or [task.name for task in tasks], folders or [task_folder.root],
+            settings=settings, store=store, log=output.log
         )  # fmt: skip
-    asked = asked or files.tasks_of(results, answer_language or "")
-    rows = files.write_results(folder, results, asked)
-    scores = _scores(results, asked, rows, calibrated=calibrate)
-    if calibrate and not any(one["metric"] == CALIBRATED for one in scores):
+    tasks = tasks or files.tasks_of(results, asked.answer_language or "")
+    rows = files.write_results(folder, results, tasks)
+    scores = _scores(results, tasks, rows, calibrated=calibrate)
+    if calibrate and not any(score["metric"] == CALIBRATED for score in scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
     lines: list[object] = [evaluation_table(scores), f"wrote {folder}"]
     if len(results) > 1:
         lines.append(f"next: layerswap compare {folder}")
-    facts = {"scores": scores, "folder": str(folder)}
-    output.finish("eval", facts, lines)
-
-
-def _check_kinds(
-    names: Sequence[str],
-    suite: str | None,
-    language: list[str] | None,
-    data: Path | None,
-    answer_language: str | None,
-) -> None:
-    """Refuse options of suites beside tasks, and options of tasks beside a suite."""
-    if (suite is None) == (not names):
-        raise RecipeError("give either --tasks or --suite")
-    if suite is not None and not language:
-        raise RecipeError("--suite needs --language")
-    if names and (language or data):
-        raise RecipeError("--language and --data belong to --suite; tasks have their own")
-    if suite is not None and answer_language:
-        raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
-    options.refuse_checkpoint("--language", language, takes="a language code or name")
+    output.finish("eval", {"scores": scores, "folder": str(folder)}, lines)
 
 
 def _scores(
     results: Mapping[str, Mapping[str, Any]],
-    asked: Sequence[WrittenTask],
+    tasks: Sequence[WrittenTask],
     rows: Sequence[Score],
     *,
     calibrated: bool,
 ) -> list[dict[str, Any]]:
-    """A row for each model and task, and for the language shares of the answers.
-
-    Args:
-        results: results by model.
-        asked: the tasks.
-        rows: every score of every document.
-        calibrated: add a row for accuracy after calibration.
-    """
+    """A row for each model and task, and for the language shares of the answers."""
     import numpy as np
 
     from layerswap.evaluation import results as files
@@ -154,23 +190,23 @@ def _scores(
     from layerswap.evaluation.languages import ANSWER, REASONING
     from layerswap.evaluation.statistics import mean_interval
 
-    intervals = files.intervals_of(rows, asked)
+    intervals = files.intervals_of(rows, tasks)
     scores: list[dict[str, Any]] = [
-        {"model": name, "benchmark": one.benchmark, "task": one.name, "metric": one.metric[0],
-         "score": files.headline(result, one), **_reach(intervals.get((name, one.name)))}
-        for name, result in results.items() for one in asked
+        {"model": name, "benchmark": task.benchmark, "task": task.name, "metric": task.metric[0],
+         "score": files.headline(result, task), **_bounds(intervals.get((name, task.name)))}
+        for name, result in results.items() for task in tasks
     ]  # fmt: skip
     metrics = (*([CALIBRATED] if calibrated else []), ANSWER, REASONING)
     for (model, name, metric), shares in files.by_task(rows, metrics).items():
-        found = mean_interval(np.array(shares))
-        scores.append({"model": model, "task": name, "metric": metric, "score": found.mean,
-                       **_reach(found)})  # fmt: skip
+        interval = mean_interval(np.array(shares))
+        scores.append({"model": model, "task": name, "metric": metric, "score": interval.mean,
+                       **_bounds(interval)})  # fmt: skip
     return scores
 
 
-def _reach(found: Interval | None) -> dict[str, float]:
-    """The bounds of an interval and the number of its documents."""
-    return {} if found is None else {"low": found.low, "high": found.high, "n": found.n}
+def _bounds(interval: Interval | None) -> dict[str, float]:
+    """The bounds of an interval and its number of documents."""
+    return {} if interval is None else {"low": interval.low, "high": interval.high, "n": interval.n}
 
 
 def compare(
@@ -192,11 +228,11 @@ def compare(
     from layerswap.cli.tables import comparison_table
     from layerswap.evaluation.results import compare_runs
 
-    found = compare_runs(runs, models=model)
-    table = comparison_table(found)
+    compared = compare_runs(runs, models=model)
+    table = comparison_table(compared)
     lines: list[object] = [table]
     if to == "latex":
         lines = [*table.latex().split("\n")]
     elif to == "markdown":
         lines = [*table.markdown().split("\n"), "", table.caption]
-    output.finish("compare", asdict(found), lines)
+    output.finish("compare", asdict(compared), lines)

@@ -8,21 +8,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, options, output
 from layerswap.cli.study import Where
 
-app = typer.Typer(
-    cls=options.PlainGroup,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Work with the lab, the small multilingual world inside the package.",
-)
+app = commands.group("Work with the lab, the small multilingual world inside the package.")
+Target = Annotated[
+    str | None, typer.Option(show_default="the farthest", help="Target language of the lab.")
+]
 Split = Annotated[
     Literal["development", "test"], typer.Option(help="Split that the questions come from.")
 ]
 
 
-@options.command(app)
+@commands.command(app)
 def build(
     out: Annotated[Path, typer.Option(help="Folder of the models. Finished ones are kept.")],
     seed: Annotated[int, typer.Option(help="Seed of training and data order.")] = 0,
@@ -40,14 +38,12 @@ def build(
     output.say(f"wrote {out}")
 
 
-@options.command(app, json=True)
+@commands.command(app, json=True)
 def score(
     models: Annotated[
         list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
     ],
-    language: Annotated[
-        str | None, typer.Option(help="Target language of the lab. Default: the farthest.")
-    ] = None,
+    language: Target = None,
     n: Annotated[int, typer.Option(min=1, help="Number of questions per measure.")] = 1000,
     split: Split = "test",
 ) -> None:
@@ -70,7 +66,7 @@ def score(
     output.finish("lab score", {"models": plain}, [score_table(scores)])
 
 
-@options.command(app)
+@commands.command(app)
 def export(
     out: Annotated[Path, typer.Option(help="Folder of the tasks.")],
     n: Annotated[int, typer.Option(min=1, help="Number of questions per task.")] = 1000,
@@ -89,7 +85,7 @@ def export(
     output.say(f"wrote {out}; give it to a sweep as `include`, or to lm_eval as --include_path")
 
 
-@options.command(app)
+@commands.command(app)
 def models(
     out: Annotated[Path, typer.Option(help="Folder of the models.")],
     overwrite: options.Overwrite = False,
@@ -104,13 +100,13 @@ def models(
     output.say(f"wrote {out}")
 
 
-@options.command(app)
+@commands.command(app)
 def study(
     out: Annotated[Path, typer.Option(help="Folder of the study. Finished steps are kept.")],
     runs: Annotated[int, typer.Option(min=1, help="Number of trainings per kind of expert.")] = 1,
     n: Annotated[int, typer.Option(min=4, help="Number of questions per language.")] = 500,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps per training. Default: the lab's own.")
+        int | None, typer.Option(min=1, show_default="the lab's", help="Steps per training.")
     ] = None,
     on: Where = None,
 ) -> None:
@@ -135,9 +131,7 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of the run. Finished steps are kept.")] = Path(
         "layerswap-quickstart"
     ),
-    language: Annotated[
-        str | None, typer.Option(help="Target language of the lab. Default: the farthest.")
-    ] = None,
+    language: Target = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start anew in the folder of an earlier run.")
     ] = False,
@@ -145,7 +139,7 @@ def quickstart(
     """Compose, search, write, score and report on the small world that ships with layerswap.
 
     Takes under two minutes on two processor cores, and resumes where it was interrupted. Writes
-    report.html, results.json and the best merged checkpoint into the folder OUT.
+    report.html, results.json and the selected merged checkpoint into the folder OUT.
 
     Example: layerswap quickstart --out first-steps
     """

@@ -1,13 +1,14 @@
-"""Commands that plan, write and verify merges, from `layerswap merge` to `layerswap verify`."""
+"""Commands that plan, write and verify merges, from `layerswap plan` to `layerswap verify`."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, options, output
 from layerswap.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
@@ -16,12 +17,173 @@ if TYPE_CHECKING:
     from layerswap.merge.target import MergeOptions
 
 
-@options.takes_recipe
-def merge(
-    recipe: Recipe,
+class RecipeOptions(options.OutputFormat, options.Zones, options.Pair):
+    """A recipe: a file, or the options that describe one."""
+
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RECIPE.yaml]", help="Recipe or mergekit configuration."),
+    ] = None
+    base: options.AnyBase = None
+    preset: Annotated[
+        str | None,
+        options.composed(
+            metavar="layer-swapping|reasoning",
+            show_default="layer-swapping",
+            help="Default zones: the paper's, or those of a native specialist and a reasoner.",
+        ),
+    ] = None
+    partition: Annotated[
+        str | None,
+        options.composed(
+            metavar="A|B|C|Z",
+            show_default="the experts' own, if any",
+            help="Partition in place of zones.",
+        ),
+    ] = None
+
+    def recipe(self) -> Recipe:
+        """The checked recipe."""
+        from layerswap.compose.recipe import check_recipe, read_recipe
+
+        composed = self.given()
+        composed.pop("file", None)
+        output = {
+            name: composed.pop(name) for name in options.OutputFormat.options() if name in composed
+        }
+        if "languages" in output:
+            output["languages"] = [code.strip() for code in output["languages"].split(",")]
+        if self.file is None:
+            return check_recipe({**_described(composed), **output}, where="command line")
+        if composed:
+            raise RecipeError(
+                f"{_flag(next(iter(composed)))} cannot be given beside a recipe; write it into "
+                f"{self.file}"
+            )
+        recipe = read_recipe(self.file).model_dump(exclude_unset=True)
+        return check_recipe({**recipe, **output}, where=str(self.file))
+
+
+def _described(composed: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a swap or a partition that options describe."""
+    if not {"task_expert", "language_expert"} <= set(composed):
+        raise RecipeError("give a recipe file, or both --task-expert and --language-expert")
+    for name in ("task_expert", "language_expert"):
+        _expect_checkpoint(_flag(name), composed[name])
+    data: dict[str, Any] = {
+        "experts": {name: composed.pop(f"{name}_expert") for name in ("task", "language")}
+    }
+    if "base" in composed:
+        data["base"] = composed.pop("base")
+    if "partition" not in composed:
+        weights = _read_weights(composed.pop("weights", "uniform"))
+        return {**data, "weights": weights, "swap": composed}
+    name = composed.pop("partition")
+    if zones := set(composed) - {"outside"}:
+        flag = _flag(min(zones))
+        raise RecipeError(f"{flag} cannot be given beside --partition, which says it all")
+    return {**data, "partition": {"name": name, **composed}}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_weights(text: str) -> str | dict[str, float]:
+    """The value of `--weights`: a word, or the weights of both experts."""
+    if "," not in text:
+        return text
+    try:
+        task, language = map(float, text.split(","))
+    except ValueError:
+        raise RecipeError(
+            f"--weights: {text!r} is not uniform, magnitude or two numbers like 0.6,0.4"
+        ) from None
+    return {"task": task, "language": language}
+
+
+TASK_NAME = re.compile(r"\w+_\w+")
+LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
+
+
+def _expect_checkpoint(option: str, value: str) -> None:
+    """Refuse a benchmark or a language in place of a checkpoint."""
+    from layerswap.evaluation.suites import suite_names
+
+    if "/" in value or Path(value).exists():
+        return
+    kind = "language" if "language" in option else "task"
+    if kind == "task" and (value in {"gsm8k", *suite_names()} or TASK_NAME.match(value)):
+        raise RecipeError(
+            f"{option}: {value!r} is no folder and reads like a benchmark; give the task expert's "
+            "checkpoint. Benchmarks go to `eval --suite` or `analyse select --task`"
+        )
+    if kind == "language" and LANGUAGES.fullmatch(value):
+        raise RecipeError(
+            f"{option}: {value!r} is no folder and reads like a language; give the language "
+            "expert's checkpoint. Languages go to `eval --language` or `analyse select --language`"
+        )
+
+
+def plan(
     *,
-    follow_training: bool,
+    described: RecipeOptions,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read only the recipe, and open no checkpoint.")
+    ] = False,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Number of layers to draw with --check.")
+    ] = None,
+    allow_pickle: options.AllowPickle = False,
+) -> None:
+    """Draw a composition, and list the size and the sources of its merge.
+
+    Takes the arguments of merge, and reads only headers. Prints the plan; nothing is written.
+
+    Example: layerswap plan --task math-expert --language swahili-expert --bottom 5
+    """
+    from layerswap.merge.api import make_plan
+
+    if layers is not None and not check:
+        raise RecipeError("--layers goes with --check; without it the experts' layers count")
+    recipe = described.recipe()
+    if check:
+        composition = None if layers is None else recipe.resolve(layers)
+        drawn = None if composition is None else composition.to_dict()
+        facts = {"recipe": str(recipe), "composition": drawn}
+        where = described.file or "command line"
+        output.finish("plan", facts, [f"{where}: {recipe}", *filter(None, [composition])])
+        return
+    planned = make_plan(
+        recipe,
+        allow_pickle=allow_pickle,
+        follow_training=described.file is None,
+        in_place=True,
+        log=output.log,
+    )
+    output.finish("plan", planned.to_dict(), _summary(planned))
+
+
+def _summary(planned: Plan) -> list[object]:
+    """The drawing, notes, sources and sizes of a plan."""
+    from rich.filesize import decimal
+
+    facts = planned.to_dict()
+    files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
+    copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
+    return [
+        planned, "",
+        *(f"note: {note}" for note in planned.notes),
+        *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
+        f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
+        f"{copied:.0%} copied bit for bit"
+    ]  # fmt: skip
+
+
+def merge(
+    *,
     out: options.OutFolder,
+    described: RecipeOptions,
     allow_pickle: options.AllowPickle = False,
     overwrite: options.Overwrite = False,
     allow_non_finite: Annotated[
@@ -50,10 +212,10 @@ def merge(
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
 
-    Give a recipe, or --task-expert and --language-expert. Writes the folder OUT; from GGUF
-    files, the GGUF file OUT.
+    Give a recipe, or --task-expert and --language-expert. Writes the folder OUT, or the file OUT if
+    the experts are GGUF files.
 
-    Example: layerswap merge --task-expert math-expert --language-expert swahili-expert --out merged
+    Example: layerswap merge --task math-expert --language swahili-expert --out merged
     """
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, push_folder
@@ -71,23 +233,24 @@ def merge(
         if not is_gguf(out):
             raise RecipeError("--modelfile goes with a GGUF output; end --out with .gguf")
         check_modelfile(out)
+    recipe = described.recipe()
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
-    made = make_plan(
+    planned = make_plan(
         recipe,
         allow_pickle=allow_pickle,
-        follow_training=follow_training,
+        follow_training=described.file is None,
         in_place=not download,
         log=output.log,
     )
     if dry_run:
-        made.check_target(out, overwrite=overwrite)
-        output.finish("merge", made.to_dict(), described(made))
+        planned.check_target(out, overwrite=overwrite)
+        output.finish("merge", planned.to_dict(), _summary(planned))
         return
-    options = MergeOptions(
+    settings = MergeOptions(
         overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
     )
-    facts = write_plan(made, out, options, "merging")
+    facts = _write(planned, out, settings)
     if modelfile:
         facts["modelfile"] = str(write_modelfile(out))
         output.say(f"wrote {facts['modelfile']}")
@@ -97,7 +260,7 @@ def merge(
     output.finish("merge", facts)
 
 
-def write_plan(made: Plan, out: Path, options: MergeOptions, label: str) -> dict[str, Any]:
+def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     """Write a plan, with its drawing, its notes and a progress bar; the facts for JSON."""
     from dataclasses import replace
 
@@ -108,112 +271,67 @@ def write_plan(made: Plan, out: Path, options: MergeOptions, label: str) -> dict
     from layerswap.merge.target import RECORD
     from layerswap.merge.writer import LOST_TO_DTYPE
 
-    target = made.check_target(out, overwrite=options.overwrite)
-    output.say(made)
-    for note in made.notes:
+    target = planned.check_target(out, overwrite=settings.overwrite)
+    output.say(planned)
+    for note in planned.notes:
         output.say(f"note: {note}")
-    with output.byte_progress(label, made.nbytes) as progress:
-        written = made.write(
+    with output.byte_progress("writing", planned.nbytes) as progress:
+        written = planned.write(
             target,
-            replace(options, progress=progress, log=lambda note: output.say(f"warning: {note}")),
+            replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
         )
-    output.say(f"wrote {written} ({decimal(made.nbytes)})")
-    facts = {**made.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
+    output.say(f"wrote {written} ({decimal(planned.nbytes)})")
+    facts = {**planned.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
     if output.settings.json and not is_gguf(out):
         facts[LOST_TO_DTYPE] = read_json_object(written / RECORD).get(LOST_TO_DTYPE)
     return facts
 
 
-@options.takes_recipe
-def plan(
-    recipe: Recipe,
-    *,
-    follow_training: bool,
-    allow_pickle: options.AllowPickle = False,
-) -> None:
-    """Draw a composition and list the size and the sources of its merge.
-
-    Takes the arguments of merge, reads only headers, and writes nothing.
-
-    Example: layerswap plan --task-expert math-expert --language-expert swahili-expert --bottom 5
-    """
-    from layerswap.merge.api import make_plan
-
-    made = make_plan(
-        recipe,
-        allow_pickle=allow_pickle,
-        follow_training=follow_training,
-        in_place=True,
-        log=output.log,
-    )
-    output.finish("plan", made.to_dict(), described(made))
-
-
-def described(made: Plan) -> list[object]:
-    """A plan for people: its drawing, notes, sources and sizes, as `output.finish` takes them."""
-    from rich.filesize import decimal
-
-    facts = made.to_dict()
-    files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
-    copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
-    return [
-        made, "",
-        *(f"note: {note}" for note in made.notes),
-        *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
-        f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
-        f"{copied:.0%} copied bit for bit",
-    ]  # fmt: skip
-
-
-ZONES = ("bottom", "top", "bottom_transition", "top_transition", "outside")
-
-
-@options.takes("base", *ZONES, "weights", "rank")
 def adapters(
     *,
     task_experts: Annotated[
         list[str],
         typer.Option(
-            "--task-experts", "--tasks", metavar="[NAME=]FOLDER", help="Task adapter. Repeatable."
-        ),
+            "--task-expert", "--task", "--task-experts", "--tasks",
+            metavar="[NAME=]FOLDER", help="Task adapter. Repeatable."
+        )
     ],
     language_experts: Annotated[
         list[str],
         typer.Option(
-            "--language-experts", "--languages", metavar="[NAME=]FOLDER",
-            help="Language adapter. Repeatable.",
-        ),
+            "--language-expert", "--language", "--language-experts", "--languages",
+            metavar="[NAME=]FOLDER", help="Language adapter. Repeatable."
+        )
     ],
     out: options.OutFolder,
-    base: str | None = None,
-    bottom: int | None = None,
-    top: int | None = None,
-    bottom_transition: int | None = None,
-    top_transition: int | None = None,
-    outside: str | None = None,
-    weights: str | None = None,
-    rank: int | None = None,
-    dtype: options.Dtype = None,
-    overwrite: options.Overwrite = False,
+    base: options.AnyBase = None,
+    zones: options.Zones,
+    rank: options.Rank = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar=options.DTYPES, show_default="float32", help="Dtype of the adapters."
+        )
+    ] = None,
+    overwrite: options.Overwrite = False
 ) -> None:  # fmt: skip
     """Write the swap of every task adapter with every language adapter as a PEFT adapter.
 
     A server such as vLLM holds all of them over one base. Writes the folder OUT with one adapter
     in each subfolder, a card, `serve.json` and `serve.sh`. `layerswap eval OUT` evaluates them.
 
-    Example: layerswap adapters --tasks math --languages sw --languages te --out served
+    Example: layerswap adapters --task math --language sw --language te --out served
     """
     from layerswap.merge.adapters import SCRIPT, write_adapters
 
-    sizes = (bottom, top, bottom_transition, top_transition, outside)
-    zones = {name: size for name, size in zip(ZONES, sizes, strict=True) if size is not None}
-    tasks = options.named_folders("--task-experts", task_experts)
-    languages = options.named_folders("--language-experts", language_experts)
+    method = zones.given()
+    weights = _read_weights(method.pop("weights", "uniform"))
+    tasks = options.named_folders("--task-expert", task_experts)
+    languages = options.named_folders("--language-expert", language_experts)
     with output.step_progress("composing adapters", len(tasks) * len(languages)) as progress:
         served = write_adapters(
-            tasks, languages, out, base=base, method=zones,
-            weights=options.read_weights(weights or "uniform"), rank=rank, dtype=dtype,
-            overwrite=overwrite, progress=progress,
+            tasks, languages, out, base=base, method=method, weights=weights, rank=rank,
+            dtype=dtype, overwrite=overwrite, progress=progress
         )  # fmt: skip
     facts = {
         "adapters": list(served.plans), "base": served.base, "rank": served.rank,
@@ -229,35 +347,43 @@ def adapters(
     output.finish("adapters", facts, lines)
 
 
+class ChatVector(commands.Group):
+    """The part of a language model that receives the chat vector."""
+
+    bottom: Annotated[
+        int, typer.Option(min=0, help="Layers without the chat vector at the input.")
+    ] = 0
+    top: Annotated[
+        int, typer.Option(min=0, help="Layers without the chat vector at the output.")
+    ] = 0
+    bottom_transition: Annotated[
+        int, typer.Option(min=0, help="Layers with half the chat vector above the bottom zone.")
+    ] = 0
+    top_transition: Annotated[
+        int, typer.Option(min=0, help="Layers with half the chat vector below the top zone.")
+    ] = 0
+    outside: Annotated[
+        str, typer.Option(metavar="add|language", help="Embeddings, final norm and head.")
+    ] = "add"
+
+
 def instruct(
     *,
     base: options.Base,
-    instruct: Annotated[str, typer.Option(metavar="MODEL", help="Base after instruction tuning.")],
-    language: Annotated[
-        str, typer.Option(metavar="MODEL", help="Base after training on a language.")
+    instruct: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL", rich_help_panel=options.EXPERTS, help="Base after instruction tuning."
+        ),
     ],
+    language_expert: options.LanguageExpert,
     out: options.OutFolder,
     weight: Annotated[
         str,
         typer.Option(metavar="W[,W...]", help="Weight of the chat vector, first to last layer."),
     ] = "1",
-    bottom: Annotated[
-        int, typer.Option(min=0, help="Layers without the chat vector at the input.")
-    ] = 0,
-    top: Annotated[
-        int, typer.Option(min=0, help="Layers without the chat vector at the output.")
-    ] = 0,
-    bottom_transition: Annotated[
-        int, typer.Option(min=0, help="Layers with half of it above the bottom zone.")
-    ] = 0,
-    top_transition: Annotated[
-        int, typer.Option(min=0, help="Layers with half of it below the top zone.")
-    ] = 0,
-    outside: Annotated[
-        str, typer.Option(metavar="add|language", help="Embeddings, final norm and head.")
-    ] = "add",
-    dtype: options.Dtype = None,
-    max_shard_size: options.MaxShardSize = None,
+    places: ChatVector,
+    form: options.WeightFormat,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -277,59 +403,67 @@ def instruct(
         raise RecipeError(
             f"--weight is {weight!r}; write a number, or numbers with commas"
         ) from None
-    zones: dict[str, Any] = {
-        "bottom": bottom, "top": top, "outside": outside,
-        "bottom_transition": bottom_transition, "top_transition": top_transition,
-    }  # fmt: skip
     refuse_output(out, overwrite=overwrite)
-    made = plan_instruct(
-        base=base, instruct=instruct, language=language, weight=weights, **zones, dtype=dtype,
-        max_shard_size=max_shard_size or "5GB",
+    planned = plan_instruct(
+        base=base, instruct=instruct, language=language_expert, weight=weights,
+        **places.given(), **form.given()
     )  # fmt: skip
-    options = MergeOptions(overwrite=overwrite, threads=threads)
-    output.finish("instruct", write_plan(made, out, options, "merging"))
+    settings = MergeOptions(overwrite=overwrite, threads=threads)
+    output.finish("instruct", _write(planned, out, settings))
+
+
+class Reverted(commands.Group):
+    """The part of an expert that returns to the base."""
+
+    keep: Annotated[
+        float | None, typer.Option(help="Share of rows to keep, the most changed first (0 to 1).")
+    ] = None
+    threshold: Annotated[
+        float | None, typer.Option(help="Smallest mean absolute change of a row to keep.")
+    ] = None
+    axis: options.Axis = "input"
+    scope: Annotated[
+        Literal["tensor", "model"], typer.Option(help="Set of rows that are ranked together.")
+    ] = "tensor"
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to revert: 0-3,30, outside or all.")
+    ] = None
+    roles: Annotated[
+        str | None, typer.Option(help="Roles to revert in these layers: attention,mlp.")
+    ] = None
+    partition: Annotated[
+        str | None, typer.Option(metavar="A|B|C|Z", help="Partition of which one part is kept.")
+    ] = None
+    part: Annotated[
+        str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `layerswap.revert`."""
+        lists = {name: getattr(self, name) for name in ("layers", "roles")}
+        return self.given() | {k: v.split(",") for k, v in lists.items() if v is not None}
 
 
 def revert(
     *,
     base: options.Base,
-    expert: Annotated[str, typer.Option(help="Expert: a folder or a Hub id.")],
+    experts: options.Experts,
     out: options.OutFolder,
-    keep: Annotated[
-        float | None, typer.Option(help="Share of rows to keep, the most changed first (0 to 1).")
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Smallest mean absolute change of a row to keep.")
-    ] = None,
-    axis: options.Axis = "input",
-    scope: Annotated[
-        str, typer.Option(metavar="tensor|model", help="Set of rows that are ranked together.")
-    ] = "tensor",
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to revert: 0-3,30, outside or all.")
-    ] = None,
-    roles: Annotated[
-        str | None, typer.Option(help="Roles to revert in these layers: attention,mlp.")
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(metavar="A|B|C|Z", help="Partition of which one part is kept.")
-    ] = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
-    ] = None,
+    reset: Reverted,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Whose the output has: expert, base or union."),
+        typer.Option(
+            metavar="expert|base|union", help="Tokenizer of the output where the two differ."
+        ),
     ] = None,
-    dtype: options.Dtype = None,
-    max_shard_size: options.MaxShardSize = None,
+    form: options.WeightFormat,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
     """Revert a part of an expert to the base, by magnitude or by place.
 
-    Choose one way: --keep or --threshold; --layers or --roles; or --partition. Writes the expert
-    into the folder OUT.
+    Give one expert, and one way: --keep or --threshold; --layers or --roles; or --partition. Writes
+    the expert into the folder OUT.
 
     Example: layerswap revert --base llama --expert math-expert --keep 0.2 --out sparse
     """
@@ -337,16 +471,10 @@ def revert(
     from layerswap.merge.api import revert as plan_revert
     from layerswap.merge.target import RECORD, MergeOptions
 
+    expert = experts.only()
     refuse_target(out, marker=RECORD, overwrite=overwrite)
-    settings: dict[str, Any] = {
-        "keep": keep, "threshold": threshold, "axis": axis, "scope": scope,
-        "layers": layers.split(",") if layers else None,
-        "roles": roles.split(",") if roles else None,
-        "partition": partition, "part": part, "tokenizer": tokenizer, "dtype": dtype,
-        "max_shard_size": max_shard_size or "5GB",
-    }  # fmt: skip
-    options = MergeOptions(overwrite=overwrite, threads=threads)
-    write_plan(plan_revert(base, expert, **settings), out, options, "writing")
+    planned = plan_revert(base, expert, **reset.settings(), tokenizer=tokenizer, **form.given())
+    _write(planned, out, MergeOptions(overwrite=overwrite, threads=threads))
 
 
 def verify(
@@ -373,8 +501,8 @@ def verify(
 ) -> None:
     """Verify a merged checkpoint against its sources.
 
-    Compares copied tensors bit for bit and recomputes a sample of the others. Exits with code 0
-    if all is well, and 2 if not.
+    Compares copied tensors bit for bit and recomputes a sample of the others. Prints the findings,
+    and exits with code 0 if there are none, else 2. Only --record writes a file.
 
     Example: layerswap verify merged --full
     """
@@ -385,7 +513,7 @@ def verify(
         full=full,
         share=sample,
         seed=seed,
-        sources=options.read_pairs("--source", source or []),
+        sources=options.read_pairs("--source", source),
         record=record,
         allow_pickle=allow_pickle,
         threads=threads,

@@ -32,13 +32,7 @@ SCHEMA = 1
 
 @dataclass
 class Settings:
-    """The output options of the command that runs.
-
-    Attributes:
-        quiet: print errors only.
-        verbose: print what libraries log, and the traceback of an error.
-        json: print one JSON document on standard output, and nothing else there.
-    """
+    """The output options of the command that runs."""
 
     quiet: bool = False
     verbose: bool = False
@@ -51,9 +45,7 @@ settings = Settings()
 def say(text: object) -> None:
     """Print a result for people; nothing with --quiet or --json.
 
-    Args:
-        text: one line, in which line breaks are escaped; or what is drawn over several lines and
-            escapes its own parts, such as a table or a plan.
+    Line breaks in a text are escaped; a table or a plan escapes its own parts.
     """
     if not settings.quiet and not settings.json:
         _echo(text)
@@ -66,13 +58,7 @@ def log(text: str) -> None:
 
 
 def finish(command: str, facts: Mapping[str, Any], texts: Sequence[object] = ()) -> None:
-    """Print the result of a command: as JSON with --json, else as text, if it has any.
-
-    Args:
-        command: its name, such as `study status`.
-        facts: plain data; each command's keys are those of docs/reference/json.md.
-        texts: the same for people, as `say` takes it.
-    """
+    """Print the result of a command: `facts` with --json (docs/reference/json.md), else `texts`."""
     if settings.json:
         from layerswap.versions import __version__
 
@@ -87,7 +73,7 @@ def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
     """Set the output options before a command runs."""
     settings.quiet, settings.verbose, settings.json = quiet, verbose, as_json
     if not verbose:
-        # The bars of lm-eval, datasets and their like: the commands show their own progress.
+        # Hides the bars of lm-eval and datasets: the commands show their own progress.
         os.environ.setdefault("TQDM_DISABLE", "1")
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -108,23 +94,14 @@ EVERY = 15.0
 
 @dataclass
 class Job:
-    """Work with a counter of the units that are done.
-
-    Attributes:
-        label: its name.
-        total: units of work; 0 while it is not known.
-        unit: `bytes`, another word, or nothing for steps.
-        done: units that are done.
-        started: when it began, in seconds.
-        shown: when its last line was printed, in seconds.
-    """
+    """Work with a counter of finished units."""
 
     label: str
-    total: int
-    unit: str = ""
+    total: int  # 0 while it is unknown
+    unit: str = ""  # `bytes`, another word, or nothing for steps
     done: int = 0
-    started: float = field(default_factory=_now)
-    shown: float = field(default_factory=_now)
+    started: float = field(default_factory=_now)  # s
+    shown: float = field(default_factory=_now)  # time of its last line, s
 
     def advance(self, count: int) -> str | None:
         """Count units as done; returns the line to print, if one is due."""
@@ -167,14 +144,10 @@ def step_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
-    """A store of answers that shows the answers still to come, of all compositions, and the rate.
+    """A store of answers that shows how many of all compositions are left, and the rate.
 
     The total is compositions times requests: a document with one prompt is one request, a choice of
-    four is four. Answers that are in the store already are not counted.
-
-    Args:
-        label: name of the job.
-        path: file of the store.
+    four is four. Answers that the store already has are not counted.
     """
     from layerswap.evaluation.response_cache import Answer, AnswerStore
 
@@ -188,12 +161,12 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
 
             def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
                 wanted = list(requests)
-                found = super().known(composition, wanted)
-                new = {hash((composition, one)) for one in wanted if one not in found} - asked
+                known = super().known(composition, wanted)
+                new = {hash((composition, text)) for text in wanted if text not in known} - asked
                 asked.update(new)
                 job.total += len(new)
                 advance(0)
-                return found
+                return known
 
             def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
                 kept = list(answers)
@@ -249,25 +222,17 @@ def _shown() -> Iterator[Callable[[Job], Callable[[int], None]]]:
 
 
 def _bars() -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
     from rich.text import Text
 
-    class Amount(ProgressColumn):
+    class Amount(progress.ProgressColumn):
         """Units done, units in all, and units per second."""
 
-        def render(self, task: Task) -> Text:
+        def render(self, task: progress.Task) -> Text:
             job: Job = task.fields["job"]
             return Text(job.amount(task.speed))
 
-    return Progress(
-        TextColumn("{task.description}", markup=False), BarColumn(), Amount(),
-        TimeRemainingColumn(), console=Console(stderr=True),
-    )  # fmt: skip
+    name = progress.TextColumn("{task.description}", markup=False)
+    columns = (name, progress.BarColumn(), Amount(), progress.TimeRemainingColumn())
+    return progress.Progress(*columns, console=Console(stderr=True))

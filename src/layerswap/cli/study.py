@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from layerswap.cli import options, output
+from layerswap.cli import commands, output
 
 if TYPE_CHECKING:
     from layerswap.study.steps import Graph
@@ -18,35 +18,31 @@ if TYPE_CHECKING:
 WATCH = 2.0
 """Seconds between two reads of a study's state."""
 LARGE = 100.0
-"""Disk of a study, GB, above which its plan says how to save disk."""
-app = typer.Typer(
-    cls=options.PlainGroup,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Run a whole experiment from one file.",
-)
+"""Disk of a study, GB, above which its plan lists ways to save disk."""
+app = commands.group("Run a whole experiment from one file.")
 StudyFile = Annotated[
     str, typer.Argument(metavar="STUDY.yaml", help="Study file, or the name of a ready study.")
 ]
 
 Where = Annotated[
     str | None,
-    typer.Option("--on", help="Executor: slurm, ray, or a Ray cluster's address. Default: here."),
+    typer.Option(
+        "--on", show_default="here", help="Executor: slurm, ray, or a Ray cluster's address."
+    ),
 ]
 
 
-@options.command(app)
+@commands.command(app)
 def run(
     study: StudyFile,
     *,
     out: Annotated[
-        str,
-        typer.Option(help="Folder or fsspec URL of the study. Finished steps are kept."),
+        str, typer.Option(help="Folder or fsspec URL of the study. Finished steps are kept.")
     ],
     on: Where = None,
     keep_checkpoints: Annotated[
         Literal["all", "selected"] | None,
-        typer.Option(help="Checkpoints to keep. Default: as the study says, or all."),
+        typer.Option(show_default="the study's", help="Checkpoints to keep."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and their estimated cost, and exit.")
@@ -91,7 +87,7 @@ def run(
 
 def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     """Run a planned study, and print its states and results."""
-    from layerswap.cli.tables import results_table, status_table
+    from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study import preflight
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
@@ -113,7 +109,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
         executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
     summary = run_graph(
         graph, root, step_functions(), executor=executor, storage=storage,
-        log=output.log,
+        log=output.log
     )  # fmt: skip
     output.say(status_table(list(summary.records.values())))
     if summary.failed:
@@ -124,7 +120,7 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
         )
     study = FinishedSteps(read_journal(root, storage))
     page = study.write()
-    output.say(results_table(study.results))
+    output.say(study.results.summary)
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if study.settings["merge"]:
         _merge(root)
@@ -139,12 +135,12 @@ def _merge(root: Path, languages: Sequence[str] = ()) -> None:
         output.say(f"wrote {path}")
 
 
-@options.command(app)
+@commands.command(app)
 def merge(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")],
     language: Annotated[
         list[str] | None,
-        typer.Option(help="Language as the study writes it. Repeatable. Default: all."),
+        typer.Option(show_default="all", help="Language as the study writes it. Repeatable."),
     ] = None,
 ) -> None:
     """Merge the selected composition of each language of a study.
@@ -156,7 +152,7 @@ def merge(
     _merge(folder, language or ())
 
 
-@options.command(app, json=True)
+@commands.command(app, json=True)
 def status(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
     watch: Annotated[
@@ -164,6 +160,8 @@ def status(
     ] = False,
 ) -> None:
     """Show the state of every step of a study, its progress, or the reason of its failure.
+
+    Prints a table; nothing is written.
 
     Example: layerswap study status study
     """
@@ -188,7 +186,7 @@ def status(
     output.finish("study status", {"steps": steps}, [status_table(records)])
 
 
-@options.command(app)
+@commands.command(app)
 def report(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
 ) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from layerswap.evaluation.languages import language_name
+from layerswap.evaluation.statistics import Interval
+from layerswap.report.tables import Table, interval_words
+
 if TYPE_CHECKING:
     from layerswap.evaluation.results import ScoreCell, SideBySide
-    from layerswap.evaluation.statistics import Interval, Predictor
-    from layerswap.report.tables import Table
+    from layerswap.evaluation.statistics import Predictor
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
-    from layerswap.study.results import StudyResults
     from layerswap.study.steps import Graph
     from layerswap.training.expert.freezing import FreezeOrRevert
     from layerswap.training.expert.select import Selection
@@ -20,52 +22,49 @@ if TYPE_CHECKING:
 def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> Table:
     """Models down the side, measures across, each cell a percentage with its 95% interval."""
     measures = [measure.replace("_", " ") for measure in next(iter(scores.values()))]
-    rows = [[name.replace("_", " "), *row.values()] for name, row in scores.items()]
-    return _table(["model", *measures], rows, "% right, with 95% bootstrap intervals")
+    rows: list[list[Any]] = [
+        [name.replace("_", " "), *row.values()] for name, row in scores.items()
+    ]
+    return Table(["model", *measures], rows, "% right, with 95% bootstrap intervals")
 
 
 def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     """The scores of models on tasks, with intervals if each document has a score."""
-    from layerswap.evaluation.statistics import Interval
-
-    rows = [
-        [one["model"], one["task"], one["metric"],
-         Interval(one["score"], one["low"], one["high"], one["n"]) if "n" in one else one["score"],
-         f"{one['n']:,}" if "n" in one else ""]
-        for one in scores
-    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for row in scores:
+        score, documents = row["score"], ""
+        if "n" in row:
+            score = Interval(score, row["low"], row["high"], row["n"])
+            documents = f"{row['n']:,}"
+        rows.append([row["model"], row["task"], row["metric"], score, documents])
     columns = ["model", "task", "metric", "score", "documents"]
-    return _table(columns, rows, "with 95% bootstrap intervals", unit="")
+    return Table(columns, rows, "with 95% bootstrap intervals", unit="")
 
 
-def selection_table(found: Selection) -> Table:
+def selection_table(selection: Selection) -> Table:
     """Checkpoints, the best first, with a mark on those to keep."""
-    tasks = list(found.ranked[0].scores)
+    tasks = list(selection.ranked[0].scores)
     rows = [
-        [one.folder, "keep" if one in found.chosen else "",
-         "" if one.loss is None else f"{one.loss:.4f}",
-         *(f"{one.scores[task]:.3f}" for task in tasks)]
-        for one in found.ranked
+        [candidate.folder, "keep" if candidate in selection.chosen else "",
+         "" if candidate.loss is None else f"{candidate.loss:.4f}",
+         *(f"{candidate.scores[task]:.3f}" for task in tasks)]
+        for candidate in selection.ranked
     ]  # fmt: skip
-    return _table(["checkpoint", "", "validation loss", *tasks], rows)
+    return Table(["checkpoint", "", "validation loss", *tasks], rows)
 
 
-def predictor_table(found: Sequence[Predictor], merges: int) -> Table:
+def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
     """Rank correlations of signals with the scores of merges."""
-    rows = [[one.signal, one.spearman, one.p_spearman, one.kendall] for one in found]
+    rows: list[list[Any]] = [
+        [row.signal, row.spearman, row.p_spearman, row.kendall] for row in predictors
+    ]
     caption = f"over {merges} merges, with 95% bootstrap intervals"
-    return _table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
+    return Table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
 
 
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
-    """The steps of a study, what they need, and their estimated cost.
-
-    Args:
-        graph: the steps.
-        costs: their estimated costs.
-        done: names of the steps that an earlier run finished.
-    """
-    rows = [
+    """The steps of a study, their needs, and their estimated cost; `done` names finished steps."""
+    rows: list[list[Any]] = [
         [step.name, ", ".join(step.needs),
          "done" if step.name in done else amount(costs.steps[step.name].hours),
          amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb)]
@@ -87,7 +86,7 @@ def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> T
         f"{size.billions:.3g} billion parameters, by {size.known_by}. Memory is without "
         "activations."
     )
-    return _table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
+    return Table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
 
 
 def amount(value: float) -> str:
@@ -95,12 +94,6 @@ def amount(value: float) -> str:
     if value < 0.0005:
         return "0"
     return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def results_table(results: StudyResults) -> Table:
-    """The scores of every treatment of a study, with intervals."""
-    table = results.summary
-    return _table(table.columns, table.rows, table.caption)
 
 
 def status_table(rows: Sequence[StepRecord]) -> Table:
@@ -111,7 +104,7 @@ def status_table(rows: Sequence[StepRecord]) -> Table:
          f"since {row.since}: {row.progress}" if row.since else row.why]
         for row in rows
     ]  # fmt: skip
-    return _table(
+    return Table(
         ["step", "state", "seconds", "progress, or why"], cells, f"{done} of {len(rows)} steps done"
     )
 
@@ -121,7 +114,7 @@ def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
     tasks = list(rows[0].scores)
     cells = [[row.partition or "", row.treatment, *(f"{row.scores[task]:.3f}" for task in tasks)]
              for row in rows]  # fmt: skip
-    return _table(["partition", "rest of the model", *tasks], cells)
+    return Table(["partition", "rest of the model", *tasks], cells)
 
 
 def mix_table(card: Mapping[str, Any]) -> Table:
@@ -136,14 +129,11 @@ def mix_table(card: Mapping[str, Any]) -> Table:
     ]  # fmt: skip
     columns = ["source", "read", "left out", *filters, "kept", *tokens]
     words = [column.replace("_", " ") for column in columns]
-    return _table(words, rows, "rows dropped by each filter, and rows kept")
+    return Table(words, rows, "rows dropped by each filter, and rows kept")
 
 
 def comparison_table(compared: SideBySide) -> Table:
     """Models across, benchmarks and languages down; the best score of a row is bold."""
-    from layerswap.evaluation.languages import language_name
-    from layerswap.report.tables import Table
-
     rows = [
         [
             benchmark.replace("_", " "),
@@ -162,17 +152,7 @@ def comparison_table(compared: SideBySide) -> Table:
 
 
 def _marked(cell: ScoreCell | None, metric: str) -> str:
-    from layerswap.report.tables import interval_words
-
     if cell is None:
         return ""
     mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
     return f"{mean}{cell.mark} {rest}"
-
-
-def _table(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "", unit: str = "%"
-) -> Table:
-    from layerswap.report.tables import Table
-
-    return Table(columns, rows, caption, unit=unit)

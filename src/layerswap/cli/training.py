@@ -1,24 +1,20 @@
-"""Commands that make experts: data mixes, training, and the selection of checkpoints."""
+"""`layerswap data` and `layerswap train`: build training sets, and train experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from layerswap.cli import options, output
 from layerswap.errors import RecipeError
 
-if TYPE_CHECKING:
-    from layerswap.evaluation.settings import EvaluationSettings
-
 
 def data(
     mix: Annotated[
-        str | None,
-        typer.Argument(metavar="[MIX.yaml]", help="Mix, or the name of a ready recipe."),
+        str | None, typer.Argument(metavar="[MIX.yaml]", help="Mix, or the name of a ready recipe.")
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
@@ -54,7 +50,7 @@ def data(
         return
     if mix is None:
         raise RecipeError("give a mix, or --list for the ready recipes")
-    parameters = _parameters(values or ())
+    parameters = options.read_pairs("--set", values, "VALUE")
     if show:
         typer.echo(mix_text(mix, parameters), nl=False)
         return
@@ -63,19 +59,9 @@ def data(
     _build(mix, parameters, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
 
 
-def _parameters(settings: Sequence[str]) -> dict[str, str]:
-    values = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise RecipeError(f"--set {setting}: write NAME=VALUE")
-        values[name] = value
-    return values
-
-
 def _build(
     mix: str, values: Mapping[str, str], out: Path, *, local: Path | None, tokenizer: str | None,
-    limit: int | None, overwrite: bool,
+    limit: int | None, overwrite: bool
 ) -> None:  # fmt: skip
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import load_tokenizer
@@ -127,8 +113,7 @@ def _list_recipes() -> None:
 
 def train(
     spec: Annotated[
-        Path | None,
-        typer.Argument(metavar="EXPERT.yaml", help="Base, data and settings."),
+        Path | None, typer.Argument(metavar="EXPERT.yaml", help="Base, data and settings.")
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
@@ -159,101 +144,3 @@ def train(
 
     written = trainer.train(spec, out, resume=resume, overwrite=overwrite, log=output.log)
     output.say(f"wrote {written}")
-
-
-@options.takes_settings(
-    "num_fewshot", "apply_chat_template", "system_instruction", "fewshot_as_multiturn",
-    "gen_kwargs", "limit", "device", "dtype",
-)  # fmt: skip
-def select(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that `layerswap train` wrote.")],
-    *,
-    keep: Annotated[int, typer.Option(min=1, help="Number of checkpoints to keep.")] = 3,
-    of_any_run: Annotated[
-        bool, typer.Option("--of-any-run", help="Allow all kept checkpoints to come from one run.")
-    ] = False,
-    task: options.Tasks = None,
-    include: options.Include = None,
-    role: Annotated[
-        Literal["task", "language"] | None,
-        typer.Option(help="Kind of expert. Its published signals replace --task."),
-    ] = None,
-    language: options.Language = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write with all scores.")] = None,
-    overwrite: options.Overwrite = False,
-    settings: EvaluationSettings,
-) -> None:
-    """Score every checkpoint of several runs and keep the best.
-
-    Ranks by validation loss, by --task, or by the published signals of --role. Those are Belebele
-    and Global-MMLU for language experts, and English MGSM for task experts. Prints a table.
-
-    Example: layerswap select runs/* --role language --language sw --keep 3
-    """
-    from layerswap.cli.tables import selection_table
-    from layerswap.compose.yaml_file import refuse_text, write_text
-    from layerswap.training.expert import select as selection
-
-    if out is not None:
-        refuse_text(out, overwrite=overwrite)
-    if task and role:
-        raise RecipeError("give --task or --role, not both")
-    options.refuse_checkpoint("--task", task, takes="an lm-eval task")
-    options.refuse_checkpoint("--language", language, takes="a language code or name")
-    names = options.task_names(task)
-    if role is not None:
-        names = selection.signal_tasks(role, language)
-    score = None
-    if names:
-        score = selection.scorer(names, include=include or (), settings=settings)
-    found = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
-    output.say(selection_table(found))
-    if out is not None:
-        write_text(out, found.to_json(), overwrite=overwrite)
-        output.say(f"wrote {out}")
-
-
-@options.takes_settings("limit", "device", "dtype")
-def freeze_or_revert(
-    spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="Expert, trained in full.")],
-    *,
-    out: Annotated[Path, typer.Option(help="Folder of the trainings. Finished ones are kept.")],
-    part: Annotated[
-        Literal["task", "language"], typer.Option(help="Part of a partition that the expert keeps.")
-    ],
-    task: Annotated[
-        list[str], typer.Option("--task", help="Benchmark: an lm-eval task. Repeatable.")
-    ],
-    partitions: Annotated[
-        str, typer.Option(help="Partitions to compare, separated by commas.")
-    ] = "A,B,C,Z",
-    include: options.Include = None,
-    settings: EvaluationSettings,
-) -> None:
-    """Compare training a part alone with training all and reverting the rest, per partition.
-
-    Reproduces table 2 of the second paper for an expert. Prints the scores as a table.
-
-    Example: layerswap freeze-or-revert math.yaml --out runs --part task --task mgsm_direct_en
-    """
-    from layerswap.checkpoint.loading import open_device, pick_device
-    from layerswap.cli.tables import places_table
-    from layerswap.evaluation.harness import check_task_names
-    from layerswap.training.expert.freezing import freeze_or_revert as both_ways
-    from layerswap.training.expert.select import scorer
-    from layerswap.training.expert.spec import read_expert
-
-    options.refuse_checkpoint("--task", task, takes="an lm-eval task")
-    open_device(pick_device(settings.device))
-    check_task_names(task, include or ())
-
-    rows = both_ways(
-        read_expert(spec),
-        out,
-        part=part,
-        score=scorer(task, include=include or (), settings=settings),
-        partitions=[name.strip() for name in partitions.split(",")],
-        folder=spec.parent,
-        log=output.log,
-    )
-    output.say(places_table(rows))

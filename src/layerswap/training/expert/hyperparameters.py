@@ -22,7 +22,7 @@ _INSTEAD = {
     **dict.fromkeys(("seed", "data_seed"), "give `seed`"),
     **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), "give `data`"),
     "output_dir": "give --out", "resume_from_checkpoint": "give --resume",
-    "model_init_kwargs": "give `dtype`", "load_best_model_at_end": "run `layerswap select`",
+    "model_init_kwargs": "give `dtype`", "load_best_model_at_end": "run `layerswap analyse select`",
     "push_to_hub": "run `layerswap merge --push`",
     "chat_template_path": "the base's own template is used",
     "trust_remote_code": "code of a repository is never run",

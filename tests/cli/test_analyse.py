@@ -1,0 +1,251 @@
+"""`layerswap delta` and `layerswap analyse`, from checkpoints and texts to files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+import layerswap as ls
+from layerswap.evaluation.linearity import Additivity, Connectivity, Line
+from layerswap.report.charts import draw_linearity
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    rows = [{"prompt": "a b c", "completion": "d"}, {"text": "e f a"}, {"text": "b"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_delta_writes_tables_maps_and_the_page(layerswap, experts, tmp_path):
+    out = tmp_path / "atlas"
+    result = layerswap("delta", "--base", experts.base, *experts.pair, "--out", out)
+    assert result.code == 0, result.err
+    assert {f.name for f in out.iterdir()} == {
+        "atlas.json", "rows.parquet", "tensors.parquet", "conflict.parquet",
+        "conflict_by_tensor.parquet", "map.svg", "map.pdf", "map.png", "map.html",
+    }  # fmt: skip
+    lines = result.out.splitlines()
+    assert lines[0].startswith("task: deltas of up to ")
+    assert "saved in bfloat16 it would lose " in lines[0]
+    assert lines[-2].startswith("task against language: cosine ")
+    assert lines[-1] == f"wrote {out}; open {out / 'map.html'}"
+    delta = load_file(f"{experts.task}/model.safetensors")
+    start = load_file(f"{experts.base}/model.safetensors")
+    name = "model.layers.3.mlp.down_proj.weight"
+    rows = (delta[name] - start[name]).abs().mean(dim=0)
+    table = pq.read_table(out / "rows.parquet").to_pylist()
+    (row,) = [r for r in table if (r["expert"], r["tensor"]) == ("task", name)]
+    assert (row["layer"], row["role"], row["matrix"]) == (3, "mlp", "w2")
+    assert row["row_mav"] == pytest.approx(rows.tolist(), rel=1e-5)
+    atlas, fresh = ls.Atlas.load(out), ls.delta(experts.base, experts.task, experts.language)
+    for threshold in (0.001, 0.008, 0.02):
+        for tensor in fresh.places:
+            found = atlas.fraction("task", tensor, threshold)
+            assert found == fresh.fraction("task", tensor, threshold)
+
+
+def test_delta_takes_experts_as_merge_does(layerswap, experts, tmp_path):
+    def names(*given):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        result = layerswap("delta", "--base", experts.base, *given, "--out", out, "--json")
+        assert result.code == 0, result.err
+        facts = json.loads(result.out)
+        assert len(facts["pairs"]) == len(facts["experts"]) - 1
+        return list(facts["experts"])
+
+    copied = shutil.copytree(experts.task, tmp_path / "math")
+    assert names("--task", experts.task, "--language-expert", experts.language) == [
+        "task", "language",
+    ]  # fmt: skip
+    assert names("--task-expert", copied) == ["task"]
+    assert names("--expert", copied, "--language", experts.language) == ["language", "math"]
+    assert names("--expert", copied, "--expert", experts.language) == ["math", "language"]
+    none = layerswap("delta", "--base", experts.base, "--out", tmp_path / "none")
+    assert (none.code, none.err) == (2, "error: give an expert to compare with the base\n")
+
+
+def test_delta_refuses_before_it_reads(layerswap, experts, tmp_path):
+    given = ("delta", "--base", experts.base, "--expert", experts.task, "--out")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "notes.txt").write_text("mine")
+    assert layerswap(*given, tmp_path / "here", "--overwrite").code == 2
+    assert (tmp_path / "here" / "notes.txt").read_text() == "mine"
+    result = layerswap(*given, tmp_path / "x", "--axis", "diagonal")
+    assert result.err.startswith("error: Invalid value for '--axis'")
+    inside = f"{experts.base}/atlas"
+    result = layerswap(*given, inside)
+    assert result.code == 2
+    assert result.err == f"error: {inside}: would write into the checkpoint of the base\n"
+
+
+def test_delta_warns_in_one_line_where_bfloat16_has_taken_much(layerswap, experts, tmp_path):
+    """Deltas a tenth of bfloat16's steps: nearly all of them round away."""
+    for name, scale in (("base", 0.0), ("expert", 0.003)):
+        folder = shutil.copytree(experts.base, tmp_path / name)
+        start = load_file(f"{experts.base}/model.safetensors")
+        end = load_file(f"{experts.task}/model.safetensors")
+        near = {n: v.bfloat16().float() + scale * (end[n] - v) for n, v in start.items()}
+        path = folder / "model.safetensors"
+        save_file({n: v.bfloat16() for n, v in near.items()}, path, metadata={"format": "pt"})
+    given = ("--base", tmp_path / "base", "--expert", tmp_path / "expert")
+    result = layerswap("delta", *given, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert [line for line in result.out.splitlines() if line.startswith("warning")] == [
+        "warning: much of the delta of expert is lost to bfloat16; save experts in float32"
+    ]
+
+
+def test_delta_notes_other_tokens(layerswap, experts, tmp_path):
+    for name, vocabulary in (("base", {"a": 0, "b": 1}), ("language", {"b": 0, "a": 1})):
+        shutil.copytree(getattr(experts, name), tmp_path / name)
+        content = json.dumps({"model": {"type": "BPE", "vocab": vocabulary, "merges": []}})
+        (tmp_path / name / "tokenizer.json").write_text(content)
+    given = ("delta", "--base", tmp_path / "base", "--expert")
+    noted = layerswap(*given, tmp_path / "language", "--out", tmp_path / "noted")
+    assert noted.code == 0, noted.err
+    assert "note: tokenizers of base and language differ" in noted.err
+    alike = layerswap(*given, experts.language, "--out", tmp_path / "alike")
+    assert "tokenizers" not in alike.err
+
+
+def linearity(experts, base, texts, out, *more):
+    given = ("--base", base, *experts.pair, "--text", texts, "--out", out)
+    return ("analyse", "linearity", *given, *more)
+
+
+@pytest.mark.slow
+def test_linearity_writes_a_table_and_figures(layerswap, experts, with_tokenizer, texts, tmp_path):
+    base, out = with_tokenizer(experts.base, "base"), tmp_path / "out"
+    arguments = linearity(experts, base, texts, out, "--steps", 2)
+    result = layerswap(*arguments)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert lines[0] == "2 texts, 1 left out, 3 tokens predicted"
+    assert lines[-1] == f"wrote {out}"
+    rows = pq.read_table(out / "linearity.parquet").to_pylist()
+    count = {}
+    for row in rows:
+        count[row["measure"]] = count.get(row["measure"], 0) + 1
+    assert count == {
+        "loss_nats_per_token": 9 * 3, "departure_share": 8, "departure_alone_share": 8,
+        "departure_logits_share": 1,
+    }  # fmt: skip
+    whole = [r for r in rows if r["measure"] == "loss_nats_per_token" and r["layer"] is None]
+    assert [row["position"] for row in whole] == [0.0, 0.5, 1.0]
+    assert lines[1].startswith(f"loss: task expert {whole[0]['value']:.4f}, ")
+    written = {file.name for file in out.iterdir()}
+    assert written == {"linearity.parquet", "linearity.svg", "linearity.pdf", "linearity.png"}
+    again = layerswap(*arguments)
+    assert again.code == 2
+    assert "--overwrite" in again.err
+    svg = (out / "linearity.svg").read_bytes()
+    assert layerswap(*arguments, "--overwrite").code == 0
+    assert (out / "linearity.svg").read_bytes() == svg
+
+
+def test_linearity_refuses_in_one_line(layerswap, experts, with_tokenizer, texts, tmp_path):
+    base, out = with_tokenizer(experts.base, "base"), tmp_path / "out"
+    wrong = layerswap(*linearity(experts, base, texts, out, "--elsewhere", "soup"))
+    assert (wrong.code, wrong.err) == (
+        2, "error: elsewhere is 'soup'; it is task, language or base\n",
+    )  # fmt: skip
+    none = layerswap(*linearity(experts, experts.base, texts, out))
+    assert none.code == 2
+    assert none.err.startswith(f"error: {experts.base}: its tokenizer cannot be loaded (")
+    assert none.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_the_figure_of_linearity_shows_the_measured_values():
+    line = Line((-0.5, 0.0, 0.5, 1.0, 1.5), (3.0, 1.0, 1.75, 2.0, 4.0))
+    found = Connectivity(line, (line, line, line), "base")
+    sums = Additivity((0.1, 0.2, 0.3), 0.4, (0.01, 0.02, 0.03))
+    left, middle, right, _ = draw_linearity(found, sums).figure.axes
+    assert tuple(left.lines[0].get_ydata()) == line.losses
+    assert tuple(left.lines[1].get_ydata()) == (1.0, 2.0)
+    assert len(middle.lines) == 3
+    assert "base elsewhere" in middle.get_title()
+    assert [bar.get_width() for bar in right.patches] == [0.1, 0.2, 0.3, 0.01, 0.02, 0.03]
+    assert right.lines[0].get_xdata()[0] == 0.4
+    *_, right, _ = draw_linearity(found, Additivity(sums.layers, 0.4, ())).figure.axes
+    assert len(right.patches) == 3
+
+
+@pytest.fixture
+def fisher(layerswap, experts, with_tokenizer, tmp_path):
+    """Runs the command on the task expert; gives its result."""
+    expert = with_tokenizer(experts.task, "expert")
+    given = ("analyse", "fisher", expert, "--out", tmp_path / "fisher", "--data")
+    return lambda *more: layerswap(*given, *more)
+
+
+def test_fisher_from_data_to_a_merge(layerswap, fisher, tmp_path):
+    (tmp_path / "texts.txt").write_text("a b c\nd e f\nc b a\n")
+    result = fisher(tmp_path / "texts.txt", "--examples", 2)
+    assert result.code == 0, result.err
+    assert result.out == f"wrote {tmp_path / 'fisher'}\n"
+    assert json.loads((tmp_path / "fisher" / "fisher.json").read_text())["examples"] == 2
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"experts:\n  math: {{source: {tmp_path / 'expert'}, fisher: {tmp_path / 'fisher'}}}\n"
+        "merge: {method: fisher, experts: [math]}\n"
+    )
+    merged = tmp_path / "merged"
+    assert layerswap("merge", recipe, "--out", merged).code == 0
+    assert layerswap("verify", merged, "--full").code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": ' + "[" * 5000 + "]" * 5000 + "}", "not valid JSON (maximum recursion depth"),
+        ('{"text": "\\ud800"}', "holds half of a surrogate pair"),
+        ('{"prompt": "a", "completion": "b \\udfff"}', "holds half of a surrogate pair"),
+        ('{"text": "a', "not valid JSON (Unterminated string"),
+        ('{"text": ["a"]}', "needs a `text`, or a `prompt` and a `completion`"),
+        ("1" * 5000, "not valid JSON (Exceeds the limit"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_odd_examples_are_one_line(fisher, tmp_path, line, said):
+    data = tmp_path / "odd.jsonl"
+    data.write_text('{"text": "a b"}\n' + line + "\n")
+    result = fisher(data)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: {data}, line 2: {said}")
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "fisher").exists()
+
+
+def test_fisher_refuses_in_one_line(fisher, texts, tmp_path):
+    wrong = fisher(texts, "--labels", "truth")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert wrong.err == "error: labels: 'truth' is not one of model, data\n"
+    missing = fisher(tmp_path / "none.txt")
+    assert (missing.code, missing.err) == (
+        2, f"error: {tmp_path}/none.txt: cannot be read (No such file or directory)\n"
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_composability_ranks_signals(layerswap, tmp_path):
+    table = tmp_path / "merges.csv"
+    lines = ["pair,mgsm_sw,[red]reading[/red],english[/x]"]  # as they are, not as markup
+    lines += [f"p{i},{i / 10},{(i * i) / 50},{[3, 1, 2, 5, 4, 0][i]}" for i in range(6)]
+    table.write_text("\n".join(lines) + "\n")
+    figure = tmp_path / "signals.svg"
+    given = ("analyse", "composability", table, "--merged")
+    done = layerswap(*given, "mgsm_sw", "--figure", figure)
+    assert done.code == 0, done.err
+    assert done.out.index("[red]reading[/red]") < done.out.index("english[/x]")
+    assert "1.000" in done.out
+    assert figure.read_text().startswith("<svg")
+    wrong = layerswap(*given, "mgsm")
+    assert wrong.code == 2
+    assert "did you mean 'mgsm_sw'" in wrong.err
