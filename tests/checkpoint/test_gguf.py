@@ -13,7 +13,6 @@ from gguf_files import LAYERS, all_of, close, encoded, floats_of, k_mix, tensors
 
 import layerswap as ls
 from layerswap.checkpoint.gguf import (
-    ARCHITECTURES,
     TYPES,
     gguf_header_bytes,
     number_entry,
@@ -93,6 +92,8 @@ def test_any_part_of_a_quantised_tensor_can_be_read(tmp_path, kind):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     dtype = gguf.GGMLQuantizationType[kind]
+    for name in ("token_embd.weight", "output.weight"):
+        writer.add_tensor(name, np.zeros((1, 4), np.float32))
     writer.add_tensor("blk.0.ffn_up.weight", encoded(values, kind), raw_dtype=dtype)
     close(writer)
     info = ls.open_checkpoint(path).tensors["blk.0.ffn_up.weight"]
@@ -104,11 +105,19 @@ def test_any_part_of_a_quantised_tensor_can_be_read(tmp_path, kind):
         assert len(read_stored(handle, info, length, 2 * length)) == nbytes
 
 
+ARCHITECTURES = """
+    apertus arcee baichuan bailingmoe bitnet bloom chatglm codeshell cohere2 command-r deci
+    deepseek deepseek2 dots1 ernie4_5 ernie4_5-moe exaone exaone4 falcon gemma gemma2 gemma3
+    gpt-oss gpt2 gptj gptneox granite granitemoe hunyuan-dense hunyuan-moe internlm2 jais llama
+    llama4 minicpm minicpm3 minimax-m2 mistral3 mpt nemotron olmo olmo2 olmoe openelm orion phi2
+    phi3 phimoe plamo qwen qwen2 qwen2moe qwen3 qwen3moe refact seed_oss smallthinker smollm3
+    stablelm starcoder starcoder2 xverse
+"""
 # Names in the package's table with two meanings, or that no checkpoint has.
 AMBIGUOUS = ("feed_forward.up_proj", "experts.gate", "model.embedding_norm")
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", ARCHITECTURES.split())
 def test_the_places_are_those_of_transformers_names(architecture):
     """The package's tables give the names of each tensor in other formats."""
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)

@@ -139,8 +139,7 @@ def test_a_url_is_for_merge_and_plan(no_download, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "near"),
     [
-        ("./experts/swahli", "experts/swahili"), ("expert/swahili", "experts/swahili"),
-        ("experts/swahili-1/", "experts/swahili"),
+        ("./experts/swahli", "experts/swahili"), ("experts/swahili-1/", "experts/swahili"),
     ],
 )  # fmt: skip
 def test_a_path_that_almost_exists(tmp_path, monkeypatch, source, near):

@@ -14,8 +14,7 @@ from layerswap.checkpoint import Place
 from layerswap.deltas import Atlas
 from layerswap.deltas.measure import TensorChange
 from layerswap.errors import LayerswapError
-from layerswap.report.delta_map import delta_page, draw_maps, label_of, map_of
-from layerswap.report.measurements import write_atlas
+from layerswap.report.delta_map import delta_page, draw_maps, label_of, map_of, write_atlas
 
 NAMES = {"w1": "mlp.gate_proj", "wq": "self_attn.q_proj", "wk": "self_attn.k_proj"}
 

@@ -122,11 +122,9 @@ def _check_kinds(
 class Family:
     """llama.cpp's conversion of the models of one `model_type`.
 
-    Attributes:
-        architecture: llama.cpp's name for them.
-        order: tensors whose rows it reorders: queries and keys for rotary embeddings, or fused
-            projections, cut from heads (`heads`) or from groups of heads (`groups`).
-        shifted: True if it adds 1 to norms.
+    `order` gives the tensors whose rows are reordered: queries and keys for rotary embeddings, or
+    fused projections, cut from heads (`heads`) or from groups of heads (`groups`). If `shifted`,
+    llama.cpp adds 1 to norms.
     """
 
     architecture: str
@@ -297,13 +295,7 @@ def adapt(
 ) -> Checkpoint:
     """View an adapter over its base as one checkpoint.
 
-    Args:
-        base: the base; without tensors (`open_configuration`) the adapter can only be composed
-            with other adapters.
-        adapter: the adapter.
-        source: the user's name for the adapter.
-        revision: the Hub commit of the adapter.
-        patterns: places of tensors whose names no built-in layout has.
+    Over a base without tensors (`open_configuration`) it can only be composed with other adapters.
     """
     with error_context(source):
         _refuse_tied(base, adapter)

@@ -42,7 +42,7 @@ def delta(
     from layerswap.checkpoint import refuse_target
     from layerswap.deltas.atlas import ATLAS, measure, open_subjects
     from layerswap.merge.target import check_apart
-    from layerswap.report.measurements import atlas_facts, write_atlas
+    from layerswap.report.delta_map import atlas_facts, write_atlas
 
     if axis not in ("input", "output"):
         raise RecipeError(f"--axis: {axis!r} is neither input nor output")
@@ -151,7 +151,7 @@ def linearity(
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import pick_device
     from layerswap.evaluation.linearity import measure_linearity
-    from layerswap.report.measurements import TABLE, write_linearity
+    from layerswap.report.charts import TABLE, write_linearity
 
     refuse_target(out, marker=TABLE, overwrite=overwrite)
     found = measure_linearity(

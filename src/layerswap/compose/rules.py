@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from typing import Any
 
-from layerswap.compose.mergekit.read import mistakes as mergekit_mistakes
+from layerswap.compose.mergekit_file import mistakes as mergekit_mistakes
 from layerswap.compose.schema import parse_size
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
 from layerswap.errors import RecipeError

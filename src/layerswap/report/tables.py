@@ -136,9 +136,7 @@ class Table:
     def latex(self, label: str = "") -> str:
         """The table in LaTeX, for the package booktabs.
 
-        Args:
-            label: of a floating table with the caption. When empty, a bare tabular with the
-                caption as a comment.
+        With a label it floats and has the caption; else it is a tabular with a comment.
         """
         columns = "".join("r" if self.numeric(i) else "l" for i in range(len(self.columns)))
         head, *body = self._lines(_latex, r"\textbf{{{}}}", r"{} \\", " & ")
@@ -222,13 +220,7 @@ def _latex(text: str) -> str:
 
 
 def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") -> None:
-    """Write tables into one Markdown and one LaTeX file.
-
-    Args:
-        stem: path of both files without `.md` and `.tex`.
-        tables: by heading.
-        title: heading of the Markdown file; none when empty.
-    """
+    """Write tables, by heading, into one Markdown and one LaTeX file."""
     markdown = [f"# {_markdown(title)}"] if title else []
     markdown += [f"## {_markdown(heading)}\n\n{table.markdown()}\n\n{_markdown(table.caption)}"
                  .rstrip() for heading, table in tables.items()]  # fmt: skip

@@ -7,8 +7,15 @@ from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from layerswap.compose.mergekit.resolve import Settings, StackSlice, needs_weight, read_stack
-from layerswap.compose.mergekit.schema import MergekitFile, MergekitMethod, scalars
+from layerswap.compose.mergekit import (
+    MergekitFile,
+    MergekitMethod,
+    Settings,
+    StackSlice,
+    needs_weight,
+    read_stack,
+    scalars,
+)
 from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest, validate, validate_whole
 from layerswap.errors import RecipeError
