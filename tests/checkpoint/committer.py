@@ -1,6 +1,5 @@
 """Commits outputs in a process that tests can kill.
 
-    python committer.py loop TARGET FALLBACK    commits versions 1, 2, 3, ... until killed
     python committer.py once TARGET VERSION     commits one version, without overwriting
     python committer.py rounds TARGET COUNT     commits COUNT versions over each other
     python committer.py steps FOLDER FALLBACK   kills a fork at every line that a commit runs
@@ -72,13 +71,6 @@ def log(line: str) -> None:
     sys.stdout.flush()
 
 
-def loop(target: Path) -> None:
-    for version in itertools.count(1):
-        commit_version(target, version)
-        if version == 1:
-            log("ready")
-
-
 def once(target: Path, version: int) -> None:
     sys.stdin.readline()
     try:
@@ -135,11 +127,9 @@ def steps(parent: Path, *, fresh: bool) -> None:
 
 if __name__ == "__main__":
     verb, where, argument = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    if verb in ("loop", "steps") and argument == "1":
+    if verb == "steps" and argument == "1":
         commit._exchange = lambda *_: False
-    if verb == "loop":
-        loop(where)
-    elif verb in ("steps", "fresh"):
+    if verb in ("steps", "fresh"):
         steps(where, fresh=verb == "fresh")
     else:
         {"once": once, "rounds": rounds}[verb](where, int(argument))

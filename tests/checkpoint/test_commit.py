@@ -5,19 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import committer
 import pytest
-from committer import MARKER, check_after_kill, commit_version, whole_version, write_output
+from committer import MARKER, commit_version, whole_version, write_output
 
 from layerswap.checkpoint import commit
-from layerswap.checkpoint.commit import atomic_folder, refuse_target
+from layerswap.checkpoint.commit import atomic_folder
 from layerswap.errors import MergeError
 
 DEAD = 2**22 + 1  # above the largest process id that Linux gives
@@ -234,11 +232,6 @@ def test_a_name_too_long_for_the_disk(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_the_check_alone_writes_nothing(target):
-    refuse_target(target, marker=MARKER, overwrite=False)
-    assert names(target.parent) == []
-
-
 # --- failures half way ---
 
 
@@ -247,13 +240,6 @@ def test_an_exception_in_the_block_leaves_nothing(target, error):
     with pytest.raises(error):
         commit_then(target, raising(error))
     assert names(target.parent) == []
-
-
-def test_an_exception_in_the_block_leaves_the_old_output(old):
-    with pytest.raises(ValueError, match="stop"):
-        commit_then(old, raising(ValueError("stop")))
-    assert whole_version(old) == 1
-    assert names(old.parent) == ["out"]
 
 
 def test_a_full_disk_in_the_block(old):
@@ -267,27 +253,6 @@ def test_a_full_disk_in_the_block(old):
     assert str(caught.value) == expected
     assert whole_version(old) == 1
     assert names(old.parent) == ["out"]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 64 KiB, where the system lets the tests mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if not shutil.which("mount") or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting is not permitted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_that_fills_up(small_disk):
-    target = small_disk / "out"
-    commit_version(target, 1, size=1000)
-    with pytest.raises(MergeError, match=r"out: cannot be written \(No space left on device\)"):
-        commit_version(target, 2, size=2000)
-    assert whole_version(target, 1000) == 1
-    assert names(small_disk) == ["out"]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
@@ -468,21 +433,6 @@ def test_a_kill_at_every_line_of_a_commit(tmp_path, verb, fallback, outcomes):
     assert process.returncode == 0
     assert seen.pop("lines") > 100
     assert {outcome for outcome, times in seen.items() if times} == outcomes
-
-
-@pytest.mark.parametrize("fallback", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_kill_at_any_moment(target, fallback):
-    moments = random.Random(fallback)
-    for _ in range(8):
-        with started("loop", target, fallback) as process:
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(moments.uniform(0, 0.08))
-            process.kill()
-        assert check_after_kill(target) != "nothing"
-    commit_version(target, 1)
-    commit_version(target, 2)
-    assert whole_version(target) == 2
-    assert names(target.parent) == ["out"]
 
 
 def test_the_partial_folder_of_a_live_process_is_left_alone(target):

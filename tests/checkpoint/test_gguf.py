@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_files import LAYERS, all_of, close, encoded, floats_of, k_mix, tensors_of, write_gguf
+from gguf_files import LAYERS, all_of, close, encoded, floats_of, tensors_of, write_gguf
 
 import layerswap as ls
 from layerswap.checkpoint.gguf import (
@@ -20,7 +20,7 @@ from layerswap.checkpoint.gguf import (
     text_entry,
     texts_entry,
 )
-from layerswap.checkpoint.header import BLOCKS, block_of, is_gguf
+from layerswap.checkpoint.header import BLOCKS, block_of
 from layerswap.checkpoint.places import place
 from layerswap.checkpoint.read import QUANTISED, UNREAD, open_file, read_floats, read_stored
 from layerswap.errors import CheckpointError, LayerswapError
@@ -328,9 +328,3 @@ def test_a_layer_that_is_missing(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="1 of 3 layers have no tensors: 2"):
         ls.open_checkpoint(path)
-
-
-def test_gguf_paths():
-    assert is_gguf("a.GGUF")
-    assert not is_gguf("a.gguf/")
-    assert k_mix("output_norm.weight") == "F32"

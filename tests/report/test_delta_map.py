@@ -54,8 +54,6 @@ def test_names_that_the_atlas_does_not_have():
         atlas().fraction("math", "gate", 1e-5)
     with pytest.raises(LayerswapError, match="no expert 'maths'"):
         atlas().threshold("maths")
-    with pytest.raises(LayerswapError, match="no expert 'maths'"):
-        atlas().overlap("math", "maths", "model.layers.1.mlp.gate_proj.weight")
 
 
 def test_the_last_layer_is_on_top():
