@@ -651,29 +651,19 @@ def test_a_hostile_name_cannot_break_the_message():
     assert Pattern(match, "other").place(name) == Place(0, "other")
 
 
-def test_a_layer_in_the_middle_must_not_be_missing():
-    with pytest.raises(CheckpointError, match=r"2 of 5 layers have no tensors: 1, 3;.*shard"):
-        place_tensors(_llama(0, 2, 4))
-
-
-def test_the_last_layers_must_not_be_missing():
-    with pytest.raises(CheckpointError, match=r"998 of 1000 .*: 2, 3, 4, 5, 6, \.\.\.;"):
-        place_tensors(_llama(0, 1), layers=1000)
-
-
-def test_more_layers_than_the_config_has():
-    with pytest.raises(CheckpointError, match="tensors of layer 2, but the config has 2 layers"):
-        place_tensors(_llama(0, 1, 2), layers=2)
-
-
-def test_an_absurd_config_is_answered_at_once():
-    with pytest.raises(CheckpointError, match="have no tensors"):
-        place_tensors(_llama(0), layers=10**15)
-
-
-def test_no_layers_at_all():
-    with pytest.raises(CheckpointError, match="no tensor belongs to a layer"):
-        place_tensors(["lm_head.weight", "vision_tower.encoder.layers.0.mlp.fc1.weight"])
+@pytest.mark.parametrize(
+    ("names", "layers", "message"),
+    [
+        (_llama(0, 2, 4), None, r"2 of 5 layers have no tensors: 1, 3;.*shard"),
+        (_llama(0, 1), 1000, r"998 of 1000 .*: 2, 3, 4, 5, 6, \.\.\.;"),
+        (_llama(0, 1, 2), 2, "tensors of layer 2, but the config has 2 layers"),
+        (_llama(0), 10**15, "have no tensors"),
+        (["lm_head.weight", "visual.layers.0.fc1.weight"], None, "no tensor belongs to a layer"),
+    ],
+)
+def test_missing_and_extra_layers(names, layers, message):
+    with pytest.raises(CheckpointError, match=message):
+        place_tensors(names, layers=layers)
 
 
 def test_two_lists_of_layers_are_not_mixed_up():

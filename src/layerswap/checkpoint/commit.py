@@ -203,7 +203,7 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
 def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite: bool) -> Path:
     """Refuse a file that may not be written; return its absolute path.
 
-    An existing file needs `overwrite` and must be one of ours.
+    An existing file needs `overwrite`, and layerswap must have written it.
     """
     file = _absolute(target)
     with _unwritable(file):

@@ -100,7 +100,7 @@ class Checkpoint:
 
     @property
     def files(self) -> list[WeightFile]:
-        """The checkpoint's own weight files: the adapter's, if it is one."""
+        """The checkpoint's own weight files; those of the adapter, for an adapter."""
         tensors: list[TensorInfo] = list(self.tensors.values())
         tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
@@ -298,7 +298,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
 
 
-# --- from what the user names to a folder ---
+# --- fetching ---
 
 
 def fetch_checkpoint(

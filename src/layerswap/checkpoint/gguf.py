@@ -38,7 +38,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _MAX_NAME, _MAX_KEY, _MAX_DIMENSIONS = 63, 65535, 4  # llama.cpp's
 _MAX_TEXTS = 1 << 22
-"""Most texts of one list, such as the tokens: eight times as many as any known vocabulary has."""
+"""Most texts of one list, such as the tokens: eight times the largest known vocabulary."""
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 

@@ -249,7 +249,7 @@ class Pattern:
             )
 
     def place(self, name: str) -> Place | None:
-        """Return the place of `name`; None if the pattern does not match all of it."""
+        """Return the place of `name`; None if the pattern does not match the whole name."""
         match = re.fullmatch(self.match, name)
         if match is None:
             return None
@@ -416,7 +416,7 @@ def _by_tables(name: _Name) -> Place | None:
         if name.layer is not None:
             known = all(word in INSIDE[role] or _is_index(word) for word in inside)
         else:
-            # The layout inside a tower does not matter: all of it is `other`.
+            # The layout inside a tower does not matter: every tensor in it is `other`.
             known = role == "other" or OUTSIDE_LEAVES.issuperset(inside)
         if known:
             routes = role == "mlp" and not ROUTERS.isdisjoint(name.rest)
@@ -428,8 +428,8 @@ def _check_one_stack(names: Iterable[_Name]) -> None:
     stacks = list(dict.fromkeys(name.stack for name in names if name.stack is not None))
     if len(stacks) > 1:
         raise CheckpointError(
-            f"two lists of layers, {stacks[0]!r} and {stacks[1]!r}, where one decoder has one; "
-            "place the tensors of the other with `patterns` in the recipe"
+            f"two lists of layers, {stacks[0]!r} and {stacks[1]!r}; place the tensors that are not "
+            "the decoder's with `patterns` in the recipe"
         )
 
 

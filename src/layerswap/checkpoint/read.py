@@ -281,7 +281,7 @@ def narrowed(values: Floats, dtype: str) -> Stored:
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep freed chunks for the next ones.
+    """Let the allocator reuse the memory of freed chunks.
 
     glibc keeps blocks no larger than the largest that it has seen freed. By default it returns a
     chunk's memory to the system, and clearing the same pages again takes most of the time.

@@ -37,7 +37,7 @@ PERIODS = (
     "sliding_window_pattern", "full_attention_interval", "decoder_sparse_step", "attn_layer_period",
     "expert_layer_period", "no_rope_layer_interval", "interleave_moe_layer_step",
 )  # fmt: skip
-"""Keys whose value n makes every n-th layer one of another kind."""
+"""Keys whose value n gives every n-th layer another kind."""
 STARTS = ("first_k_dense_replace", "max_window_layers")
 """Keys for the first layer of another kind."""
 INDICES = ("mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "moe_layers")
@@ -74,7 +74,7 @@ def restacked_config(
 ) -> dict[str, Any]:
     """Return the configuration of a new stack, with its depth and its settings per layer.
 
-    Refuses a stack in which a layer would become one of another kind.
+    Refuses a stack in which a layer would change its kind.
     """
     text = text_config(config)
     layers = max((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), default=0)
@@ -103,7 +103,7 @@ def _is_per_layer(key: str, value: object, layers: int) -> bool:
 def _check_kinds(
     key: str, value: int, text: Mapping[str, Any], taken: Sequence[int], source: str
 ) -> None:
-    """Refuse a stack in which a layer's new number makes it one of another kind."""
+    """Refuse a stack in which a layer's new number changes its kind."""
     if key in PERIODS and value > 1:
         changes = [new % value != old % value for new, old in enumerate(taken)]
     elif key in STARTS and (key != "max_window_layers" or text.get("use_sliding_window")):

@@ -110,7 +110,7 @@ class Operation:
 
     @property
     def all_fishers(self) -> tuple[str, ...]:
-        """Every expert whose Fisher is read, by this operation or by one among its inputs."""
+        """Every expert whose Fisher is read, by this operation or by its inputs."""
         inner = {name for blend in self.blends for name in blend.fishers}
         return tuple(sorted(inner.union(self.fishers)))
 

@@ -1,4 +1,4 @@
-"""Measures what fine-tuning changed: maps of changed rows, and conflicts between experts."""
+"""Measures the changes of fine-tuning: maps of changed rows, and conflicts between experts."""
 
 from typing import TYPE_CHECKING
 

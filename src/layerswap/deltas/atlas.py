@@ -1,4 +1,4 @@
-"""The atlas: what fine-tuning changed in every tensor of one expert or several."""
+"""The atlas: the changes of fine-tuning in every tensor of one expert or several."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def measure_delta(
     Args:
         base: a folder or a Hub id.
         experts: folders or Hub ids of full checkpoints or adapters, or mappings that name them.
-            An expert without a name has that of the last part of its source.
+            The default name is the last part of the source.
         axis: features that count as rows: `input` (the papers') or `output`.
         patterns: places of tensors that no built-in layout knows.
         threads: tensors measured at a time; the number of usable processors when None.
@@ -343,7 +343,7 @@ def _heads(checkpoint: Checkpoint) -> set[str]:
 
 
 def matrix_name(tensor: str) -> str:
-    """The papers' name for a matrix, or its own words within the layer."""
+    """The papers' name for a matrix, else its last two words."""
     known = alias(tensor)
     if known is not None:
         return known

@@ -59,7 +59,7 @@ def read_chunks(
 CHUNK_ELEMENTS = 1 << 17
 """Elements read at a time, rounded to whole lines: few enough to stay in the cache."""
 SAMPLED = 1 << 16
-"""Elements of a tensor, evenly spaced, of which the median is taken."""
+"""Elements of a tensor, evenly spaced, for the median."""
 
 
 @dataclass(frozen=True)

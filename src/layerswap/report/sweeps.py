@@ -116,7 +116,7 @@ def _sources(board: SweepResult) -> list[Section]:
         worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
         return [
             Section(
-                "What each layer's source is worth",
+                "Difference by the source of each layer",
                 "Mean score of the compositions that take the layer from the language expert, "
                 "minus that of those that take it from the task expert (development split).",
                 table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
@@ -130,7 +130,7 @@ def _sources(board: SweepResult) -> list[Section]:
     ]
     return [
         Section(
-            "What each source is worth",
+            "Score by source",
             "Mean score of the draws that take it (development split).",
             table=Table(("place", *names), list(reversed(rows)), unit=""),
         ),

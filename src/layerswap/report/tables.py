@@ -130,7 +130,7 @@ class Table:
         """The table in Markdown."""
         right = [self.numeric(i) for i in range(len(self.columns))]
         lines = [*self._lines(_markdown, "**{}**", "| {} |", " | ")]
-        lines.insert(1, "|" + "".join("---:|" if one else "---|" for one in right))
+        lines.insert(1, "|" + "".join("---:|" if flush else "---|" for flush in right))
         return "\n".join(lines)
 
     def latex(self, label: str = "") -> str:
@@ -177,8 +177,8 @@ class Table:
             shown = []
             for k, cell in enumerate(cells):
                 words, mark = escape(cell_words(cell, self.unit)), ""
-                if (i, k) in self.bold and (found := re.match(r"[-\d.]+", words)):
-                    words, mark = found[0], words[found.end() :]
+                if (i, k) in self.bold and (number := re.match(r"[-\d.]+", words)):
+                    words, mark = number[0], words[number.end() :]
                 strong = words and (mark or i == self.highlight or (i, k) in self.bold)
                 shown.append(bold.format(words) + mark if strong else words)
             lines.append(line.format(between.join(shown)))
