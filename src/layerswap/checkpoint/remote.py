@@ -269,7 +269,6 @@ def fetch_beside(url: str) -> Path:
 
     An adapter is fetched whole.
     """
-    check_url(url)
     folder = Path(tempfile.mkdtemp(prefix="layerswap-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
