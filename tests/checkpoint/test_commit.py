@@ -409,14 +409,7 @@ def test_the_order_without_an_exchange(old, record, monkeypatch):
     ]
 
 
-# --- killed and concurrent processes ---
-
-
-def started(*arguments, **options):
-    command = [sys.executable, committer.__file__, *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-    )
+# --- killed processes ---
 
 
 @pytest.mark.parametrize(
@@ -428,9 +421,9 @@ def started(*arguments, **options):
     ],
 )
 def test_a_kill_at_every_line_of_a_commit(tmp_path, verb, fallback, outcomes):
-    with started(verb, tmp_path, fallback) as process:
-        seen = json.loads(process.communicate(timeout=40)[0])
-    assert process.returncode == 0
+    command = [sys.executable, committer.__file__, verb, str(tmp_path), str(fallback)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
+    seen = json.loads(done.stdout)
     assert seen.pop("lines") > 100
     assert {outcome for outcome, times in seen.items() if times} == outcomes
 
@@ -453,28 +446,4 @@ def test_a_replaced_output_is_kept_while_there_is_no_other(target):
     commit_version(target, 1)
     assert names(target.parent) == ["out", "out.replaced-abcd"]
     commit_version(target, 2)
-    assert names(target.parent) == ["out"]
-
-
-def test_two_processes_with_one_target(target):
-    processes = [started("once", target, version) for version in (1, 2)]
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [process.communicate(timeout=20)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert answers.count("") == 1
-    loser = next(answer for answer in answers if answer)
-    assert loser.startswith(f"{target}: ")
-    assert whole_version(target) == answers.index("") + 1
-    assert names(target.parent) == ["out"]
-
-
-def test_two_processes_overwriting_one_target(target):
-    commit_version(target, 1)
-    processes = [started("rounds", target, 10) for _ in range(2)]
-    for process in processes:
-        process.communicate(timeout=30)
-    assert [process.returncode for process in processes] == [0, 0]
-    assert whole_version(target) == 9
     assert names(target.parent) == ["out"]

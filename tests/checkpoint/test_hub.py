@@ -93,24 +93,11 @@ def test_a_file(tmp_path, no_download):
 @pytest.mark.parametrize(
     "source",
     [
-        "/no/such/folder",
-        "no-such-folder",
-        "./expert",
-        "../expert",
-        "../../nothing",
-        ".//nothing",
-        "a/b/c",
-        "a//b",
-        "a/",
-        "/a",
-        "@main",
-        "owner/@main",
-        "owner name/x",
-        r"C:\models\expert",
-        "owner/name\n",
-        "-owner/name",
+        "/no/such/folder", "no-such-folder", "./expert", "../expert", "../../nothing", ".//nothing",
+        "a/b/c", "a//b", "a/", "/a", "@main", "owner/@main", "owner name/x", r"C:\models\expert",
+        "owner/name\n", "-owner/name",
     ],
-)
+)  # fmt: skip
 def test_neither_a_folder_nor_a_hub_id(tmp_path, monkeypatch, no_download, source):
     (tmp_path / "in" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "in" / "here")
