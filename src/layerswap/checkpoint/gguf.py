@@ -58,6 +58,9 @@ class Metadata:
     spans: Mapping[str, tuple[int, int, int]]
     alignment: int
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.spans
+
     def __getitem__(self, key: str) -> Any:
         kind, start, _ = self.spans[key]
         return _decode(self.raw, kind, start)[0]
