@@ -316,6 +316,20 @@ def test_a_null_quantisation_is_none(single):
     assert len(open_checkpoint(str(single)).tensors) == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "not a JSON object"),
+        ('{"a": 1, "a": 1}', "key 'a' is given twice"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ("", "not valid JSON (Expecting value: line 1 column 1 (char 0))"),
+    ],
+)
+def test_a_bad_configuration(single, text, message):
+    (single / "config.json").write_text(text)
+    assert refusal(single) == f"/config.json: {message}"
+
+
 def test_a_folder_that_may_not_be_entered(single, monkeypatch):
     def denied(path):
         raise PermissionError(13, "Permission denied", str(path))

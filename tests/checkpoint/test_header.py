@@ -69,6 +69,13 @@ def test_a_bad_frame(tmp_path, content, message):
     assert refused_bytes(tmp_path, content) == message
 
 
+def test_a_header_longer_than_allowed_is_not_read(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(length(100_000_001))
+    os.truncate(path, 200_000_000)
+    assert refusal(path) == "the header claims 100000001 bytes; at most 100000000 allowed"
+
+
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     path.write_bytes(length(16) + b"{}")
