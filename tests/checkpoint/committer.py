@@ -1,8 +1,5 @@
 """Commits outputs in a process that tests can kill.
 
-    python committer.py loop TARGET FALLBACK    commits versions 1, 2, 3, ... until killed
-    python committer.py once TARGET VERSION     commits one version, without overwriting
-    python committer.py rounds TARGET COUNT     commits COUNT versions over each other
     python committer.py steps FOLDER FALLBACK   kills a fork at every line that a commit runs
     python committer.py fresh FOLDER 0          the same, where there is no old output
 
@@ -22,7 +19,6 @@ from types import FrameType
 from typing import Any
 
 from layerswap.checkpoint import commit
-from layerswap.errors import MergeError
 
 MARKER = "layerswap.json"
 PARTS = 4
@@ -47,8 +43,8 @@ def whole_version(folder: Path, size: int = 20_000) -> int:
     return version
 
 
-def commit_version(target: Path, version: int, *, overwrite: bool = True, size: int = 20_000):
-    with commit.atomic_folder(target, marker=MARKER, overwrite=overwrite) as folder:
+def commit_version(target: Path, version: int, *, size: int = 20_000):
+    with commit.atomic_folder(target, marker=MARKER, overwrite=True) as folder:
         write_output(folder, version, size)
 
 
@@ -65,31 +61,6 @@ def check_after_kill(target: Path, size: int = 20_000) -> str:
     for path in aside:
         whole_version(path, size)
     return "set aside" if aside else "nothing"
-
-
-def log(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def loop(target: Path) -> None:
-    for version in itertools.count(1):
-        commit_version(target, version)
-        if version == 1:
-            log("ready")
-
-
-def once(target: Path, version: int) -> None:
-    sys.stdin.readline()
-    try:
-        commit_version(target, version, overwrite=False)
-    except MergeError as error:
-        log(str(error))
-
-
-def rounds(target: Path, count: int) -> None:
-    for version in range(count):
-        commit_version(target, version)
 
 
 def kill_at_line(count: int) -> None:
@@ -130,16 +101,11 @@ def steps(parent: Path, *, fresh: bool) -> None:
     commit_version(target, 1, size=10)
     commit_version(target, 1, size=10)
     assert [path.name for path in parent.iterdir()] == ["out"]
-    log(json.dumps(seen | {"lines": count}))
+    sys.stdout.write(json.dumps(seen | {"lines": count}))
 
 
 if __name__ == "__main__":
     verb, where, argument = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    if verb in ("loop", "steps") and argument == "1":
+    if verb == "steps" and argument == "1":
         commit._exchange = lambda *_: False
-    if verb == "loop":
-        loop(where)
-    elif verb in ("steps", "fresh"):
-        steps(where, fresh=verb == "fresh")
-    else:
-        {"once": once, "rounds": rounds}[verb](where, int(argument))
+    steps(where, fresh=verb == "fresh")

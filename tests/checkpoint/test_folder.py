@@ -10,10 +10,7 @@ from handmade import (
     EMBEDDING,
     NORM,
     QUERY,
-    entry,
-    framed,
     write_config,
-    write_file,
     write_index,
     write_weights,
 )
@@ -227,12 +224,6 @@ def test_megabytes_in_an_index_are_clipped(sharded):
     assert refusal(sharded).endswith(f"t… in {FIRST}, which does not hold it")
 
 
-def test_a_megabyte_of_tensor_name_is_clipped(sharded):
-    name = "t" * 1_000_000
-    write_file(sharded / FIRST, {name: entry(0, 2)}, bytes(2))
-    assert refusal(sharded).endswith(f"t…, which {INDEX} lacks")
-
-
 # --- no weights that can be read ---
 
 ADAPTER = ": a LoRA adapter, where a full checkpoint is needed"
@@ -337,16 +328,6 @@ def test_a_null_quantisation_is_none(single):
 def test_a_bad_configuration(single, text, message):
     (single / "config.json").write_text(text)
     assert refusal(single) == f"/config.json: {message}"
-
-
-def test_a_configuration_with_more_layers_than_the_tensors(single):
-    write_config(single, CONFIG | {"num_hidden_layers": 2})
-    assert refusal(single).startswith(": ")
-
-
-def test_a_checkpoint_with_no_tensor_is_refused(single):
-    (single / "model.safetensors").write_bytes(framed(b"{}"))
-    assert refusal(single).startswith(": ")
 
 
 def test_a_folder_that_may_not_be_entered(single, monkeypatch):

@@ -9,11 +9,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_files import LAYERS, all_of, close, encoded, floats_of, k_mix, tensors_of, write_gguf
+from gguf_files import LAYERS, all_of, close, encoded, floats_of, tensors_of, write_gguf
 
 import layerswap as ls
 from layerswap.checkpoint.gguf import (
-    ARCHITECTURES,
     TYPES,
     gguf_header_bytes,
     number_entry,
@@ -21,7 +20,7 @@ from layerswap.checkpoint.gguf import (
     text_entry,
     texts_entry,
 )
-from layerswap.checkpoint.header import BLOCKS, block_of, is_gguf
+from layerswap.checkpoint.header import BLOCKS, block_of
 from layerswap.checkpoint.places import place
 from layerswap.checkpoint.read import QUANTISED, UNREAD, open_file, read_floats, read_stored
 from layerswap.errors import CheckpointError, LayerswapError
@@ -93,6 +92,8 @@ def test_any_part_of_a_quantised_tensor_can_be_read(tmp_path, kind):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     dtype = gguf.GGMLQuantizationType[kind]
+    for name in ("token_embd.weight", "output.weight"):
+        writer.add_tensor(name, np.zeros((1, 4), np.float32))
     writer.add_tensor("blk.0.ffn_up.weight", encoded(values, kind), raw_dtype=dtype)
     close(writer)
     info = ls.open_checkpoint(path).tensors["blk.0.ffn_up.weight"]
@@ -104,11 +105,19 @@ def test_any_part_of_a_quantised_tensor_can_be_read(tmp_path, kind):
         assert len(read_stored(handle, info, length, 2 * length)) == nbytes
 
 
+ARCHITECTURES = """
+    apertus arcee baichuan bailingmoe bitnet bloom chatglm codeshell cohere2 command-r deci
+    deepseek deepseek2 dots1 ernie4_5 ernie4_5-moe exaone exaone4 falcon gemma gemma2 gemma3
+    gpt-oss gpt2 gptj gptneox granite granitemoe hunyuan-dense hunyuan-moe internlm2 jais llama
+    llama4 minicpm minicpm3 minimax-m2 mistral3 mpt nemotron olmo olmo2 olmoe openelm orion phi2
+    phi3 phimoe plamo qwen qwen2 qwen2moe qwen3 qwen3moe refact seed_oss smallthinker smollm3
+    stablelm starcoder starcoder2 xverse
+"""
 # Names in the package's table with two meanings, or that no checkpoint has.
 AMBIGUOUS = ("feed_forward.up_proj", "experts.gate", "model.embedding_norm")
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", ARCHITECTURES.split())
 def test_the_places_are_those_of_transformers_names(architecture):
     """The package's tables give the names of each tensor in other formats."""
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -319,9 +328,3 @@ def test_a_layer_that_is_missing(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="1 of 3 layers have no tensors: 2"):
         ls.open_checkpoint(path)
-
-
-def test_gguf_paths():
-    assert is_gguf("a.GGUF")
-    assert not is_gguf("a.gguf/")
-    assert k_mix("output_norm.weight") == "F32"

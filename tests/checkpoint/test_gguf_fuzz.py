@@ -70,13 +70,6 @@ MUTATED = mutated(honest_files(), PIECES, reach=400)
 
 
 @FUZZ
-@given(st.binary(max_size=300))
-def test_random_bytes(content):
-    check(content)
-    check(b"GGUF\3\0\0\0" + content)
-
-
-@FUZZ
 @given(st.integers(0, 4), st.integers(0, 4), st.binary(max_size=300))
 def test_random_headers(tensors, entries, content):
     check(b"GGUF" + struct.pack("<IQQ", 3, tensors, entries) + content)

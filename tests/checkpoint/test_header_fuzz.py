@@ -109,12 +109,6 @@ PIECES = st.binary(max_size=8) | st.sampled_from([b'"', b"{}", b"9" * 30])
 
 
 @FUZZ
-@given(st.binary(max_size=300))
-def test_random_bytes(content):
-    check(content)
-
-
-@FUZZ
 @given(st.binary(max_size=300), st.binary(max_size=20))
 def test_random_headers(header, data):
     check(framed(b"{" + header, data))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import huggingface_hub
 import pytest
 from handmade import EMBEDDING, NORM, QUERY, write_config, write_weights
@@ -98,24 +93,11 @@ def test_a_file(tmp_path, no_download):
 @pytest.mark.parametrize(
     "source",
     [
-        "/no/such/folder",
-        "no-such-folder",
-        "./expert",
-        "../expert",
-        "../../nothing",
-        ".//nothing",
-        "a/b/c",
-        "a//b",
-        "a/",
-        "/a",
-        "@main",
-        "owner/@main",
-        "owner name/x",
-        r"C:\models\expert",
-        "owner/name\n",
-        "-owner/name",
+        "/no/such/folder", "no-such-folder", "./expert", "../expert", "../../nothing", ".//nothing",
+        "a/b/c", "a//b", "a/", "/a", "@main", "owner/@main", "owner name/x", r"C:\models\expert",
+        "owner/name\n", "-owner/name",
     ],
-)
+)  # fmt: skip
 def test_neither_a_folder_nor_a_hub_id(tmp_path, monkeypatch, no_download, source):
     (tmp_path / "in" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "in" / "here")
@@ -139,8 +121,7 @@ def test_a_url_is_for_merge_and_plan(no_download, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "near"),
     [
-        ("./experts/swahli", "experts/swahili"), ("expert/swahili", "experts/swahili"),
-        ("experts/swahili-1/", "experts/swahili"),
+        ("./experts/swahli", "experts/swahili"), ("experts/swahili-1/", "experts/swahili"),
     ],
 )  # fmt: skip
 def test_a_path_that_almost_exists(tmp_path, monkeypatch, source, near):
@@ -189,32 +170,6 @@ def test_an_id_that_the_hub_does_not_allow(cache, source):
     message = refusal(source)
     assert message.startswith(f"{source}: not a valid Hub id (")
     assert source in message.removeprefix(source)
-
-
-def test_a_process_that_is_offline_answers_at_once(tmp_path):
-    fill_cache(tmp_path)
-    script = (
-        "from layerswap.checkpoint.folder import fetch_checkpoint as fetch\n"
-        "from layerswap.errors import CheckpointError\n"
-        "import json, time, huggingface_hub\n"
-        "start = time.monotonic()\n"
-        "try: fetch('owner/other')\n"
-        "except CheckpointError as error: message = str(error)\n"
-        "print(json.dumps([message, time.monotonic() - start, fetch('owner/name')[1]]))\n"
-    )
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_CACHE": str(tmp_path),
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    message, seconds, commit = json.loads(done.stdout)
-    assert message == f"owner/other: {OFFLINE}"
-    assert seconds < 5
-    assert commit == COMMIT
-    assert done.stderr == ""
 
 
 # --- what the Hub may answer ---

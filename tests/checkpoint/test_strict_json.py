@@ -8,7 +8,7 @@ import os
 import pytest
 
 from layerswap.checkpoint import strict_json
-from layerswap.checkpoint.strict_json import clipped, parse_json, read_json_object
+from layerswap.checkpoint.strict_json import parse_json, read_json_object
 from layerswap.errors import CheckpointError
 
 
@@ -27,10 +27,6 @@ def refusal(data: bytes) -> str:
 )
 def test_ordinary_json_is_read_as_the_standard_library_reads_it(text):
     assert parse_json(text.encode(), "x") == json.loads(text)
-
-
-def test_equal_keys_in_different_objects_are_no_duplicates():
-    assert parse_json(b'[{"a": 1}, {"a": {"a": 2}}]', "x") == [{"a": 1}, {"a": {"a": 2}}]
 
 
 @pytest.mark.parametrize(
@@ -61,25 +57,6 @@ def test_bad_json_is_refused_in_one_line(data, message):
     assert refusal(data) == message
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"{'a': 1}",
-        b"[1,]",
-        b"[01]",
-        b"// no\n{}",
-        b'"\n"',
-        b'"\\x00"',
-        b"True",
-        b"+1",
-        b"\0",
-        b"0x1",
-    ],
-)
-def test_what_is_not_json_is_refused(data):
-    assert refusal(data).startswith("x.json: not valid JSON (")
-
-
 def test_a_byte_order_mark_is_refused():
     assert "BOM" in refusal(b"\xef\xbb\xbf{}")
 
@@ -94,11 +71,6 @@ def test_a_huge_duplicate_key_is_clipped():
     assert refusal(b"{" + key + b":1," + key + b":2}").endswith("k… is given twice")
 
 
-def test_clipped_keeps_the_limit():
-    assert clipped("a" * 200) == "a" * 200
-    assert clipped("a" * 201) == "a" * 199 + "…"
-
-
 @pytest.mark.parametrize("text", ["[]", '"a"', "1", "1.5", "true", "null"])
 def test_a_file_must_hold_an_object(tmp_path, text):
     path = tmp_path / "config.json"
@@ -106,12 +78,6 @@ def test_a_file_must_hold_an_object(tmp_path, text):
     with pytest.raises(CheckpointError) as caught:
         read_json_object(path)
     assert str(caught.value) == f"{path}: not a JSON object"
-
-
-def test_a_file_with_an_object_is_read(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text('{"a": "é"}', encoding="utf-8")
-    assert read_json_object(path) == {"a": "é"}
 
 
 def test_a_file_larger_than_the_limit_is_not_read(tmp_path, monkeypatch):

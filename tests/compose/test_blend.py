@@ -74,10 +74,3 @@ def test_nesting_is_the_weighted_average_of_the_parts(parts):
 
     expected = math.fsum(w * value(b) for b, w in parts.items()) / math.fsum(parts.values())
     assert value(Blend.nested(parts)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_nesting_example():
-    parts = {Blend.uniform("ab"): 0.5, Blend.of("c"): 0.5}
-    assert Blend.nested(parts) == Blend.of({"a": 0.25, "b": 0.25, "c": 0.5})
-    with pytest.raises(RecipeError, match="have no positive, finite sum"):
-        Blend.nested({})

@@ -8,8 +8,7 @@ import pytest
 from layerswap.checkpoint.places import Place
 from layerswap.compose import Blend, parse_recipe
 from layerswap.compose.blend import Operation
-from layerswap.compose.mergekit import llama_tensors
-from layerswap.compose.mergekit.schema import read_setting, value_at
+from layerswap.compose.mergekit import llama_tensors, read_setting, value_at
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import RecipeError
 

@@ -17,7 +17,6 @@ from layerswap.compose import (
     swap,
     zone_grid,
 )
-from layerswap.compose.presets import scaled
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import RecipeError
 
@@ -78,15 +77,6 @@ def test_zones_that_do_not_fit_are_always_refused():
                 swap(layers, zones=Zones(*sizes))
 
 
-def test_every_border():
-    composition = swap(10, zones=Zones(2, 1, 2, 1))
-    assert taken(composition) == (
-        ["language"] * 2 + ["blend"] * 2 + ["task"] * 4 + ["blend"] + ["language"]
-    )
-    full = swap(6, zones=Zones(1, 2, 1, 2))
-    assert taken(full) == ["language", "blend", "blend", "blend", "language", "language"]
-
-
 @pytest.mark.parametrize(
     ("zones", "message"),
     [
@@ -110,16 +100,6 @@ def test_illegal_zones(zones, message):
 def test_defaults_scale_rounded_half_up(layers, bottom, top):
     assert default_zones(layers) == Zones(bottom, top)
     assert taken(swap(layers)).count("language") == bottom + top
-
-
-def test_rounding_is_half_up_and_at_least_one():
-    assert (scaled(5, 16), scaled(2, 8), scaled(2, 24), scaled(1, 1)) == (3, 1, 2, 1)
-
-
-def test_a_model_of_one_layer_has_no_room_for_the_defaults():
-    with pytest.raises(RecipeError) as caught:
-        swap(1)
-    assert str(caught.value) == "zones overlap: bottom 1 + top 1 = 2, but there are 1 layers"
 
 
 @pytest.mark.parametrize(("layers", "outer"), [(36, 13), (28, 10), (32, 12), (8, 3), (2, 1)])

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import layerswap as ls
-from layerswap.deltas.conflict import common_rows
+from layerswap.deltas.measure import common_rows
 
 SHAPES = {
     "self_attn.q_proj.weight": (12, 10), "self_attn.o_proj.weight": (10, 12),

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
-from layerswap.deltas import magnitude
+from layerswap.deltas import measure
 from layerswap.errors import CheckpointError
 from layerswap.methods.rows import Rows
 
@@ -38,7 +38,7 @@ def make(root, config, dtype=torch.float32):
 def test_the_weight_is_one_over_the_mean_mav_of_all_rows(tmp_path, dtype):
     base, *experts = make(tmp_path, tiny_llama(), dtype)
     for expert in experts:
-        found = magnitude.magnitude_weight(
+        found = measure.magnitude_weight(
             open_checkpoint(str(base)), [(open_checkpoint(str(expert)), 1.0)]
         )
         assert found == pytest.approx(direct(base, expert), rel=1e-6)
@@ -49,7 +49,7 @@ def test_conv1d_layers_are_transposed_but_embeddings_are_not(tmp_path):
 
     config = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     base, expert, _ = make(tmp_path, config)
-    found = magnitude.magnitude_weight(
+    found = measure.magnitude_weight(
         open_checkpoint(str(base)), [(open_checkpoint(str(expert)), 1.0)]
     )
     conv1d = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -92,18 +92,14 @@ def test_the_number_of_threads_does_not_change_a_bit(tmp_path):
     found = []
     for threads in (2, 1):
         torch.set_num_threads(threads)
-        found.append(
-            [magnitude.mean_absolute_delta(base, [(expert, 1.0)], n) for n in base.tensors]
-        )
+        found.append([measure.mean_absolute_delta(base, [(expert, 1.0)], n) for n in base.tensors])
     assert found[0] == found[1]
 
 
 def test_chunks_only_change_the_rounding(tmp_path, monkeypatch):
-    monkeypatch.setattr(magnitude, "CHUNK_ELEMENTS", 17)
+    monkeypatch.setattr(measure, "SUMMED", 17)
     small = save_small(tmp_path)
-    assert magnitude.magnitude_weight(*small) == pytest.approx(
-        direct(*map(folder, small)), rel=1e-6
-    )
+    assert measure.magnitude_weight(*small) == pytest.approx(direct(*map(folder, small)), rel=1e-6)
 
 
 def save_small(root):
@@ -117,7 +113,7 @@ def folder(item):
 
 def test_a_soup_of_experts_is_measured_as_their_blend(tmp_path):
     base, one, two = (open_checkpoint(str(f)) for f in make(tmp_path, tiny_llama()))
-    found = magnitude.magnitude_weight(base, [(one, 0.25), (two, 0.75)])
+    found = measure.magnitude_weight(base, [(one, 0.25), (two, 0.75)])
     mavs = []
     for name, tensor in tensors_of(base.folder).items():
         a, b = (tensors_of(c.folder)[name].double() for c in (one, two))

@@ -14,8 +14,7 @@ from layerswap.checkpoint import Place
 from layerswap.deltas import Atlas
 from layerswap.deltas.measure import TensorChange
 from layerswap.errors import LayerswapError
-from layerswap.report.delta_map import delta_page, draw_maps, label_of, map_of
-from layerswap.report.measurements import write_atlas
+from layerswap.report.delta_map import delta_page, draw_maps, label_of, map_of, write_atlas
 
 NAMES = {"w1": "mlp.gate_proj", "wq": "self_attn.q_proj", "wk": "self_attn.k_proj"}
 
@@ -55,8 +54,6 @@ def test_names_that_the_atlas_does_not_have():
         atlas().fraction("math", "gate", 1e-5)
     with pytest.raises(LayerswapError, match="no expert 'maths'"):
         atlas().threshold("maths")
-    with pytest.raises(LayerswapError, match="no expert 'maths'"):
-        atlas().overlap("math", "maths", "model.layers.1.mlp.gate_proj.weight")
 
 
 def test_the_last_layer_is_on_top():

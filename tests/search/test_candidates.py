@@ -76,7 +76,7 @@ def test_draws_on_tasks_from_the_file_to_its_folder(world, tmp_path):
     assert facts["chosen"]["method"] == "draw"
     page = (out / "report.html").read_text()
     assert "The best draws" in page
-    assert "What each source is worth" in page
+    assert "Score by source" in page
     merged = ls.make_plan(ls.read_recipe(out / "best.yaml")).save(tmp_path / "merged")
     assert (merged / "model.safetensors").is_file()
     assert "The best is " in done.output

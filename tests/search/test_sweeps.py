@@ -18,7 +18,7 @@ from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.report.sweeps import lead, tell
+from layerswap.report.sweeps import lead, sweep_report
 from layerswap.search import sweeps
 from layerswap.search.candidates import zone_sources
 from layerswap.search.conditions import (
@@ -184,7 +184,7 @@ def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
-    assert "is no sweep's folder; choose another output" in str(done.exception)
+    assert "does not hold a sweep; choose another output" in str(done.exception)
 
 
 # --- two stages ----------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypa
     assert said[-1] == (
         "3 of 6 compositions were scored on all 5 development documents, the others on 2"
     )
-    assert said[-1] in tell(board).colophon
+    assert said[-1] in sweep_report(board).colophon
 
 
 def test_a_screen_over_all_documents_changes_nothing(world, tmp_path):
@@ -308,7 +308,7 @@ def test_a_sweep_from_python_is_that_of_the_file(world, tmp_path):
     assert set(table[table.composition == str(CHOSEN)].split) == {"test"}
     page = found.report(tmp_path / "report.html")
     assert page.read_text().startswith("<!DOCTYPE html>")
-    shown = found._repr_html_()
+    shown = repr(found)
     assert "swap, chosen on development" in shown
     assert len(shown) < 4000
 

@@ -47,11 +47,8 @@ MORE_THAN_LORA = {
 class LowRank:
     """The delta of one weight: `scaling * B @ A` (Hu et al., 2021, equation 3).
 
-    Attributes:
-        a: `lora_A`, [rank, in].
-        b: `lora_B`, [out, rank].
-        scaling: `alpha / rank`, or `alpha / sqrt(rank)` with rsLoRA.
-        transposed: True if the weight is stored as [in, out] (Conv1D layers, embeddings).
+    `a` is [rank, in] and `b` is [out, rank]. `scaling` is `alpha / rank`, or `alpha / sqrt(rank)`
+    with rsLoRA. `transposed`: the weight is stored as [in, out] (Conv1D layers, embeddings).
     """
 
     a: TensorInfo
@@ -97,10 +94,10 @@ class Adapter:
     """One PEFT adapter.
 
     Attributes:
-        folder: folder with its files.
+        folder: folder with the adapter's files.
         config: the content of `adapter_config.json`.
-        modules: its deltas, by the path of the module in the model.
-        saved: tensors that it replaces whole (PEFT's `modules_to_save`), by name in the model.
+        modules: the deltas, by the path of the module in the model.
+        saved: tensors that are replaced whole (PEFT's `modules_to_save`), by name in the model.
     """
 
     folder: Path

@@ -20,7 +20,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from layerswap._types import PathLike
@@ -47,16 +46,8 @@ def atomic_folder(
 
     Every file is flushed to disk before the rename, and the parent folder after it. New files
     follow the umask; a replaced folder passes its permissions on. An exception removes the
-    unfinished folder.
-
-    Args:
-        target: the folder to create.
-        marker: a file in all our outputs; a folder without it is never replaced.
-        overwrite: replace an existing folder.
-        resume: key of the work; yields the folder of a killed process that has a journal of this
-            key (see `Journal`).
-
-    Example: `with atomic_folder(out, marker="layerswap.json") as folder: ...`
+    unfinished folder. A folder without the file `marker` is never replaced. `resume` is the key of
+    the work: it yields the folder of a killed process with a journal of this key (see `Journal`).
     """
     refuse_target(target, marker=marker, overwrite=overwrite)
     with _partial_folder(target, resume) as (folder, real):
@@ -212,7 +203,7 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
 def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite: bool) -> Path:
     """Refuse a file that may not be written; return its absolute path.
 
-    An existing file needs `overwrite` and must be one of ours.
+    An existing file needs `overwrite`, and layerswap must have written it.
     """
     file = _absolute(target)
     with _unwritable(file):
@@ -256,17 +247,8 @@ class Journal:
     """The finished files of a folder that is being written, for work with one key.
 
     A file is entered only once it is on disk, so that the journal is true after a power cut too.
-    Files are flushed while the next one is written.
-
-    Attributes:
-        finished: by name, bytes of a file that need not be written again.
-
-    Example:
-        with Journal(folder, key) as journal:
-            for file in files:
-                if file.name not in journal.finished:
-                    write(file)
-                    journal.enter(file.name)
+    Files are flushed while the next one is written. `finished` gives, by name, the bytes of a file
+    that need not be written again.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -281,12 +263,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._pool.shutdown(cancel_futures=error is not None)
         if error is None:
             for flush in self._flushes:
@@ -313,19 +290,13 @@ def read_journal(folder: Path, key: str) -> dict[str, int] | None:
     """Return the finished bytes of a folder's files, by name; None for work of another key."""
     try:
         data = read_json_object(folder / JOURNAL)
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     except (OSError, CheckpointError):
         return None
     finished = data.get("finished")
     if data.get("key") != key or not isinstance(finished, dict):
         return None
-    return {name: size for name, size in finished.items() if _size(folder / name) >= size}
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+    return {name: size for name, size in finished.items() if sizes.get(name, -1) >= size}
 
 
 def _adopt_leftover(target: Path, folder: Path, key: str | None) -> None:
@@ -334,7 +305,7 @@ def _adopt_leftover(target: Path, folder: Path, key: str | None) -> None:
         return
     journals = {leftover: read_journal(leftover, key) for leftover in _leftovers(target)}
     work = {leftover: sum(sizes.values()) for leftover, sizes in journals.items() if sizes}
-    # Of two runs that resume at once, one renames it; the other finds nothing and starts anew.
+    # If two runs resume at once, one renames the folder and the other starts anew.
     if work:
         with suppress(FileNotFoundError):
             max(work, key=work.__getitem__).rename(folder)

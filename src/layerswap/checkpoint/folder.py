@@ -100,7 +100,7 @@ class Checkpoint:
 
     @property
     def files(self) -> list[WeightFile]:
-        """The checkpoint's own weight files: the adapter's, if it is one."""
+        """The checkpoint's own weight files; those of the adapter, for an adapter."""
         tensors: list[TensorInfo] = list(self.tensors.values())
         tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
@@ -298,7 +298,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
 
 
-# --- from what the user names to a folder ---
+# --- fetching ---
 
 
 def fetch_checkpoint(
@@ -309,17 +309,10 @@ def fetch_checkpoint(
     pickled: bool = False,
     urls: bool = False,
 ) -> tuple[Path, str | None]:
-    """Return the local folder of a checkpoint, downloaded first if it is a Hub id.
+    """Return the local folder of a checkpoint and its full Hub commit, None elsewhere.
 
-    Args:
-        source: local folder, or Hub id `owner/name`, optionally `owner/name@revision`.
-        revision: branch, tag or commit on the Hub; overrides the one in `source`.
-        weights: True to download the weights too.
-        pickled: True to download pickled weights too.
-        urls: True to accept the URL of a folder, and fetch only the files beside the weights.
-
-    Returns:
-        The folder, and the full Hub commit (None for a local folder or a URL).
+    A Hub id `owner/name[@revision]` is downloaded first; `revision` overrides the one in `source`.
+    With `urls`, the URL of a folder is accepted, and only the files beside the weights are fetched.
     """
     try:
         folder = Path(source).expanduser()
@@ -360,22 +353,14 @@ def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, 
 
 
 def _near_folder(source: str) -> str | None:
-    """Return an existing folder with a similar path, if any."""
+    """Return a folder beside the missing one with a similar name, if any."""
     path = Path(source).expanduser()
-    near = Path(path.anchor)
-    for part in path.parts[bool(path.anchor) :]:
-        if (near / part).is_dir():
-            near /= part
-            continue
-        try:
-            names = [entry.name for entry in near.iterdir() if entry.is_dir()]
-        except OSError:
-            return None
-        close = get_close_matches(part, names, n=1)
-        if not close:
-            return None
-        near /= close[0]
-    return str(near)
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
+    except OSError:
+        return None
+    close = get_close_matches(path.name, names, n=1)
+    return str(path.with_name(close[0])) if close else None
 
 
 def _is_folder(source: str) -> bool:

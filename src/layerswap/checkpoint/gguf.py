@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from layerswap.checkpoint.header import MAX_ELEMENTS, TensorInfo, byte_length
 from layerswap.checkpoint.read import Handle, open_file, read_into
@@ -33,24 +33,12 @@ TYPES: dict[int, str] = {
 }  # fmt: skip
 """Types of tensors, by their number in a file."""
 
-ARCHITECTURES = frozenset(
-    """
-    apertus arcee baichuan bailingmoe bitnet bloom chatglm codeshell cohere2 command-r deci
-    deepseek deepseek2 dots1 ernie4_5 ernie4_5-moe exaone exaone4 falcon gemma gemma2 gemma3
-    gpt-oss gpt2 gptj gptneox granite granitemoe hunyuan-dense hunyuan-moe internlm2 jais llama
-    llama4 minicpm minicpm3 minimax-m2 mistral3 mpt nemotron olmo olmo2 olmoe openelm orion phi2
-    phi3 phimoe plamo qwen qwen2 qwen2moe qwen3 qwen3moe refact seed_oss smallthinker smollm3
-    stablelm starcoder starcoder2 xverse
-    """.split()  # noqa: SIM905
-)
-"""Architectures whose tensors `places` knows: llama.cpp's decoders of transformer layers."""
-
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _MAX_NAME, _MAX_KEY, _MAX_DIMENSIONS = 63, 65535, 4  # llama.cpp's
 _MAX_TEXTS = 1 << 22
-"""Most texts of one list, such as the tokens: eight times as many as any known vocabulary has."""
+"""Most texts of one list, such as the tokens: eight times the largest known vocabulary."""
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -62,12 +50,8 @@ Entry = tuple[str, int, bytes]
 class Metadata:
     """The metadata of a GGUF file, decoded on access.
 
-    Attributes:
-        raw: the bytes of all entries.
-        spans: by key, the type of the value, and its first byte and one past its last in `raw`.
-        alignment: of the tensors, in bytes.
-
-    Example: `metadata["general.architecture"]` gives `"llama"`.
+    `spans` gives, by key, the type of the value, its first byte in `raw`, and the byte after it.
+    `alignment` is that of the tensors, in bytes.
     """
 
     raw: bytes
@@ -95,12 +79,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The header of a GGUF file.
-
-    Attributes:
-        metadata: its entries.
-        tensors: its tensors in the order of their bytes, their shapes in torch's order.
-    """
+    """The header of a GGUF file: tensors in the order of their bytes, shapes in torch's order."""
 
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
@@ -141,13 +120,12 @@ def read_gguf(path: Path) -> GGUFHeader:
 def read_gguf_header(path: Path) -> GGUFHeader:
     """Read the header of one GGUF file, or of one part of a split file.
 
-    Nothing in it is trusted. Every size is checked against the bytes of the file before memory is
-    reserved for it, and every tensor lies inside the file, after the one before it.
+    Checks every size against the file before reserving memory for it.
     """
     try:
         size = regular_size(path)
-        with open_file(path) as handle:
-            return _header(_Cursor(handle, size, path), size, path)
+        with open_file(path) as handle, error_context(str(path)):
+            return _header(_Cursor(handle, size, path), size)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -155,8 +133,8 @@ def read_gguf_header(path: Path) -> GGUFHeader:
 def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict[str, Any]:
     """Return the hyperparameters of a language model, with the names of `config.json` where known.
 
-    Keys lose the architecture in front. An unknown architecture counts as a decoder if it has an
-    embedding and a final norm; with `any_architecture`, every architecture is accepted.
+    Keys lose the architecture in front. A file counts as a decoder if it has an embedding, and a
+    final norm or a head; with `any_architecture`, every architecture is accepted.
     """
     metadata = header.metadata
     kind, name = metadata.get("general.type", "model"), metadata.get("general.architecture")
@@ -164,8 +142,9 @@ def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict
         raise CheckpointError("a LoRA adapter as GGUF; add it to its model with llama-export-lora")
     if kind != "model":
         raise CheckpointError(f"general.type is {quoted(kind, 40)}, not a language model")
-    decodes = {"token_embd.weight", "output_norm.weight"} <= header.tensors.keys()
-    if name not in ARCHITECTURES and not (isinstance(name, str) and (any_architecture or decodes)):
+    ends = header.tensors.keys() & {"output_norm.weight", "output.weight"}
+    decodes = "token_embd.weight" in header.tensors and ends
+    if not isinstance(name, str) or not (any_architecture or decodes):
         raise CheckpointError(
             f"architecture {quoted(name, 40)} is not known; if it is a decoder, place its "
             "tensors with `patterns` in the recipe"
@@ -193,13 +172,8 @@ def gguf_header_bytes(
 ) -> tuple[bytes, list[int], int]:
     """Write a whole GGUF header of version 3, padded to the first tensor.
 
-    Args:
-        entries: key, type and bytes of every metadata entry.
-        tensors: name, type and shape of each tensor, in the order of their bytes.
-        alignment: of the tensors, in bytes.
-
-    Returns:
-        The header, the absolute offset of each tensor, and the length of the file, in bytes.
+    Each tensor has name, type and shape, in the order of the tensors' bytes. Returns the header,
+    the absolute offset of each tensor, and the length of the file, in bytes.
     """
     numbers = {name: number for number, name in TYPES.items()}
     listed = [_text(key) + struct.pack("<I", kind) + value for key, kind, value in entries]
@@ -247,7 +221,7 @@ class _Cursor:
     """A position in a header, whose bytes are fetched as far as they are needed."""
 
     def __init__(self, handle: Handle, size: int, path: Path) -> None:
-        self._handle, self._path = handle, path
+        self._handle, self.path = handle, path
         self._limit = min(size, MAX_JSON_BYTES)
         self._limit_is_end = size <= MAX_JSON_BYTES
         self.data = bytearray()
@@ -264,12 +238,10 @@ class _Cursor:
     def _fetch(self, stop: int) -> None:
         if stop > self._limit:
             ended = "the file ended inside its header"
-            raise CheckpointError(
-                f"{self._path}: {ended if self._limit_is_end else 'the header is too long'}"
-            )
+            raise CheckpointError(ended if self._limit_is_end else "the header is too long")
         known = len(self.data)
         more = bytearray(min(self._limit, max(stop, known * 2, 1 << 16)) - known)
-        read_into(self._handle, known, memoryview(more), self._path)
+        read_into(self._handle, known, memoryview(more), self.path)
         self.data += more
 
     def number(self, code: str) -> Any:
@@ -322,32 +294,19 @@ class _Cursor:
         self.position = position
 
 
-class _TensorEntry(NamedTuple):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-def _header(cursor: _Cursor, size: int, path: Path) -> GGUFHeader:
+def _header(cursor: _Cursor, size: int) -> GGUFHeader:
     if cursor.data[cursor.take(min(size, 4)) :][:4] != MAGIC:
-        raise CheckpointError(f"{path}: does not begin with 'GGUF'; not a GGUF file")
+        raise CheckpointError("does not begin with 'GGUF'; not a GGUF file")
     version = cursor.number("I")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
         kind = "big-endian" if swapped else f"of version {version}"
-        raise CheckpointError(
-            f"{path}: GGUF {kind}; little-endian files of version 2 or 3 are read"
-        )
+        raise CheckpointError(f"GGUF {kind}; little-endian files of version 2 or 3 are read")
     tensors, entries = cursor.number("Q"), cursor.number("Q")
-    try:
-        metadata = _metadata(cursor, entries)
-        # A false count ends at the file's end, since every entry takes bytes.
-        listed = [_tensor_entry(cursor) for _ in range(min(tensors, MAX_JSON_BYTES))]
-        return GGUFHeader(metadata, _tensors(listed, cursor, metadata.alignment, size, path))
-    except CheckpointError as error:
-        raise error if str(error).startswith(f"{path}: ") else error.within(str(path)) from None
+    metadata = _metadata(cursor, entries)
+    # A false count ends at the file's end, since every entry takes bytes.
+    listed = [_tensor_entry(cursor) for _ in range(min(tensors, MAX_JSON_BYTES))]
+    return GGUFHeader(metadata, _tensors(listed, cursor, metadata.alignment, size))
 
 
 def _metadata(cursor: _Cursor, count: int) -> Metadata:
@@ -370,7 +329,8 @@ def _metadata(cursor: _Cursor, count: int) -> Metadata:
     return Metadata(raw, spans, alignment)
 
 
-def _tensor_entry(cursor: _Cursor) -> _TensorEntry:
+def _tensor_entry(cursor: _Cursor) -> TensorInfo:
+    """Read one entry; its offset counts from the first tensor."""
     name = cursor.text(_MAX_NAME, "a tensor's name")
     if not name or "\0" in name:
         raise CheckpointError(f"tensor name {quoted(name)} is not allowed")
@@ -386,28 +346,29 @@ def _tensor_entry(cursor: _Cursor) -> _TensorEntry:
         if 0 in sizes or max(sizes) > MAX_ELEMENTS:
             raise CheckpointError(f"shape {quoted(list(shape))} is not allowed")
         byte_length(dtype, (sizes[0],))  # blocks do not cross rows
-        return _TensorEntry(name, dtype, shape, offset, byte_length(dtype, shape))
+        return TensorInfo(name, dtype, shape, cursor.path, offset, byte_length(dtype, shape))
 
 
 def _tensors(
-    entries: Sequence[_TensorEntry], cursor: _Cursor, alignment: int, size: int, path: Path
+    entries: Sequence[TensorInfo], cursor: _Cursor, alignment: int, size: int
 ) -> dict[str, TensorInfo]:
     start = padded(cursor.position, alignment)
     tensors: dict[str, TensorInfo] = {}
     expected = 0
-    for name, dtype, shape, offset, nbytes in entries:
-        if name in tensors:
-            raise CheckpointError(f"tensor {quoted(name)}: given twice")
+    for info in entries:
+        name, offset = quoted(info.name), info.offset
+        if info.name in tensors:
+            raise CheckpointError(f"tensor {name}: given twice")
         if offset != expected:
             fault = "overlaps the tensor before it" if offset < expected else "leaves a gap"
-            raise CheckpointError(f"tensor {quoted(name)}: begins at {offset}, which {fault}")
-        end = start + offset + nbytes
+            raise CheckpointError(f"tensor {name}: begins at {offset}, which {fault}")
+        end = start + offset + info.nbytes
         if end > size:
             raise CheckpointError(
-                f"tensor {quoted(name)}: ends at byte {end} of {size}; the file is cut short"
+                f"tensor {name}: ends at byte {end} of {size}; the file is cut short"
             )
-        expected = offset + padded(nbytes, alignment)
-        tensors[name] = TensorInfo(name, dtype, shape, path, start + offset, nbytes)
+        expected = offset + padded(info.nbytes, alignment)
+        tensors[info.name] = replace(info, offset=start + offset)
     if size > max(start + expected, cursor.position):
         raise CheckpointError(f"{size - start - expected} bytes follow the last tensor")
     return tensors

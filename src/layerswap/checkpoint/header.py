@@ -48,13 +48,8 @@ MAX_ELEMENTS = 2**63 - 1
 class TensorInfo:
     """The position of one tensor in a file, with its dtype and shape.
 
-    Attributes:
-        name: name in the file.
-        dtype: safetensors dtype, a key of `DTYPE_BITS`; or quantised GGUF type, a key of `BLOCKS`.
-        shape: shape in the file.
-        file: the safetensors or GGUF file.
-        offset: absolute position of the first byte in `file`.
-        nbytes: length, in bytes.
+    `dtype` is a key of `DTYPE_BITS`, or of `BLOCKS` for a quantised GGUF type. `offset` is the
+    absolute position of the first byte in `file`.
     """
 
     name: str
@@ -74,13 +69,10 @@ class TensorInfo:
 class RowOrder:
     """Order of the rows of a transformers tensor in a GGUF file.
 
-    Attributes:
-        kind: `rotary`: the file alternates the two halves of a head. `heads`: the file separates
-            queries, keys and values, which transformers keeps together per head. `groups`: the
-            same for groups of query heads that share keys and values.
-        rows: number of rows.
-        heads: number of query heads; for `rotary`, of heads in this tensor.
-        groups: number of groups that share keys and values.
+    `rotary`: the file alternates the two halves of a head. `heads`: the file separates queries,
+    keys and values, which transformers keeps together per head. `groups`: the same for groups of
+    query heads that share keys and values. `heads` counts query heads; for `rotary`, the heads of
+    this tensor.
     """
 
     kind: Literal["rotary", "heads", "groups"]
@@ -93,10 +85,7 @@ class RowOrder:
 class Translated(TensorInfo):
     """A tensor of a GGUF file with the name, dtype and shape that it has in transformers.
 
-    Attributes:
-        stored: the tensor in the file.
-        order: order of its rows in the file, if different.
-        shift: number to add to every element.
+    `stored` is the tensor in the file, and `shift` is added to every element.
     """
 
     stored: TensorInfo
@@ -112,10 +101,8 @@ def is_gguf(source: str | os.PathLike[str]) -> bool:
 def read_header(path: WeightFile) -> dict[str, TensorInfo]:
     """Read the header of a safetensors file: its tensors, in the order of their bytes.
 
-    Nothing in the header is trusted. Every offset lies inside the file, tensors neither overlap nor
-    leave gaps, and each byte length agrees with dtype and shape.
-
-    Example: `read_header(Path("model.safetensors"))["model.norm.weight"].shape` gives `(4096,)`.
+    Every offset lies inside the file, tensors neither overlap nor leave gaps, and each byte length
+    agrees with dtype and shape.
     """
     size, raw = _read_raw(path)
     if not raw.startswith(b"{"):
@@ -162,7 +149,9 @@ def _tensors(
 ) -> dict[str, TensorInfo]:
     if not isinstance(entries, dict):
         raise CheckpointError("the header is not a JSON object")
-    _check_metadata(entries.pop("__metadata__", {}))
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or any(not isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError("__metadata__ is not a mapping from text to text")
     spans = sorted(
         (_entry(name, entry) for name, entry in entries.items()), key=lambda span: span[3:]
     )
@@ -215,11 +204,6 @@ def _naturals(value: Any, field: str) -> tuple[int, ...]:
     ):
         raise CheckpointError(f"{field} is not a list of whole numbers from 0 to 2**63 - 1")
     return tuple(value)
-
-
-def _check_metadata(metadata: Any) -> None:
-    if not isinstance(metadata, dict) or any(not isinstance(v, str) for v in metadata.values()):
-        raise CheckpointError("__metadata__ is not a mapping from text to text")
 
 
 def header_bytes(

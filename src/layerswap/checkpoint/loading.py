@@ -137,8 +137,7 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """Load a causal language model on the CPU, in evaluation mode.
 
-    The dtype `auto` is that of the files. Further options go to `from_pretrained`, such as
-    `quantization_config`.
+    Further options go to `from_pretrained`, such as `quantization_config`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -158,11 +157,7 @@ def load_causal_lm(
 def load_weights(
     config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, Any]:
-    """Build a model around tensors in memory, and share them where possible.
-
-    Returns:
-        The model, and transformers' record of missing and unexpected tensors.
-    """
+    """Build a model that shares tensors in memory; return it and transformers' loading record."""
     with without_progress_bars():
         model, loading = _model_class(config).from_pretrained(
             None,

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
-GLOBAL = re.compile(r"GLOBAL (\S+)")
-"""The name of a refused object in an error of torch."""
 MANIFEST = "converted.json"
 """Sources and sizes of the converted files."""
 
@@ -152,7 +150,7 @@ def _load(file: Path) -> Mapping[str, torch.Tensor]:
 def _reason(error: Exception) -> str:
     """Return torch's reason, without its advice to load the file in a way that can run code."""
     text = str(error).strip() or type(error).__name__
-    refused = GLOBAL.search(text)
+    refused = re.search(r"GLOBAL (\S+)", text)
     if refused:
         return f"it asks for {clipped(refused[1])}"
     if "weights_only" in text:

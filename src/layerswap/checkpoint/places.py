@@ -225,11 +225,8 @@ class Pattern:
     r"""A line of a recipe that places the tensors of an unknown layout.
 
     `match` is a regular expression for the whole tensor name; a group named `layer` gives the
-    layer's index. `role` is one of `ROLES`. Roles of a layer need that group, roles outside the
-    layers cannot have it, and `other` may.
-
-    Raises:
-        RecipeError: the expression is not valid, or does not go with the role.
+    layer's index. Roles of a layer need that group, roles outside the layers cannot have it, and
+    `other` may.
 
     Example: `Pattern(r"model\.layers\.(?P<layer>\d+)\.mixer\..*", "attention")`
     """
@@ -252,7 +249,7 @@ class Pattern:
             )
 
     def place(self, name: str) -> Place | None:
-        """Return the place of `name`; None if the pattern does not match all of it."""
+        """Return the place of `name`; None if the pattern does not match the whole name."""
         match = re.fullmatch(self.match, name)
         if match is None:
             return None
@@ -267,15 +264,12 @@ class Pattern:
 
 
 class Numbered(NamedTuple):
-    """The layers of a checkpoint whose names do not reveal every role.
-
-    Attributes:
-        stack: the one list with as many members as there are layers, such as `rwkv.blocks`.
-        roleless: tensors of which only the layer is known; their role is `other`.
-    """
+    """The layers of a checkpoint whose names do not reveal every role."""
 
     stack: str
+    """The one list with as many members as there are layers, such as `rwkv.blocks`."""
     roleless: frozenset[str]
+    """Tensors with a known layer but no known role; their role is `other`."""
 
 
 class _Name(NamedTuple):
@@ -289,18 +283,9 @@ def place_tensors(
 ) -> dict[str, Place]:
     """Place every tensor of one checkpoint, in the order of `names`.
 
-    Refuses names that cannot be placed, missing or extra layers, and two lists of layers.
-
-    Args:
-        names: every tensor name of the checkpoint (all shards together).
-        layers: number of layers by the config; by the names when None.
-        patterns: places of a layout that the tables do not have. They win over the tables, and the
-            first that matches decides.
-
-    Example:
-        >>> place_tensors(["lm_head.weight", "model.layers.0.mlp.up_proj.weight"])
-        {'lm_head.weight': Place(layer=None, role='head'),
-         'model.layers.0.mlp.up_proj.weight': Place(layer=0, role='mlp')}
+    `names` are those of all shards together; `layers` is the number of layers by the config. The
+    first matching pattern decides, before the tables. Refuses names that cannot be placed, missing
+    or extra layers, and two lists of layers.
     """
     by_name = {name: _by_pattern(name, patterns) for name in names}
     parsed = {name: _parse(name) for name, where in by_name.items() if where is None}
@@ -331,17 +316,9 @@ def place_by_number(
 
     A composition of whole layers needs no roles. If the names have exactly one outermost list with
     `layers` members, each member is a layer. Tensors keep the roles that the tables know; all
-    others have the role `other`, in their layer or outside the layers.
-
-    Args:
-        names: every tensor name of the checkpoint.
-        layers: number of layers by the config.
-        patterns: places by the recipe, which win.
-
-    Returns:
-        The places in the order of `names`, and how layers were identified. None if no list or
-        several lists have that many members, another list has more tensors, or a name looks like a
-        module that several layers share.
+    others have the role `other`, in their layer or outside the layers. Returns None if no list or
+    several lists have that many members, another list has more tensors, or a name looks like a
+    module that several layers share.
 
     Example: `rwkv.blocks.0.ffn.w`, `rwkv.blocks.1.ffn.w` and `head.weight` have 2 layers.
     """
@@ -382,20 +359,12 @@ def _listed(name: str) -> _Listed:
 
 
 def place(name: str, patterns: Sequence[Pattern] = ()) -> Place | None:
-    """Return the place of one tensor; None if neither `patterns` nor the tables know its name.
-
-    Use `place_tensors` for a whole checkpoint: it also checks that the layers fit together.
-
-    Example: `place("model.norm.weight")` gives `Place(None, "final_norm")`.
-    """
+    """Return the place of one tensor; None if neither `patterns` nor the tables know its name."""
     return _by_pattern(name, patterns) or _by_tables(_parse(name))
 
 
 def count_layers(places: Mapping[str, Place]) -> int:
-    """Return the number of layers of a checkpoint that `place_tensors` has placed.
-
-    Example: `count_layers({"layers.0.ffn_norm.weight": Place(0, "norm")})` gives 1.
-    """
+    """Return the number of layers of a checkpoint that `place_tensors` has placed."""
     return 1 + max(
         (where.layer for where in places.values() if where.layer is not None), default=-1
     )
@@ -447,7 +416,7 @@ def _by_tables(name: _Name) -> Place | None:
         if name.layer is not None:
             known = all(word in INSIDE[role] or _is_index(word) for word in inside)
         else:
-            # The layout inside a tower does not matter: all of it is `other`.
+            # The layout inside a tower does not matter: every tensor in it is `other`.
             known = role == "other" or OUTSIDE_LEAVES.issuperset(inside)
         if known:
             routes = role == "mlp" and not ROUTERS.isdisjoint(name.rest)
@@ -459,8 +428,8 @@ def _check_one_stack(names: Iterable[_Name]) -> None:
     stacks = list(dict.fromkeys(name.stack for name in names if name.stack is not None))
     if len(stacks) > 1:
         raise CheckpointError(
-            f"two lists of layers, {stacks[0]!r} and {stacks[1]!r}, where one decoder has one; "
-            "place the tensors of the other with `patterns` in the recipe"
+            f"two lists of layers, {stacks[0]!r} and {stacks[1]!r}; place the tensors that are not "
+            "the decoder's with `patterns` in the recipe"
         )
 
 

@@ -146,10 +146,8 @@ def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
 def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stored:
     """Read elements [start, stop) of a tensor in row-major order, in their stored form.
 
-    Of a quantised type, `start` and `stop` are multiples of its block length.
-
-    Returns:
-        A vector of `numpy_dtype(info.dtype)`, in fresh memory.
+    For a quantised type, `start` and `stop` are multiples of its block length. The result is a
+    vector of `numpy_dtype(info.dtype)` in fresh memory.
     """
     import numpy as np
 
@@ -283,7 +281,7 @@ def narrowed(values: Floats, dtype: str) -> Stored:
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep freed chunks for the next ones.
+    """Let the allocator reuse the memory of freed chunks.
 
     glibc keeps blocks no larger than the largest that it has seen freed. By default it returns a
     chunk's memory to the system, and clearing the same pages again takes most of the time.
@@ -366,10 +364,7 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
 
 
 def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int) -> bool:
-    """True if two tensors have the same dtype and shape, and agree in some blocks of bytes.
-
-    The blocks are spread evenly from the beginning to the end.
-    """
+    """True if two tensors have the same dtype and shape, and agree in evenly spread blocks."""
     size, length = _compared_size(first, second, nbytes)
     return _same_parts(first, second, _sample_starts(size, blocks, length), length)
 

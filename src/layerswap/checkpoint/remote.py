@@ -59,10 +59,7 @@ UNREACHED = 2
 def download(
     name: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
 ) -> tuple[Path, str]:
-    """Download a repository of the Hub; return its folder in the local cache and its full commit.
-
-    Weights are optional, and pickled ones come only on request.
-    """
+    """Download a Hub repository; return its folder in the local cache and its full commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -100,10 +97,7 @@ def check_hub_id(name: str) -> None:
 
 
 def push_folder(folder: Path, name: str, *, private: bool = True) -> str:
-    """Upload a merged folder to the repository `name`, and return the address of the commit.
-
-    The repository is created if it does not exist.
-    """
+    """Upload a merged folder to a Hub repository, created if missing; return the commit's URL."""
     from huggingface_hub import HfApi
 
     check_hub_id(name)
@@ -129,26 +123,13 @@ def _one_line(error: Exception, limit: int = 200) -> str:
 # --- files read in place ---
 
 
-@dataclass(frozen=True)
-class _FileState:
-    """Size, ETag and commit of a whole file, from one answer of its server."""
-
-    size: int
-    etag: str
-    commit: str | None
+_State = tuple[int, str, str | None]
+"""Size, ETag and commit of a whole file, from one answer of its server."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A weight file that is read in place.
-
-    Attributes:
-        name: name in the checkpoint.
-        url: address; on the Hub, at one commit.
-        size: length, in bytes.
-        etag: the server's mark for this content.
-        commit: the Hub commit; None elsewhere.
-    """
+    """A weight file that is read in place; `etag` is the server's mark for its content."""
 
     name: str
     url: str
@@ -181,11 +162,11 @@ class RemoteFile:
         """Refuse a file that has changed since it was opened."""
         self.read(0, min(1, self.size))
 
-    def _check(self, state: _FileState) -> None:
-        if state != _FileState(self.size, self.etag, self.commit):
+    def _check(self, state: _State) -> None:
+        if state != (self.size, self.etag, self.commit):
             raise CheckpointError(
                 f"{self.url}: changed since the merge was planned (it was {self.etag}, "
-                f"{self.size} bytes; it is {state.etag}, {state.size} bytes); plan it again"
+                f"{self.size} bytes; it is {state[1]}, {state[0]} bytes); plan it again"
             )
 
 
@@ -288,7 +269,6 @@ def fetch_beside(url: str) -> Path:
 
     An adapter is fetched whole.
     """
-    check_url(url)
     folder = Path(tempfile.mkdtemp(prefix="layerswap-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -323,7 +303,7 @@ def _open(name: str, url: str) -> RemoteFile:
         with retry, _request(url, 0, 1) as (state, parts):
             for _ in parts:
                 pass
-            return RemoteFile(name, url, state.size, state.etag, state.commit)
+            return RemoteFile(name, url, *state)
 
 
 # --- requests ---
@@ -332,12 +312,8 @@ def _open(name: str, url: str) -> RemoteFile:
 class _Retry:
     """Suppresses failed attempts, with a pause after each, until they are too many.
 
-    Args:
-        url: of the file.
-        opening: True for the first request of a file; FileNotFoundError then passes through.
-
-    Attributes:
-        failures: failed attempts in a row without a new byte.
+    `opening` is True for the first request of a file; FileNotFoundError then passes through.
+    `failures` counts failed attempts in a row without a new byte.
     """
 
     def __init__(self, url: str, *, opening: bool = False) -> None:
@@ -378,7 +354,7 @@ def _is_unreached(error: BaseException | None) -> bool:
     return False
 
 
-_Answer = tuple[_FileState, Iterator[bytes]]
+_Answer = tuple[_State, Iterator[bytes]]
 
 
 def _request(url: str, start: int, stop: int) -> AbstractContextManager[_Answer]:
@@ -421,7 +397,7 @@ def _request_http(url: str, start: int, stop: int) -> Iterator[_Answer]:
         yield _http_state(response, int(size)), response.iter_raw()  # as it arrives
 
 
-def _http_state(response: Any, size: int) -> _FileState:
+def _http_state(response: Any, size: int) -> _State:
     """Return size, ETag and commit; the Hub sends the latter two before it redirects."""
     answers = [*response.history, response]
 
@@ -429,7 +405,7 @@ def _http_state(response: Any, size: int) -> _FileState:
         return next((a.headers[n] for n in names for a in answers if n in a.headers), None)
 
     etag = header("X-Linked-Etag", "ETag", "Last-Modified") or ""
-    return _FileState(size, etag.removeprefix("W/").strip('"'), header("X-Repo-Commit"))
+    return size, etag.removeprefix("W/").strip('"'), header("X-Repo-Commit")
 
 
 @contextmanager
@@ -453,4 +429,4 @@ def _request_fsspec(url: str, start: int, stop: int) -> Iterator[_Answer]:
         for first in range(start, min(stop, size), STEP_BYTES):
             yield filesystem.cat_file(path, first, min(first + STEP_BYTES, stop, size))
 
-    yield _FileState(size, str(etag).strip('"'), None), parts()
+    yield (size, str(etag).strip('"'), None), parts()

@@ -37,7 +37,7 @@ PERIODS = (
     "sliding_window_pattern", "full_attention_interval", "decoder_sparse_step", "attn_layer_period",
     "expert_layer_period", "no_rope_layer_interval", "interleave_moe_layer_step",
 )  # fmt: skip
-"""Keys whose value n makes every n-th layer one of another kind."""
+"""Keys whose value n gives every n-th layer another kind."""
 STARTS = ("first_k_dense_replace", "max_window_layers")
 """Keys for the first layer of another kind."""
 INDICES = ("mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "moe_layers")
@@ -74,7 +74,7 @@ def restacked_config(
 ) -> dict[str, Any]:
     """Return the configuration of a new stack, with its depth and its settings per layer.
 
-    Refuses a stack in which a layer would become one of another kind.
+    Refuses a stack in which a layer would change its kind.
     """
     text = text_config(config)
     layers = max((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), default=0)
@@ -103,7 +103,7 @@ def _is_per_layer(key: str, value: object, layers: int) -> bool:
 def _check_kinds(
     key: str, value: int, text: Mapping[str, Any], taken: Sequence[int], source: str
 ) -> None:
-    """Refuse a stack in which a layer's new number makes it one of another kind."""
+    """Refuse a stack in which a layer's new number changes its kind."""
     if key in PERIODS and value > 1:
         changes = [new % value != old % value for new, old in enumerate(taken)]
     elif key in STARTS and (key != "max_window_layers" or text.get("use_sliding_window")):
@@ -122,11 +122,9 @@ def _check_kinds(
 class Family:
     """llama.cpp's conversion of the models of one `model_type`.
 
-    Attributes:
-        architecture: llama.cpp's name for them.
-        order: tensors whose rows it reorders: queries and keys for rotary embeddings, or fused
-            projections, cut from heads (`heads`) or from groups of heads (`groups`).
-        shifted: True if it adds 1 to norms.
+    `order` gives the tensors whose rows are reordered: queries and keys for rotary embeddings, or
+    fused projections, cut from heads (`heads`) or from groups of heads (`groups`). If `shifted`,
+    llama.cpp adds 1 to norms.
     """
 
     architecture: str
@@ -297,13 +295,7 @@ def adapt(
 ) -> Checkpoint:
     """View an adapter over its base as one checkpoint.
 
-    Args:
-        base: the base; without tensors (`open_configuration`) the adapter can only be composed
-            with other adapters.
-        adapter: the adapter.
-        source: the user's name for the adapter.
-        revision: the Hub commit of the adapter.
-        patterns: places of tensors whose names no built-in layout has.
+    Over a base without tensors (`open_configuration`) it can only be composed with other adapters.
     """
     with error_context(source):
         _refuse_tied(base, adapter)

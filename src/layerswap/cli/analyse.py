@@ -40,7 +40,7 @@ def delta(
     from layerswap.deltas.atlas import ATLAS, measure, open_subjects
     from layerswap.merge.target import check_apart
     from layerswap.merge.tokenizers import differences
-    from layerswap.report.measurements import atlas_facts, write_atlas
+    from layerswap.report.delta_map import atlas_facts, write_atlas
 
     refuse_target(out, marker=ATLAS, overwrite=overwrite)
     subjects = open_subjects(base, *experts.named())
@@ -103,7 +103,7 @@ def linearity(
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import pick_device
     from layerswap.evaluation.linearity import measure_linearity
-    from layerswap.report.measurements import TABLE, write_linearity
+    from layerswap.report.charts import TABLE, write_linearity
 
     refuse_target(out, marker=TABLE, overwrite=overwrite)
     measured = measure_linearity(

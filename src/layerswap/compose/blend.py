@@ -54,10 +54,7 @@ class Operation:
         inputs: (blend, weight) pairs, in a fixed order.
         base: the blend that deltas are taken from; None for a method without deltas.
         parameters: (name, value) of every parameter of the method, sorted by name.
-        fishers: for a method that needs them, one expert of the recipe per input, whose Fisher
-            goes with the input.
-
-    Example: `Operation.of("ties", {Blend.of("a"): 1, Blend.of("b"): 1}, base=Blend.of("base"))`
+        fishers: the expert whose Fisher goes with each input, for a method that needs them.
     """
 
     method: str
@@ -76,12 +73,7 @@ class Operation:
         parameters: Mapping[str, Value] | None = None,
         fishers: Mapping[Blend, str] | None = None,
     ) -> Operation:
-        """The operation, with defaults for parameters that are not given.
-
-        Raises:
-            RecipeError: an unknown method, a parameter or a number of experts that it does not
-                allow, or a base or a Fisher that it needs and does not get.
-        """
+        """The operation, with defaults for parameters that are not given."""
         check_operation(method, parameters or {}, len(inputs))
         known = METHODS[method]
         values = known.settings(parameters or {})
@@ -108,17 +100,17 @@ class Operation:
 
     @property
     def blends(self) -> tuple[Blend, ...]:
-        """Every blend that it reads: its inputs, then the base."""
+        """Every blend that is read: the inputs, then the base."""
         return tuple(blend for blend, _ in self.inputs) + ((self.base,) if self.base else ())
 
     @property
     def experts(self) -> tuple[str, ...]:
-        """Every expert that it reads, the base included, sorted."""
+        """Every expert that is read, the base included, sorted."""
         return tuple(sorted({name for blend in self.blends for name in blend.experts}))
 
     @property
     def all_fishers(self) -> tuple[str, ...]:
-        """Every expert whose Fisher it reads, or an operation among its inputs, sorted."""
+        """Every expert whose Fisher is read, by this operation or by its inputs."""
         inner = {name for blend in self.blends for name in blend.fishers}
         return tuple(sorted(inner.union(self.fishers)))
 
@@ -156,7 +148,7 @@ class Operation:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operation:
-        """The operation that `to_dict` wrote. Raises as `Blend.from_dict`."""
+        """The operation that `to_dict` wrote."""
         inputs = [(Blend.from_dict(entry), entry) for entry in data["inputs"]]
         return cls.of(
             data["method"],
@@ -180,7 +172,7 @@ class Operation:
 
 
 Member = str | Operation
-"""What a blend weighs: an expert by name, or the result of an operation."""
+"""An expert by name, or the result of an operation."""
 
 _ROUNDING = 1e-15  # weights that sum to 1 but for this are not divided, so that `of` is idempotent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import groupby
+from itertools import cycle, groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -138,14 +138,11 @@ class Composition:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form: `{"layers": L, "places": [{"layer", "role", "weights"}, ...]}`."""
+        shifted = self.shifted.items()
         return {
             "layers": self.layers,
             **({} if self.taken is None else {"taken": list(self.taken)}),
-            **(
-                {"shifted": {n: list(own) for n, own in self.shifted.items()}}
-                if self.shifted
-                else {}
-            ),
+            **({"shifted": {n: list(own) for n, own in shifted}} if shifted else {}),
             "places": [
                 {"layer": place.layer, "role": place.role, **blend.to_dict()}
                 for place, blend in self.blends.items()
@@ -209,12 +206,7 @@ MOST_HTML_ROWS = 20
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """One line of the stack.
-
-    Attributes:
-        label: the layer number, or roles outside the layers.
-        blends: the distinct parts of the row, as (roles, blend).
-    """
+    """One line of the stack: a layer number or roles outside the layers, and the distinct parts."""
 
     label: str
     blends: tuple[tuple[tuple[str, ...], Blend], ...]
@@ -234,7 +226,7 @@ def stack_rows(composition: Composition) -> list[DrawnRow]:
     return _joined_outside(rows)
 
 
-def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
+def draw(composition: Composition) -> str:
     """The stack as plain text, one line per layer, output on top.
 
     Example, for `swap(8)`:
@@ -245,15 +237,14 @@ def draw(composition: Composition, *, glyphs: str = EXPERT_GLYPHS) -> str:
                        ...
     """
     rows = stack_rows(composition)
-    glyph_of = _glyphs(composition, glyphs)
+    glyph_of = _glyphs(composition)
     labels = [_label(row, composition) for row in rows]
     indent = max(map(len, labels))
     lines, previous = [], None
     for row, label in zip(rows, labels, strict=True):
-        bar = _bar(row, glyph_of)
         note = _note(row)
         shown = "" if note == previous else " " + note
-        lines.append(visible(f"{label:>{indent}} {bar}{shown}").rstrip())
+        lines.append(visible(f"{label:>{indent}} {_bar(row, glyph_of)}{shown}").rstrip())
         previous = note
     return "\n".join(lines)
 
@@ -304,25 +295,20 @@ def _joined_outside(rows: list[DrawnRow]) -> list[DrawnRow]:
     return joined
 
 
-def _glyphs(composition: Composition, glyphs: str) -> dict[str, str]:
+def _glyphs(composition: Composition) -> dict[str, str]:
     # The middle layer's expert gets the lightest glyph, as in the paper's figure.
     experts = list(composition.experts)
     middle = composition[Place(composition.layers // 2, "mlp")].experts[-1]
     experts.sort(key=lambda expert: (expert != middle, expert))
-    return {expert: glyphs[i % len(glyphs)] for i, expert in enumerate(experts)}
+    return dict(zip(experts, cycle(EXPERT_GLYPHS), strict=False))
 
 
 def _bar(row: DrawnRow, glyph_of: dict[str, str]) -> str:
-    widths = _shares(len(row.blends))
-    return "".join(
-        (glyph_of[blend.experts[0]] if blend.verbatim else BLEND_GLYPH) * width
-        for (_, blend), width in zip(row.blends, widths, strict=True)
-    )
-
-
-def _shares(parts: int) -> Iterator[int]:
-    for i in range(parts):
-        yield WIDTH * (i + 1) // parts - WIDTH * i // parts
+    bar, parts = "", len(row.blends)
+    for i, (_, blend) in enumerate(row.blends, start=1):
+        glyph = glyph_of[blend.experts[0]] if blend.verbatim else BLEND_GLYPH
+        bar = bar.ljust(WIDTH * i // parts, glyph)
+    return bar
 
 
 def _note(row: DrawnRow) -> str:

@@ -67,10 +67,8 @@ def default_zones(layers: int) -> Zones:
 def reasoning_zones(layers: int) -> Zones:
     """The zones for reasoning in the language (2605.26735), scaled to another depth.
 
-    Layers 13 to 22 of 36 come from the English reasoner. All other places, those outside the
-    layers too, come from the native specialist.
-
-    Example: `reasoning_zones(36)` is `Zones(13, 13)`; 28 layers give `Zones(10, 10)`.
+    Layers 13 to 22 of 36 come from the English reasoner, all other places from the native
+    specialist.
     """
     outer = scaled(13, layers, 36)
     return Zones(outer, outer)
@@ -97,19 +95,6 @@ def swap(
     Algorithm 1). Line 5 of the algorithm, as printed, joins its two conditions with "or", so that
     no transition layer could exist. This function joins them with "and".
 
-    Args:
-        layers: number of layers, L.
-        task: name of the task expert.
-        language: name of the language expert.
-        zones: b, u, t_b and t_u; the paper's scaled default when None.
-        weights: weight of each expert in a blend; equal when None.
-        outside: source of embeddings, final norm and head.
-
-    Raises:
-        RecipeError: the zones overlap, the experts have the same name, the weights name other
-            experts, or `outside` is unknown.
-
-    Example: `print(swap(32))` draws the paper's default.
     """
     _check_pair(task, language)
     if weights is not None and set(weights) != {task, language}:
@@ -138,12 +123,7 @@ def swap(
 
 
 def soup(layers: int, weights: Mapping[str, float] | Iterable[str]) -> Composition:
-    """The same blend at every place (Wortsman et al., 2022): the papers' main baseline.
-
-    Args:
-        layers: number of layers.
-        weights: weight of each expert, or their names for equal weights.
-    """
+    """The same blend at every place (Wortsman et al., 2022): the papers' main baseline."""
     blend = Blend.of(weights) if isinstance(weights, Mapping) else Blend.uniform(weights)
     return Composition.build(layers, lambda place: blend)
 
@@ -207,7 +187,7 @@ def partition(
 
 
 def partition_zones(name: str, layers: int) -> Zones:
-    """The outer layers of a partition, scaled to a depth; see `partition`."""
+    """The outer layers of a partition, scaled to a depth."""
     counts = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
     if name not in counts:
         raise RecipeError(f"no partition {name!r}; there are {', '.join(PARTITIONS)}")
@@ -232,23 +212,9 @@ def instruct(
     """A language model plus the chat vector of instruction tuning, layer by layer.
 
     Every place takes `L + w (I - B)` (Huang et al., 2024, equation 1; 2603.28263), which is task
-    arithmetic over B with weight 1 for L and w for I. The outer zones keep the language model
-    unchanged, and transition layers take half of w.
-
-    Args:
-        layers: number of layers.
-        language: name of the language model, L.
-        instructed: name of the instruction-tuned model, I.
-        base: name of their base, B.
-        weight: w, or weights from the first layer to the last, interpolated.
-        zones: layers without the chat vector; none when None.
-        outside: `add`: embeddings, final norm and head take the first weight; `language`: they
-            are the language model's.
-
-    Raises:
-        RecipeError: the zones overlap, or a weight is negative.
-
-    Example: `print(instruct(8, zones=Zones(2, 1)))`
+    arithmetic over B with weight 1 for L and w for I. Several weights are interpolated from the
+    first layer to the last. The outer zones keep the language model unchanged, and transition
+    layers take half of w. With `outside="add"` the places outside the layers take the first weight.
     """
     _check_pair(language, instructed)
     zones = zones or Zones(0, 0)

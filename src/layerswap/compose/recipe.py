@@ -19,7 +19,8 @@ from layerswap._types import PathLike
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend, summed
 from layerswap.compose.composition import Composition
-from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
+from layerswap.compose.mergekit import MergekitMethod, resolve
+from layerswap.compose.mergekit_file import is_mergekit, recipe_data
 from layerswap.compose.presets import instruct, partition, soup, swap
 from layerswap.compose.rules import METHOD_KEYS, mistakes
 from layerswap.compose.schema import (
@@ -163,7 +164,7 @@ class Recipe(Strict):
     def experts_in_order(self) -> list[str]:
         """The experts of the method in its order, then the others by name.
 
-        The first one gives the configuration, which must not depend on the order of a mapping.
+        The first expert gives the configuration, which must not depend on the order of a mapping.
         """
         method = self.method
         first = (
@@ -184,7 +185,7 @@ class Recipe(Strict):
         flat: dict[str, Blend] = {} if BASE in self.experts else {BASE: Blend.of(BASE)}
 
         def flatten(name: str) -> Blend:
-            if name not in flat:  # an expert that several are made of is one object
+            if name not in flat:  # an expert in several others is flattened once
                 expert = self.experts[name]
                 if expert.merge is not None:
                     flat[name] = Blend.of(expert.merge.operation(flatten))

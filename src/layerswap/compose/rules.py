@@ -7,10 +7,10 @@ sees the mistakes of both at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from layerswap.compose.mergekit.read import mistakes as mergekit_mistakes
+from layerswap.compose.mergekit_file import mistakes as mergekit_mistakes
 from layerswap.compose.schema import parse_size
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest
 from layerswap.errors import RecipeError
@@ -45,7 +45,7 @@ def mistakes(data: Data) -> list[Mistake]:
     experts = data.get("experts")
     if isinstance(experts, dict) and experts:
         unknown = list(_unknown_names(data, experts))
-        errors += unknown or _cycles(experts) or _too_deep(experts)
+        errors += unknown or _nesting_mistakes(experts)
         errors += _wrong_weights(data)
         errors += _base_mistakes(data, experts)
         errors += _fisher_mistakes(data, experts)
@@ -185,10 +185,8 @@ def _fisher_mistakes(data: Data, experts: Data) -> Iterator[Mistake]:
             if not isinstance(experts[name], dict) or experts[name].get("fisher") is None:
                 yield ("experts", name), f"{method} needs its Fisher; give `fisher`"
             if f"fisher of {name}" in experts:
-                yield (
-                    ("experts", f"fisher of {name}"),
-                    "is the name of a Fisher; choose another name",
-                )
+                taken = ("experts", f"fisher of {name}")
+                yield taken, "is the name of a Fisher; choose another name"
 
 
 def _merges(data: Data, experts: Data) -> Iterator[tuple[KeyPath, str, Data]]:
@@ -203,36 +201,20 @@ def _merges(data: Data, experts: Data) -> Iterator[tuple[KeyPath, str, Data]]:
             yield path, method, merge
 
 
-def _parts_of_experts(experts: Data) -> dict[Any, list[Any]]:
-    """For each expert, the names of the experts that it is made of."""
-    return {
+def _nesting_mistakes(experts: Data) -> list[Mistake]:
+    """The experts of the first cycle, or the first expert that is nested too deeply."""
+    parts = {
         name: [part for _, part in _parts((), expert) if isinstance(part, str)]
         for name, expert in experts.items()
         if isinstance(expert, dict)
     }
-
-
-def _cycles(experts: Data) -> list[Mistake]:
-    parts = _parts_of_experts(experts)
-
-    def reached(start: object) -> set[object]:
-        seen: set[object] = set()
-        left = list(parts.get(start, ()))
-        while left:
-            name = left.pop()
-            if name not in seen:
-                seen.add(name)
-                left += parts.get(name, ())
-        return seen
-
-    return [(("experts", name), "is made of itself") for name in parts if name in reached(name)]
-
-
-def _too_deep(experts: Data) -> list[Mistake]:
-    """The first expert that is nested too deeply, if no expert is made of itself."""
-    parts = _parts_of_experts(experts)
     depth: dict[Any, int] = {}
-    for name in TopologicalSorter(parts).static_order():
+    try:
+        order = list(TopologicalSorter(parts).static_order())
+    except CycleError as error:
+        cycle = error.args[1]
+        return [(("experts", name), "is made of itself") for name in parts if name in cycle]
+    for name in order:
         depth[name] = 1 + max((depth[part] for part in parts.get(name, ())), default=0)
         if depth[name] > DEPTH:
             why = f"is made of experts that are made of others, more than {DEPTH} levels deep"

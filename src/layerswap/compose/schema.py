@@ -38,7 +38,7 @@ SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """A size such as `5GB` in bytes (1 GB = 1e9 bytes, as on the Hub); else a RecipeError."""
+    """A size such as `5GB` in bytes (1 GB = 1e9 bytes, as on the Hub)."""
     match = SHARD_SIZE.fullmatch(text.strip())
     unit = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
     size = float(match[1]) * unit[match[2].upper()] if match else 0
@@ -140,10 +140,7 @@ class MergeMethod(Strict):
         return self
 
     def operation(self, blend_of: Callable[[str], Blend]) -> Operation:
-        """The operation over the blend of each expert.
-
-        Two experts that are the same blend are a RecipeError if each has a Fisher.
-        """
+        """The operation over the blend of each expert."""
         blends = {name: blend_of(name) for name in self.experts}
         inputs = summed((blends[name], weight) for name, weight in self.experts.items())
         fishers = {blend: name for name, blend in blends.items()}

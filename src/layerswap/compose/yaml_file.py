@@ -25,7 +25,7 @@ UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 LARGEST = 100_000
 """Most values of a file once every alias (`*name`) is written out."""
 DEEPEST = 200
-"""Most lists and mappings within each other; the time of reading grows with the square of it."""
+"""Most brackets within each other; the time of reading grows with the square."""
 TOO_DEEP = "lists and mappings are nested too deeply"
 
 
@@ -36,21 +36,11 @@ class _Loader(yaml.SafeLoader):
     beyond `DEEPEST`, and text that no file and no terminal can hold.
     """
 
-    depth = 0
-
     def fetch_more_tokens(self) -> None:
         # The scanner reads ahead to the end of a bracket that may be a key, at any depth.
         if self.flow_level > DEEPEST:
             raise RecipeError(TOO_DEEP)
         super().fetch_more_tokens()
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise RecipeError(TOO_DEEP)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
     def compose_document(self) -> yaml.Node | None:
         node = super().compose_document()
@@ -107,11 +97,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
-    """The value of a YAML document, and the line (from 1) of every key path in it.
-
-    Raises:
-        RecipeError: the text is refused; names `where` and the line.
-    """
+    """The value of a YAML document, and the line (from 1) of every key path in it."""
     try:
         loader = _Loader(text)
         tree = loader.get_single_node()
@@ -177,18 +163,10 @@ def validate(
     expected: str,
     lines: Mapping[KeyPath, int] | None = None,
 ) -> Model:
-    """The model in plain data.
+    """The model in plain data; a RecipeError has one line for every mistake.
 
-    Args:
-        model: the Pydantic model, which refuses unknown keys.
-        data: the plain data.
-        where: the file, for messages.
-        expected: the message if the data is no mapping.
-        lines: the line of each key path, from `parse_yaml`.
-
-    Raises:
-        RecipeError: every mistake, one line each, with file, line, key path, the value found and
-            the right form.
+    A line names the file, the line of the key path (from `parse_yaml`), the key path, the value and
+    the right form. `expected` is the message if the data is no mapping.
     """
     if not isinstance(data, dict):
         raise RecipeError(f"{where}: {expected}")
@@ -206,14 +184,8 @@ def validate_whole(
 ) -> Checked:
     """Check raw data by Pydantic and by rules, and report the mistakes of both together.
 
-    Pydantic checks a model's own rules only if its fields are valid. Here the rules read the raw
-    data, so that a person sees every mistake at once.
-
-    Args:
-        title: the model's name.
-        data: the raw data.
-        handler: Pydantic's own check.
-        rules: returns mistakes that the types of the fields do not show; accepts any raw data.
+    Pydantic checks a model's own rules only if its fields are valid. These rules read the raw data,
+    so that a person sees every mistake at once; they accept any value.
     """
     details = [
         InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
@@ -222,18 +194,13 @@ def validate_whole(
     try:
         checked = handler(data)
     except ValidationError as error:
-        details = [_detail(item) for item in error.errors(include_url=False)] + details
+        keys = ("type", "loc", "input", "ctx")
+        listed: list[Any] = list(error.errors(include_url=False))
+        own: list[Any] = [{key: item[key] for key in keys if key in item} for item in listed]
+        details = [*own, *details]
     if details:
         raise ValidationError.from_exception_data(title, details)
     return checked
-
-
-def _detail(item: Any) -> InitErrorDetails:
-    """One of `ValidationError.errors()`, for a new ValidationError."""
-    detail = InitErrorDetails(type=item["type"], loc=item["loc"], input=item["input"])
-    if "ctx" in item:
-        detail["ctx"] = item["ctx"]
-    return detail
 
 
 DIGITS = re.compile(r"\d+")

@@ -1,4 +1,4 @@
-"""The atlas: what fine-tuning changed in every tensor of one expert or several."""
+"""The atlas: the changes of fine-tuning in every tensor of one expert or several."""
 
 from __future__ import annotations
 
@@ -8,21 +8,50 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from html import escape
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
-from layerswap.checkpoint.places import Pattern
+from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import READ_DTYPES
-from layerswap.deltas.conflict import TOP_ROWS, Conflict, by_place, common_rows
-from layerswap.deltas.measure import Sums, TensorChange, measure_tensor
-from layerswap.deltas.tables import Tables, matrix_name, read_tables, write_tables
+from layerswap.deltas.measure import (
+    TOP_ROWS,
+    Conflict,
+    Sums,
+    TensorChange,
+    by_place,
+    measure_tensor,
+    tensor_conflict,
+)
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.methods.rows import Axis
+from layerswap.versions import need_extras
 
 ATLAS = "atlas.json"
+ROWS, TENSORS = "rows", "tensors"
+CONFLICT, CONFLICT_BY_TENSOR = "conflict", "conflict_by_tensor"
+"""Names of the tables, without their suffix."""
+SUMMARY = {
+    "mean_abs_delta": "mean",
+    "median_abs_delta_sampled": "median",
+    "max_abs_delta": "largest",
+    "delta_norm": "norm",
+    "delta_norm_per_base_norm": "relative_norm",
+    "unchanged_share": "unchanged",
+    "lost_to_bf16_per_delta_norm": "lost",
+    "lost_to_bf16_is_measured": "lost_is_measured",
+    "lost_to_bf16_at_most_share": "lost_at_most",
+}
+"""Columns of the table of tensors, and the attributes of `TensorChange` that they hold."""
+_SUMS = ("dot", "first", "second", "opposed", "both")
+
+
+Pair = tuple[str, str]
+"""Two experts, or an expert and a tensor."""
+Changes = dict[Pair, TensorChange]
 
 
 @dataclass(frozen=True)
@@ -53,10 +82,6 @@ class Atlas:
     places: Mapping[str, Place]
     changes: Mapping[tuple[str, str], TensorChange]
     sums: Mapping[tuple[str, str], Mapping[str, Sums]]
-
-    @property
-    def _tables(self) -> Tables:
-        return Tables(self.places, self.changes, self.sums)
 
     @property
     def layers(self) -> int:
@@ -133,39 +158,20 @@ class Atlas:
             second: another.
             share: share of the rows of each matrix that counts as most changed.
         """
-        return by_place(self._tables.conflicts(first, second, share), self.places)
+        return by_place(self.tensor_conflicts(first, second, share), self.places)
 
-    def overlap(self, first: str, second: str, tensor: str, share: float = TOP_ROWS) -> float:
-        """The share of one expert's most changed rows that are also the other's.
-
-        Args:
-            first: an expert.
-            second: another.
-            tensor: a matrix.
-            share: share of the rows that counts as most changed; unrelated experts overlap by it.
-
-        Raises:
-            RecipeError: an expert or the tensor is not in the atlas.
-        """
-        one, other = (self.change(name, tensor).rows for name in (first, second))
-        top, common = common_rows(one, other, share)
-        return common / top
-
-    def _repr_html_(self) -> str:
-        """A small table for notebooks: the change of each expert over all its tensors."""
-        lines = []
-        for name in self.experts[:12]:
-            changes, total = self.of(name), sum(c.elements for c in self.of(name)) or 1
-            norm = math.hypot(*(change.norm for change in changes))
-            mean = sum(change.mean * change.elements for change in changes) / total
-            same = sum(change.unchanged * change.elements for change in changes) / total
-            lines.append(
-                f"<tr><td>{escape(name[-60:])}</td><td>{norm:.4g}</td><td>{mean:.3g}</td>"
-                f"<td>{same:.1%}</td><td>{self.lost(name):.1%}</td></tr>"
+    def tensor_conflicts(self, first: str, second: str, share: float) -> dict[str, Conflict]:
+        """The conflict of two experts in every tensor."""
+        sums = self.sums.get((first, second)) or self.sums[second, first]
+        return {
+            tensor: tensor_conflict(
+                both, [self.changes[name, tensor].rows for name in (first, second)], share
             )
-        head = ["expert", "norm of the delta", "mean |delta|", "unchanged", "lost to bfloat16"]
-        cells = "".join(f"<th>{title}</th>" for title in head)
-        return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
+            for tensor, both in sums.items()
+        }
+
+    def __repr__(self) -> str:
+        return f"Atlas of {', '.join(self.experts)} against {self.base}: {len(self.places)} tensors"
 
     def save(self, folder: PathLike) -> None:
         """Write the tables and `atlas.json` into a folder, created where missing.
@@ -176,7 +182,7 @@ class Atlas:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_tables(self._tables, folder)
+        _write_tables(self, folder)
         head = {"base": self.base, "experts": list(self.experts), "axis": self.axis}
         (folder / ATLAS).write_text(json.dumps(head, indent=2) + "\n", "utf-8")
 
@@ -194,7 +200,7 @@ class Atlas:
         try:
             experts = tuple(map(str, head["experts"]))
             axis: Axis = "output" if head["axis"] == "output" else "input"
-            tables = read_tables(folder)
+            tables = _read_tables(folder)
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(f"{folder}: damaged ({error})") from None
         return cls(str(head["base"]), experts, axis, *tables)
@@ -213,7 +219,7 @@ def measure_delta(
     Args:
         base: a folder or a Hub id.
         experts: folders or Hub ids of full checkpoints or adapters, or mappings that name them.
-            An expert without a name has that of the last part of its source.
+            The default name is the last part of the source.
         axis: features that count as rows: `input` (the papers') or `output`.
         patterns: places of tensors that no built-in layout knows.
         threads: tensors measured at a time; the number of usable processors when None.
@@ -248,7 +254,7 @@ class Subjects:
 
     @property
     def tensors(self) -> list[str]:
-        """The tensors that can be measured: of floating-point dtype, and in every checkpoint."""
+        """The tensors of floating-point dtype that every checkpoint has."""
         return [
             name
             for name, info in self.base.tensors.items()
@@ -286,26 +292,28 @@ def measure(
     import numpy as np
 
     base, order = subjects.base, list(subjects.experts)
-    changes: dict[tuple[str, str], TensorChange] = {}
-    sums: dict[tuple[str, str], dict[str, Sums]] = {pair: {} for pair in combinations(order, 2)}
+    changes: Changes = {}
+    sums: dict[Pair, dict[str, Sums]] = {pair: {} for pair in combinations(order, 2)}
 
-    # The largest first, so that no worker is left with one at the end.
+    # The largest first, so that no worker is left with a large tensor at the end.
     names = sorted(subjects.tensors, key=lambda name: -base.tensors[name].elements)
 
     def work(name: str) -> tuple[list[TensorChange], dict[tuple[int, int], Sums]]:
         experts = list(subjects.experts.values())
         with np.errstate(all="ignore"):  # `measure_tensor` looks for NaN in the result
-            found = measure_tensor(base, experts, name, axis=axis, transposed=base.transposes(name))
+            result = measure_tensor(
+                base, experts, name, axis=axis, transposed=base.transposes(name)
+            )
         if progress is not None:
             progress(base.tensors[name].nbytes * (1 + len(order)))
-        return found
+        return result
 
     workers = threads or len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:
         measured = dict(zip(names, pool.map(work, names), strict=True))
     for name in subjects.tensors:
-        found, pairs = measured[name]
-        changes.update({(e, name): c for e, c in zip(order, found, strict=True)})
+        by_expert, pairs = measured[name]
+        changes.update({(e, name): c for e, c in zip(order, by_expert, strict=True)})
         for (i, j), value in pairs.items():
             sums[order[i], order[j]][name] = value
     places = {name: base.places[name] for name in subjects.tensors}
@@ -327,5 +335,111 @@ def _names(experts: Sequence[PathLike | Mapping[str, PathLike]]) -> dict[str, st
 
 
 def _heads(checkpoint: Checkpoint) -> set[str]:
-    """Names of the heads. Of two checkpoints with tied embeddings one may store its head."""
+    """Names of the heads, which not every checkpoint with tied embeddings stores."""
     return {name for name, place in checkpoint.places.items() if place.role == "head"}
+
+
+# --- the tables on disk: Parquet, or JSON Lines without pyarrow ---
+
+
+def matrix_name(tensor: str) -> str:
+    """The papers' name for a matrix, else its last two words."""
+    known = alias(tensor)
+    if known is not None:
+        return known
+    words = [word for word in tensor.removesuffix(".weight").split(".") if not word.isdecimal()]
+    return ".".join(words[-2:])
+
+
+def _write_tables(atlas: Atlas, folder: Path) -> None:
+    """Write the rows, the summaries and the conflicts."""
+    located = {
+        tensor: {
+            "tensor": tensor,
+            "layer": place.layer,
+            "role": place.role,
+            "matrix": matrix_name(tensor) if place.layer is not None else None,
+        }
+        for tensor, place in atlas.places.items()
+    }
+    rows, tensors = [], []
+    for (expert, tensor), change in atlas.changes.items():
+        head = {"expert": expert, **located[tensor]}
+        rows.append({**head, "row_mav": change.rows})
+        summary = {column: getattr(change, name) for column, name in SUMMARY.items()}
+        sizes = {"rows": len(change.rows), "elements": change.elements}
+        tensors.append({**head, **sizes, **summary})
+    _write_table(folder, ROWS, rows)
+    _write_table(folder, TENSORS, tensors)
+    if not atlas.sums:
+        return
+    place_rows: list[dict[str, Any]] = []
+    tensor_rows: list[dict[str, Any]] = []
+    for first, second in atlas.sums:
+        pair = {"expert": first, "other": second}
+        conflicts = atlas.tensor_conflicts(first, second, TOP_ROWS)
+        tensor_rows += [{**pair, **located[name], **_columns(c)} for name, c in conflicts.items()]
+        places = by_place(conflicts, atlas.places)
+        place_rows += [{**pair, **place._asdict(), **_columns(c)} for place, c in places.items()]
+    _write_table(folder, CONFLICT, place_rows)
+    _write_table(folder, CONFLICT_BY_TENSOR, tensor_rows)
+
+
+def _columns(conflict: Conflict) -> dict[str, Any]:
+    return {
+        "cosine": conflict.cosine,
+        "sign_disagreement_share": conflict.disagreement,
+        "top_rows_compared_share": TOP_ROWS,
+        "top_rows_in_common_share": conflict.overlap,
+        "top_rows_jaccard": conflict.jaccard,
+        **{f"sum_{key}": getattr(conflict.sums, key) for key in _SUMS},
+    }
+
+
+def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes, dict[Pair, dict[str, Sums]]]:
+    """Read places, changes and sums of an atlas."""
+    import numpy as np
+
+    places: dict[str, Place] = {}
+    vectors: dict[tuple[str, str], Any] = {}
+    for row in _read_table(folder, ROWS):
+        places[row["tensor"]] = Place(row["layer"], row["role"])
+        vectors[row["expert"], row["tensor"]] = np.array(row["row_mav"], dtype=np.float32)
+    changes = {}
+    for row in _read_table(folder, TENSORS):
+        key = row["expert"], row["tensor"]
+        summary = {name: row[column] for column, name in SUMMARY.items()}
+        changes[key] = TensorChange(rows=vectors[key], elements=row["elements"], **summary)
+    sums: dict[Pair, dict[str, Sums]] = {}
+    if len({expert for expert, _ in changes}) > 1:
+        for row in _read_table(folder, CONFLICT_BY_TENSOR):
+            values = (row[f"sum_{key}"] for key in _SUMS)
+            sums.setdefault((row["expert"], row["other"]), {})[row["tensor"]] = Sums(*values)
+    return places, changes, sums
+
+
+def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    if find_spec("pyarrow") is None:
+        lines = (json.dumps(row, default=lambda vector: vector.tolist()) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text("".join(lines), "utf-8")
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = None
+    if name == ROWS:
+        text = pa.string()
+        fields = [("expert", text), ("tensor", text), ("layer", pa.int32()), ("role", text)]
+        schema = pa.schema([*fields, ("matrix", text), ("row_mav", pa.list_(pa.float32()))])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / f"{name}.parquet")
+
+
+def _read_table(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = folder / f"{name}.jsonl"
+    if lines.is_file():
+        return [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
+    need_extras(f"{folder / name}.parquet", "report")
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = pq.read_table(folder / f"{name}.parquet").to_pylist()
+    return rows

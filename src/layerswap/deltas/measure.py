@@ -1,16 +1,17 @@
-"""Measures the change of one tensor, row by row, reading every checkpoint once."""
+"""Measures the changes of tensors, row by row, the conflicts between them, and their magnitude."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, TensorInfo
+from layerswap.checkpoint import Checkpoint, Place, TensorInfo
 from layerswap.checkpoint.read import (
+    READ_DTYPES,
     keep_freed_memory,
     narrowed,
     open_file,
@@ -31,17 +32,10 @@ if TYPE_CHECKING:
 def read_chunks(
     checkpoints: Sequence[Checkpoint], name: str, width: int, elements: int
 ) -> Iterator[tuple[int, list[Floats]]]:
-    """Read one tensor of several checkpoints, some whole lines at a time.
+    """Read one tensor of several checkpoints, some whole lines of `width` elements at a time.
 
-    Args:
-        checkpoints: full checkpoints, or adapters over a base, whose deltas are multiplied out.
-        name: the tensor; of floating-point dtype, and of one shape in all.
-        width: elements of a line.
-        elements: elements to read at a time, rounded down to whole lines, at least one.
-
-    Yields:
-        The position of the chunk, and per checkpoint a vector of its elements in float32, or in
-        float64 where it is stored so.
+    Yields the position of the chunk, and per checkpoint a vector of its elements in float32, or in
+    float64 if stored so. The deltas of adapters are multiplied out.
     """
     keep_freed_memory()
     infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
@@ -65,7 +59,7 @@ def read_chunks(
 CHUNK_ELEMENTS = 1 << 17
 """Elements read at a time, rounded to whole lines: few enough to stay in the cache."""
 SAMPLED = 1 << 16
-"""Elements of a tensor, evenly spaced, of which the median is taken."""
+"""Elements of a tensor, evenly spaced, for the median."""
 
 
 @dataclass(frozen=True)
@@ -108,21 +102,17 @@ class TensorChange:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over elements behind the conflict of two deltas; those of several tensors add up.
-
-    Attributes:
-        dot: sum of products.
-        first: sum of squares of the first delta.
-        second: sum of squares of the second delta.
-        opposed: elements where the two have opposite signs.
-        both: elements where neither is zero.
-    """
+    """Sums over elements behind the conflict of two deltas; those of several tensors add up."""
 
     dot: float = 0.0
+    """Sum of products."""
     first: float = 0.0
+    """Sum of squares of the first delta; `second` is that of the second."""
     second: float = 0.0
     opposed: int = 0
+    """Elements where the two have opposite signs."""
     both: int = 0
+    """Elements where neither is zero."""
 
     def __add__(self, other: Sums) -> Sums:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -150,18 +140,8 @@ def measure_tensor(
 ) -> tuple[list[TensorChange], dict[tuple[int, int], Sums]]:
     """Measure one tensor of several experts against the base, reading each once.
 
-    Args:
-        base: the base.
-        experts: one or more experts.
-        name: the tensor; of floating-point dtype, and of one shape in all.
-        axis: features that count as rows: input (the papers') or output.
-        transposed: True if matrices are stored [in, out].
-
-    Returns:
-        The change in each expert, and the sums for each pair of experts.
-
-    Raises:
-        CheckpointError: a shape differs, or a delta holds NaN or infinity.
+    `transposed`: matrices are stored [in, out]. Returns the change in each expert, and the sums for
+    each pair of experts.
     """
     import numpy as np
 
@@ -292,3 +272,142 @@ def check_shapes(info: TensorInfo, experts: Sequence[Checkpoint]) -> None:
                 f"{expert.identity}: {info.name!r} has shape {list(shape)}, "
                 f"the base has {list(info.shape)}"
             )
+
+
+# --- conflicts: two experts that changed the same rows, or moved the same weights apart ---
+
+TOP_ROWS = 0.1
+"""Share of a matrix's rows, those with the largest MAV, that are compared."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """The conflict of two experts in one place, or in one tensor.
+
+    Attributes:
+        sums: over elements, for cosine and sign disagreement.
+        top: number of rows that count as most changed, for each expert.
+        common: number of rows that are among the most changed of both.
+    """
+
+    sums: Sums
+    top: int
+    common: int
+
+    @property
+    def cosine(self) -> float:
+        """Cosine between the two deltas; 0 if one of them is zero."""
+        return self.sums.cosine
+
+    @property
+    def disagreement(self) -> float:
+        """Share of the elements that both changed in which the signs are opposite."""
+        return self.sums.disagreement
+
+    @property
+    def overlap(self) -> float | None:
+        """Share of one expert's most changed rows that are also the other's; None without rows.
+
+        Unrelated experts overlap by the share of rows compared.
+        """
+        return self.common / self.top if self.top else None
+
+    @property
+    def jaccard(self) -> float | None:
+        """Most changed rows of both over those of either; None without rows."""
+        return self.common / (2 * self.top - self.common) if self.top else None
+
+    def __add__(self, other: Conflict) -> Conflict:
+        return Conflict(self.sums + other.sums, self.top + other.top, self.common + other.common)
+
+
+def tensor_conflict(sums: Sums, rows: Sequence[Any], share: float) -> Conflict:
+    """The conflict in one tensor, by the MAV of every row of each expert.
+
+    A vector has no rows to compare.
+    """
+    first, second = rows
+    return Conflict(sums, *(common_rows(first, second, share) if len(first) > 1 else (0, 0)))
+
+
+def by_place(
+    conflicts: Mapping[str, Conflict], places: Mapping[str, Place]
+) -> dict[Place, Conflict]:
+    """The conflicts of tensors, added up at every place."""
+    total: dict[Place, Conflict] = {}
+    for tensor, conflict in conflicts.items():
+        place = places[tensor]
+        total[place] = total[place] + conflict if place in total else conflict
+    return total
+
+
+def common_rows(first: Any, second: Any, share: float) -> tuple[int, int]:
+    """The number of rows that count as most changed, and how many are common to both experts.
+
+    At least one row is compared; equal rows count from the first.
+    """
+    import numpy as np
+
+    count = max(1, round(share * len(first)))
+    of_first, of_second = (np.argsort(-rows, kind="stable")[:count] for rows in (first, second))
+    return count, len(np.intersect1d(of_first, of_second, assume_unique=True))
+
+
+# --- magnitude-adjusted weights of experts: 1 / mean MAV (paper 1, section 5.1) ---
+
+SUMMED = 1 << 22
+"""Elements read at a time for a magnitude."""
+Soup = Sequence[tuple[Checkpoint, float]]
+"""An expert: one checkpoint of weight 1, or a soup of several."""
+
+
+def magnitude_weights(
+    base: Checkpoint, experts: Mapping[str, Soup], skip: frozenset[str] = frozenset()
+) -> dict[str, float]:
+    """`magnitude_weight` of several experts, normalised to sum to 1."""
+    weights = {name: magnitude_weight(base, parts, skip) for name, parts in experts.items()}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def magnitude_weight(base: Checkpoint, parts: Soup, skip: frozenset[str] = frozenset()) -> float:
+    """The weight of an expert in a magnitude-adjusted blend.
+
+    The mean is over all rows of all deltas of the expert, each row counting once. A row is an
+    input feature: for a `[out, in]` weight the MAV is the mean of |delta| over `out`, a vector of
+    length `in`. Conv1D layouts are transposed, a stack of matrices is taken matrix by matrix, and
+    a vector is one row. `skip` names tensors to leave out (a stored copy of tied embeddings).
+    """
+    total, rows = 0.0, 0
+    for name, info in base.tensors.items():
+        stored = name not in skip and all(name in expert.tensors for expert, _ in parts)
+        if info.dtype not in READ_DTYPES or not stored:
+            continue
+        count = Rows.of(info.shape, transposed=base.transposes(name)).count
+        total += mean_absolute_delta(base, parts, name) * count
+        rows += count
+    if total == 0:
+        raise CheckpointError(f"{parts[0][0].identity}: no tensor differs from {base.identity}")
+    return rows / total
+
+
+def mean_absolute_delta(base: Checkpoint, parts: Soup, name: str) -> float:
+    """Mean of |blend - base| over all elements of one tensor, in float32, summed in float64."""
+    import numpy as np
+
+    info = base.tensors[name]
+    check_shapes(info, [expert for expert, _ in parts])
+    total = 0.0
+    for start in range(0, info.elements, SUMMED):
+        stop = min(start + SUMMED, info.elements)
+        delta = -base.elements(name, start, stop).astype(np.float32)
+        for expert, weight in parts:
+            part = expert.elements(name, start, stop).astype(np.float32, copy=False)
+            delta += part if weight == 1 else part * weight
+        with np.errstate(all="ignore"):
+            total += float(np.abs(delta, out=delta).sum(dtype=np.float64))
+    if not math.isfinite(total):
+        stored = [expert.tensors[name] for expert, _ in parts]
+        files = " or ".join(str(tensor.file) for tensor in (info, *stored))
+        raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
+    return total / max(1, info.elements)

@@ -12,7 +12,7 @@ from layerswap.checkpoint import Checkpoint
 from layerswap.compose import Outside, Recipe, read_recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Expert, SwapMethod
-from layerswap.deltas.magnitude import magnitude_weights
+from layerswap.deltas.measure import magnitude_weights
 from layerswap.errors import RecipeError
 from layerswap.merge.compatibility import check_together
 from layerswap.merge.folder import FolderFormat

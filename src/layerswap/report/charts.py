@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap.checkpoint import atomic_folder
 from layerswap.errors import visible
 from layerswap.evaluation.statistics import Friedman, Interval
 from layerswap.report.drawing import (
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Rectangle
 
-    from layerswap.evaluation.linearity import Additivity, Connectivity
+    from layerswap.evaluation.linearity import Additivity, Connectivity, Linearity
 
 GridCell = tuple[int, int]
 
@@ -45,15 +47,9 @@ def draw_heat_map(
 ) -> Drawing:
     """Draw a grid of scores with its numbers, such as accuracy by bottom and top layers.
 
-    Args:
-        values: score of each (row, column); a pair that is missing stays empty.
-        row_label: what the rows count, such as `bottom layers`.
-        column_label: what the columns count.
-        best: the cell to outline as the best.
-        default: the cell to outline as the paper's default; not marked where `values` lacks it.
-        unit: `%` shows fractions of 1 as percentages; another unit follows the numbers.
-        limits: the scores at the two ends of the colour scale, so that grids can share one; the
-            lowest and the highest of `values` by default.
+    `values` holds the score of each (row, column). The cells `best` and `default` are outlined.
+    The unit `%` shows fractions of 1 as percentages. `limits` are the scores at the two ends of the
+    colour scale, so that several grids can share a scale.
     """
     import numpy as np
     from matplotlib.figure import Figure
@@ -100,16 +96,10 @@ def draw_grid(
     default: Condition | None = None,
     unit: str = "%",
 ) -> dict[str, Drawing]:
-    """Heat maps over bottom and top layers, with one colour scale.
+    """Draw heat maps over bottom and top layers, with one colour scale.
 
-    Args:
-        scores: of swaps; conditions without zones are left out.
-        best: the swap to outline as the best.
-        default: the swap to outline as the paper's default.
-        unit: as of `draw_heat_map`.
-
-    Returns:
-        The drawings by what distinguishes them, such as `transitions 1 and 0, outside blend`.
+    Conditions without zones are left out. Each drawing has a label for the other settings, such as
+    `transitions 1 and 0, outside blend`.
     """
     maps: dict[tuple[int, int, str], dict[tuple[int, int], float]] = {}
     for swap, value in scores.items():
@@ -175,14 +165,8 @@ def draw_intervals(
 ) -> Drawing:
     """Draw a dot and a whisker for each model: the mean of one measure and its interval.
 
-    A dashed line carries the mean of the highlighted model through all rows. Overlapping whiskers
+    A dotted line carries the mean of the highlighted model through all rows. Overlapping whiskers
     do not show that two models are equal: a paired test compares them.
-
-    Args:
-        rows: (name, interval) of each model, from the top.
-        measure: what was measured, for the axis.
-        highlight: the name of the row to emphasise, such as the swap.
-        unit: `%` shows fractions of 1 as percentages; another unit is written on the axis.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
@@ -229,7 +213,7 @@ def _emphasis(emphasised: bool) -> dict[str, Any]:
 
 
 @settings()
-def draw_ranks(found: Friedman) -> Drawing:
+def draw_ranks(test: Friedman) -> Drawing:
     """Draw Friedman's mean ranks as a critical-difference diagram (Demsar, 2006).
 
     A bar joins the treatments whose mean ranks differ by less than Nemenyi's critical difference
@@ -239,11 +223,11 @@ def draw_ranks(found: Friedman) -> Drawing:
     from matplotlib.figure import Figure
     from scikit_posthocs import critical_difference_diagram
 
-    ranks = pd.Series(found.mean_ranks, index=list(map(visible, found.treatments)))
+    ranks = pd.Series(test.mean_ranks, index=list(map(visible, test.treatments)))
     p = pd.DataFrame(1.0, index=ranks.index, columns=ranks.index)
-    for pair in found.pairs:
+    for pair in test.pairs:
         first, second = visible(pair.first), visible(pair.second)
-        differ = abs(ranks[first] - ranks[second]) > found.critical_difference
+        differ = abs(ranks[first] - ranks[second]) > test.critical_difference
         p.loc[first, second] = p.loc[second, first] = 0.0 if differ else 1.0
     figure = Figure(figsize=(8, 1.2 + 0.22 * len(ranks)), layout="constrained")
     axes = figure.subplots()
@@ -252,8 +236,8 @@ def draw_ranks(found: Friedman) -> Drawing:
                                 crossbar_props={"color": INK},
                                 color_palette=[INK] * len(ranks))  # fmt: skip
     axes.set_title(
-        f"Mean ranks over {found.conditions} conditions; critical difference "
-        f"{found.critical_difference:.2f}", fontsize=11,
+        f"Mean ranks over {test.conditions} conditions; critical difference "
+        f"{test.critical_difference:.2f}", fontsize=11,
     )  # fmt: skip
     facts = "; ".join(f"{name} {rank:.2f}" for name, rank in ranks.items())
     return Drawing(figure, "Mean ranks, with bars over those that do not differ", facts)
@@ -261,12 +245,7 @@ def draw_ranks(found: Friedman) -> Drawing:
 
 @settings()
 def draw_linearity(line: Connectivity, sums: Additivity) -> Drawing:
-    """Draw the loss along the line, the same for each layer, and additivity by layer.
-
-    Args:
-        line: loss between two experts.
-        sums: additivity of their deltas, over as many layers.
-    """
+    """Draw the loss along the line between two experts, also by layer, and additivity by layer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.8), layout="constrained")
@@ -318,3 +297,18 @@ def _draw_departures(axes: Axes, sums: Additivity) -> None:
     axes.set_xlabel("departure from the sum of effects")
     axes.set_title("both deltas at once")
     axes.legend(loc="lower right")
+
+
+TABLE = "linearity.parquet"
+
+
+def write_linearity(measured: Linearity, out: Path, *, overwrite: bool = False) -> Path:
+    """Write `linearity.parquet` and the figure as SVG, PDF and PNG; returns the absolute folder."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    target = out.expanduser().absolute()
+    with atomic_folder(target, marker=TABLE, overwrite=overwrite) as folder:
+        pq.write_table(pa.Table.from_pylist(measured.rows()), folder / TABLE)
+        draw_linearity(measured.line, measured.sums).save(folder / "linearity")
+    return target

@@ -1,19 +1,24 @@
 """Maps of experts: which rows of which matrices fine-tuning changed (paper 1, figure 2).
 
-As a figure, and as an interactive map with a slider over the threshold.
+A map is a figure, or an interactive page with a slider over the threshold. `write_atlas` writes
+both, beside the tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from layerswap.deltas.atlas import Atlas
+from layerswap.checkpoint import atomic_folder
+from layerswap.deltas.atlas import ATLAS, Atlas
+from layerswap.deltas.measure import Sums
 from layerswap.errors import visible
 from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
 from layerswap.report.page import Report, Section, render
 from layerswap.report.tables import score
+from layerswap.versions import missing_of
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
@@ -27,14 +32,9 @@ COUNTS = 250_000
 
 @dataclass(frozen=True)
 class Map:
-    """A grid of fractions.
+    """A grid: the fraction of rows above the threshold, by layer and matrix.
 
-    Attributes:
-        title: name of the expert.
-        columns: names of the matrices, the papers' where they have one.
-        labels: heading of each column: the family's own name, and the papers' if it is another.
-        cells: fraction of rows above the threshold, by layer and column.
-        layers: number of layers.
+    `columns` are the papers' names of the matrices if they exist, `labels` the headings.
     """
 
     title: str
@@ -76,10 +76,7 @@ def map_of(atlas: Atlas, expert: str, threshold: float) -> Map:
 def draw_maps(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) -> Drawing:
     """Draw maps side by side: layers down the side with the last on top, matrices across.
 
-    Args:
-        maps: one or more, all of as many layers.
-        caption: a line below, such as the threshold.
-        numbers: write each fraction into its cell, as a percentage.
+    With `numbers`, each cell shows its fraction as a percentage.
     """
     import numpy as np
     from matplotlib.figure import Figure
@@ -116,12 +113,9 @@ def draw_maps(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) 
 
 
 def delta_page(atlas: Atlas, threshold: float | None = None) -> str:
-    """The interactive map of an atlas as one HTML file: a threshold slider, two experts.
+    """The interactive map of an atlas as one HTML file, with a slider that starts at a threshold.
 
-    Args:
-        atlas: what to show.
-        threshold: the MAV where the slider starts, one for all experts; where 15% of the rows of
-            each are above its own when None.
+    Without a threshold it starts where 15% of the rows of each expert are above it.
     """
     experts = ", ".join(map(visible, atlas.experts))
     lead = (
@@ -208,3 +202,117 @@ def _above(rows: Any, thresholds: Any) -> list[int]:
 
     ordered = np.sort(rows.astype(np.float64))
     return (len(ordered) - np.searchsorted(ordered, thresholds, side="right")).tolist()  # type: ignore[no-any-return]
+
+
+# --- the folder of an atlas: tables, figures and a page ---
+
+LOSS = 0.3
+"""Share of a delta lost to bfloat16 above which a warning is given."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A folder that was written, with lines that describe its content."""
+
+    folder: Path
+    lines: tuple[str, ...]
+
+
+def write_atlas(
+    atlas: Atlas,
+    out: Path,
+    *,
+    threshold: float | None = None,
+    numbers: bool = False,
+    overwrite: bool = False,
+) -> Written:
+    """Write tables (Parquet), the map (SVG, PDF, PNG) and the interactive page (HTML).
+
+    Without the extra `report`, write the tables alone, as JSON Lines.
+    """
+    target = out.expanduser().absolute()
+    with atomic_folder(target, marker=ATLAS, overwrite=overwrite) as folder:
+        atlas.save(folder)
+        if not (missing := missing_of("report")):
+            at = thresholds_of(atlas, threshold)
+            maps = [map_of(atlas, expert, at[expert]) for expert in atlas.experts]
+            above = ", ".join(f"{value:.2g} ({expert})" for expert, value in at.items())
+            if threshold is not None:
+                above = f"{threshold:.2g}"
+            caption = f"rows ({atlas.axis} features) with a MAV above {above}"
+            draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
+            (folder / "map.html").write_text(delta_page(atlas, threshold), "utf-8")
+    lines = _lines(atlas, target)
+    if missing:
+        lines[-1] = f"wrote tables to {target}"
+        lines.append(f'figures need {", ".join(missing)}: pip install "layerswap[report]"')
+    return Written(target, tuple(lines))
+
+
+def thresholds_of(atlas: Atlas, threshold: float | None) -> dict[str, float]:
+    """The row MAV above which a row counts, by expert: as given, or that of its top 15%."""
+    return {
+        expert: atlas.threshold(expert) if threshold is None else threshold
+        for expert in atlas.experts
+    }
+
+
+def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
+    """The size of each expert's delta and the conflict of each pair, as plain data."""
+    experts = {
+        expert: {
+            "largest_relative_norm": max(change.relative_norm for change in atlas.of(expert)),
+            "lost_to_bfloat16_share": atlas.lost(expert),
+        }
+        for expert in atlas.experts
+    }
+    totals = {pair: sum(by.values(), start=Sums()) for pair, by in atlas.sums.items()}
+    return {
+        "base": atlas.base,
+        "axis": atlas.axis,
+        "thresholds_mav": thresholds_of(atlas, threshold),
+        "experts": experts,
+        "pairs": [
+            {"first": first, "second": second, "cosine": total.cosine,
+             "opposite_signs_share": total.disagreement}
+            for (first, second), total in totals.items()
+        ],
+    }  # fmt: skip
+
+
+def _lines(atlas: Atlas, folder: Path) -> list[str]:
+    lines = []
+    for expert in atlas.experts:
+        lost, changes = atlas.lost(expert), atlas.of(expert)
+        biggest = max(change.relative_norm for change in changes)
+        measured = all(change.lost_is_measured for change in changes if change.norm)
+        if not biggest:
+            lines.append(
+                f"note: {expert} has the weights of its base: its training changed nothing"
+            )
+            continue
+        lines.append(
+            f"{expert}: deltas of up to {biggest:.2%} of their tensor's norm; "
+            + (
+                f"saved in bfloat16 it would lose {lost:.1%} of its delta"
+                if measured
+                else f"rounding to bfloat16 has cost about {min(lost, 1):.1%} of its delta, and at "
+                f"most {atlas.lost_at_most(expert):.1%} of the delta's size"
+            )
+        )
+        if lost > LOSS:
+            lines.append(
+                f"warning: much of the delta of {expert} "
+                + (
+                    "would be lost in bfloat16; keep experts in float32"
+                    if measured
+                    else "is lost to bfloat16; save experts in float32"
+                )
+            )
+    for first, second in atlas.sums:
+        total = sum(atlas.sums[first, second].values(), start=Sums())
+        lines.append(
+            f"{first} against {second}: cosine {total.cosine:.3f}, opposite signs in "
+            f"{total.disagreement:.1%} of what both changed"
+        )
+    return [*lines, f"wrote {folder}; open {folder / 'map.html'}"]

@@ -69,12 +69,9 @@ def settings() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its text for screen readers.
+    """A figure with a title and a description for screen readers.
 
-    Attributes:
-        figure: one unit is a CSS pixel on a page, a point (1/72 inch) on paper.
-        title: a few words.
-        description: the numbers or zones, as a sentence.
+    One unit of the figure is a CSS pixel on a page, a point (1/72 inch) on paper.
     """
 
     figure: Figure
@@ -82,11 +79,7 @@ class Drawing:
     description: str
 
     def svg(self, *, style: bool = True) -> str:
-        """One `<svg>` element.
-
-        Args:
-            style: include the stylesheet; a page that has it needs it once.
-        """
+        """One `<svg>` element, with the stylesheet that a page needs once."""
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with settings():
@@ -110,11 +103,7 @@ class Drawing:
         return ElementTree.tostring(root, encoding="unicode")
 
     def save(self, stem: Path) -> list[Path]:
-        """Write `stem` with the suffixes .svg, .pdf and .png, the same bytes every time.
-
-        Returns:
-            The paths written.
-        """
+        """Write `stem` with the suffixes .svg, .pdf and .png, the same bytes every time."""
         paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf", "png")]
         paths[0].write_text(self.svg() + "\n", "utf-8")
         with settings():

@@ -48,7 +48,7 @@ class ShownAnswer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers one by one, grouped by which of the first two models is right.
+    """Answers of models to documents, grouped by which of the first two models is right.
 
     Attributes:
         models: names, in the order of every document's answers.

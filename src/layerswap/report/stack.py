@@ -25,11 +25,9 @@ MOST_LABELS = 12
 
 @dataclass(frozen=True)
 class Zone:
-    """Neighbouring rows of the stack with the same blends.
+    """Neighbouring rows of the stack with the same blends, from the top.
 
-    Attributes:
-        rows: from the top.
-        words: such as `bottom 2 layers: Swahili expert`.
+    `words` are such as `bottom 2 layers: Swahili expert`.
     """
 
     rows: tuple[DrawnRow, ...]
@@ -46,11 +44,7 @@ def draw_stack(composition: Composition, names: Mapping[str, str] | None = None)
     """Draw the stack of layers, output on top, coloured by expert, with a bracket for every zone.
 
     A row is divided where attention and mlp differ, and each part by the weights of its blend.
-
-    Args:
-        composition: what to draw.
-        names: display name of each expert, such as `{"language": "Swahili expert"}`; the names
-            in the composition by default.
+    `names` gives display names of experts, such as `{"language": "Swahili expert"}`.
     """
     from matplotlib.figure import Figure
 

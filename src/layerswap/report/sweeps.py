@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
-from html import escape
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,11 @@ SCORES, SUMMARY, RECIPE, PAGE = "scores.parquet", "board.json", "best.yaml", "re
 
 
 def prepare_folder(out: Path) -> Path:
-    """The folder of a sweep, made where there is none.
-
-    Raises:
-        EvaluationError: it holds something else than a sweep, or cannot be made.
-    """
+    """Create the folder of a sweep, or take one that holds a sweep."""
     folder = out.expanduser().absolute()
     try:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / ANSWERS).is_file():
-            raise EvaluationError(f"{folder}: is no sweep's folder; choose another output")
+            raise EvaluationError(f"{folder}: does not hold a sweep; choose another output")
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise EvaluationError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -47,11 +42,7 @@ def prepare_folder(out: Path) -> Path:
 
 
 def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
-    """Write `scores.parquet`, `board.json`, `best.yaml` and `report.html` into a folder.
-
-    Returns:
-        The content of `board.json`.
-    """
+    """Write the files of a sweep into a folder; return the content of `board.json`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     import yaml
@@ -66,7 +57,7 @@ def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / SCORES)
     (folder / SUMMARY).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     (folder / RECIPE).write_text(yaml.safe_dump(board.best_recipe, sort_keys=False), "utf-8")
-    write_report(folder / PAGE, tell(board))
+    write_report(folder / PAGE, sweep_report(board))
     return facts
 
 
@@ -78,9 +69,7 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "chosen_by": board.chosen_by,
         "compared_by": board.measure and dict(zip(names, board.measure, strict=True)),
         "compositions_tried": len(board.development),
-        "development": [
-            {**one.to_dict(), "mean": score} for one, score in board.development.items()
-        ],
+        "development": [{**c.to_dict(), "mean": score} for c, score in board.development.items()],
         "development_lead": board.lead and asdict(board.lead),
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
@@ -89,24 +78,22 @@ def summary(board: SweepResult) -> dict[str, Any]:
     }
     if board.objectives:
         facts["objectives"] = [
-            {**one.to_dict(), **both._asdict()} for one, both in board.objectives.items()
+            {**c.to_dict(), **both._asdict()} for c, both in board.objectives.items()
         ]
     if _draws(board):
-        facts["draws"] = [
-            {**one.to_dict(), "sources": sources} for one, sources in _draws(board).items()
-        ]
+        facts["draws"] = [{**c.to_dict(), "sources": s} for c, s in _draws(board).items()]
         facts["sources_are_worth"] = board.worth
     return facts
 
 
-def tell(board: SweepResult) -> Report:
+def sweep_report(board: SweepResult) -> Report:
     """The report of a sweep."""
     notes = [f"layerswap {__version__}", *([str(board.screening)] if board.screening else [])]
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board),
         sections=[
-            *_contest(board, len(board.development)),
+            *_contest(board),
             *_front(board),
             *_maps(board),
             *_sources(board),
@@ -119,7 +106,7 @@ def tell(board: SweepResult) -> Report:
 
 def _draws(board: SweepResult) -> dict[Condition, Sources]:
     """The sources of every draw."""
-    return {one: sources for one, sources in board.sources.items() if one.zones is None}
+    return {draw: sources for draw, sources in board.sources.items() if draw.zones is None}
 
 
 def _sources(board: SweepResult) -> list[Section]:
@@ -129,7 +116,7 @@ def _sources(board: SweepResult) -> list[Section]:
         worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
         return [
             Section(
-                "What each layer's source is worth",
+                "Difference by the source of each layer",
                 "Mean score of the compositions that take the layer from the language expert, "
                 "minus that of those that take it from the task expert (development split).",
                 table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
@@ -137,39 +124,35 @@ def _sources(board: SweepResult) -> list[Section]:
         ]
     names = list(dict.fromkeys(name for by in board.worth.values() for name in by))
     rows = [[place, *(by.get(name) for name in names)] for place, by in board.worth.items()]
-    best = sorted(draws, key=lambda one: -board.development[one])[:TOP]
+    best = sorted(draws, key=lambda draw: -board.development[draw])[:TOP]
+    cells: list[Any] = [
+        [str(draw), board.development[draw], " ".join(draws[draw].values())] for draw in best
+    ]
     return [
         Section(
-            "What each source is worth",
+            "Score by source",
             "Mean score of the draws that take it (development split).",
             table=Table(("place", *names), list(reversed(rows)), unit=""),
         ),
         Section(
             "The best draws",
             f"Sources in the order of {', '.join(board.worth)} (development split).",
-            table=Table(
-                ("draw", "score", "sources"),
-                [[str(one), board.development[one], " ".join(draws[one].values())] for one in best],
-                unit="",
-            ),
+            table=Table(("draw", "score", "sources"), cells, unit=""),
         ),
     ]
 
 
-def results_table(judged: SweepResult) -> Table | None:
-    """Everything that was compared on the test split, and its distance to the selected composition.
-
-    None without a task.
-    """
-    if judged.measure is None:
+def results_table(board: SweepResult) -> Table | None:
+    """All models on the test split, with the selected one minus each; None without a task."""
+    if board.measure is None:
         return None
-    task, metric, name = judged.measure
+    task, metric, name = board.measure
     rows: list[list[Any]] = [
-        [str(one), value, difference_words(judged.differences.get(one), "")]
-        for one, value in judged.intervals.items()
+        [str(model), value, difference_words(board.differences.get(model), "")]
+        for model, value in board.intervals.items()
     ]
     caption = (
-        f"{task}, {name}: {judged.intervals[CHOSEN].n} test documents; 95% bootstrap "
+        f"{task}, {name}: {board.intervals[CHOSEN].n} test documents; 95% bootstrap "
         "intervals, paired differences; *: significant"
     )
     return Table(["model", metric, "selected minus it"], rows, caption, unit="")
@@ -197,26 +180,26 @@ def lead(board: SweepResult) -> str:
     return " ".join(parts)
 
 
-def _contest(judged: SweepResult, tried: int) -> list[Section]:
-    """The conditions on the test split, where there is a task."""
-    table = results_table(judged)
-    note = f"The best of {tried} was chosen on other documents than these."
+def _contest(board: SweepResult) -> list[Section]:
+    """The conditions on the test split, if a task is given."""
+    table = results_table(board)
+    note = f"The best of {len(board.development)} was chosen on other documents than these."
     return [Section("On the test split", table=table, note=note)] if table else []
 
 
-def _front(judged: SweepResult) -> list[Section]:
+def _front(board: SweepResult) -> list[Section]:
     """The compositions that no other beats in score and in the language of the answers."""
-    front = {one: both for one, both in judged.objectives.items() if both.front}
+    front = {c: both for c, both in board.objectives.items() if both.front}
     if not front:
         return []
     rows: list[list[Any]] = [
-        [str(one), both.score, both.language]
-        for one, both in sorted(front.items(), key=lambda item: -item[1].score)
+        [str(composition), both.score, both.language]
+        for composition, both in sorted(front.items(), key=lambda item: -item[1].score)
     ]
     return [
         Section(
             "Score and language",
-            f"{len(front)} of {len(judged.objectives)} compositions are on the Pareto front: no "
+            f"{len(front)} of {len(board.objectives)} compositions are on the Pareto front: no "
             "other is better in one of the two and as good in the other (development split).",
             table=Table(["composition", "score", "answers in the language"], rows, unit=""),
         )
@@ -227,7 +210,8 @@ def _models(recipe: Mapping[str, Any]) -> Section:
     """The checkpoints of a recipe, and the command that merges it."""
     sources = {**recipe["experts"], **({"base": recipe["base"]} if "base" in recipe else {})}
     rows = [
-        [name, one if isinstance(one, str) else json.dumps(one)] for name, one in sources.items()
+        [name, source if isinstance(source, str) else json.dumps(source)]
+        for name, source in sources.items()
     ]
     return Section(
         "Models",
@@ -251,11 +235,11 @@ def _maps(board: SweepResult) -> list[Section]:
     ]
 
 
-def _zones_in_words(one: Condition | None) -> str:
+def _zones_in_words(chosen: Condition | None) -> str:
     """A chosen composition in words, such as `bottom 5, top 2, outside task`."""
-    if one is None or one.zones is None:
-        return str(one)
-    return f"{one.zones}, outside {one.outside}" if one.outside else str(one.zones)
+    if chosen is None or chosen.zones is None:
+        return str(chosen)
+    return f"{chosen.zones}, outside {chosen.outside}" if chosen.outside else str(chosen.zones)
 
 
 Composed = Plan | Recipe | PathLike
@@ -263,27 +247,14 @@ Composed = Plan | Recipe | PathLike
 
 
 class ReportedSweep(SweepResult):
-    """The result of `layerswap.sweep`, which shows itself in a notebook and writes its report."""
+    """The result of `layerswap.sweep`, which can write its report."""
 
     def report(self, path: PathLike) -> Path:
         """Write the report as one HTML page; returns its path."""
-        return write_report(Path(path).expanduser(), tell(self))
+        return write_report(Path(path).expanduser(), sweep_report(self))
 
-    def _repr_html_(self) -> str:
-        rows = [
-            (str(one), str(interval), str(self.differences.get(one, "")))
-            for one, interval in self.intervals.items()
-        ]
-        cells = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-        )
-        measure = " ".join(self.measure or ("no task",))
-        return (
-            f"<p>{len(self.development)} compositions, chosen by {escape(self.chosen_by)}. "
-            f"{escape(lead(self))}</p><table><thead><tr><th>model</th>"
-            f"<th>{escape(measure)}, test documents</th><th>selected minus it</th></tr></thead>"
-            f"<tbody>{cells}</tbody></table>"
-        )
+    def __repr__(self) -> str:
+        return "\n".join(filter(None, (lead(self), str(results_table(self) or ""))))
 
 
 def sweep(
@@ -330,10 +301,10 @@ def sweep(
         board.report("report.html")
     """
     metric = {"metric": choose_by} if isinstance(choose_by, str) else dict(choose_by or {})
-    data = {"tasks": _listed(tasks), "include": [str(one) for one in _listed(include)],
+    data = {"tasks": _listed(tasks), "include": list(map(str, _listed(include))),
             "choose_by": metric, **settings}  # fmt: skip
     spec = validate(SweepSettings, data, where="sweep", expected="settings by name")
-    candidates = _named([_plan(one) for one in _listed(plans)])
+    candidates = _named(list(map(_plan, _listed(plans))))
     start = next((plan for plan in candidates.values() if plan.recipe.swap is not None), None)
     result = sweep_plans(
         spec,
@@ -343,7 +314,7 @@ def sweep(
         log=log,
         progress=progress,
     )
-    return ReportedSweep(**{one.name: getattr(result, one.name) for one in fields(result)})
+    return ReportedSweep(**{f.name: getattr(result, f.name) for f in fields(result)})
 
 
 def _listed(given: Any) -> list[Any]:
@@ -358,24 +329,22 @@ def _plan(given: Composed) -> Plan:
 
 
 def _named(plans: Sequence[Plan]) -> dict[Condition, Plan]:
-    """Conditions of plans: swaps by their zones, and by what is outside where they differ by it.
-
-    Raises:
-        EvaluationError: there are no plans.
-    """
+    """Conditions of plans: swaps by their zones, and by `outside` if it differs among them."""
     if not plans:
         raise EvaluationError("there is no composition to evaluate; give at least one")
     outsides = {plan.recipe.swap.outside for plan in plans if plan.recipe.swap}
     named: dict[Condition, Plan] = {}
     for number, plan in enumerate(plans):
         swap = plan.recipe.swap
-        one = Condition("composition", str(number))
+        condition = Condition("composition", str(number))
         if swap is not None:
             outside = swap.outside if len(outsides) > 1 else ""
-            one = Condition("swap", zones=swap.zones(plan.composition.layers), outside=outside)
-        if one in named:
-            if plan.composition == named[one].composition:
+            condition = Condition(
+                "swap", zones=swap.zones(plan.composition.layers), outside=outside
+            )
+        if condition in named:
+            if plan.composition == named[condition].composition:
                 continue
-            one = Condition(one.method, f"number {number}", one.zones, one.outside)
-        named[one] = plan
+            condition = replace(condition, variant=f"number {number}")
+        named[condition] = plan
     return named

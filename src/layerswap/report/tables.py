@@ -130,15 +130,13 @@ class Table:
         """The table in Markdown."""
         right = [self.numeric(i) for i in range(len(self.columns))]
         lines = [*self._lines(_markdown, "**{}**", "| {} |", " | ")]
-        lines.insert(1, "|" + "".join("---:|" if one else "---|" for one in right))
+        lines.insert(1, "|" + "".join("---:|" if flush else "---|" for flush in right))
         return "\n".join(lines)
 
     def latex(self, label: str = "") -> str:
         """The table in LaTeX, for the package booktabs.
 
-        Args:
-            label: of a floating table with the caption. When empty, a bare tabular with the
-                caption as a comment.
+        With a label it floats and has the caption; else it is a tabular with a comment.
         """
         columns = "".join("r" if self.numeric(i) else "l" for i in range(len(self.columns)))
         head, *body = self._lines(_latex, r"\textbf{{{}}}", r"{} \\", " & ")
@@ -179,8 +177,8 @@ class Table:
             shown = []
             for k, cell in enumerate(cells):
                 words, mark = escape(cell_words(cell, self.unit)), ""
-                if (i, k) in self.bold and (found := re.match(r"[-\d.]+", words)):
-                    words, mark = found[0], words[found.end() :]
+                if (i, k) in self.bold and (number := re.match(r"[-\d.]+", words)):
+                    words, mark = number[0], words[number.end() :]
                 strong = words and (mark or i == self.highlight or (i, k) in self.bold)
                 shown.append(bold.format(words) + mark if strong else words)
             lines.append(line.format(between.join(shown)))
@@ -222,13 +220,7 @@ def _latex(text: str) -> str:
 
 
 def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") -> None:
-    """Write tables into one Markdown and one LaTeX file.
-
-    Args:
-        stem: path of both files without `.md` and `.tex`.
-        tables: by heading.
-        title: heading of the Markdown file; none when empty.
-    """
+    """Write tables, by heading, into one Markdown and one LaTeX file."""
     markdown = [f"# {_markdown(title)}"] if title else []
     markdown += [f"## {_markdown(heading)}\n\n{table.markdown()}\n\n{_markdown(table.caption)}"
                  .rstrip() for heading, table in tables.items()]  # fmt: skip

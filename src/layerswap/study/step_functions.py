@@ -173,7 +173,7 @@ def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
 def measure_change(context: Context) -> None:
     """Map the weights that the kept experts changed (paper 1, figures 2 and 4 to 9)."""
     from layerswap.deltas.atlas import measure_delta
-    from layerswap.report.measurements import write_atlas
+    from layerswap.report.delta_map import write_atlas
 
     settings = context.step.settings
     named = {

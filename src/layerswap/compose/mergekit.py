@@ -1,40 +1,226 @@
-"""The composition of a mergekit configuration: its stack of layers, and the blend of each place."""
+"""mergekit configurations: their settings, their stack of layers, and the blend of each place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend, Operation
 from layerswap.compose.composition import Composition
-from layerswap.compose.mergekit.schema import (
-    MergekitMethod,
-    Setting,
-    read_reference,
-    read_setting,
-    value_at,
-)
+from layerswap.compose.schema import Strict
 from layerswap.compose.yaml_file import KeyPath
 from layerswap.errors import RecipeError
 from layerswap.methods import SPELLINGS
-from layerswap.methods.mergekit import Call, Model, Reading, Scalar, Shared, Spelling, TensorValues
+from layerswap.methods.mergekit import Call, Reading, Scalar, Shared, Spelling, TensorValues
+from layerswap.methods.mergekit import Model as ModelValues
 from layerswap.methods.method import Parameter
 
+# --- settings: numbers, gradients over layers, and values by a tensor's name ---
+
+Setting = Any
+"""A scalar, a list of scalars (a gradient), or a list of `{"filter": text, "value": ...}`, where
+the filter may be left out."""
 Settings = Mapping[str, Setting]
+
+
+def read_setting(value: object) -> Setting:
+    """A setting in its plain form, from any form that mergekit reads; else a ValueError."""
+    if isinstance(value, Mapping):
+        return [_condition(value)]
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        return [_condition(item) for item in value]
+    return _gradient(value)
+
+
+def value_at(setting: Setting, tensor: str, t: float, *, discrete: bool = False) -> Scalar | None:
+    """The value for one tensor; None if no filter matches its name.
+
+    `t` is the position in the slice, 0 at its first layer and 1 at its last. A `discrete` setting
+    jumps between the values of a gradient, as for true and false.
+
+    Example: the gradient `[0, 1]` is 0.25 at t = 0.25; `[0, 0.5, 1]` is 0.25 there too.
+    """
+    if not isinstance(setting, list):
+        return setting  # type: ignore[no-any-return]
+    if isinstance(setting[0], Mapping):
+        for condition in setting:
+            wanted = condition.get("filter")
+            if wanted in (None, "*") or wanted in tensor:
+                return value_at(condition["value"], tensor, t, discrete=discrete)
+        return None
+    if discrete:
+        return setting[int(t * (len(setting) - 1))]  # type: ignore[no-any-return]
+    scaled = t * (len(setting) - 1)
+    low = int(scaled)
+    high = min(len(setting) - 1, low + 1)
+    share = scaled - low
+    return (1 - share) * setting[low] + share * setting[high]  # type: ignore[no-any-return]
+
+
+def scalars(setting: Setting) -> Iterator[Scalar]:
+    """Every number and truth value in a setting."""
+    for item in setting if isinstance(setting, list) else [setting]:
+        yield from scalars(item["value"]) if isinstance(item, Mapping) else [item]
+
+
+def _condition(value: Mapping[Any, Any]) -> dict[str, Any]:
+    unknown = set(value) - {"filter", "value"}
+    if unknown or "value" not in value:
+        forms = "a number, a list of numbers, or {filter: ..., value: ...}"
+        raise ValueError(f"write {forms}; found {value!r:.60}")
+    wanted = value.get("filter")
+    if wanted is not None and not isinstance(wanted, str):
+        raise ValueError(f"filter is {wanted!r:.40}; it is a part of a tensor's name")
+    named = {} if wanted is None else {"filter": wanted}
+    return {**named, "value": _gradient(value["value"])}
+
+
+def _gradient(value: object) -> Scalar | list[Scalar]:
+    if isinstance(value, list):
+        if not value:
+            raise ValueError("an empty list; write at least one number")
+        return [_scalar(item) for item in value]
+    return _scalar(value)
+
+
+def _scalar(value: object) -> Scalar:
+    if isinstance(value, bool):
+        return value
+    # YAML 1.1 reads 1e-3 as a text; mergekit reads the number.
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"{value!r:.40} is not a number") from None
+    if not isinstance(value, int | float) or not abs(value) <= 1e100:
+        raise ValueError(f"{value!r:.40} is not a number")
+    return value
+
+
+def read_reference(value: object) -> object:
+    """A model as one text, from any form that mergekit reads: `model@revision+adapter@revision`."""
+    if isinstance(value, dict):
+        extra = sorted(set(value) - {"model", "lora"})
+        if extra:
+            raise ValueError(f"{extra[0]!r} of a model is not supported; write the model alone")
+        model, lora = _path(value.get("model")), _path(value.get("lora"))
+        value = model if lora is None else f"{model}+{lora}"
+    if not isinstance(value, str) or not value:
+        return value
+    if value.count("+") > 1:
+        raise ValueError(f"{value!r:.80} adds two adapters; merge one into the model first")
+    if any(part.count("@") > 1 for part in value.split("+")):
+        raise ValueError(f"{value!r:.80} has two '@'; write owner/name@revision")
+    if not all(value.split("+")):
+        raise ValueError(f"{value!r:.80} names no adapter or no model")
+    return value
+
+
+def _path(value: object) -> object:
+    """A model's path with `@revision`, from a text or a mapping."""
+    if not isinstance(value, dict):
+        return value
+    revision = value.get("revision")
+    return f"{value.get('path')}@{revision}" if revision else value.get("path")
+
+
+def _read_range(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _or_nothing(value: object) -> object:
+    return {} if value is None else value
+
+
+Reference = Annotated[str, BeforeValidator(read_reference), Field(min_length=1)]
+SettingsField = Annotated[
+    dict[str, Annotated[Any, BeforeValidator(read_setting)]], BeforeValidator(_or_nothing)
+]
+
+
+class Model(Strict):
+    """A whole model."""
+
+    model: Reference
+    parameters: SettingsField = {}
+
+
+class SliceSource(Model):
+    """The layers [first, stop) of a model."""
+
+    layer_range: Annotated[tuple[int, int], BeforeValidator(_read_range)]
+
+
+class Slice(Strict):
+    """Layers of the output, merged from as many layers of each source."""
+
+    sources: Annotated[list[SliceSource], Field(min_length=1)]
+    base_model: Reference | None = None
+    parameters: SettingsField = {}
+
+
+class Body(Strict):
+    """A list of layers: whole models to merge, or slices."""
+
+    models: list[Model] | None = None
+    slices: list[Slice] | None = None
+    parameters: SettingsField = {}
+
+
+class MergekitMethod(Body):
+    """The part of a mergekit configuration that decides the weights.
+
+    Under `mergekit` in a recipe, models have the names of `experts`, and `base` is the recipe's.
+    """
+
+    merge_method: str
+    modules: dict[str, Body] | None = None
+    base_model: Reference | None = None
+
+    @property
+    def experts(self) -> list[str]:
+        """Every model in it, the base model first."""
+        parts: list[Body] = [self, *(self.modules or {}).values()]
+        models = [self.base_model] if self.base_model else []
+        for part in parts:
+            models += [entry.model for entry in part.models or ()]
+            for layers in part.slices or ():
+                models += [layers.base_model] if layers.base_model else []
+                models += [source.model for source in layers.sources]
+        return list(dict.fromkeys(models))
+
+
+class Tokenizer(Strict):
+    """Origin of the output's tokenizer."""
+
+    source: Any = "union"
+    tokens: dict[Any, Any] | None = None
+    pad_to_multiple_of: int | None = None
+
+
+class MergekitFile(MergekitMethod):
+    """A whole configuration file."""
+
+    dtype: str | None = None
+    out_dtype: str | None = None
+    tokenizer_source: Any = None
+    tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
+
+
+# --- the stack of layers ---
 
 
 @dataclass(frozen=True)
 class StackSource:
-    """A model in a slice.
+    """A model in a slice, with its own settings and the key path of its entry.
 
-    Attributes:
-        path: key path of its entry.
-        model: its name.
-        parameters: its own settings.
-        layers: first layer and the one after the last; None for all layers, or if the entry's
-            cannot be read.
+    `layers` are the first layer and the one after the last; None for all layers, or if the entry
+    cannot be read.
     """
 
     path: KeyPath
@@ -51,14 +237,7 @@ class StackSource:
 
 @dataclass(frozen=True)
 class StackSlice:
-    """Neighbouring layers of the output.
-
-    Attributes:
-        path: key path of its entry.
-        sources: the models that it merges, in order.
-        base: the base model for these layers.
-        scopes: settings for all sources, the nearest first.
-    """
+    """Neighbouring layers of the output, with settings for all sources, the nearest first."""
 
     path: KeyPath
     sources: tuple[StackSource, ...]
@@ -71,20 +250,15 @@ class StackSlice:
         return self.sources[0].taken
 
     def taken_of(self, model: str) -> range:
-        """The layers of a model; those of the first model if it does not merge this one."""
+        """The layers of a model; those of the first model if this one is not merged."""
         return next((s.taken for s in self.sources if s.model == model), self.taken)
 
     def value(
         self, name: str, tensor: str, t: float, source: StackSource | None, *, discrete: bool
     ) -> Scalar | None:
-        """A parameter for one tensor, of one source or for all; None if nothing sets it.
+        """A parameter for one tensor at position `t`; None if nothing sets it.
 
-        Args:
-            name: the parameter.
-            tensor: the tensor's name.
-            t: position in the slice, 0..1.
-            source: the source whose own settings win.
-            discrete: the parameter is true or false.
+        The settings of `source` win.
         """
         own = (source.parameters,) if source else ()
         for scope in (*own, *self.scopes):
@@ -197,16 +371,7 @@ def resolve(
     """The composition of a configuration, over the models as it names them.
 
     Every tensor's parameters are looked up as mergekit does, by its name and layer. The tensors of
-    one place must agree.
-
-    Args:
-        method: the configuration.
-        layers: number of layers of the models, L.
-        tensors: the place of every tensor; those of a Llama when None.
-
-    Raises:
-        RecipeError: layers that the models do not have, a filter that divides a place, or
-            weights that no blend has.
+    one place must agree. `layers` is that of the models; `tensors` are a Llama's when None.
     """
     stack = read_stack(method.model_dump(exclude_none=True), layers)
     taken = tuple(layer for part in stack for layer in part.taken)
@@ -314,7 +479,7 @@ def _blend(reading: Reading, base: str | None) -> Blend:
 
 def _model_values(
     spelling: Spelling, part: StackSlice, source: StackSource, tensor: str, t: float
-) -> Model:
+) -> ModelValues:
     values = {}
     for parameter, known in spelling.models.items():
         value = part.value(parameter, tensor, t, source, discrete=False)
@@ -327,7 +492,7 @@ def _model_values(
                 f"no {parameter} for {source.model!r}: no filter matches, and there is no default"
             )
         values[parameter] = float(known.default if value is None else value)
-    return Model(source.model, values)
+    return ModelValues(source.model, values)
 
 
 def needs_weight(spelling: Spelling, source: StackSource, part: StackSlice) -> bool:

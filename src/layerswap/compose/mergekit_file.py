@@ -7,8 +7,15 @@ from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from layerswap.compose.mergekit.resolve import Settings, StackSlice, needs_weight, read_stack
-from layerswap.compose.mergekit.schema import MergekitFile, MergekitMethod, scalars
+from layerswap.compose.mergekit import (
+    MergekitFile,
+    MergekitMethod,
+    Settings,
+    StackSlice,
+    needs_weight,
+    read_stack,
+    scalars,
+)
 from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK
 from layerswap.compose.yaml_file import KeyPath, Mistake, nearest, validate, validate_whole
 from layerswap.errors import RecipeError
@@ -253,7 +260,7 @@ def _names(models: list[str], base: str | None) -> dict[str, str]:
 
 
 def _tokenizer(file: _File, names: Mapping[str, str]) -> dict[str, str]:
-    """The tokenizer to align to; nothing for the base's, which experts of one base share."""
+    """The tokenizer to align to; nothing for the base's, which all experts share."""
     chosen = file.tokenizer.source if file.tokenizer else file.tokenizer_source
     name = "union" if chosen == "union" else names.get(chosen) if isinstance(chosen, str) else None
     return {"tokenizer": name} if name and name != BASE else {}
