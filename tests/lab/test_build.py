@@ -104,8 +104,7 @@ def test_a_folder_without_a_lab_is_named(tmp_path):
 
 def test_the_loss_is_on_the_completion_and_its_end_only():
     from layerswap.lab.tasks import examples
-    from layerswap.lab.tokenizer import make_tokenizer
-    from layerswap.lab.world import make_world
+    from layerswap.lab.world import make_tokenizer, make_world
 
     world = make_world()
     tokenizer = make_tokenizer(world)

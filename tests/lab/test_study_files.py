@@ -3,7 +3,7 @@
 import pytest
 
 from layerswap.errors import StudyError
-from layerswap.lab.study_files import write_study
+from layerswap.lab.exports import write_study
 from layerswap.study.journal import StudyJournal
 from layerswap.study.plan import plan_study
 from layerswap.study.runner import run_graph

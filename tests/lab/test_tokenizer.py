@@ -4,8 +4,7 @@ import pytest
 
 from layerswap.lab.datasets import base_stream, take
 from layerswap.lab.tasks import examples
-from layerswap.lab.tokenizer import make_tokenizer, vocabulary
-from layerswap.lab.world import make_world
+from layerswap.lab.world import make_tokenizer, make_world, vocabulary
 
 WORLD = make_world()
 

@@ -212,7 +212,7 @@ def test_a_space_between_prompt_and_completion_gives_a_warning(tmp_path, tokeniz
 
 
 def test_a_source_that_skips_the_evaluation_filter_is_counted(tmp_path):
-    from layerswap.training.expert.rows import load_rows
+    from layerswap.training.expert.job import load_rows
 
     items = [f"this is a long question number {i} about the same old thing again" for i in range(9)]
     write_jsonl(tmp_path / "items.jsonl", [{"q": q} for q in items])

@@ -7,7 +7,7 @@ from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layerswap.training.mix.contamination import ItemIndex, is_unspaced, units
+from layerswap.training.mix.filters import ItemIndex, is_unspaced, units
 
 LANGUAGES = {"eng_Latn": "en", "swh_Latn": "sw", "ben_Beng": "bn", "tel_Telu": "te",
              "jpn_Jpan": "ja"}  # fmt: skip

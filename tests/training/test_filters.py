@@ -9,8 +9,8 @@ from excerpts import read_jsonl, read_lines, read_mgsm
 
 from layerswap.errors import DataError
 from layerswap.training.mix import filters
-from layerswap.training.mix.contamination import ItemIndex, units
 from layerswap.training.mix.examples import MixExample
+from layerswap.training.mix.filters import ItemIndex, units
 from layerswap.training.mix.schema import FILTERS, Filters, LanguageFilter, Length, NearDuplicates
 
 

@@ -112,7 +112,7 @@ def _train(
     out: Path, job: LabJob, world: World, trainings: Trainings, progress: Progress | None
 ) -> dict[str, Any]:
     """Train and save one model; returns its entry in the record."""
-    from layerswap.lab.tokenizer import make_tokenizer
+    from layerswap.lab.world import make_tokenizer
 
     start = time.perf_counter()
     tokenizer = make_tokenizer(world)

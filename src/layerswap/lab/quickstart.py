@@ -23,7 +23,7 @@ from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.results import (
+from layerswap.lab.report import (
     Outcome,
     ShownProblem,
     default_of_grid,
@@ -32,6 +32,7 @@ from layerswap.lab.results import (
     selected_of_grid,
     write_answers,
     write_grid,
+    write_quickstart_report,
 )
 from layerswap.lab.scoring import MEASURES, questions, sweep_correct, sweep_written
 from layerswap.merge import Plan, make_plan, soup
@@ -161,8 +162,6 @@ def step_functions(progress: Bars) -> Mapping[str, StepFunction]:
         measure_delta(lab.base, experts).save(context.folder)
 
     def report(context: Context) -> None:
-        from layerswap.lab.report import write_quickstart_report
-
         outcome = _outcome(context.step, context.inputs)
         write_json(context.folder / RESULTS, outcome.results())
         write_quickstart_report(context.folder / REPORT, outcome)

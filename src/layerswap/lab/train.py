@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from layerswap.engine.rows import pad
 from layerswap.lab.datasets import BaseMix, LanguageMix, take
 from layerswap.lab.tasks import LabExample
-from layerswap.lab.tokenizer import MAX_LENGTH
-from layerswap.lab.world import World
+from layerswap.lab.world import MAX_LENGTH, World
 
 if TYPE_CHECKING:
     import torch

@@ -1,9 +1,12 @@
-"""The languages of the lab: the same meanings in different words and orders.
+"""The languages of the lab, the same meanings in different words and orders, and their tokenizer.
 
 A world has one *source* language, rich in data; a few *covered* languages, which the base has seen
 almost as well; and *scarce* languages, the targets, of which the base has seen little beyond a
 common part of the words. Every word is two syllables of one alphabet that all languages share. So
 words must be read and spelled, which is work for the outer layers.
+
+The tokenizer has one token per syllable, name, number or mark. A syllable that opens a word carries
+the space before it: " kimo" is " ki" + "mo", so decoding gives the text back.
 
 A world follows from its `WorldSettings` alone. No set is iterated, so it does not depend on
 `PYTHONHASHSEED`.
@@ -14,9 +17,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from layerswap.errors import RecipeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Coverage = Literal["source", "covered", "scarce"]
 Slot = Literal["who", "verb", "number", "noun"]
@@ -28,6 +34,10 @@ PEOPLE = ("Ana", "Ben", "Eva", "Ida", "Leo", "Mia", "Noa", "Oto", "Pia", "Tom")
 SUBJECT_FIRST: tuple[Slot, ...] = ("who", "verb", "number", "noun")
 NUMBER_LAST: tuple[Slot, ...] = ("who", "verb", "noun", "number")
 VERB_LAST: tuple[Slot, ...] = ("who", "noun", "number", "verb")
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
+MARKS = (".", "?", ":")
+MAX_LENGTH = 128
 
 FUNCTION_CONCEPTS = (
     "has",
@@ -237,3 +247,44 @@ def _check(settings: WorldSettings) -> None:
             raise RecipeError(f"{name} is a share in 0..1, not {getattr(settings, name)}")
     if len(_concepts(settings)) * len(coverages) > len(syllables()) ** 2 - len(coverages):
         raise RecipeError("more words than two syllables can spell; ask for fewer nouns or verbs")
+
+
+def vocabulary(world: World) -> list[str]:
+    """Every token in the order of its id, the special ones first."""
+    opening = [*syllables(), *PEOPLE, *map(str, range(world.settings.biggest + 1))]
+    return [
+        *(PAD, BOS, EOS, UNKNOWN),
+        *MARKS,
+        *(f" {token}" for token in opening),
+        *syllables(),
+        *PEOPLE,
+    ]
+
+
+def make_tokenizer(world: World) -> PreTrainedTokenizerFast:
+    """The tokenizer of a world, with padding on the right.
+
+    It puts `<s>` before every text and never adds `</s>`; training does. `save_pretrained`
+    writes files that `AutoTokenizer` loads without this package.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {token: i for i, token in enumerate(vocabulary(world))}
+    core = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNKNOWN))
+    pattern = Regex(rf" ?[{CONSONANTS}][{VOWELS}]| ?[A-Z][a-z]+| ?[0-9]+|[.?:]")
+    core.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, ids[BOS])]
+    )
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        padding_side="right",
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )

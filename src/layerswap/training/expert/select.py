@@ -1,7 +1,9 @@
-"""Selects experts: scores every checkpoint of several runs and keeps the best, by run.
+"""Compares experts: selects the best checkpoints of several runs, and freezing or reverting.
 
 Both papers keep the best three of many checkpoints, "striking a balance between top performance
-and sufficient diversity" (paper 1, section 4.1).
+and sufficient diversity" (paper 1, section 4.1). An expert of one part is trained on that part
+alone, or trained whole and reverted outside of it (paper 2, table 2). Both keep the base's weights
+outside the part. They differ in that the rest could move while the part trained.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from layerswap.errors import EvaluationError, TrainingError
+from layerswap._types import Log
+from layerswap.compose.presets import PARTITIONS
+from layerswap.errors import EvaluationError, RecipeError, TrainingError
 from layerswap.evaluation.languages import match
 from layerswap.merge import Plan
-from layerswap.merge.api import soup
+from layerswap.merge.api import revert, soup
 from layerswap.merge.loading import plan_tokenizer
 from layerswap.training.expert.save import (
     CHECKPOINTS,
@@ -25,11 +29,12 @@ from layerswap.training.expert.save import (
     read_training,
     trainer_state,
 )
+from layerswap.training.expert.spec import ExpertSpec, Side
+from layerswap.training.expert.trainer import train
 
 if TYPE_CHECKING:
     from layerswap.evaluation.settings import EvaluationSettings
 
-ExpertRole = Literal["task", "language"]
 LANGUAGE_SIGNALS = {"belebele_": r"[a-z]{3}_[A-Z][a-z]{3}", "global_mmlu_full_": r"[a-z]{2,3}"}
 """Prefixes of lm-eval tasks, and the form of the language code that follows."""
 ENGLISH_PROBLEMS = "mgsm_direct_en"
@@ -65,6 +70,15 @@ class Selection:
     def to_json(self) -> str:
         """Write the whole selection as JSON."""
         return json.dumps(asdict(self), indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class FreezeOrRevert:
+    """One row of the table."""
+
+    partition: str | None  # None for the base, and for the expert that is trained whole
+    treatment: str  # of the places outside the expert's part
+    scores: dict[str, float]  # by task
 
 
 def candidates(run: Path) -> list[Candidate]:
@@ -111,7 +125,7 @@ def select(
     return Selection(tuple(ranked), tuple(chosen))
 
 
-def signal_tasks(role: ExpertRole, language: str | None = None) -> list[str]:
+def signal_tasks(role: Side, language: str | None = None) -> list[str]:
     """List the lm-eval tasks that predict an expert's value in a merge (paper 2, section 5).
 
     These are Belebele and Global-MMLU in its language for a language expert, English MGSM for a
@@ -186,3 +200,54 @@ def _validation_losses(record: dict[str, Any], newest: Path | None) -> dict[int,
         for entry in history or ()
         if "eval_loss" in entry
     }
+
+
+def freeze_or_revert(
+    spec: ExpertSpec,
+    out: Path,
+    *,
+    part: Side,
+    score: ScorePlan,
+    partitions: Sequence[str] = PARTITIONS,
+    folder: Path | None = None,
+    log: Log = lambda line: None,
+) -> list[FreezeOrRevert]:
+    """Train an expert whole and once for each partition, and evaluate both ways of keeping a part.
+
+    Trainings are kept in `out` (`whole`, `frozen-A` and so on); a second call resumes them. A
+    reverted expert is evaluated without being written.
+
+    Args:
+        spec: the expert; without `train`.
+        out: folder of the trainings.
+        part: the part of a partition that the expert keeps.
+        score: evaluates a plan.
+        partitions: names of the partitions.
+        folder: base of relative paths of the spec.
+        log: called with one line about each training.
+    """
+    if spec.train is not None or spec.simultaneous is not None:
+        raise RecipeError("freeze or revert: the partitions decide what trains; leave `train` out")
+    unknown = next((name for name in partitions if name not in PARTITIONS), None)
+    if unknown is not None:
+        raise RecipeError(f"no partition {unknown!r}; there are {', '.join(PARTITIONS)}")
+
+    def trained(name: str, **overrides: Any) -> Plan:
+        log(f"training {name}")
+        target = out / name
+        train(spec, target, folder=folder, resume=target.is_dir(), log=log, **overrides)
+        return soup([str(target)], base=base, bake=True)
+
+    local = (folder or Path()) / Path(spec.base).expanduser()
+    base = str(local) if local.is_dir() else spec.base
+    whole = trained("whole")
+    rows = [
+        FreezeOrRevert(None, "the base", score(soup([base]))),
+        FreezeOrRevert(None, "all trained", score(whole)),
+    ]
+    for name in partitions:
+        plan = revert(base, str(out / "whole"), partition=name, part=part)
+        rows.append(FreezeOrRevert(name, "reverted", score(plan)))
+        frozen = trained(f"frozen-{name}", train={"partition": name, "part": part})
+        rows.append(FreezeOrRevert(name, "frozen", score(frozen)))
+    return rows

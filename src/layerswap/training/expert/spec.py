@@ -59,6 +59,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
 """Examples in an optimiser step, where the paper states it (paper 2, appendix A.4)."""
 
+REMOVED = {
+    "rates": "train the part that a merge takes with `train`",
+    "sparse": "train in full and keep the largest changes with `layerswap revert --keep`",
+}
+"""Keys of an expert of 0.1, and their replacements."""
 Side = Literal["task", "language"]
 
 
@@ -104,12 +109,6 @@ class Trained(Strict):
         return self
 
 
-class Rate(Where):
-    """Places with their own learning rate (Howard and Ruder, 2018, section 3.2)."""
-
-    scale: Annotated[float, Field(gt=0, le=100, strict=False)]  # factor; to freeze, use `train`
-
-
 class Lora(Strict):
     """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
 
@@ -132,16 +131,6 @@ class Lora(Strict):
     init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
 
 
-class Sparse(Strict):
-    """Composable sparse fine-tuning (Ansell et al., 2022): train, keep, reset, train again.
-
-    The second training may change the fraction `keep` of the trained parameters, those that the
-    first training changes most.
-    """
-
-    keep: Annotated[float, Field(gt=0, lt=1)]
-
-
 class Simultaneous(Strict):
     """Simultaneous partition SFT (paper 2, section 4.5): data for each part of the places."""
 
@@ -159,11 +148,9 @@ class ExpertSpec(Strict):
     mix: Annotated[list[Data], Field(min_length=2)] | None = None
     simultaneous: Simultaneous | None = None  # two data sets in turns
     train: Trained | None = None  # None: all places
-    rates: list[Rate] = []  # the last entry for a place wins
     lora: Lora | None = None
     bake: bool = False  # under LoRA, write full weights with the adapter merged into the base
     load_in_4bit: bool = False  # under LoRA, hold the frozen base in 4 bits (needs bitsandbytes)
-    sparse: Sparse | None = None
     preset: str | None = None  # a row of paper 1, table 4, or of paper 2, appendix A.4
     hyperparameters: dict[str, Any] = {}  # of TRL's SFTConfig; they override the preset
     effective_batch: PositiveInt | None = None  # examples in an optimiser step, all processes
@@ -173,6 +160,14 @@ class ExpertSpec(Strict):
     # Of the training weights; None: float32, or the stored dtype under LoRA.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     seed: int = 0  # of the data order, of dropout and of new adapters
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, data: Any) -> Any:
+        key = next((key for key in REMOVED if isinstance(data, dict) and data.get(key)), None)
+        if key is not None:
+            raise ValueError(f"{key} was removed in 0.2; {REMOVED[key]}")
+        return data
 
     @field_validator("preset")
     @classmethod
@@ -188,10 +183,6 @@ class ExpertSpec(Strict):
         for key in ("bake", "load_in_4bit"):
             if getattr(self, key) and not self.lora:
                 raise ValueError(f"{key} belongs to lora; give lora as well")
-        if self.sparse and self.lora:
-            raise ValueError("sparse is for whole weights, not for adapters")
-        if self.sparse and self.simultaneous:
-            raise ValueError("sparse does not go with simultaneous")
         train = self.train
         if self.simultaneous:
             if train is None or not (train.partition or train.recipe):

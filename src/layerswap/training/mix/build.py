@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.errors import DataError, LayerswapError
-from layerswap.training.mix.contamination import ItemIndex
 from layerswap.training.mix.examples import ExampleMaker, MixExample, row_maker
-from layerswap.training.mix.filters import FilterPipeline, build_filters, check_languages
+from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.schema import Mix, Origin
 from layerswap.training.mix.sources import check_columns, open_rows, where_filter
 

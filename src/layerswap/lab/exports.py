@@ -1,4 +1,9 @@
-"""Writes the papers' experiment on the lab as a study: data, tasks and `study.yaml`."""
+"""Exports the lab: its questions as lm-eval tasks, and the papers' experiment as a study.
+
+A task is a YAML file beside a JSON Lines file of its documents. `lab_problem_furo` has the problems
+of the task in `furo`, `lab_comprehension_furo` the stories. Both compare the greedy answer with the
+right one, as `layerswap lab score` does.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.commit import write_json
+import yaml
+
+from layerswap.checkpoint.commit import atomic_folder, write_json
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
-from layerswap.lab.lm_eval_tasks import MARKER as TASKS_MARKER
-from layerswap.lab.lm_eval_tasks import export_tasks
-from layerswap.lab.tasks import LabExample
-from layerswap.lab.tokenizer import MAX_LENGTH
+from layerswap.lab.scoring import NEW_TOKENS
+from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
 from layerswap.lab.train import OUTSIDE, PARTITION, Training, Trainings
+from layerswap.lab.world import MAX_LENGTH
+
+TASKS_MARKER = "lab_tasks.json"
+SKILLS: tuple[Skill, ...] = ("problem", "comprehension")
 
 INPUTS, STUDY, MARKER = "inputs", "study.yaml", "lab_study.json"
 HELD_OUT = 256
@@ -27,6 +36,73 @@ DEVELOPMENT = 0.2
 """Share of the questions on which compositions are chosen."""
 FIRST_SEED = 900
 """Seed of the data, far from those of the shipped experts."""
+
+
+def export_tasks(
+    out: Path,
+    *,
+    split: LabSplit = "test",
+    n: int = 1000,
+    seed: int = 0,
+    lab: Lab | None = None,
+    overwrite: bool = False,
+) -> list[str]:
+    """Write the questions of the source language and of every scarce one as lm-eval tasks.
+
+    Args:
+        out: the folder to create.
+        split: of the questions.
+        n: questions per task.
+        seed: of the questions; `layerswap lab score` has seed 0.
+        lab: the lab; the shipped one when None.
+        overwrite: replace a folder that this function wrote.
+
+    Returns:
+        The names of the tasks.
+
+    Raises:
+        LayerswapError: the folder exists, or a setting is wrong.
+    """
+    lab = lab or shipped()
+    target = out.expanduser().absolute()
+    names = []
+    with atomic_folder(target, marker=TASKS_MARKER, overwrite=overwrite) as folder:
+        for language in (lab.world.source.name, *lab.languages):
+            for skill in SKILLS:
+                name = f"lab_{skill}_{language}"
+                asked = examples(lab.world, language, skill, split, n, seed=seed)
+                lines = [
+                    json.dumps({"prompt": one.prompt, "answer": one.completion.strip()})
+                    for one in asked
+                ]
+                (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+                data = str(target / f"{name}.jsonl")
+                (folder / f"{name}.yaml").write_text(yaml.safe_dump(_task(name, data)), "utf-8")
+                names.append(name)
+        (folder / TASKS_MARKER).write_text(json.dumps(names) + "\n", "utf-8")
+    return names
+
+
+def _task(name: str, data: str) -> dict[str, Any]:
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": data}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "num_fewshot": 0,
+        "doc_to_text": "{{prompt}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": NEW_TOKENS, "do_sample": False},
+        "filter_list": [
+            {
+                "name": "whole",
+                "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}],
+            }
+        ],
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1.0},
+    }
 
 
 def write_study(
