@@ -81,8 +81,6 @@ def test_where_takes_a_value_or_several():
          "mean 'math'?"),
         (("name: mine", "name: mine\ntotal: 5\nvalidation: 5"), "m.yaml, line 3: validation: 5 of "
          "5 examples leaves none for training"),
-        (("name: mine", "name: mine\nchat_template: x.jinja"), "m.yaml, line 2: chat_template: "
-         "needs kind: prompt-completion or kind: text"),
         (("name: mine", "name: mine\nname: yours"), "m.yaml: line 2: key 'name' is given twice"),
     ],
 )  # fmt: skip

@@ -44,26 +44,13 @@ def export_tasks(
     split: LabSplit = "test",
     n: int = 1000,
     seed: int = 0,
-    lab: Lab | None = None,
     overwrite: bool = False,
 ) -> list[str]:
-    """Write the questions of the source language and of every scarce one as lm-eval tasks.
+    """Write `n` questions of the source language and of every scarce one as lm-eval tasks.
 
-    Args:
-        out: the folder to create.
-        split: of the questions.
-        n: questions per task.
-        seed: of the questions; `layerswap lab score` has seed 0.
-        lab: the lab; the shipped one when None.
-        overwrite: replace a folder that this function wrote.
-
-    Returns:
-        The names of the tasks.
-
-    Raises:
-        LayerswapError: the folder exists, or a setting is wrong.
+    `layerswap lab score` has seed 0. Returns the names of the tasks.
     """
-    lab = lab or shipped()
+    lab = shipped()
     target = out.expanduser().absolute()
     names = []
     with atomic_folder(target, marker=TASKS_MARKER, overwrite=overwrite) as folder:
@@ -105,26 +92,11 @@ def _task(name: str, data: str) -> dict[str, Any]:
     }
 
 
-def write_study(
-    out: Path,
-    *,
-    runs: int = 1,
-    n: int = 500,
-    steps: int | None = None,
-) -> Path:
-    """Write the lab's study and its files into `out/inputs`.
+def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = None) -> Path:
+    """Write the lab's study and its files into `out/inputs`; return the path of its YAML.
 
-    Args:
-        out: the folder of the study.
-        runs: trainings of each kind of expert, with other orders of the data.
-        n: test questions of each language; a quarter as many more are development questions.
-        steps: of each training; the lab's own when None.
-
-    Returns:
-        The study's YAML; `layerswap study run` takes it too.
-
-    Raises:
-        StudyError: the folder holds something else, or cannot be written.
+    Each kind of expert has `runs` trainings, with other orders of the data. A language has `n` test
+    questions and a quarter as many development questions.
     """
     lab, trainings = shipped(), Trainings()
     if steps is not None:
@@ -153,7 +125,7 @@ def write_study(
 
 
 def _claim(out: Path) -> int | None:
-    """Take a folder that holds nothing else; returns the questions that an earlier run wrote."""
+    """Take a folder that holds nothing else; return the number of questions of an earlier run."""
     marker = out / INPUTS / MARKER
     try:
         if out.is_dir() and any(out.iterdir()) and not marker.is_file():
@@ -211,7 +183,7 @@ def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
 
 
 def _cut(training: Training, steps: int) -> Training:
-    """The training with another number of steps, and warmup in proportion."""
+    """Change the number of steps of a training, and its warmup in proportion."""
     warmup = max(1, training.warmup * steps // training.steps)
     return replace(training, steps=steps, warmup=min(training.warmup, warmup))
 

@@ -23,7 +23,6 @@ from layerswap.report import (
     draw_heat_map,
     draw_intervals,
     draw_stack,
-    write_report,
 )
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
@@ -59,46 +58,29 @@ Grid = Mapping[Condition, Values]
 
 @dataclass(frozen=True)
 class ShownProblem:
-    """One test problem.
-
-    Attributes:
-        prompt: of the problem.
-        answer: the right one.
-        written: the text of every model, by the condition's name.
-    """
+    """One test problem."""
 
     prompt: str
     answer: str
-    written: Mapping[str, str]
+    written: Mapping[str, str]  # every model's text, by the condition's name
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All measurements of a quickstart.
+    """All measurements of a quickstart."""
 
-    Attributes:
-        language: the target language.
-        source: the source language.
-        grid: the compositions on the development split.
-        composition: the selected composition, which is merged.
-        answers: of every model on the test split.
-        examples: the first test problems in the target language.
-        change: of both experts from the base.
-        entries: records of the steps that measured.
-    """
-
-    language: str
-    source: str
-    grid: Grid
-    composition: Composition
-    answers: Right
-    examples: Sequence[ShownProblem]
-    change: Atlas
-    entries: Sequence[StepRecord]
+    language: str  # the target
+    source: str  # the source language
+    grid: Grid  # on the development split
+    composition: Composition  # selected, and merged
+    answers: Right  # of every model on the test split
+    examples: Sequence[ShownProblem]  # the first test problems in the target language
+    change: Atlas  # of both experts from the base
+    entries: Sequence[StepRecord]  # of the steps that measured
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of the steps, s."""
+        """The wall-clock time of the steps, in s."""
         return sum(entry.seconds or 0 for entry in self.entries)
 
     @cached_property
@@ -118,7 +100,7 @@ class Outcome:
 
     @property
     def shares(self) -> dict[Condition, float]:
-        """The share of right answers on the development split, by composition."""
+        """The share of right answers on the development split by composition."""
         return {one: float(np.mean(right)) for one, right in self.grid.items()}
 
     @cached_property
@@ -156,12 +138,12 @@ class Outcome:
 
 
 def default_of_grid(layers: int) -> Condition:
-    """The default swap as a composition of a grid."""
+    """Return the default swap as a composition of a grid."""
     return Condition("swap", zones=default_zones(layers))
 
 
 def selected_of_grid(grid: Grid, layers: int) -> Condition:
-    """The composition of a grid that is merged; see `search.protocol.select`."""
+    """Return the composition of a grid that is merged; see `search.protocol.select`."""
     return select(grid, choose(grid), default_of_grid(layers))
 
 
@@ -172,11 +154,7 @@ def write_grid(path: Path, grid: Grid) -> None:
 
 
 def read_grid(path: Path) -> Grid:
-    """Read what `write_grid` wrote.
-
-    Raises:
-        StudyError: the file cannot be read.
-    """
+    """Read what `write_grid` wrote."""
     rows = _read(path)
     return {Condition.from_dict(row): np.array(row["right"], dtype=np.float64) for row in rows}
 
@@ -192,11 +170,7 @@ def write_answers(path: Path, answers: Right, shown: Sequence[ShownProblem]) -> 
 
 
 def read_answers(path: Path) -> tuple[Right, list[ShownProblem]]:
-    """Read what `write_answers` wrote.
-
-    Raises:
-        StudyError: the file cannot be read.
-    """
+    """Read what `write_answers` wrote."""
     data = _read(path)
     answers: Right = {
         measure: {Condition.from_dict(row): row["right"] for row in rows}
@@ -220,17 +194,12 @@ def _read(path: Path) -> Any:
 
 
 def name_of(condition: Condition | str) -> str:
-    """The name of a condition in the report."""
+    """Return the name of a condition in the report."""
     return NAMES.get(str(condition), str(condition))
 
 
-def write_quickstart_report(path: Path, outcome: Outcome) -> Path:
-    """Write the report of a quickstart to `path`."""
-    return write_report(path, quickstart_report(outcome))
-
-
 def quickstart_report(outcome: Outcome) -> Report:
-    """The report of a quickstart."""
+    """Write the report of a quickstart; all numbers in it are that run's."""
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     return Report(
@@ -276,9 +245,9 @@ def _lead(outcome: Outcome) -> str:
 
 
 def _differences(outcome: Outcome) -> str:
-    """The paired differences of all models to the selected swap, in words."""
+    """Write the paired differences of all models to the selected swap in words."""
     task = outcome.task
-    apart = {name_of(one): found for one, found in task.against(task.selected).items()}
+    apart = {name_of(model): gap for model, gap in task.against(task.selected).items()}
     return f"Against the swap, with 95% paired intervals: {contrasts(apart)}."
 
 
@@ -343,7 +312,7 @@ def _grid(outcome: Outcome) -> Section:
 
 
 def cell(condition: Condition) -> tuple[int, int]:
-    """The cell of a composition on the heat map: layers at the bottom and at the top."""
+    """Return a composition's cell on the heat map: layers at the bottom and at the top."""
     assert condition.zones is not None, "the grid is of zones"
     return condition.zones.bottom, condition.zones.top
 
@@ -377,7 +346,6 @@ def _examples(outcome: Outcome) -> Section:
 
 
 def _models(outcome: Outcome) -> Section:
-    """The checkpoints, and the command that composes them."""
     zones = outcome.selected.zones
     assert zones is not None, "the grid is of zones"
     experts = ("--task-expert lab/task-1", f"--language-expert lab/language-{outcome.language}-1")

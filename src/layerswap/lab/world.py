@@ -53,38 +53,21 @@ FUNCTION_CONCEPTS = (
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """Settings of one language.
+    """Settings of one language."""
 
-    Attributes:
-        name: four letters, two syllables; also the word that asks for a translation into it.
-        coverage: amount of it in the base's data; exactly one language is the `"source"`.
-        order: order of the words in a clause.
-        shared: share of the nouns and verbs, in 0..1, with the source language's word. Function
-            words are never shared, so the words of a question identify its language.
-    """
-
-    name: str
-    coverage: Coverage
-    order: tuple[Slot, ...] = SUBJECT_FIRST
+    name: str  # four letters, two syllables; also the word that asks for a translation into it
+    coverage: Coverage  # in the base's data; exactly one language is the source
+    order: tuple[Slot, ...] = SUBJECT_FIRST  # in a clause
+    # Share of the nouns and verbs, in 0..1, with the source language's word. Function words are
+    # never shared, so the words of a question identify its language.
     shared: float = 0.0
 
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """Settings of a world; equal settings give equal worlds.
+    """Settings of a world; equal settings give equal worlds."""
 
-    Attributes:
-        seed: of the words.
-        languages: the languages, the source first.
-        nouns: number of nouns.
-        verbs: number of verbs of gaining, and as many of losing.
-        common: share of common words among a scarce language's nouns and verbs, in 0..1.
-        rare: share of the base's examples in a scarce language, in 0..1, that draw on all of its
-            words instead of the common ones.
-        biggest: the largest number of things that a person can have.
-    """
-
-    seed: int = 1
+    seed: int = 1  # of the words
     languages: tuple[LanguageSettings, ...] = (
         LanguageSettings("basu", "source"),
         LanguageSettings("deli", "covered", NUMBER_LAST),
@@ -95,35 +78,29 @@ class WorldSettings:
         LanguageSettings("furo", "scarce", NUMBER_LAST, shared=0.2),
     )
     nouns: int = 16
-    verbs: int = 6
-    common: float = 0.5
+    verbs: int = 6  # of gaining, and as many of losing
+    common: float = 0.5  # share of common words among a scarce language's nouns and verbs, in 0..1
+    # Share of the base's examples in a scarce language, in 0..1, that draw on all of its words
+    # instead of the common ones.
     rare: float = 0.0
-    biggest: int = 18
+    biggest: int = 18  # the largest number of things that a person can have
 
 
 @dataclass(frozen=True)
 class LabLanguage:
-    """A language: the first three fields are those of its `LanguageSettings`.
-
-    Attributes:
-        words: the word of every concept.
-        nouns: concepts of things, the common ones first.
-        gains: concepts of gaining, the common ones first.
-        losses: concepts of losing, the common ones first.
-        common: share of the common ones in each of these three, in 0..1.
-    """
+    """A language: the first three fields are those of its `LanguageSettings`."""
 
     name: str
     coverage: Coverage
     order: tuple[Slot, ...]
-    words: dict[str, str]
-    nouns: tuple[str, ...]
+    words: dict[str, str]  # by concept
+    nouns: tuple[str, ...]  # concepts, the common ones first, as in the next two
     gains: tuple[str, ...]
     losses: tuple[str, ...]
-    common: float
+    common: float  # share of the common ones in each of these three, in 0..1
 
     def vocabulary(self, *, common_only: bool) -> Vocabulary:
-        """The concepts for clauses in this language."""
+        """Return the concepts for clauses in this language."""
         if not common_only:
             return Vocabulary(self.nouns, self.gains, self.losses)
         return Vocabulary(*(_head(c, self.common) for c in (self.nouns, self.gains, self.losses)))
@@ -161,7 +138,7 @@ class World:
         return tuple(lang for lang in self.languages.values() if lang.coverage == "scarce")
 
     def language(self, name: str) -> LabLanguage:
-        """The language called `name`; a RecipeError without one."""
+        """Return the language with a name."""
         if name not in self.languages:
             known = ", ".join(self.languages)
             raise RecipeError(f"no language {name!r} in the lab; it has {known}")
@@ -169,17 +146,13 @@ class World:
 
 
 def syllables() -> tuple[str, ...]:
-    """The alphabet that all languages share, in order."""
+    """List the alphabet that all languages share, in order."""
     return tuple(c + v for c in CONSONANTS for v in VOWELS)
 
 
 @cache
 def make_world(settings: WorldSettings | None = None) -> World:
-    """The world of these settings, by default the shipped lab's.
-
-    Raises:
-        RecipeError: the settings contradict each other, or need more words than there are.
-    """
+    """Make the world of these settings, by default the shipped lab's."""
     settings = settings or WorldSettings()
     _check(settings)
     rng = random.Random(f"layerswap-lab/{settings.seed}")
@@ -250,7 +223,7 @@ def _check(settings: WorldSettings) -> None:
 
 
 def vocabulary(world: World) -> list[str]:
-    """Every token in the order of its id, the special ones first."""
+    """List every token in the order of its id, the special ones first."""
     opening = [*syllables(), *PEOPLE, *map(str, range(world.settings.biggest + 1))]
     return [
         *(PAD, BOS, EOS, UNKNOWN),
@@ -262,7 +235,7 @@ def vocabulary(world: World) -> list[str]:
 
 
 def make_tokenizer(world: World) -> PreTrainedTokenizerFast:
-    """The tokenizer of a world, with padding on the right.
+    """Make the tokenizer of a world, with padding on the right.
 
     It puts `<s>` before every text and never adds `</s>`; training does. `save_pretrained`
     writes files that `AutoTokenizer` loads without this package.

@@ -49,19 +49,11 @@ def sft_config(
     parameters: int = 0,
     bf16: bool | None = None,
 ) -> tuple[Any, float | None]:
-    """Make the configuration of a training.
+    """Make a training's `trl.SFTConfig`, with its checkpoints in `folder`.
 
-    Args:
-        spec: the specification.
-        folder: folder of the checkpoints.
-        rows: form of the data: `prompt`, `messages` or `text`; texts are packed by default.
-        processes: number of training processes; the launcher's `WORLD_SIZE` when None.
-        parameters: number of the model's parameters.
-        bf16: precision in which a resumed training was started; decided here when None.
-
-    Returns:
-        A `trl.SFTConfig`, and the fraction of the steps in which a stable schedule decays, where
-        it is not given in steps.
+    Rows of the form `text` are packed by default. `bf16` is the precision in which a resumed
+    training was started. Also returns the fraction of the steps in which a stable schedule decays,
+    unless that is given in steps.
     """
     from trl import SFTConfig
 
@@ -129,7 +121,7 @@ def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
 
     device = torch.cuda.is_available()
     bf16 = torch.cuda.is_bf16_supported() if device else autocast_pays(parameters)
-    checkpointing = "activation_checkpointing"  # older versions of TRL have the other name alone
+    checkpointing = "activation_checkpointing"  # older versions of TRL have the other name
     if checkpointing not in SFTConfig.__dataclass_fields__:
         checkpointing = "gradient_checkpointing"
     values: dict[str, Any] = {
@@ -200,7 +192,7 @@ def autocast_pays(parameters: int) -> bool:
 
 
 def accelerate_configuration(name: str) -> str:
-    """Return the YAML for `accelerate launch --config_file`: `ddp`, `fsdp2` or `zero3`."""
+    """Return the YAML of `ddp`, `fsdp2` or `zero3` for `accelerate launch --config_file`."""
     folder = resources.files("layerswap.training.expert") / "launch"
     known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir())
     if name not in known:

@@ -123,7 +123,7 @@ class TrainingJob:
 def plan_training(
     spec: ExpertSpec, out: PathLike, *, folder: PathLike | None = None, resume: bool = False
 ) -> TrainingJob:
-    """Check a training without writing or training anything; see `train`."""
+    """Check a training without writing anything; see `train`."""
     need_extras("training", "train")
     if spec.load_in_4bit and find_spec("bitsandbytes") is None:
         raise TrainingError("load_in_4bit: needs bitsandbytes; run `pip install bitsandbytes`")
@@ -153,7 +153,7 @@ def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> Non
     """Refuse messages that the chat template refuses, by their roles or by their content."""
     if not rows.conversational:
         return
-    remedy = "build the mix with kind: prompt-completion, or give it a chat_template"
+    remedy = "build the mix with kind: prompt-completion"
     if not tokenizer.chat_template:
         raise TrainingError(
             f"{base.source}: its tokenizer has no chat template, and {rows.name} is made of "

@@ -102,20 +102,15 @@ def select(
 ) -> Selection:
     """Score every checkpoint of several runs, and keep the best.
 
-    Args:
-        runs: folders that `layerswap train` wrote.
-        keep: number of checkpoints to keep.
-        of_any_run: allow all of them to come from one run. Otherwise each run gives as few as
-            possible: one each where there are as many runs as checkpoints to keep.
-        score: score by task of a checkpoint (or an adapter over its base), as a plan; rank by
-            validation loss when None.
+    Without `score`, the validation loss ranks them. Each run gives as few as possible, one where as
+    many are kept as there are runs; with `of_any_run`, all may come from one run.
     """
-    found = [candidate for run in runs for candidate in candidates(run)]
+    every = [candidate for run in runs for candidate in candidates(run)]
     if score is not None:
-        found = [replace(each, scores=score(soup([each.folder]))) for each in found]
-    elif all(candidate.loss is None for candidate in found):
+        every = [replace(each, scores=score(soup([each.folder]))) for each in every]
+    elif all(candidate.loss is None for candidate in every):
         raise TrainingError("no run measured a validation loss; select by tasks instead")
-    ranked = sorted(found, key=lambda candidate: (-candidate.value, candidate.run, candidate.step))
+    ranked = sorted(every, key=lambda candidate: (-candidate.value, candidate.run, candidate.step))
     share = len(ranked) if of_any_run else math.ceil(keep / len(set(map(str, runs))))
     chosen: list[Candidate] = []
     for candidate in ranked:
@@ -159,11 +154,6 @@ def scorer(
 
     The plan is evaluated without being written. An unknown task fails here, before any checkpoint
     is loaded.
-
-    Args:
-        tasks: names of the tasks.
-        include: folders with additional task YAMLs.
-        settings: settings of the evaluation.
     """
     from layerswap.evaluation.harness import check_task_names
 
@@ -215,16 +205,7 @@ def freeze_or_revert(
     """Train an expert whole and once for each partition, and evaluate both ways of keeping a part.
 
     Trainings are kept in `out` (`whole`, `frozen-A` and so on); a second call resumes them. A
-    reverted expert is evaluated without being written.
-
-    Args:
-        spec: the expert; without `train`.
-        out: folder of the trainings.
-        part: the part of a partition that the expert keeps.
-        score: evaluates a plan.
-        partitions: names of the partitions.
-        folder: base of relative paths of the spec.
-        log: called with one line about each training.
+    reverted expert is evaluated without being written. Paths of `spec` are relative to `folder`.
     """
     if spec.train is not None or spec.simultaneous is not None:
         raise RecipeError("freeze or revert: the partitions decide what trains; leave `train` out")

@@ -31,13 +31,9 @@ class TurnSampler(Sampler[int]):
 
     `every` steps on one, then as many on the other. An epoch is as long as the smaller data set
     allows and has whole turns only, so that the step's number alone determines the turn, also
-    across epochs and in a resumed training. Every epoch has a new order.
-
-    Args:
-        sizes: numbers of rows of the two data sets, which are concatenated.
-        step: rows in an optimiser step, over all processes.
-        every: steps in a turn.
-        seed: seed of the order.
+    across epochs and in a resumed training. Every epoch has a new order. `sizes` are those of the
+    two data sets, which are concatenated; `step` is the number of rows in an optimiser step, over
+    all processes.
     """
 
     def __init__(self, sizes: tuple[int, int], *, step: int, every: int, seed: int) -> None:
@@ -165,17 +161,11 @@ class ProgressLines(TrainerCallback):
 
 
 class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
-    """SFTTrainer over one or more data sets.
+    """SFTTrainer over one or more data sets, each prepared separately, so columns may differ.
 
-    Args:
-        train_sets: rows in TRL's forms; each set is prepared separately, so columns may differ.
-        validation_sets: the same.
-        every: steps in a turn, where two sets take turns; None mixes all rows at random.
-        decay: fraction of the steps in which a stable schedule decays, if not given in steps.
-        **rest: arguments of SFTTrainer.
-
-    Attributes:
-        tokens: number of tokens that this process has trained on.
+    Two sets take turns of `every` steps; without it, all rows are mixed at random. `decay` is the
+    fraction of the steps in which a stable schedule decays, if not given in steps. `tokens` counts
+    the tokens that this process has trained on, padding included.
     """
 
     train_dataset: Any
@@ -214,7 +204,7 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         return super().create_scheduler(num_training_steps, optimizer)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run SFTTrainer's step and count its tokens, padding included."""
+        """Run SFTTrainer's step and count its tokens."""
         self.tokens += inputs["input_ids"].numel()
         return super().training_step(model, inputs, *args, **kwargs)
 

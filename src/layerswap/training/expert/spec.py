@@ -209,12 +209,7 @@ _EXPECTED = "an expert is a mapping with `base` and `data`"
 
 
 def read_expert(path: Path) -> ExpertSpec:
-    """Read the expert in a YAML file; paths in it are relative to the file.
-
-    Raises:
-        RecipeError: the file cannot be read, or is wrong; one line for each mistake, with its key
-            path.
-    """
+    """Read the expert in a YAML file; paths in it are relative to the file."""
     return read_yaml(path, ExpertSpec, _EXPECTED)
 
 

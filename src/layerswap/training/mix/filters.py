@@ -44,16 +44,11 @@ class Dropped(NamedTuple):
 
 
 class FilterPipeline:
-    """The filters of a mix in their order.
-
-    Attributes:
-        counts: number of dropped examples, by filter and source.
-        shown: the first dropped examples, by filter.
-    """
+    """The filters of a mix in their order, with the number and the first of the dropped."""
 
     def __init__(self, filters: dict[str, MixFilter]) -> None:
         self._filters = filters
-        self.counts: dict[str, Counter[str]] = {name: Counter() for name in filters}
+        self.counts: dict[str, Counter[str]] = {name: Counter() for name in filters}  # by source
         self.shown: dict[str, list[Dropped]] = {name: [] for name in filters}
 
     def keeps(self, example: MixExample, skip: Iterable[str] = ()) -> bool:

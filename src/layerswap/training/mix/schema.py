@@ -189,7 +189,6 @@ class Mix(Strict):
     validation: NonNegativeInt = 0  # examples held out of them
     row_tokens: PositiveInt | None = None  # mean of a row, for a study's estimates
     separator: str = "\n"  # between prompt and completion where they are joined as plain text
-    chat_template: NonEmpty | None = None  # file of a template that turns messages into text
     filters: Filters = Filters()
     seed: NonNegativeInt = 0  # of every random choice
     languages: list[NonEmpty] = []  # for the card, as are the next two
@@ -214,8 +213,6 @@ def _mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
     total, validation = data.get("total"), data.get("validation")
     if isinstance(total, int) and isinstance(validation, int) and validation >= total:
         yield ("validation",), f"{validation} of {total} examples leaves none for training"
-    if data.get("chat_template") is not None and data.get("kind", "chat") in ("chat", "messages"):
-        yield ("chat_template",), "needs kind: prompt-completion or kind: text"
 
 
 def _mappings(data: Any, *path: str) -> Iterator[tuple[KeyPath, Mapping[Any, Any]]]:
@@ -263,10 +260,6 @@ def read_mix(source: str | Path, settings: Values | None = None) -> Mix:
     Args:
         source: a file, or a name in `ready_recipes`.
         settings: values of the mix's parameters by name.
-
-    Raises:
-        RecipeError: the file cannot be read, or the mix is wrong; one line for each mistake, with
-            its key path.
 
     Example: `read_mix("swahili")`
     """

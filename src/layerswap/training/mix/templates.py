@@ -41,23 +41,14 @@ _PLACEHOLDER = re.compile(r"\$(\$?)\{([\w-]+)\}")
 
 @dataclass(frozen=True)
 class Template:
-    """A parsed template.
+    """A parsed template."""
 
-    Attributes:
-        columns: names of the columns that it reads.
-        render: returns the text for a row; raises DataError if the row lacks a part.
-    """
-
-    columns: frozenset[str]
-    render: Callable[[DatasetRow], str]
+    columns: frozenset[str]  # that it reads
+    render: Callable[[DatasetRow], str]  # raises DataError if the row lacks a part
 
 
 def parse_template(text: str, syntax: str) -> Template:
-    """Parse a template in the `plain` or `jinja` syntax.
-
-    Raises:
-        ValueError: the text is not a template.
-    """
+    """Parse a template in the `plain` or `jinja` syntax."""
     return _parse_jinja(text) if syntax == "jinja" else _parse_plain(text)
 
 
