@@ -84,29 +84,6 @@ def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd,
 
 
 @pytest.mark.slow
-def test_a_training_resumes_from_a_checkpoint_that_was_saved_by_time(tmp_path, base, rows):
-    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
-            "hyperparameters": FAST}  # fmt: skip
-    whole = train(spec, tmp_path / "whole")
-
-    class Killed(Exception):
-        pass
-
-    def stop(self, args, state, control, **kwargs):
-        if state.global_step == 4:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sft.ProgressLines, "on_step_begin", stop, raising=False)
-        with pytest.raises(Killed):
-            train(spec, tmp_path / "out")
-    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-4"]
-    out = train(spec, tmp_path / "out", resume=True)
-    first, second = tensors(whole), tensors(out)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.mark.slow
 def test_a_killed_training_resumes_bit_for_bit(tmp_path, base, rows):
     spec = tmp_path / "expert.yaml"
     sets = {name: data_files(rows, name) for name in ("task", "language")}

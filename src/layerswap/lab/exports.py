@@ -39,12 +39,7 @@ FIRST_SEED = 900
 
 
 def export_tasks(
-    out: Path,
-    *,
-    split: LabSplit = "test",
-    n: int = 1000,
-    seed: int = 0,
-    overwrite: bool = False,
+    out: Path, *, split: LabSplit = "test", n: int = 1000, seed: int = 0, overwrite: bool = False
 ) -> list[str]:
     """Write `n` questions of the source language and of every scarce one as lm-eval tasks.
 
@@ -101,9 +96,7 @@ def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = N
     lab, trainings = shipped(), Trainings()
     if steps is not None:
         trainings = replace(
-            trainings,
-            task=_cut(trainings.task, steps),
-            language=_cut(trainings.language, steps),
+            trainings, task=_cut(trainings.task, steps), language=_cut(trainings.language, steps)
         )
     folder = out / INPUTS
     questions = round(n / (1 - DEVELOPMENT))

@@ -16,14 +16,7 @@ from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.statistics import Interval
 from layerswap.lab.scoring import LabMeasure
-from layerswap.report import (
-    Report,
-    Section,
-    Table,
-    draw_heat_map,
-    draw_intervals,
-    draw_stack,
-)
+from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
 from layerswap.report.tables import contrasts

@@ -21,13 +21,7 @@ from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval, paired_difference
 from layerswap.merge import Plan, make_plan
-from layerswap.search.candidates import (
-    Sources,
-    draw_plan,
-    draw_sources,
-    grid_plans,
-    zone_sources,
-)
+from layerswap.search.candidates import Sources, draw_plan, draw_sources, grid_plans, zone_sources
 from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders
 from layerswap.search.evaluator import (
     DEVELOPMENT,

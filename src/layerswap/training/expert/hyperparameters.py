@@ -171,10 +171,7 @@ def _batch_sizes(
             f"effective_batch: {batch} is not a multiple of {world} processes x "
             f"per_device_train_batch_size {device}"
         )
-    return {
-        "per_device_train_batch_size": device,
-        "gradient_accumulation_steps": each // device,
-    }
+    return {"per_device_train_batch_size": device, "gradient_accumulation_steps": each // device}
 
 
 def autocast_pays(parameters: int) -> bool:

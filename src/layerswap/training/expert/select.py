@@ -23,12 +23,7 @@ from layerswap.evaluation.languages import match
 from layerswap.merge import Plan
 from layerswap.merge.api import revert, soup
 from layerswap.merge.loading import plan_tokenizer
-from layerswap.training.expert.save import (
-    CHECKPOINTS,
-    checkpoints,
-    read_training,
-    trainer_state,
-)
+from layerswap.training.expert.save import CHECKPOINTS, checkpoints, read_training, trainer_state
 from layerswap.training.expert.spec import ExpertSpec, Side
 from layerswap.training.expert.trainer import train
 
@@ -94,11 +89,7 @@ def candidates(run: Path) -> list[Candidate]:
 
 
 def select(
-    runs: Sequence[Path],
-    *,
-    keep: int = 3,
-    of_any_run: bool = False,
-    score: ScorePlan | None = None,
+    runs: Sequence[Path], *, keep: int = 3, of_any_run: bool = False, score: ScorePlan | None = None
 ) -> Selection:
     """Score every checkpoint of several runs, and keep the best.
 

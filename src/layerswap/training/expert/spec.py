@@ -50,10 +50,7 @@ def _preset(cells: list[str]) -> dict[str, Any]:
 PRESETS: dict[str, dict[str, Any]] = {
     **{line.split()[0]: _preset(line.split()[1:]) for line in _TABLE_4.strip().splitlines()},
     "unreasonable": {"max_length": 1024},
-    "unreasonable-simultaneous": {
-        "max_length": 1024,
-        "lr_scheduler_type": "constant_with_warmup",
-    },
+    "unreasonable-simultaneous": {"max_length": 1024, "lr_scheduler_type": "constant_with_warmup"},
 }
 """Hyperparameters by name. Paper 2's published text has lost its rate and clipping norm."""
 EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}

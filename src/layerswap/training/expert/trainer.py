@@ -26,11 +26,7 @@ from layerswap.training.expert.save import (
     resumable,
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
-from layerswap.training.expert.trainable import (
-    adapter_targets,
-    names_by_part,
-    parameter_places,
-)
+from layerswap.training.expert.trainable import adapter_targets, names_by_part, parameter_places
 from layerswap.training.mix.card import boundary_warning
 
 if TYPE_CHECKING:

@@ -32,12 +32,7 @@ from layerswap.compose.yaml_file import (
 )
 from layerswap.errors import RecipeError
 from layerswap.training.mix.mathematics import MATH_THRESHOLD
-from layerswap.training.mix.templates import (
-    PARAMETERS,
-    Values,
-    fill_parameters,
-    template_mistake,
-)
+from layerswap.training.mix.templates import PARAMETERS, Values, fill_parameters, template_mistake
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
