@@ -165,6 +165,7 @@ MISTAKES = [
     ({"include": ["nowhere"]}, "include: "),
     ({"halving": {"first": 50}},
      "halving: was removed in 0.2; write `screen: {documents: 100, finalists: 9}`"),
+    ({"limit_order": "first"}, "limit_order: was removed in 0.2; documents within the limit are d"),
     ({"item_response": {}}, "item_response: was removed in 0.2; write `screen"),
     ({"grid": None, "search": {"trials": 9}}, "search: was removed in 0.2; write `random: 200`"),
     ({"without_labels": {"by": "fluency", "prompts": "x"}},

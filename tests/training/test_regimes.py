@@ -8,10 +8,9 @@ import pytest
 import torch
 import yaml
 from effort import mostly_slow
-from small_experts import changed, data_files, open_adapter, tensors, train_expert
+from small_experts import changed, data_files, open_adapter, train_expert
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.errors import LayerswapError
 from layerswap.training.expert.save import read_training
 
 
@@ -124,29 +123,6 @@ def test_pefts_keys_restrict_the_matrices_at_the_places_that_train(tmp_path, bas
         f"{i}.{name}" for i in range(3) for name in ("self_attn.q_proj", "mlp.up_proj")
     }
     assert {low.rank for name, low in adapter.low_rank.items() if "q_proj" in name} == {2}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dora", [True, False])
-def test_a_baked_adapter_is_a_checkpoint_that_can_be_composed(tmp_path, base, rows, dora):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    import layerswap as ls
-
-    spec = {"data": data_files(rows, "task"), "limit": 32, "lora": {"r": 4, "use_dora": dora}}
-    adapter = train_expert(tmp_path, base, **spec)
-    baked = train_expert(tmp_path, base, name="baked", bake=True, **spec)
-    start = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    merged = PeftModel.from_pretrained(start, adapter).merge_and_unload().state_dict()
-    after = tensors(baked)
-    assert all(torch.equal(after[name], merged[name]) for name in after)
-    assert not (baked / "adapter_config.json").exists()
-    assert changed(baked, base) == {name for name in after if "_proj" in name}
-    ls.soup([base, baked]).save(tmp_path / "soup")
-    if dora:
-        with pytest.raises(LayerswapError, match="DoRA"):
-            ls.soup([adapter])
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ SPECS = [
     ({"data": "D", "rates": [{"layers": 0, "scale": 2}]}, "rates was removed in 0.2; train the"),
     ({"data": "D", "load_in_4bit": True}, "load_in_4bit belongs to lora"),
     ({"data": "D", "load_in_4bit": True, "lora": {}}, "pip install bitsandbytes"),
+    ({"data": "D", "lora": {}, "bake": True}, "bake was removed in 0.2; .*`bake: true`"),
     ({"data": "D", "sparse": {"keep": 0.1}}, "sparse was removed in 0.2; .*revert --keep"),
     ({"data": "D", "lora": {"target_modules": ["no"]}}, "and in target_modules"),
     ({"data": "D", "lora": {}, "train": {"places": [{"layers": "outside"}]}},

@@ -121,8 +121,7 @@ class Evaluator:
         }
         self._documents = _split(spec)
         if spec.limit is not None:
-            drawn = "drawn at random" if spec.limit_order == "random" else "the first ones"
-            log(f"at most {spec.limit} documents of each task, {drawn}")
+            log(f"at most {spec.limit} documents of each task, drawn at random")
 
     def rows(
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None
@@ -167,10 +166,7 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
             raise EvaluationError(
                 f"task {name}: a sweep needs two documents, one to choose on and one to test"
             )
-        parts = split_documents(
-            count, spec.development, seed=spec.seed, limit=spec.limit,
-            first=spec.limit_order == "first",
-        )  # fmt: skip
+        parts = split_documents(count, spec.development, seed=spec.seed, limit=spec.limit)
         documents[DEVELOPMENT][name], documents[TEST][name] = (part.tolist() for part in parts)
     return documents
 

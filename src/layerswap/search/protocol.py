@@ -30,16 +30,14 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(
-    count: int, development: float, *, seed: int = 0, limit: int | None = None, first: bool = False
+    count: int, development: float, *, seed: int = 0, limit: int | None = None
 ) -> DocumentSplit:
     """Splits at least two documents at random, with at least one on each side.
 
     Equal arguments give an equal split, so tasks with parallel documents are split in parallel.
-    `development` is a share in 0..1. `limit` counts both splits together, and with `first` applies
-    to the first documents, as in lm-eval. Positions are in the order drawn.
+    `development` is a share in 0..1. `limit` counts both splits. Positions are in the order drawn.
     """
-    population = min(count, limit) if first and limit is not None else count
-    order = np.random.default_rng(seed).permutation(population)[:limit]
+    order = np.random.default_rng(seed).permutation(count)[:limit]
     cut = min(len(order) - 1, max(1, round(development * len(order))))
     return DocumentSplit(order[:cut], order[cut:])
 

@@ -23,6 +23,7 @@ RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
 SCREEN = "`screen: {documents: 100, finalists: 9}`"
 REMOVED = {
     "halving": f"was removed in 0.2; write {SCREEN}",
+    "limit_order": "was removed in 0.2; documents within the limit are drawn at random",
     "item_response": f"was removed in 0.2; write {SCREEN}",
     "search": "was removed in 0.2; write `random: 200`, or `random: {draws: 200, take: [...]}`",
 }
@@ -173,33 +174,21 @@ def _checked(
 class SweepSettings(EvaluationSettings):
     """How compositions are scored and one of them is chosen.
 
-    Attributes:
-        tasks: lm-eval tasks by name.
-        include: folders with further task YAMLs.
-        choose_by: the score that the best composition is chosen by.
-        without_labels: choose by a signal that needs no labels; the tasks are only reported.
-        screen: score all compositions on some development documents, the best few on all.
-        ties: densities of TIES to compare with, which needs the recipe's base.
-        development: share of each task's documents that compositions are chosen on; the others
-            are for the report.
-        limit: largest number of documents of a task, both splits together.
-        limit_order: documents within the limit: drawn at `random`, or the `first` ones, which
-            lm-eval's own limit takes.
-        answer_language: the language that answers should be in; its share of the letters that a
-            composition writes is reported beside the score, with the Pareto front of both.
-        seed: of the split.
+    `limit` is the largest number of documents of a task, both splits together.
     """
 
-    tasks: list[str] = []
-    include: list[str] = []
+    tasks: list[str] = []  # of lm-eval
+    include: list[str] = []  # folders with further task YAMLs
     choose_by: Choice = Choice()
-    without_labels: WithoutLabels | None = None
+    without_labels: WithoutLabels | None = None  # the tasks are then only reported
     screen: Screen | None = None
-    ties: list[Annotated[float, Field(gt=0, le=1)]] = []
+    ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
+    # Share of each task's documents that compositions are chosen on; the others are for the report.
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    limit_order: Literal["random", "first"] = "random"
+    # The language that answers should be in; its share of the letters that a composition writes is
+    # reported beside the score, with the Pareto front of both.
     answer_language: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
     engine: EngineName = "sweep"
 

@@ -57,6 +57,7 @@ EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
 """Examples in an optimiser step, where the paper states it (paper 2, appendix A.4)."""
 
 REMOVED = {
+    "bake": "merge the adapter by a recipe with `bake: true`",
     "rates": "train the part that a merge takes with `train`",
     "sparse": "train in full and keep the largest changes with `layerswap revert --keep`",
 }
@@ -120,7 +121,6 @@ class Lora(Strict):
     # Not PEFT's default, which is False: `lora: {r: 8, lora_alpha: 16}` trains with the scale
     # 16/sqrt(8) = 5.7 here, and with 16/8 = 2 in PEFT.
     use_rslora: bool = True
-    use_dora: bool = False  # weight-decomposed (Liu et al., 2024); `bake` them to compose them
     target_modules: list[NonEmpty] | NonEmpty | None = None
     exclude_modules: list[NonEmpty] | NonEmpty | None = None
     rank_pattern: dict[NonEmpty, PositiveInt] = {}
@@ -146,7 +146,6 @@ class ExpertSpec(Strict):
     simultaneous: Simultaneous | None = None  # two data sets in turns
     train: Trained | None = None  # None: all places
     lora: Lora | None = None
-    bake: bool = False  # under LoRA, write full weights with the adapter merged into the base
     load_in_4bit: bool = False  # under LoRA, hold the frozen base in 4 bits (needs bitsandbytes)
     preset: str | None = None  # a row of paper 1, table 4, or of paper 2, appendix A.4
     hyperparameters: dict[str, Any] = {}  # of TRL's SFTConfig; they override the preset
@@ -177,9 +176,8 @@ class ExpertSpec(Strict):
     def _consistent(self) -> ExpertSpec:
         if [self.data, self.mix, self.simultaneous].count(None) != 2:
             raise ValueError("give one of data, mix and simultaneous")
-        for key in ("bake", "load_in_4bit"):
-            if getattr(self, key) and not self.lora:
-                raise ValueError(f"{key} belongs to lora; give lora as well")
+        if self.load_in_4bit and not self.lora:
+            raise ValueError("load_in_4bit belongs to lora; give lora as well")
         train = self.train
         if self.simultaneous:
             if train is None or not (train.partition or train.recipe):

@@ -7,13 +7,12 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Log, PathLike
 from layerswap.checkpoint.commit import refuse_target, write_json
-from layerswap.checkpoint.loading import load_adapter, load_causal_lm, without_progress_bars
+from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.errors import TrainingError
 from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
@@ -109,8 +108,6 @@ def _fit(job: TrainingJob, log: Log) -> None:
     trainer.save_model(str(job.out / DRAFT))
     if trainer.is_world_process_zero():
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        if job.spec.bake:
-            dtype = _bake(job)
         record = read_training(job.out) | {
             "finished": True,
             "parameters": counts,
@@ -223,21 +220,6 @@ def _lora_config(job: TrainingJob, model: PreTrainedModel) -> Any:
     return LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings)
 
 
-def _bake(job: TrainingJob) -> Any:
-    """Merge the adapter in the draft folder into the base, in float32; return the dtype."""
-    import torch
-
-    draft = job.out / DRAFT
-    whole = job.spec.model_copy(update={"load_in_4bit": False, "dtype": "float32"})
-    base = _load_model(replace(job, spec=whole))
-    adapted: Any = load_adapter(base, draft)
-    merged = adapted.merge_and_unload()
-    shutil.rmtree(draft)
-    dtype = getattr(torch, job.spec.dtype or "float32")
-    merged.to(dtype).save_pretrained(draft)
-    return dtype
-
-
 def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Iterator[str]:
     spec = job.spec
     share, rows = counts["trained"] / counts["all"], len(trainer.train_dataset)
@@ -258,8 +240,6 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
-    if spec.lora and spec.lora.use_dora and not spec.bake:
-        yield "note: a DoRA adapter cannot be composed; `bake: true` writes full weights that can"
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:
