@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -40,8 +40,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 FilterName = Literal[
     "length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates"
 ]
-FILTERS: tuple[str, ...] = get_args(FilterName)
-"""The filters in the order in which they run, from cheap to expensive."""
 _HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 
