@@ -515,8 +515,6 @@ def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):
 
 
 def test_what_is_read_from_outside_is_part_of_the_keys(folder, tmp_path, monkeypatch):
-    for name in ("tasks", "study.yaml"):
-        assert (folder / name).exists()
     there = tmp_path / "copy"
     shutil.copytree(folder, there)
     shutil.copytree(shipped().base, there / "base")
@@ -823,10 +821,12 @@ def test_hours_follow_from_documents_and_tokens():
     assert costs(1).training_hours(steps, [rows]) == pytest.approx(start + 3 * work)
 
 
-def test_a_benchmark_of_unknown_size_has_hours_too(monkeypatch):
-    monkeypatch.setitem(suites.BENCHMARKS, "new", suites.BENCHMARKS["belebele"])
-    monkeypatch.setitem(suites.SUITES, "new", (suites.TaskPart("new", 0),))
-    assert costs(8).evaluation_hours(EvaluationSpec(suite="new"), 2) > STARTING / 3600
+def test_a_benchmark_in_a_file_has_hours_too(tmp_path):
+    shipped_file = Path(suites.__file__).with_name("belebele.yaml")
+    new = shutil.copy(shipped_file, tmp_path / "new.yaml")
+    known, added = (EvaluationSpec(suite=str(name)) for name in ("belebele", new))
+    assert costs(8).evaluation_hours(added, 2) == costs(8).evaluation_hours(known, 2)
+    assert costs(8).evaluation_hours(added, 2) > STARTING / 3600
 
 
 def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch):
@@ -973,7 +973,7 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
         ({"task": {"data": "x", "runs": [{"sede": 1}]}}, "sede: unknown key.*seed"),
         ({"task": {}}, "task: give `data` to train on, or `experts` that exist"),
         ({"task": {"experts": ["a/b"], "keep": 2}}, "are not trained; remove `keep`"),
-        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is there twice"),
+        ({"task": {"experts": ["a/b", "a/b"]}}, "expert 'a/b' is given twice"),
         ({"task": {"experts": []}}, "task.experts"),
     ],
 )

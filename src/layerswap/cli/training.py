@@ -22,7 +22,7 @@ def data(
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
-    settings: Annotated[
+    values: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Parameter of the mix. Repeatable."),
     ] = None,
@@ -54,13 +54,13 @@ def data(
         return
     if mix is None:
         raise RecipeError("give a mix, or --list for the ready recipes")
-    values = _parameters(settings or ())
+    parameters = _parameters(values or ())
     if show:
-        typer.echo(mix_text(mix, values), nl=False)
+        typer.echo(mix_text(mix, parameters), nl=False)
         return
     if out is None:
         raise RecipeError("give --out, the folder to create")
-    _build(mix, values, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
+    _build(mix, parameters, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
 
 
 def _parameters(settings: Sequence[str]) -> dict[str, str]:
