@@ -1,4 +1,4 @@
-"""Measure how well evaluation items are found (`layerswap.training.mix.contamination`).
+"""Measure how well evaluation items are found (`layerswap.training.mix.filters`).
 
     python bench/contamination.py DATA
 
@@ -14,7 +14,7 @@ import random
 import sys
 from pathlib import Path
 
-from layerswap.training.mix.contamination import ItemIndex
+from layerswap.training.mix.filters import ItemIndex
 from math_filter import FLORES, LANGUAGES, generic, gsm8k, lines, mgsm
 
 

@@ -26,7 +26,7 @@ import yaml
 
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
-from layerswap.lab.lm_eval_tasks import export_tasks
+from layerswap.lab.exports import export_tasks
 from layerswap.merge import make_plan
 
 TASK = "lab_problem_furo"

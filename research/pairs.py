@@ -42,9 +42,8 @@ KINDS = ("task", "language")
 def make_base(context: Context) -> None:
     """Train a base for a setting."""
     from layerswap.lab.datasets import base_stream
-    from layerswap.lab.tokenizer import make_tokenizer
     from layerswap.lab.train import new_model, train
-    from layerswap.lab.world import make_world
+    from layerswap.lab.world import make_tokenizer, make_world
 
     trainings, settings = trainings_of(context)
     world = make_world(settings)

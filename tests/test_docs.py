@@ -14,7 +14,7 @@ from typer.main import get_command
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.lab.assets import shipped
-from layerswap.lab.lm_eval_tasks import export_tasks
+from layerswap.lab.exports import export_tasks
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -161,38 +161,31 @@ def test_a_damaged_step_is_one_line(finished, tmp_path):
         quickstart.run(folder, log=print, progress=step_progress)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    for overwrite in (False, True):
-        with pytest.raises(LayerswapError):
-            quickstart.run(tmp_path, overwrite=overwrite, log=print, progress=step_progress)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_another_study_is_left_alone(tmp_path):
-    graph = Graph([Step("train/task", "train", {})])
-    StudyJournal(tmp_path, graph).open()
-    before = (tmp_path / "study.json").read_bytes()
-    for overwrite in (False, True):
-        with pytest.raises(LayerswapError, match="holds another study; choose another output"):
-            quickstart.run(tmp_path, overwrite=overwrite, log=print, progress=step_progress)
-    assert (tmp_path / "study.json").read_bytes() == before
-
-
-def test_unknown_language(tmp_path):
+def test_another_study_and_other_files_are_left_alone(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+    StudyJournal(tmp_path / "study", Graph([Step("train/task", "train", {})])).open()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    for folder, message in (
+        ("thesis", "thesis"),
+        ("study", "holds another study; choose another outp"),
+    ):
+        for overwrite in (False, True):
+            with pytest.raises(LayerswapError, match=message):
+                quickstart.run(
+                    tmp_path / folder, overwrite=overwrite, log=print, progress=step_progress
+                )
     with pytest.raises(LayerswapError, match=r"no target language 'klingon' in the lab; it has "):
         quickstart.run(tmp_path / "out", language="klingon", log=print, progress=step_progress)
-    assert list(tmp_path.iterdir()) == []
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_scores_of_folders_and_of_a_whole_lab():
     lab = quickstart.shipped()
-    scores = score_folders(
-        [lab.base.parent], language="nela", split="development", n=20, progress=step_progress
-    )
+    settings = {"language": "nela", "split": "development", "n": 20, "progress": step_progress}
+    scores = score_folders([lab.base.parent], **settings)
     assert list(scores) == list(lab.record["models"])
-    alone = score_folders(
-        [lab.task_experts[1]], language="nela", split="development", n=20, progress=step_progress
-    )
+    alone = score_folders([lab.task_experts[1]], **settings)
     assert alone == {"task-2": scores["task-2"]}

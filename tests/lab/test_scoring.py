@@ -12,7 +12,6 @@ from layerswap.lab.scoring import (
     correct,
     load,
     questions,
-    score_model,
     sweep_correct,
     sweep_written,
 )
@@ -56,11 +55,6 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
     for text, shown in zip(texts, sweep_written(alone, tokenizer, asked)[0], strict=True):
         assert text.startswith(shown)  # which ends after fewer tokens, if neither has ended
         assert shown == text or len(shown.split()) >= 4
-
-
-def test_the_measures_are_neither_all_right_nor_all_wrong(expert):
-    scores = score_model(*expert, "furo", "development", 100, world=LAB.world)
-    assert 0 < scores["task_target"].mean() < 1
 
 
 def test_neither_the_batch_size_nor_the_order_changes_an_answer(expert):

@@ -103,13 +103,10 @@ def test_a_joint_model_sees_what_both_experts_see(streams):
     assert rest == streams["furo"][: len(rest)]
 
 
-def test_a_stream_is_decided_by_its_seed():
+def test_a_stream_depends_on_its_seed_and_is_of_a_scarce_language():
     first, again, other = (take(base_stream(WORLD, seed=s), 100) for s in (1, 1, 2))
     assert first == again
     assert first != other
-
-
-def test_only_a_scarce_language_has_a_language_expert():
     with pytest.raises(RecipeError, match="'koma' is not one of the lab's scarce languages"):
         language_stream(WORLD, "koma", seed=0)
 

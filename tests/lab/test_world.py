@@ -1,4 +1,4 @@
-"""The languages: deterministic, distinct, and as far apart as the settings say."""
+"""The languages, as far apart as the settings say, and a tokenizer that loses nothing."""
 
 import subprocess
 import sys
@@ -8,12 +8,16 @@ from hashlib import sha256
 import pytest
 
 from layerswap.errors import RecipeError
+from layerswap.lab.datasets import base_stream, take
+from layerswap.lab.tasks import examples
 from layerswap.lab.world import (
     FUNCTION_CONCEPTS,
     LanguageSettings,
     WorldSettings,
+    make_tokenizer,
     make_world,
     syllables,
+    vocabulary,
 )
 
 WORLD = make_world()
@@ -35,12 +39,10 @@ def test_the_world_does_not_depend_on_the_hash_seed():
         subprocess.run(
             [sys.executable, "-c", DIGEST],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
+            capture_output=True, text=True, check=True,
         ).stdout
-        for seed in ("0", "1", "12345")
-    }
+        for seed in ("0", "12345")
+    }  # fmt: skip
     assert len(digests) == 1
 
 
@@ -82,19 +84,52 @@ def test_common_words_of_a_scarce_language_are_among_its_words():
         (WorldSettings(languages=(LanguageSettings("basu", "source", ("who",)),)), "order"),
         (WorldSettings(nouns=5000), "fewer nouns"),
         (WorldSettings(common=2.0), "common is a share"),
-        (
-            WorldSettings(
-                languages=(LanguageSettings("basu", "source"), LanguageSettings("basu", "scarce"))
-            ),
-            "same name",
-        ),
+        (WorldSettings(languages=(LanguageSettings("basu", "source"),
+                                  LanguageSettings("basu", "scarce"))), "same name"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         make_world(settings)
-
-
-def test_an_unknown_language_is_refused_by_name():
     with pytest.raises(RecipeError, match=r"no language 'klingon'.*basu"):
         WORLD.language("klingon")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(WORLD).save_pretrained(folder)
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 10_000
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_decoding_gives_every_text_back(tokenizer):
+    for example in take(base_stream(WORLD, seed=0), 500):
+        text = example.prompt + example.completion
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_prompt_and_completion_meet_on_a_token_boundary(tokenizer):
+    for example in examples(WORLD, "furo", "problem", "test", 50):
+        apart = tokenizer(example.prompt)["input_ids"]
+        apart = apart + tokenizer(example.completion, add_special_tokens=False)["input_ids"]
+        assert apart == tokenizer(example.prompt + example.completion)["input_ids"]
+
+
+def test_a_syllable_that_opens_a_word_carries_the_space(tokenizer):
+    pieces = ["Ana", " ki", "mo", " 12", " ba", "su", "."]
+    assert tokenizer.tokenize("Ana kimo 12 basu.") == pieces
+    assert tokenizer.unk_token_id in tokenizer("Ana xylophone")["input_ids"]
+
+
+def test_it_has_the_special_tokens_and_pads_on_the_right(tokenizer):
+    special = (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token)
+    assert special == ("<pad>", "<s>", "</s>")
+    batch = tokenizer(["Ana", "Ana kimo"], padding=True)["input_ids"]
+    assert batch[0][0] == tokenizer.bos_token_id
+    assert batch[0][2:] == [tokenizer.pad_token_id] * 2
+    assert len(tokenizer) == len(set(vocabulary(WORLD)))

@@ -107,8 +107,6 @@ def test_a_split_is_seeded_and_has_documents_on_both_sides():
     assert (development != split_documents(100, 0.3, seed=5).development).any()
     assert [len(part) for part in split_documents(2, 0.01)] == [1, 1]
     assert [len(part) for part in split_documents(2, 0.99)] == [1, 1]
-    first = split_documents(100, 0.5, limit=10, first=True)
-    assert sorted([*first.development, *first.test]) == list(range(10))
     limited = split_documents(100, 0.5, limit=10)
     assert len(limited.development) == len(limited.test) == 5
 

@@ -35,8 +35,11 @@ from layerswap.search.sweeps import SweepResult, run_sweep
 
 
 def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
-    spec, recipe = read_sweep(write_sweep(world, tmp_path / "sweep.yaml"))
-    board = run_sweep(spec, recipe)
+    lines: list[str] = []
+    board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")), log=lines.append)
+    assert lines[0].startswith("6 compositions: ")
+    assert any(line.startswith("scoring 16 at a time with 6 compositions: about") for line in lines)
+    assert any(line.startswith("generating 42 at a time with 6 compositions:") for line in lines)
     assert len(board.development) == 6
     for task in ("maembe_choose", "maembe_generate"):
         development, test = (
@@ -162,6 +165,7 @@ MISTAKES = [
     ({"include": ["nowhere"]}, "include: "),
     ({"halving": {"first": 50}},
      "halving: was removed in 0.2; write `screen: {documents: 100, finalists: 9}`"),
+    ({"limit_order": "first"}, "limit_order: was removed in 0.2; documents within the limit are d"),
     ({"item_response": {}}, "item_response: was removed in 0.2; write `screen"),
     ({"grid": None, "search": {"trials": 9}}, "search: was removed in 0.2; write `random: 200`"),
     ({"without_labels": {"by": "fluency", "prompts": "x"}},
@@ -218,14 +222,6 @@ def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypa
     assert said[-1] in sweep_report(board).colophon
 
 
-def test_a_screen_over_all_documents_changes_nothing(world, tmp_path):
-    whole = run_sweep(*read_sweep(write_sweep(world, tmp_path / "a.yaml")))
-    path = write_sweep(world, tmp_path / "b.yaml", screen={"documents": 9, "finalists": 6})
-    board = run_sweep(*read_sweep(path))
-    assert (board.chosen, board.development) == (whole.chosen, whole.development)
-    assert board.intervals == whole.intervals
-
-
 # --- without labels ------------------------------------------------------------------------------
 
 
@@ -280,14 +276,6 @@ def test_files_that_are_not_parallel(world, texts):
     path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
     with pytest.raises(EvaluationError, match=r"short.txt has 3 prompts and .*sw.txt 6"):
         run_sweep(*read_sweep(path))
-
-
-def test_memory_is_told_before_the_work(world, tmp_path):
-    said: list[str] = []
-    run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")), log=said.append)
-    assert said[0].startswith("6 compositions: ")
-    assert any(line.startswith("scoring 16 at a time with 6 compositions: about") for line in said)
-    assert any(line.startswith("generating 42 at a time with 6 compositions:") for line in said)
 
 
 # --- from Python ---------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from layerswap.evaluation.results import Score, compare_runs, read_samples, read
 from layerswap.evaluation.suites import suites
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
-from layerswap.lab.lm_eval_tasks import export_tasks
+from layerswap.lab.exports import export_tasks
 from layerswap.lab.world import make_world
 from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
 from layerswap.search.protocol import split_documents
@@ -448,7 +448,6 @@ def test_in_other_languages_nothing_is_chosen_anew():
          "no task 'lab_problem_kl"),
         ({"grid": {"bottom": 9, "top": 9}}, "no composition fits into the 8 layers"),
         ({"both": {"hyperparameters": {"lerning_rate": 1}}}, "lerning_rate.*learning_rate"),
-        ({"both": {"rates": [{"layers": "40-50", "rate": 2}]}}, "layer"),
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
                    "by": {"tasks": ["sel_nela"]}}}, "no task 'sel_nela'"),
         ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: must be a number"),

@@ -22,8 +22,7 @@ def base(tmp_path_factory):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from layerswap.lab.tokenizer import make_tokenizer
-    from layerswap.lab.world import make_world
+    from layerswap.lab.world import make_tokenizer, make_world
 
     folder = tmp_path_factory.mktemp("models") / "base"
     tokenizer = make_tokenizer(make_world())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,9 @@ from excerpts import DATA, read_jsonl
 from test_mixes import TEMPLATE, TOKENIZER, write_jsonl
 
 from layerswap.errors import DataError, MergeError
+from layerswap.training.expert.job import load_rows
+from layerswap.training.expert.save import read_training
+from layerswap.training.expert.trainer import train
 from layerswap.training.mix.build import build_mix
 from layerswap.training.mix.card import data_card, load_saved, save_mix
 from layerswap.training.mix.schema import parse_mix
@@ -156,64 +160,18 @@ def test_a_saved_mix_is_a_data_set_that_loads(excerpts, tmp_path):
 
 
 @pytest.mark.slow
-def test_trl_trains_on_the_rows(excerpts, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import SFTConfig, SFTTrainer
-
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    tokenizer.chat_template = TEMPLATE
-    trainer = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(TOKENIZER),
-        args=SFTConfig(
-            output_dir=str(tmp_path), max_steps=1, use_cpu=True, bf16=False, report_to="none",
-            max_length=128, per_device_train_batch_size=2, save_strategy="no",
-            activation_checkpointing=False,
-        ),
-        train_dataset=excerpts.train,
-        processing_class=tokenizer,
-    )  # fmt: skip
-    labels = trainer.train_dataset[0]
-    assert "labels" in labels or "completion_mask" in labels
-    assert trainer.train().training_loss > 0
-
-
-@pytest.fixture
-def tokenizer():
-    """A byte-level tokenizer, in which a space belongs to the word after it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
-    core.train_from_iterator(["question 1 answer 1", "question 2 answer 2"] * 9, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core)
-
-
-def test_a_space_between_prompt_and_completion_gives_a_warning(tmp_path, tokenizer):
-    write_jsonl(
-        tmp_path / "r.jsonl", [{"q": f"question {i}", "a": f"answer {i}"} for i in range(9)]
-    )
-
-    def built(separator="\n", completion="{a}"):
-        rows = {"path": "r.jsonl", "prompt": "{q}", "completion": completion}
-        mix = {"name": "m", "kind": "prompt-completion", "separator": separator,
-               "sources": {"rows": rows}}  # fmt: skip
-        return build_mix(parse_mix(json.dumps(mix)), folder=tmp_path)
-
-    for counter in (None, tokenizer):
-        (warning,) = data_card(built(" "), counter)["warnings"]
-        assert warning.startswith("in 9 of 9 rows the tokens of the prompt do not begin")
-        assert data_card(built(), counter)["warnings"] == []
-        assert data_card(built("", " {a}"), counter)["warnings"] == []
-    out = save_mix(built(" "), tmp_path / "out", recipe="")
-    assert "## Warnings" in (out / "README.md").read_text()
+def test_a_mix_of_messages_trains(excerpts, tmp_path):
+    base = shutil.copytree(TOKENIZER, tmp_path / "base")
+    (base / "chat_template.jinja").write_text(TEMPLATE)
+    data = save_mix(excerpts, tmp_path / "mix", recipe=RECIPE)
+    steps = {"max_steps": 1, "max_length": 128, "per_device_train_batch_size": 2}
+    spec = {"base": str(base), "data": str(data), "hyperparameters": steps}
+    record = read_training(train(spec, tmp_path / "out"))
+    assert record["data"][0]["train"] == len(excerpts.train)
+    assert record["losses"]["training"] > 0
 
 
 def test_a_source_that_skips_the_evaluation_filter_is_counted(tmp_path):
-    from layerswap.training.expert.rows import load_rows
-
     items = [f"this is a long question number {i} about the same old thing again" for i in range(9)]
     write_jsonl(tmp_path / "items.jsonl", [{"q": q} for q in items])
     write_jsonl(tmp_path / "r.jsonl", [{"q": q, "a": "yes"} for q in [*items[:3], "short"]])

@@ -102,6 +102,9 @@ def test_a_jinja_template_can_choose():
         completion="{{ choices[label] }}",
     )
     assert example.turns == (("user", "Rain. Why?\n"), ("assistant", "b"))
+    source = {"path": "x", "template": "jinja", "prompt": "{{ a }}{% if b %}{{ b }}{% endif %}",
+              "completion": "{{ c[0] }}"}  # fmt: skip
+    assert ExampleMaker(MixSource.model_validate(source), "name").columns == {"a", "b", "c"}
 
 
 def test_conversations_in_three_layouts_are_the_same():
@@ -123,11 +126,3 @@ def test_a_conversation_without_an_answer_or_with_a_gap_gives_no_example(value):
     assert make({"c": value}, messages=mapping) is None
     kept = make({"c": ["Hi", "Hello", "And then?"]}, messages=mapping)
     assert kept.turns == (("user", "Hi"), ("assistant", "Hello"))
-
-
-def test_the_columns_that_a_source_reads():
-    source = MixSource.model_validate(
-        {"path": "x", "template": "jinja", "prompt": "{{ a }}{% if b %}{{ b }}{% endif %}",
-         "completion": "{{ c[0] }}"}
-    )  # fmt: skip
-    assert ExampleMaker(source, "name").columns == {"a", "b", "c"}

@@ -1,4 +1,7 @@
-"""Each filter on examples that it must drop and must keep, and the pipeline that counts."""
+"""Each filter on examples that it must drop and must keep, and the pipeline that counts.
+
+Shared n-grams with evaluation items are compared with a direct comparison of word lists.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ from collections import Counter
 
 import pytest
 from excerpts import read_jsonl, read_lines, read_mgsm
+from hypothesis import given
+from hypothesis import strategies as st
 
 from layerswap.errors import DataError
 from layerswap.training.mix import filters
-from layerswap.training.mix.contamination import ItemIndex, units
 from layerswap.training.mix.examples import MixExample
-from layerswap.training.mix.schema import FILTERS, Filters, LanguageFilter, Length, NearDuplicates
+from layerswap.training.mix.filters import ItemIndex, is_unspaced, units
+from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
 
 
 def pair(prompt, completion="An answer.", language=None, source="a"):
@@ -91,16 +96,6 @@ def test_unknown_language_codes_are_refused():
         filters.check_languages(["swh"])
 
 
-def test_evaluation_items_are_named():
-    index = ItemIndex()
-    question = read_mgsm("bn")[3][0]
-    index.add("mgsm", [question])
-    look = filters.evaluation_filter(index)
-    assert look(pair(question)) == "shares words with an item of mgsm"
-    assert look(pair("প্রশ্ন", f"উত্তর: {question}")) == "shares words with an item of mgsm"
-    assert look(pair(read_mgsm("bn")[4][0])) is None
-
-
 def shingles(text):
     words = units(text, "words")
     return {tuple(words[i : i + 5]) for i in range(len(words) - 4)}
@@ -146,8 +141,105 @@ def test_the_pipeline_counts_by_filter_and_source_and_a_source_can_skip_one():
     assert pipeline.keeps(pair("x"), skip=["length"])
 
 
-def test_the_filters_run_in_the_order_of_the_schema():
+def test_the_filters_run_from_cheap_to_expensive():
     settings = Filters.model_validate(
-        {"length": True, "math": True, "language": True, "near_duplicates": True}
+        {"near_duplicates": True, "language": True, "math": True, "length": True}
     )
-    assert tuple(filters.build_filters(settings, ItemIndex(), 0).counts) == FILTERS
+    assert list(filters.build_filters(settings, ItemIndex(), 0).counts) == [
+        "length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates",
+    ]  # fmt: skip
+
+
+LANGUAGES = {"eng_Latn": "en", "swh_Latn": "sw", "ben_Beng": "bn", "tel_Telu": "te",
+             "jpn_Jpan": "ja"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def index():
+    index = ItemIndex()
+    for code, language in LANGUAGES.items():
+        index.add(f"flores-{language}", read_lines(f"flores.{code}"))
+        index.add(f"mgsm-{language}", [question for question, _ in read_mgsm(language)])
+    return index
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_every_item_is_found_inside_a_longer_text(index, code):
+    language = LANGUAGES[code]
+    for line in read_lines(f"flores.{code}"):
+        if len(units(line, index.sets[f"flores-{language}"].unit)) >= 13:
+            assert index.find(f"Please translate: {line.upper()} -- thank you.")[1]
+    look = filters.evaluation_filter(index)
+    for question, _ in read_mgsm(language):
+        assert index.find(f"Q: {question}\nA:") == (f"mgsm-{language}", question)
+        assert look(pair(f"Q: {question}")) == f"shares words with an item of mgsm-{language}"
+
+
+def test_other_texts_are_not_found(index):
+    texts = [row["swa"] + row["ben"] + row["eng"] for row in read_jsonl("tico19.jsonl")]
+    texts += [row["question"] for row in read_jsonl("gsm8k.jsonl")]
+    texts += [u["text"] for row in read_jsonl("instruction_ja.jsonl") for u in row["utterances"]]
+    assert [text for text in texts if index.find(text)] == []
+
+
+def test_a_changed_word_in_a_long_item_does_not_hide_it(index):
+    question = max((question for question, _ in read_mgsm("sw")), key=len)
+    words = question.split()
+    words[len(words) // 2] = "kitu"
+    assert index.find(" ".join(words))[1] == question
+
+
+def test_japanese_is_compared_by_characters(index):
+    assert index.sets["mgsm-ja"].unit == "characters"
+    assert index.sets["mgsm-te"].unit == "words"
+    question = read_mgsm("ja")[0][0]
+    assert index.find("、".join(question)) is not None
+    assert is_unspaced("日本語です")
+    assert is_unspaced("ภาษาไทย")
+    assert not is_unspaced("বাংলা ভাষা")
+
+
+def test_letters_marks_and_digits_are_compared_without_case_and_width():
+    assert units("Ｈello — WORLD's ½ 7!", "words") == ["hello", "world", "s", "1", "2", "7"]
+    assert units("日本、語。", "characters") == ["日", "本", "語"]
+    assert units("স্বাস্থ্য, কেন্দ্র!", "words") == ["স্বাস্থ্য", "কেন্দ্র"]
+    assert units("ఆరోగ్య-కేంద్రం", "words") == ["ఆరోగ్య", "కేంద్రం"]
+
+
+def test_n_is_the_fifth_percentile_of_the_lengths_within_bounds():
+    index = ItemIndex()
+    items = [" ".join(f"w{i}x{j}" for j in range(10 + i)) for i in range(100)]
+    assert index.add("wide", items).n == 13
+    short = [" ".join(f"v{i}x{j}" for j in range(9 if i < 10 else 30)) for i in range(100)]
+    assert index.add("short", short).n == 9
+    tiny = [f"only three words{i}" for i in range(5)]
+    assert index.add("tiny", tiny) == (5, 5, "words", 8)
+    assert index.find("only three words1") is None
+
+
+def test_an_item_between_the_minimum_and_n_counts_only_whole():
+    index = ItemIndex()
+    items = [" ".join(f"long{i}x{j}" for j in range(40)) for i in range(40)]
+    index.add("set", [*items, "nine words that stand here in one short item"])
+    assert index.find("say: nine words that stand here in one short item!") is not None
+    assert index.find("say: nine words that stand here in one short thing") is None
+
+
+word = st.text(alphabet="abcdefgh", min_size=1, max_size=3)
+
+
+@given(
+    st.lists(st.lists(word, min_size=13, max_size=20), min_size=1, max_size=4),
+    st.lists(word, max_size=30),
+    st.integers(0, 20),
+)
+def test_the_index_agrees_with_a_direct_comparison(items, noise, at):
+    index = ItemIndex()
+    n = index.add("set", [" ".join(item) for item in items]).n
+    text = noise[:at] + items[0][: n - 1] + noise[at:]
+
+    def grams(words):
+        return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+    expected = bool(grams(text) & set().union(*(grams(item) for item in items)))
+    assert (index.find(", ".join(text)) is not None) == expected

@@ -138,13 +138,6 @@ def calls(monkeypatch):
     return arguments
 
 
-def test_the_dtype_of_products_is_that_of_autocast(model, calls):
-    with torch.autocast("cpu", torch.bfloat16):
-        with_head(model)(**batch(), fused_lm_head=True)
-    with_head(model)(**batch(), fused_lm_head=True)
-    assert [arguments[-1] for arguments in calls] == [torch.bfloat16, torch.float32]
-
-
 def test_a_batch_without_labels_has_no_gradient_and_evaluation_computes_none(model):
     ours, inputs = with_head(model), batch()
     inputs["labels"][:] = IGNORED

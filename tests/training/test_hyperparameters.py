@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from layerswap.errors import TrainingError
-from layerswap.training.expert.hyperparameters import sft_config
+from layerswap.errors import RecipeError, TrainingError
+from layerswap.training.expert import hyperparameters
+from layerswap.training.expert.hyperparameters import (
+    accelerate_configuration,
+    check_distributed,
+    sft_config,
+)
 from layerswap.training.expert.spec import PRESETS, check_expert
 
 TABLE_4 = json.loads((Path(__file__).parents[1] / "helpers" / "data" / "table4.json").read_text())
@@ -82,3 +87,45 @@ def test_texts_are_packed_and_the_seed_orders_the_data(tmp_path):
 def test_a_wrong_value_is_refused(tmp_path, spec, processes, message):
     with pytest.raises(TrainingError, match=message):
         config(tmp_path, processes=processes, **spec)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])
+def test_accelerate_reads_the_configurations_that_ship(name, tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    file = tmp_path / "config.yaml"
+    file.write_text(accelerate_configuration(name))
+    read = load_config_from_file(str(file))
+    kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero3": "DEEPSPEED"}
+    assert read.distributed_type.value == kinds[name]
+    if name == "fsdp2":
+        assert read.fsdp_config["fsdp_version"] == 2
+        assert read.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+    if name == "zero3":
+        assert read.mixed_precision == "no"
+
+
+def test_an_unknown_configuration_is_refused():
+    with pytest.raises(RecipeError, match="did you mean 'fsdp2'"):
+        accelerate_configuration("fsdp")
+
+
+def test_deepspeed_refuses_turns(monkeypatch):
+    sets = {"task": "a", "language": "b"}
+    turns = check_expert({"base": "b", "simultaneous": sets, "train": {"partition": "A"}})
+    check_distributed(turns)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(TrainingError, match="launch with ddp or fsdp2"):
+        check_distributed(turns)
+
+
+def test_under_deepspeed_weights_stay_float32(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    spec = check_expert({"base": "b", "data": "d"})
+    assert hyperparameters._defaults(spec, "prompt", 1)["bf16"]
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    values = hyperparameters._defaults(spec, "prompt", 1)
+    assert (values["bf16"], values["tf32"]) == (False, True)

@@ -147,19 +147,6 @@ TEMPLATE = (
 )
 
 
-def test_a_chat_template_writes_the_tokenizers_text(tmp_path):
-    from transformers import AutoTokenizer
-
-    (tmp_path / "chat.jinja").write_text(TEMPLATE)
-    row = conversation(tmp_path, kind="prompt-completion", chat_template="chat.jinja")
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    tokenizer.chat_template = TEMPLATE
-    whole = tokenizer.apply_chat_template(MESSAGES, tokenize=False)
-    assert row["prompt"] + row["completion"] == whole
-    assert row["completion"] == "Goodbye<|end|>"
-    assert conversation(tmp_path, kind="text", chat_template="chat.jinja") == {"text": whole}
-
-
 def changed(mix, **changes):
     """The mix with other keys of its source `a`, or other keys of its own."""
     mix["sources"]["a"] |= changes.pop("a", {})
@@ -177,12 +164,9 @@ def changed(mix, **changes):
          r"^filters\.language: py3langid knows no language 'swa'"),
         ({"filters": {"length": {"min_text": 1000}}},
          r"^mix 'numbers': no example is left; dropped: length 2$"),
-        ({"chat_template": "length.jinja"}, r"length\.jinja: the text of the prompt differs with"),
-        ({"chat_template": "no.jinja"}, r"chat_template: .*no\.jinja: cannot be read \(No such"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_source_or_the_key(tmp_path, changes, message):
-    (tmp_path / "length.jinja").write_text("{{ messages | length }}")
     mix = changed(numbered(tmp_path, a=2), **changes)
     with pytest.raises(DataError, match=message):
         build(mix, tmp_path)

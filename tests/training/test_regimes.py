@@ -8,10 +8,9 @@ import pytest
 import torch
 import yaml
 from effort import mostly_slow
-from small_experts import changed, data_files, open_adapter, tensors, train_expert
+from small_experts import changed, data_files, open_adapter, train_expert
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.errors import LayerswapError
 from layerswap.training.expert.save import read_training
 
 
@@ -83,33 +82,6 @@ def test_places_come_from_a_list_a_recipe_or_a_part_that_a_list_narrows(
     assert all("mlp" in name for name in names if "layers" in name) == mlp_only
 
 
-@pytest.mark.parametrize("lora", mostly_slow([None, {"r": 4}], None))
-def test_places_can_have_their_own_learning_rate(tmp_path, base, rows, lora):
-    # The first step of Adam moves every weight by the learning rate, whatever its gradient.
-    step = {"max_steps": 1, "weight_decay": 0.0, "adam_epsilon": 1e-30, "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant"}  # fmt: skip
-    rates = [{"layers": "0-1", "scale": 0.1}, {"layers": "outside", "scale": 0.5},
-             {"layers": 1, "roles": ["mlp"], "scale": 2}]  # fmt: skip
-    spec = {"data": data_files(rows, "task"), "rates": rates} | ({"lora": lora} if lora else {})
-    out = train_expert(tmp_path, base, hyperparameters=step, **spec)
-    expected = {"layers.0.": 1e-4, "layers.1.self_attn": 1e-4, "layers.1.mlp": 2e-3,
-                "layers.2.": 1e-3}  # fmt: skip
-    if lora:
-        from safetensors.torch import load_file
-
-        # B starts at zero, so it holds the first step.
-        adapter = load_file(out / "adapter_model.safetensors")
-        steps = {name: t.abs().max() for name, t in adapter.items() if "lora_B" in name}
-    else:
-        after, before = tensors(out), tensors(base)
-        steps = {name: (after[name] - before[name].float()).abs().max() for name in after}
-        expected["lm_head"] = 5e-4
-    for where, size in expected.items():
-        sizes = [float(moved) for name, moved in steps.items() if where in name]
-        assert sizes
-        assert sizes == pytest.approx([size] * len(sizes), rel=0.02), where
-
-
 @pytest.mark.parametrize("rslora", mostly_slow([True, False], True))
 def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows, rslora):
     from peft import PeftModel
@@ -151,29 +123,6 @@ def test_pefts_keys_restrict_the_matrices_at_the_places_that_train(tmp_path, bas
         f"{i}.{name}" for i in range(3) for name in ("self_attn.q_proj", "mlp.up_proj")
     }
     assert {low.rank for name, low in adapter.low_rank.items() if "q_proj" in name} == {2}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dora", [True, False])
-def test_a_baked_adapter_is_a_checkpoint_that_can_be_composed(tmp_path, base, rows, dora):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    import layerswap as ls
-
-    spec = {"data": data_files(rows, "task"), "limit": 32, "lora": {"r": 4, "use_dora": dora}}
-    adapter = train_expert(tmp_path, base, **spec)
-    baked = train_expert(tmp_path, base, name="baked", bake=True, **spec)
-    start = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    merged = PeftModel.from_pretrained(start, adapter).merge_and_unload().state_dict()
-    after = tensors(baked)
-    assert all(torch.equal(after[name], merged[name]) for name in after)
-    assert not (baked / "adapter_config.json").exists()
-    assert changed(baked, base) == {name for name in after if "_proj" in name}
-    ls.soup([base, baked]).save(tmp_path / "soup")
-    if dora:
-        with pytest.raises(LayerswapError, match="DoRA"):
-            ls.soup([adapter])
 
 
 @pytest.mark.slow
@@ -243,34 +192,6 @@ def test_turns_take_each_batch_from_one_set():
     assert order != list(sampler)
     with pytest.raises(ValueError, match="one turn of 2 steps, 12; they have 10 and 23"):
         TurnSampler((10, 23), step=6, every=2, seed=1)
-
-
-@pytest.mark.parametrize("decay", mostly_slow([0.0, 0.1], 0.1))
-def test_sparse_sft_changes_the_elements_that_changed_most(tmp_path, base, rows, decay):
-    from layerswap.training.expert.sparse import load_masks
-
-    out = train_expert(
-        tmp_path, base, data=data_files(rows, "task"), sparse={"keep": 0.05},
-        hyperparameters={"weight_decay": decay},
-    )  # fmt: skip
-    after, before = tensors(out), tensors(base)
-    masks = load_masks(out / "checkpoints" / "mask.safetensors")
-    kept = sum(int(mask.sum()) for mask in masks.values())
-    assert kept == pytest.approx(0.05 * sum(t.numel() for t in before.values()), rel=0.01)
-    moved = {name: after[name] != before[name].float() for name in masks}
-    assert not any((moved[name] & ~mask).any() for name, mask in masks.items())
-    assert sum(int(m.sum()) for m in moved.values()) > 0.9 * kept
-
-
-def test_most_changed_ranks_the_elements_of_all_tensors():
-    from layerswap.training.expert.sparse import most_changed
-
-    before = {"a": torch.zeros(4), "b": torch.zeros(2, 2)}
-    after = {"a": torch.tensor([0.1, -5.0, 0, 2]), "b": torch.tensor([[3.0, 0], [0, -0.2]])}
-    masks = most_changed(before, after, 3 / 8)
-    assert masks["a"].tolist() == [False, True, False, True]
-    assert masks["b"].tolist() == [[True, False], [False, False]]
-    assert sum(int(m.sum()) for m in most_changed(before, after, 0.99).values()) == 5
 
 
 def test_raw_text_is_packed(tmp_path, base):

@@ -11,9 +11,14 @@ from typer.testing import CliRunner
 from layerswap.cli import app
 from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.settings import EvaluationSettings
-from layerswap.lab.lm_eval_tasks import export_tasks
-from layerswap.training.expert.freezing import freeze_or_revert
-from layerswap.training.expert.select import candidates, scorer, select, signal_tasks
+from layerswap.lab.exports import export_tasks
+from layerswap.training.expert.select import (
+    candidates,
+    freeze_or_revert,
+    scorer,
+    select,
+    signal_tasks,
+)
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainer import train
 

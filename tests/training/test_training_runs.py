@@ -19,7 +19,7 @@ from small_experts import FAST, changed, data_files, tensors, train_expert
 
 import layerswap as ls
 from layerswap.errors import LayerswapError
-from layerswap.training.expert import callbacks, hyperparameters
+from layerswap.training.expert import hyperparameters, sft
 from layerswap.training.expert.job import plan_training
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.spec import check_expert
@@ -58,14 +58,14 @@ def test_a_file_a_mapping_and_a_specification_train_the_same(tmp_path, base, row
 
 def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd, monkeypatch):
     lines, steps = [], []
-    save = callbacks.Checkpointing.on_save
+    save = sft.Checkpointing.on_save
 
     def watched(self, args, state, *rest, **kwargs):
         save(self, args, state, *rest, **kwargs)
         steps.append(sorted(int(p.name[11:]) for p in (out / "checkpoints").glob("checkpoint-*")))
 
-    monkeypatch.setattr(callbacks.Checkpointing, "on_save", watched)
-    monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(sft.Checkpointing, "on_save", watched)
+    monkeypatch.setattr(sft.ProgressLines.__init__, "__defaults__", (0.0,))
     out = tmp_path / "out"
     train({
         "base": str(base), "data": data_files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
@@ -81,29 +81,6 @@ def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd,
     assert printed.out == ""
     assert "model shards" not in printed.err
     assert "FutureWarning" not in printed.err
-
-
-@pytest.mark.slow
-def test_a_training_resumes_from_a_checkpoint_that_was_saved_by_time(tmp_path, base, rows):
-    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
-            "hyperparameters": FAST}  # fmt: skip
-    whole = train(spec, tmp_path / "whole")
-
-    class Killed(Exception):
-        pass
-
-    def stop(self, args, state, control, **kwargs):
-        if state.global_step == 4:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callbacks.ProgressLines, "on_step_begin", stop, raising=False)
-        with pytest.raises(Killed):
-            train(spec, tmp_path / "out")
-    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-4"]
-    out = train(spec, tmp_path / "out", resume=True)
-    first, second = tensors(whole), tensors(out)
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.slow

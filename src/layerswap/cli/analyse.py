@@ -217,7 +217,7 @@ def freeze_or_revert(
     from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.cli.tables import places_table
     from layerswap.evaluation.harness import check_task_names
-    from layerswap.training.expert.freezing import freeze_or_revert as both_ways
+    from layerswap.training.expert.select import freeze_or_revert as both_ways
     from layerswap.training.expert.select import scorer
     from layerswap.training.expert.spec import read_expert
 

@@ -78,7 +78,7 @@ def export(
 
     Example: layerswap lab export --out tasks
     """
-    from layerswap.lab.lm_eval_tasks import export_tasks
+    from layerswap.lab.exports import export_tasks
 
     for name in export_tasks(out, split=split, n=n, seed=seed, overwrite=overwrite):
         output.say(name)
@@ -117,7 +117,7 @@ def study(
     Example: layerswap lab study --out lab-study
     """
     from layerswap.cli.study import run_file
-    from layerswap.lab.study_files import write_study
+    from layerswap.lab.exports import write_study
     from layerswap.study.plan import plan_study
     from layerswap.study.spec import read_study
     from layerswap.versions import need_extras

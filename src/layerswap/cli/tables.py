@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
     from layerswap.study.steps import Graph
-    from layerswap.training.expert.freezing import FreezeOrRevert
-    from layerswap.training.expert.select import Selection
+    from layerswap.training.expert.select import FreezeOrRevert, Selection
 
 
 def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> Table:

@@ -134,7 +134,7 @@ def train(
     Example: layerswap train swahili.yaml --out experts/swahili
     """
     if launch_config is not None:
-        from layerswap.training.expert.distributed import accelerate_configuration
+        from layerswap.training.expert.hyperparameters import accelerate_configuration
 
         typer.echo(accelerate_configuration(launch_config), nl=False)
         return

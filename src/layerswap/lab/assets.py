@@ -18,24 +18,16 @@ LAB_RECORD = "record.json"
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab on disk.
-
-    Attributes:
-        base: the checkpoint folder of the base.
-        task_experts: one folder per seed.
-        language_experts: per scarce language, one folder per seed.
-        joint_models: per scarce language, the folder of one model trained on the data of both
-            first experts.
-        record: settings, seeds and versions of the build, and every model's development scores.
-        languages: the scarce languages, nearest to the source language first.
-    """
+    """A lab on disk."""
 
     base: Path
-    task_experts: tuple[Path, ...]
-    language_experts: dict[str, tuple[Path, ...]]
+    task_experts: tuple[Path, ...]  # one folder per seed
+    language_experts: dict[str, tuple[Path, ...]]  # per scarce language, one folder per seed
+    # Per scarce language, the folder of one model trained on the data of both first experts.
     joint_models: dict[str, Path]
+    # Settings, seeds and versions of the build, and every model's development scores.
     record: dict[str, Any]
-    languages: tuple[str, ...]
+    languages: tuple[str, ...]  # the scarce languages, nearest to the source language first
 
     @property
     def world(self) -> World:
@@ -43,11 +35,7 @@ class Lab:
         return make_world(settings_of(self.record))
 
     def scarce(self, language: str | None) -> str:
-        """The name of a scarce language; the farthest from the source language when None.
-
-        Raises:
-            RecipeError: the lab has no such language.
-        """
+        """Check a scarce language; return the farthest from the source language when None."""
         if language is None:
             return self.languages[-1]
         if language not in self.languages:
@@ -58,20 +46,12 @@ class Lab:
 
 
 def shipped() -> Lab:
-    """The lab inside the package.
-
-    Raises:
-        RecipeError: the package was installed without its data.
-    """
+    """Open the lab inside the package."""
     return open_lab(Path(str(files("layerswap.lab") / "assets")))
 
 
 def open_lab(folder: Path) -> Lab:
-    """The lab that `build` wrote to a folder.
-
-    Raises:
-        RecipeError: there is no lab in the folder.
-    """
+    """Open the lab that `build` wrote to a folder."""
     record = read_record(folder)
     names = list(record["models"])
     languages = tuple(record["models"]["base"]["development"])
@@ -89,18 +69,7 @@ def open_lab(folder: Path) -> Lab:
 
 
 def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
-    """Copy the shipped models, each into a folder of its own.
-
-    Args:
-        out: the folder to create.
-        overwrite: replace a folder that this function wrote.
-
-    Returns:
-        The names of the models.
-
-    Raises:
-        MergeError: the folder exists, or cannot be written.
-    """
+    """Copy the shipped models, each into a folder of its own in `out`; return their names."""
     lab = shipped()
     with atomic_folder(
         out.expanduser().absolute(), marker=LAB_RECORD, overwrite=overwrite
@@ -110,11 +79,7 @@ def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a lab.
-
-    Raises:
-        RecipeError: there is none in the folder, or it is not JSON.
-    """
+    """Read the record of a lab."""
     path = folder / LAB_RECORD
     try:
         record: dict[str, Any] = json.loads(path.read_text())
@@ -126,7 +91,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def settings_of(record: dict[str, Any]) -> WorldSettings:
-    """The settings of a record's world."""
+    """Read the settings of a record's world."""
     fields = dict(record["settings"])
     fields["languages"] = tuple(
         LanguageSettings(**{**entry, "order": tuple(entry["order"])})

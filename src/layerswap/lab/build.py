@@ -59,22 +59,11 @@ def build(
 ) -> dict[str, Any]:
     """Train every model of the lab that is not in `out` yet, and record its scores.
 
-    Args:
-        out: a folder; gets `base`, `task-1`.., `language-<name>-1`.., `joint-<name>` and
-            `record.json`.
-        seed: of everything drawn. The same seed on the same machine gives the same models.
-        settings: of the world; the shipped lab's by default.
-        trainings: of the models; the shipped lab's by default.
-        runs: experts of each kind.
-        progress: see `Progress`.
-
-    Returns:
-        The record: settings, trainings, seeds, library versions, and per model the final loss
-        (nats per completion token), seconds, and development scores after rounding to float16.
-
-    Raises:
-        LayerswapError: `out` holds a lab of another seed or of other settings, or the extra
-            `train` is not installed.
+    The folder gets `base`, `task-1`.., `language-<name>-1`.., `joint-<name>` and `record.json`. The
+    same seed on the same machine gives the same models. World and trainings are the shipped lab's
+    by default; `runs` counts the experts of each kind. The record has settings, trainings, seeds,
+    library versions, and per model the final loss (nats per completion token), seconds, and
+    development scores after rounding to float16.
     """
     need_extras("training", "train")
     world = make_world(settings)
@@ -111,8 +100,8 @@ def _jobs(world: World, trainings: Trainings, seed: int, runs: int) -> Iterator[
 def _train(
     out: Path, job: LabJob, world: World, trainings: Trainings, progress: Progress | None
 ) -> dict[str, Any]:
-    """Train and save one model; returns its entry in the record."""
-    from layerswap.lab.tokenizer import make_tokenizer
+    """Train and save one model; return its entry in the record."""
+    from layerswap.lab.world import make_tokenizer
 
     start = time.perf_counter()
     tokenizer = make_tokenizer(world)

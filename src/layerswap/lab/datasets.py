@@ -35,47 +35,34 @@ from layerswap.lab.world import LabLanguage, Vocabulary, World
 
 @dataclass(frozen=True)
 class BaseMix:
-    """Shares of the base's training examples; each in 0..1.
+    """Shares of the base's training examples; each in 0..1."""
 
-    Attributes:
-        translation: of all examples; comprehension has the rest of the three shares.
-        one: problems of one step.
-        two: problems of two steps.
-        source: share of the source language among the examples in the rich languages.
-        scarce: share of each scarce language among comprehension examples and translations.
-        scarce_problems: share of each scarce language among the problems, over common words.
-        crossing: share of comprehension examples with the question in another language.
-        mixed: share of problems whose clauses are each in the main language or, as often, in a
-            rich language drawn anew.
-    """
-
-    translation: float = 0.28
-    one: float = 0.12
-    two: float = 0.28
-    source: float = 0.25
+    translation: float = 0.28  # of all examples; comprehension has the rest of the three shares
+    one: float = 0.12  # problems of one step
+    two: float = 0.28  # problems of two steps
+    source: float = 0.25  # share of the source language among the examples in the rich languages
+    # Share of each scarce language among comprehension examples and translations.
     scarce: float = 0.13
+    # Share of each scarce language among the problems, over common words.
     scarce_problems: float = 0.08
-    crossing: float = 0.40
+    crossing: float = 0.40  # share of comprehension examples with the question in another language
+    # Share of problems whose clauses are each in the main language or, as often, in a rich language
+    # drawn anew.
     mixed: float = 0.40
 
 
 @dataclass(frozen=True)
 class LanguageMix:
-    """Shares of a language expert's training examples; each in 0..1.
+    """Shares of a language expert's training examples; each in 0..1."""
 
-    Attributes:
-        translation: of all examples, half of them each way; the rest is comprehension.
-        crossing: share of comprehension examples whose question or story is in a partner language.
-        partners: number of rich languages that it is paired with, the source language first.
-    """
-
-    translation: float = 0.25
+    translation: float = 0.25  # of all examples, half of them each way; the rest is comprehension
+    # Share of comprehension examples whose question or story is in a partner language.
     crossing: float = 0.5
-    partners: int = 5
+    partners: int = 5  # number of rich languages that it is paired with, the source language first
 
 
 def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Iterator[LabExample]:
-    """The base's training examples; equal seeds give equal streams."""
+    """Draw the base's training examples; equal seeds give equal streams."""
     mix = mix or BaseMix()
     rng = random.Random(f"base/{seed}")
     while True:
@@ -83,7 +70,7 @@ def base_stream(world: World, mix: BaseMix | None = None, *, seed: int) -> Itera
 
 
 def task_stream(world: World, *, seed: int, asked: ProblemKind = "left") -> Iterator[LabExample]:
-    """A task expert's training examples: problems in the source language."""
+    """Draw a task expert's training examples: problems in the source language."""
     rng = random.Random(f"task/{seed}")
     words = world.source.vocabulary(common_only=False)
     languages = [world.source] * (TASK_STEPS + 1)
@@ -94,11 +81,7 @@ def task_stream(world: World, *, seed: int, asked: ProblemKind = "left") -> Iter
 def language_stream(
     world: World, language: str, mix: LanguageMix | None = None, *, seed: int
 ) -> Iterator[LabExample]:
-    """A language expert's training examples; no answer is a number.
-
-    Raises:
-        RecipeError: the language is unknown, or not scarce.
-    """
+    """Draw a language expert's training examples; no answer is a number."""
     mix = mix or LanguageMix()
     target = world.language(language)
     if target.coverage != "scarce":
@@ -109,28 +92,18 @@ def language_stream(
 def joint_stream(
     world: World, language: str, mix: LanguageMix | None = None, *, task: float, seed: int
 ) -> Iterator[LabExample]:
-    """A joint model's training examples, those of experts with the same seed.
+    """Draw a joint model's training examples, those of experts with the same seed.
 
-    Args:
-        world: of the languages.
-        language: the scarce language.
-        mix: of the language expert's examples.
-        task: share of the task expert's examples; in 0..1.
-        seed: of the examples and their order.
+    `task` is the share of the task expert's examples, in 0..1.
     """
-    streams = task_stream(world, seed=seed), language_stream(world, language, mix, seed=seed)
-    return _mixed(*streams, task, random.Random(f"joint/{language}/{seed}"))
-
-
-def _mixed(
-    first: Iterator[LabExample], second: Iterator[LabExample], share: float, rng: random.Random
-) -> Iterator[LabExample]:
+    both = task_stream(world, seed=seed), language_stream(world, language, mix, seed=seed)
+    rng = random.Random(f"joint/{language}/{seed}")
     while True:
-        yield next(first if rng.random() < share else second)
+        yield next(both[0] if rng.random() < task else both[1])
 
 
 def take(stream: Iterator[LabExample], n: int) -> list[LabExample]:
-    """The next `n` examples of a stream."""
+    """Draw the next `n` examples of a stream."""
     return list(islice(stream, n))
 
 

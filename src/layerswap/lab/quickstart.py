@@ -23,10 +23,11 @@ from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.engine.sweep import Sweep
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.results import (
+from layerswap.lab.report import (
     Outcome,
     ShownProblem,
     default_of_grid,
+    quickstart_report,
     read_answers,
     read_grid,
     selected_of_grid,
@@ -35,6 +36,7 @@ from layerswap.lab.results import (
 )
 from layerswap.lab.scoring import MEASURES, questions, sweep_correct, sweep_written
 from layerswap.merge import Plan, make_plan, soup
+from layerswap.report import write_report
 from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
 from layerswap.search.protocol import Values, choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
@@ -65,20 +67,8 @@ def run(
     """Evaluate a grid of compositions of the lab's experts, merge one of them, test it, and report.
 
     The development split decides which composition is merged. The test split is for the report.
-
-    Args:
-        out: the study's folder; `results.json`, `report.html` and `merged/` are written into it.
-            Finished steps are not run again.
-        language: a scarce language of the lab; the farthest from the source when None.
-        overwrite: start again in the folder of an earlier run.
-        log: prints a line for the user.
-        progress: opens a progress bar.
-
-    Returns:
-        The folder, and all measurements.
-
-    Raises:
-        LayerswapError: the folder holds something else, or the lab has no such language.
+    `results.json`, `report.html` and `merged/` are written into `out`, a study's folder. Finished
+    steps are not run again.
     """
     target = Path(out).expanduser().absolute()
     lab = shipped()
@@ -101,7 +91,7 @@ def run(
 
 
 def quickstart_graph(lab: Lab, language: str) -> Graph:
-    """The steps of a quickstart: evaluate the grid, merge, test, measure the change, report."""
+    """Plan a quickstart: evaluate the grid, merge, test, measure the change, report."""
     models = {
         "base": lab.base,
         "task": lab.task_experts[0],
@@ -139,7 +129,7 @@ def _refuse_other(target: Path, graph: Graph, *, overwrite: bool) -> None:
 
 
 def step_functions(progress: Bars) -> Mapping[str, StepFunction]:
-    """The function of every step, with a progress bar for the long ones."""
+    """Return the function of every step, with a progress bar for the long ones."""
 
     def grid(context: Context) -> None:
         language = context.step.settings["language"]
@@ -161,11 +151,9 @@ def step_functions(progress: Bars) -> Mapping[str, StepFunction]:
         measure_delta(lab.base, experts).save(context.folder)
 
     def report(context: Context) -> None:
-        from layerswap.lab.report import write_quickstart_report
-
         outcome = _outcome(context.step, context.inputs)
         write_json(context.folder / RESULTS, outcome.results())
-        write_quickstart_report(context.folder / REPORT, outcome)
+        write_report(context.folder / REPORT, quickstart_report(outcome))
 
     return {"grid": grid, "merge": merge, "test": test, "change": change, "report": report}
 
@@ -197,7 +185,7 @@ def _test(context: Context, advance: Advance) -> None:
 
 
 def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
-    """The measurements in the folders of the steps."""
+    """Read the measurements in the folders of the steps."""
     answers, examples = read_answers(folders["test"] / ANSWERS)
     records = [json.loads((folders[name] / RECORD).read_text("utf-8")) for name in step.needs]
     return Outcome(
@@ -213,7 +201,7 @@ def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
 
 
 def _selected_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
-    """The plan of the composition that is merged."""
+    """Plan the composition that is merged."""
     start = lab_plan(shipped(), step.settings["language"])
     grid = read_grid(folders["grid"] / GRID)
     return _swap(start, selected_of_grid(grid, start.composition.layers))
@@ -225,7 +213,7 @@ def _swap(start: Plan, composition: Condition) -> Plan:
 
 
 def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
-    """The default swap of a pair of the lab's experts, with their base."""
+    """Plan the default swap of a pair of the lab's experts, with their base."""
     experts = {"task": str(lab.task_experts[pair]),
                "language": str(lab.language_experts[language][pair])}  # fmt: skip
     recipe = {"base": str(lab.base), "experts": experts, "swap": {}}
@@ -235,10 +223,7 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
 def score_grid(
     lab: Lab, language: str, pair: int = 0, *, progress: Advance | None = None
 ) -> dict[Condition, Values]:
-    """Right and wrong answers to the development problems, by composition of the grid.
-
-    The default swap is always one of the compositions.
-    """
+    """Score the development problems (1 or 0), by composition of the grid and the default swap."""
     asked = questions(
         "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
     )

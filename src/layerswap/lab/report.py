@@ -1,30 +1,38 @@
-"""The report of the quickstart, with numbers of that run only."""
+"""The results of a quickstart: the measurements in the files of its steps, and their report."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
+
+from layerswap.compose import Composition, default_zones
+from layerswap.deltas.atlas import Atlas
+from layerswap.errors import StudyError
 from layerswap.evaluation.statistics import Interval
-from layerswap.report import (
-    Report,
-    Section,
-    Table,
-    draw_heat_map,
-    draw_intervals,
-    draw_stack,
-    write_report,
-)
+from layerswap.lab.scoring import LabMeasure
+from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
 from layerswap.report.tables import contrasts
-from layerswap.search.conditions import CHOSEN, JOINT, LANGUAGE_EXPERT, SOUP, TASK_EXPERT, Condition
+from layerswap.search.conditions import (
+    CHOSEN,
+    DEFAULT,
+    JOINT,
+    LANGUAGE_EXPERT,
+    SOUP,
+    TASK_EXPERT,
+    Condition,
+)
+from layerswap.search.protocol import TestResult, Values, choose, select
+from layerswap.study.journal import StepRecord
 from layerswap.study.report import provenance
 from layerswap.versions import __version__
-
-if TYPE_CHECKING:
-    from layerswap.lab.results import Outcome
-    from layerswap.lab.scoring import LabMeasure
 
 NAMES = {
     "soup": "soup of both",
@@ -35,20 +43,156 @@ NAMES = {
     "swap, chosen on development": "swap, best of the grid",
 }
 """Names in the report of conditions that have another name there."""
+Right = Mapping[LabMeasure, Mapping[Condition, Any]]
+"""By measure and condition, 1 or 0 (right or wrong) per test question."""
+Grid = Mapping[Condition, Values]
+"""By composition, 1 or 0 (right or wrong) per development question."""
+
+
+@dataclass(frozen=True)
+class ShownProblem:
+    """One test problem."""
+
+    prompt: str
+    answer: str
+    written: Mapping[str, str]  # every model's text, by the condition's name
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All measurements of a quickstart."""
+
+    language: str  # the target
+    source: str  # the source language
+    grid: Grid  # on the development split
+    composition: Composition  # selected, and merged
+    answers: Right  # of every model on the test split
+    examples: Sequence[ShownProblem]  # the first test problems in the target language
+    change: Atlas  # of both experts from the base
+    entries: Sequence[StepRecord]  # of the steps that measured
+
+    @property
+    def seconds(self) -> float:
+        """The wall-clock time of the steps, in s."""
+        return sum(entry.seconds or 0 for entry in self.entries)
+
+    @cached_property
+    def chosen(self) -> Condition:
+        """The composition of the grid with the largest share of right answers."""
+        return choose(self.grid)
+
+    @property
+    def default(self) -> Condition:
+        """The default swap among the compositions of the grid."""
+        return default_of_grid(self.composition.layers)
+
+    @cached_property
+    def selected(self) -> Condition:
+        """The composition of the grid that is merged: the chosen one or the default swap."""
+        return selected_of_grid(self.grid, self.composition.layers)
+
+    @property
+    def shares(self) -> dict[Condition, float]:
+        """The share of right answers on the development split by composition."""
+        return {one: float(np.mean(right)) for one, right in self.grid.items()}
+
+    @cached_property
+    def tests(self) -> dict[LabMeasure, TestResult]:
+        """Every measure on the test split."""
+        selected = DEFAULT if self.selected == self.default else CHOSEN
+        return {
+            measure: TestResult(
+                {one: np.array(row, dtype=np.float64) for one, row in rows.items()},
+                self.chosen,
+                selected=selected,
+            )
+            for measure, rows in self.answers.items()
+        }
+
+    @property
+    def task(self) -> TestResult:
+        """The task in the target language."""
+        return self.tests["task_target"]
+
+    def results(self) -> dict[str, Any]:
+        """The content of `results.json`."""
+        return {
+            "target_language": self.language,
+            "source_language": self.source,
+            "chosen": self.chosen.to_dict(),
+            "selected": self.selected.to_dict(),
+            "chosen_on": {"split": "development", "questions": len(self.grid[self.chosen])},
+            "composition": self.composition.to_dict(),
+            "grid": [{**one.to_dict(), "task_target": v} for one, v in self.shares.items()],
+            **{measure: test.to_dict()["test"] for measure, test in self.tests.items()},
+            "seconds": round(self.seconds, 1),
+            "layerswap_version": __version__,
+        }
+
+
+def default_of_grid(layers: int) -> Condition:
+    """Return the default swap as a composition of a grid."""
+    return Condition("swap", zones=default_zones(layers))
+
+
+def selected_of_grid(grid: Grid, layers: int) -> Condition:
+    """Return the composition of a grid that is merged; see `search.protocol.select`."""
+    return select(grid, choose(grid), default_of_grid(layers))
+
+
+def write_grid(path: Path, grid: Grid) -> None:
+    """Write the right and wrong answers of every composition."""
+    rows = [{**one.to_dict(), "right": _digits(right)} for one, right in grid.items()]
+    path.write_text(json.dumps(rows) + "\n", "utf-8")
+
+
+def read_grid(path: Path) -> Grid:
+    """Read what `write_grid` wrote."""
+    rows = _read(path)
+    return {Condition.from_dict(row): np.array(row["right"], dtype=np.float64) for row in rows}
+
+
+def write_answers(path: Path, answers: Right, shown: Sequence[ShownProblem]) -> None:
+    """Write the right and wrong answers of every model, and the texts of some."""
+    right = {
+        measure: [{**one.to_dict(), "right": _digits(row)} for one, row in rows.items()]
+        for measure, rows in answers.items()
+    }
+    data = {"answers": right, "shown": [asdict(one) for one in shown]}
+    path.write_text(json.dumps(data) + "\n", "utf-8")
+
+
+def read_answers(path: Path) -> tuple[Right, list[ShownProblem]]:
+    """Read what `write_answers` wrote."""
+    data = _read(path)
+    answers: Right = {
+        measure: {Condition.from_dict(row): row["right"] for row in rows}
+        for measure, rows in data["answers"].items()
+    }
+    return answers, [ShownProblem(**one) for one in data["shown"]]
+
+
+def _digits(right: Any) -> list[int]:
+    digits: list[int] = np.asarray(right).astype(int).tolist()
+    return digits
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise StudyError(
+            f"{path}: cannot be read ({type(error).__name__}); start again with --overwrite"
+        ) from None
 
 
 def name_of(condition: Condition | str) -> str:
-    """The name of a condition in the report."""
+    """Return the name of a condition in the report."""
     return NAMES.get(str(condition), str(condition))
 
 
-def write_quickstart_report(path: Path, outcome: Outcome) -> Path:
-    """Write the report of a quickstart to `path`."""
-    return write_report(path, quickstart_report(outcome))
-
-
 def quickstart_report(outcome: Outcome) -> Report:
-    """The report of a quickstart."""
+    """Write the report of a quickstart; all numbers in it are that run's."""
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     return Report(
@@ -94,9 +238,9 @@ def _lead(outcome: Outcome) -> str:
 
 
 def _differences(outcome: Outcome) -> str:
-    """The paired differences of all models to the selected swap, in words."""
+    """Write the paired differences of all models to the selected swap in words."""
     task = outcome.task
-    apart = {name_of(one): found for one, found in task.against(task.selected).items()}
+    apart = {name_of(model): gap for model, gap in task.against(task.selected).items()}
     return f"Against the swap, with 95% paired intervals: {contrasts(apart)}."
 
 
@@ -161,7 +305,7 @@ def _grid(outcome: Outcome) -> Section:
 
 
 def cell(condition: Condition) -> tuple[int, int]:
-    """The cell of a composition on the heat map: layers at the bottom and at the top."""
+    """Return a composition's cell on the heat map: layers at the bottom and at the top."""
     assert condition.zones is not None, "the grid is of zones"
     return condition.zones.bottom, condition.zones.top
 
@@ -195,7 +339,6 @@ def _examples(outcome: Outcome) -> Section:
 
 
 def _models(outcome: Outcome) -> Section:
-    """The checkpoints, and the command that composes them."""
     zones = outcome.selected.zones
     assert zones is not None, "the grid is of zones"
     experts = ("--task-expert lab/task-1", f"--language-expert lab/language-{outcome.language}-1")

@@ -38,11 +38,7 @@ NEW_TOKENS = 8
 
 
 def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Load a checkpoint folder as a float32 model on the CPU, and its tokenizer.
-
-    Raises:
-        CheckpointError: the folder does not exist or holds no checkpoint.
-    """
+    """Load a checkpoint folder as a float32 model on the CPU, and its tokenizer."""
     if not (Path(folder) / "config.json").is_file():
         raise CheckpointError(f"{folder}: no checkpoint here (config.json is missing)")
     return load_causal_lm(folder, dtype="float32"), load_tokenizer(folder)
@@ -57,12 +53,9 @@ def questions(
     seed: int = 0,
     world: World | None = None,
 ) -> list[LabExample]:
-    """The `n` examples of a measure; `language` is the scarce one.
+    """Draw the `n` examples of a measure; `language` is the scarce one.
 
     Equal arguments give equal examples, so the answers of two models are paired.
-
-    Raises:
-        RecipeError: an unknown measure, language or split, or `n` below 1.
     """
     if measure not in MEASURES:
         raise RecipeError(f"no measure {measure!r} in the lab; it has {', '.join(MEASURES)}")
@@ -79,16 +72,10 @@ def correct(
     *,
     batch_size: int = 64,
 ) -> Right:
-    """True for every example that a model answers exactly, decoding greedily.
+    """Return true for every example that a model answers exactly, decoding greedily: bool `(n,)`.
 
-    Args:
-        model: any causal model over the tokenizer's ids, in any dtype, on any device.
-        tokenizer: the lab's.
-        examples: at least one.
-        batch_size: examples in a forward pass; they are batched by length.
-
-    Returns:
-        bool `(n,)`, in the order of `examples`.
+    The model is any causal model over the lab tokenizer's ids, in any dtype, on any device.
+    Examples are batched by length.
     """
     import numpy as np
 
@@ -110,16 +97,7 @@ def score_model(
     *,
     world: World | None = None,
 ) -> dict[LabMeasure, Right]:
-    """Right and wrong answers to `n` examples of every measure, bool `(n,)` each.
-
-    Args:
-        model: see `correct`.
-        tokenizer: the lab's.
-        language: the scarce language.
-        split: of the examples.
-        n: examples of each measure.
-        world: of the language; the shipped lab's when None.
-    """
+    """Score right and wrong answers to `n` examples of every measure, bool `(n,)` each."""
     return {
         measure: correct(model, tokenizer, questions(measure, language, split, n, world=world))
         for measure in MEASURES
@@ -129,11 +107,7 @@ def score_model(
 def score_folders(
     models: Sequence[Path], *, language: str | None, split: LabSplit, n: int, progress: Bars
 ) -> dict[str, dict[LabMeasure, Interval]]:
-    """Scores of checkpoint folders, or of whole labs, by folder name.
-
-    Raises:
-        LayerswapError: a folder holds no checkpoint, or the lab has no such language.
-    """
+    """Score checkpoint folders, or whole labs, by folder name."""
     lab = shipped()
     target = lab.scarce(language)
     folders = [folder for model in models for folder in _checkpoints(model)]
@@ -149,7 +123,7 @@ def score_folders(
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The folder itself, or the models of the lab that it holds."""
+    """Return the folder itself, or the models of the lab that it holds."""
     if not (folder / LAB_RECORD).is_file():
         return [folder]
     return [folder / name for name in read_record(folder)["models"]]
@@ -163,17 +137,9 @@ def sweep_correct(
     batch_size: int = 256,
     progress: Advance | None = None,
 ) -> Right:
-    """True for every composition and example that it answers exactly; see `correct`.
+    """Score every composition as `correct` does: bool `(compositions, n)`.
 
-    Args:
-        sweep: compositions over the tokenizer's ids.
-        tokenizer: the lab's.
-        examples: at least one.
-        batch_size: examples in a forward pass.
-        progress: called after each batch with the number of examples in it.
-
-    Returns:
-        bool `(compositions, n)`, in the order of `examples`.
+    `progress` is called after each batch with the number of examples in it.
     """
     import numpy as np
 
@@ -194,7 +160,7 @@ def sweep_correct(
 def sweep_written(
     sweep: Sweep, tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
 ) -> list[list[str]]:
-    """The greedy text of every composition after each prompt: `[composition][prompt]`."""
+    """Write the greedy text of every composition after each prompt: `[composition][prompt]`."""
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     rows = sweep.generate(prompts, max_new_tokens=NEW_TOKENS)
     return [

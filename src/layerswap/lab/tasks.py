@@ -55,35 +55,25 @@ class Clause:
 
 @dataclass(frozen=True)
 class LabExample:
-    """A prompt and its completion.
-
-    Attributes:
-        prompt: the text to read.
-        completion: the text to write after it; starts with a space.
-        language: of the prompt; of a problem in several languages, that of its question.
-        answer_language: of the completion; the same unless the example crosses languages.
-        skill: of the example.
-        steps: changes in a problem, 0 for the other skills.
-        meaning: the clauses in concepts; equal for the same clauses in any language.
-    """
+    """A prompt and its completion."""
 
     prompt: str
-    completion: str
-    language: str
-    answer_language: str
+    completion: str  # starts with a space
+    language: str  # of the prompt; of a problem in several languages, that of its question
+    answer_language: str  # of the completion; the same unless the example crosses languages
     skill: Skill
-    steps: int
-    meaning: str
+    steps: int  # changes in a problem, 0 for the other skills
+    meaning: str  # the clauses in concepts; equal for the same clauses in any language
 
 
 def split_of(meaning: str) -> LabSplit:
-    """The split of a meaning: a tenth of all meanings each is development and test."""
+    """Assign a meaning to its split: a tenth of all meanings each is development and test."""
     bucket = blake2b(meaning.encode(), digest_size=4).digest()[0] * 10 // 256
     return {0: SPLITS[1], 1: SPLITS[2]}.get(bucket, SPLITS[0])
 
 
 def verbalize(language: LabLanguage, clause: Clause) -> str:
-    """The clause in a language, without the full stop."""
+    """Write a clause in a language, without the full stop."""
     slots = {
         "who": clause.who,
         "verb": language.words[clause.verb],
@@ -102,7 +92,7 @@ def comprehension(
     *,
     biggest: int,
 ) -> LabExample:
-    """A story of one to four clauses in `teller`, with a question and an answer in `asker`."""
+    """Draw a story of one to four clauses in `teller`, with question and answer in `asker`."""
     steps = rng.choice((0, 1, 1, 2, 2, 2, 3))
     clauses, _ = _draw_story(words, split, rng, steps, biggest)
     kind = rng.choice(("who", "what", *("direction",) * 4)[: 6 if steps else 2])
@@ -119,7 +109,7 @@ def comprehension(
 def translation(
     source: LabLanguage, target: LabLanguage, words: Vocabulary, split: LabSplit, rng: random.Random
 ) -> LabExample:
-    """One clause, or one question, in `source`, to translate into `target`."""
+    """Draw one clause, or one question, in `source`, to translate into `target`."""
     if rng.random() < TRANSLATED_QUESTIONS:
         clauses, _ = _draw_story(words, split, rng, 0, MOST_AT_ONCE)
         kind = rng.choice(("count", "count", "who", "what", "direction"))
@@ -142,7 +132,7 @@ def problem(
     biggest: int,
     asked: ProblemKind = "left",
 ) -> LabExample:
-    """A problem with each clause in the next of `languages`, and the question in the last.
+    """Draw a problem with each clause in the next of `languages`, and the question in the last.
 
     Two languages make a problem of one step, three one of two; they may all be the same. Every
     intermediate number is in 0..`biggest`. With `asked="start"` the number left comes last.
@@ -171,9 +161,6 @@ def examples(
     Comprehension stays within the language, translation goes into the source language, and
     problems have `steps` changes and ask for `asked`. Equal arguments give equal examples. One
     seed gives every language a draw of its own.
-
-    Raises:
-        RecipeError: an unknown language or split, or `n` below 1.
     """
     spoken = world.language(language)
     if split not in SPLITS:
@@ -245,7 +232,7 @@ def _draw_story(
     *,
     asked: ProblemKind = "left",
 ) -> tuple[list[Clause], int]:
-    """The clauses in their order, and the number that is the answer."""
+    """Draw the clauses in their order, and the number that is the answer."""
     while True:
         who, noun, start = rng.choice(PEOPLE), rng.choice(words.nouns), rng.randint(1, MOST_AT_ONCE)
         changes, left = [], start

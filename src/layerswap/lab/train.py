@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from layerswap.engine.rows import pad
 from layerswap.lab.datasets import BaseMix, LanguageMix, take
 from layerswap.lab.tasks import LabExample
-from layerswap.lab.tokenizer import MAX_LENGTH
-from layerswap.lab.world import World
+from layerswap.lab.world import MAX_LENGTH, World
 
 if TYPE_CHECKING:
     import torch
@@ -46,24 +45,15 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of one model: AdamW, linear warmup, then linear decay to zero.
-
-    Attributes:
-        steps: optimiser steps.
-        learning_rate: at its peak.
-        batch: examples in a step.
-        warmup: steps.
-        weight_decay: as in AdamW.
-        beta2: as in AdamW.
-        part: the part of the partition that trains; all layers when None (paper 2, section 4.4).
-    """
+    """The training of one model: AdamW, linear warmup, then linear decay to zero."""
 
     steps: int
-    learning_rate: float
-    batch: int = 64
-    warmup: int = 50
+    learning_rate: float  # at its peak
+    batch: int = 64  # examples in a step
+    warmup: int = 50  # steps
     weight_decay: float = 0.0
     beta2: float = 0.98
+    # The part of the partition that trains; all layers when None (paper 2, section 4.4).
     part: Literal["task", "language"] | None = None
 
 
@@ -86,7 +76,7 @@ class Trainings:
 def new_model(
     world: World, shape: ModelShape, tokenizer: PreTrainedTokenizerFast, *, seed: int
 ) -> LlamaForCausalLM:
-    """An untrained float32 model of this shape; the same weights for equal seeds."""
+    """Make an untrained float32 model; equal seeds give equal weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -118,8 +108,7 @@ def train(
 ) -> float:
     """Train a float32 model in place on the next `steps * batch` examples of a stream.
 
-    Returns:
-        The mean loss over the last tenth of the steps, in nats per completion token.
+    Returns the mean loss over the last tenth of the steps, in nats per completion token.
     """
     rows = encode(tokenizer, take(stream, training.steps * training.batch))
     _freeze(model, training)
@@ -137,7 +126,7 @@ def train(
 def encode(
     tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
 ) -> list[dict[str, list[int]]]:
-    """Token ids and labels of each example: `<s>`, prompt, completion, `</s>`."""
+    """Encode each example as token ids and labels: `<s>`, prompt, completion, `</s>`."""
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     answers = tokenizer([e.completion for e in examples], add_special_tokens=False)["input_ids"]
     end = [tokenizer.eos_token_id]
@@ -157,7 +146,7 @@ def by_length(rows: list[dict[str, list[int]]], batch: int) -> list[dict[str, li
 
 
 def collate(rows: Sequence[dict[str, list[int]]], fill: int) -> dict[str, torch.Tensor]:
-    """`input_ids`, `attention_mask` and `labels`, int64 `(rows, longest)`, padded on the right."""
+    """Pad `input_ids`, `attention_mask` and `labels` on the right: int64 `(rows, longest)`."""
     ids, labels = ([row[name] for row in rows] for name in ("input_ids", "labels"))
     return {
         "input_ids": pad(ids, fill=fill),

@@ -1,9 +1,12 @@
-"""The languages of the lab: the same meanings in different words and orders.
+"""The languages of the lab, the same meanings in different words and orders, and their tokenizer.
 
 A world has one *source* language, rich in data; a few *covered* languages, which the base has seen
 almost as well; and *scarce* languages, the targets, of which the base has seen little beyond a
 common part of the words. Every word is two syllables of one alphabet that all languages share. So
 words must be read and spelled, which is work for the outer layers.
+
+The tokenizer has one token per syllable, name, number or mark. A syllable that opens a word carries
+the space before it: " kimo" is " ki" + "mo", so decoding gives the text back.
 
 A world follows from its `WorldSettings` alone. No set is iterated, so it does not depend on
 `PYTHONHASHSEED`.
@@ -14,9 +17,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from layerswap.errors import RecipeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Coverage = Literal["source", "covered", "scarce"]
 Slot = Literal["who", "verb", "number", "noun"]
@@ -28,6 +34,10 @@ PEOPLE = ("Ana", "Ben", "Eva", "Ida", "Leo", "Mia", "Noa", "Oto", "Pia", "Tom")
 SUBJECT_FIRST: tuple[Slot, ...] = ("who", "verb", "number", "noun")
 NUMBER_LAST: tuple[Slot, ...] = ("who", "verb", "noun", "number")
 VERB_LAST: tuple[Slot, ...] = ("who", "noun", "number", "verb")
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
+MARKS = (".", "?", ":")
+MAX_LENGTH = 128
 
 FUNCTION_CONCEPTS = (
     "has",
@@ -43,38 +53,21 @@ FUNCTION_CONCEPTS = (
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """Settings of one language.
+    """Settings of one language."""
 
-    Attributes:
-        name: four letters, two syllables; also the word that asks for a translation into it.
-        coverage: amount of it in the base's data; exactly one language is the `"source"`.
-        order: order of the words in a clause.
-        shared: share of the nouns and verbs, in 0..1, with the source language's word. Function
-            words are never shared, so the words of a question identify its language.
-    """
-
-    name: str
-    coverage: Coverage
-    order: tuple[Slot, ...] = SUBJECT_FIRST
+    name: str  # four letters, two syllables; also the word that asks for a translation into it
+    coverage: Coverage  # in the base's data; exactly one language is the source
+    order: tuple[Slot, ...] = SUBJECT_FIRST  # in a clause
+    # Share of the nouns and verbs, in 0..1, with the source language's word. Function words are
+    # never shared, so the words of a question identify its language.
     shared: float = 0.0
 
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """Settings of a world; equal settings give equal worlds.
+    """Settings of a world; equal settings give equal worlds."""
 
-    Attributes:
-        seed: of the words.
-        languages: the languages, the source first.
-        nouns: number of nouns.
-        verbs: number of verbs of gaining, and as many of losing.
-        common: share of common words among a scarce language's nouns and verbs, in 0..1.
-        rare: share of the base's examples in a scarce language, in 0..1, that draw on all of its
-            words instead of the common ones.
-        biggest: the largest number of things that a person can have.
-    """
-
-    seed: int = 1
+    seed: int = 1  # of the words
     languages: tuple[LanguageSettings, ...] = (
         LanguageSettings("basu", "source"),
         LanguageSettings("deli", "covered", NUMBER_LAST),
@@ -85,35 +78,29 @@ class WorldSettings:
         LanguageSettings("furo", "scarce", NUMBER_LAST, shared=0.2),
     )
     nouns: int = 16
-    verbs: int = 6
-    common: float = 0.5
+    verbs: int = 6  # of gaining, and as many of losing
+    common: float = 0.5  # share of common words among a scarce language's nouns and verbs, in 0..1
+    # Share of the base's examples in a scarce language, in 0..1, that draw on all of its words
+    # instead of the common ones.
     rare: float = 0.0
-    biggest: int = 18
+    biggest: int = 18  # the largest number of things that a person can have
 
 
 @dataclass(frozen=True)
 class LabLanguage:
-    """A language: the first three fields are those of its `LanguageSettings`.
-
-    Attributes:
-        words: the word of every concept.
-        nouns: concepts of things, the common ones first.
-        gains: concepts of gaining, the common ones first.
-        losses: concepts of losing, the common ones first.
-        common: share of the common ones in each of these three, in 0..1.
-    """
+    """A language: the first three fields are those of its `LanguageSettings`."""
 
     name: str
     coverage: Coverage
     order: tuple[Slot, ...]
-    words: dict[str, str]
-    nouns: tuple[str, ...]
+    words: dict[str, str]  # by concept
+    nouns: tuple[str, ...]  # concepts, the common ones first, as in the next two
     gains: tuple[str, ...]
     losses: tuple[str, ...]
-    common: float
+    common: float  # share of the common ones in each of these three, in 0..1
 
     def vocabulary(self, *, common_only: bool) -> Vocabulary:
-        """The concepts for clauses in this language."""
+        """Return the concepts for clauses in this language."""
         if not common_only:
             return Vocabulary(self.nouns, self.gains, self.losses)
         return Vocabulary(*(_head(c, self.common) for c in (self.nouns, self.gains, self.losses)))
@@ -151,7 +138,7 @@ class World:
         return tuple(lang for lang in self.languages.values() if lang.coverage == "scarce")
 
     def language(self, name: str) -> LabLanguage:
-        """The language called `name`; a RecipeError without one."""
+        """Return the language with a name."""
         if name not in self.languages:
             known = ", ".join(self.languages)
             raise RecipeError(f"no language {name!r} in the lab; it has {known}")
@@ -159,17 +146,13 @@ class World:
 
 
 def syllables() -> tuple[str, ...]:
-    """The alphabet that all languages share, in order."""
+    """List the alphabet that all languages share, in order."""
     return tuple(c + v for c in CONSONANTS for v in VOWELS)
 
 
 @cache
 def make_world(settings: WorldSettings | None = None) -> World:
-    """The world of these settings, by default the shipped lab's.
-
-    Raises:
-        RecipeError: the settings contradict each other, or need more words than there are.
-    """
+    """Make the world of these settings, by default the shipped lab's."""
     settings = settings or WorldSettings()
     _check(settings)
     rng = random.Random(f"layerswap-lab/{settings.seed}")
@@ -237,3 +220,44 @@ def _check(settings: WorldSettings) -> None:
             raise RecipeError(f"{name} is a share in 0..1, not {getattr(settings, name)}")
     if len(_concepts(settings)) * len(coverages) > len(syllables()) ** 2 - len(coverages):
         raise RecipeError("more words than two syllables can spell; ask for fewer nouns or verbs")
+
+
+def vocabulary(world: World) -> list[str]:
+    """List every token in the order of its id, the special ones first."""
+    opening = [*syllables(), *PEOPLE, *map(str, range(world.settings.biggest + 1))]
+    return [
+        *(PAD, BOS, EOS, UNKNOWN),
+        *MARKS,
+        *(f" {token}" for token in opening),
+        *syllables(),
+        *PEOPLE,
+    ]
+
+
+def make_tokenizer(world: World) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of a world, with padding on the right.
+
+    It puts `<s>` before every text and never adds `</s>`; training does. `save_pretrained`
+    writes files that `AutoTokenizer` loads without this package.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {token: i for i, token in enumerate(vocabulary(world))}
+    core = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNKNOWN))
+    pattern = Regex(rf" ?[{CONSONANTS}][{VOWELS}]| ?[A-Z][a-z]+| ?[0-9]+|[.?:]")
+    core.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, ids[BOS])]
+    )
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        padding_side="right",
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )

@@ -18,7 +18,7 @@ from layerswap.compose import Recipe, Zones, zone_grid
 from layerswap.compose.schema import BASE, Override
 from layerswap.errors import EvaluationError
 from layerswap.merge import Plan
-from layerswap.search.conditions import Condition, swapped
+from layerswap.search.conditions import Condition, swap_of, swapped
 from layerswap.search.spec import Grid, RandomDraws
 
 OUTSIDE = "outside"
@@ -29,11 +29,7 @@ Sources = Mapping[str, str]
 
 
 def grid_plans(grid: Grid, start: Plan, log: Log) -> dict[Condition, Plan]:
-    """Plans of every composition of a grid that fits.
-
-    Raises:
-        EvaluationError: no composition fits.
-    """
+    """Returns the plans of every composition of a grid that fits."""
     layers = start.composition.layers
     zones = list(zone_grid(layers, **grid.sizes))
     if not zones:
@@ -42,14 +38,14 @@ def grid_plans(grid: Grid, start: Plan, log: Log) -> dict[Condition, Plan]:
     if listed > len(zones):
         log(f"{len(zones)} of the grid's {listed} zones fit into {layers} layers")
     return {
-        Condition("swap", zones=one, outside=outside): swapped(start, one, outside)
+        Condition("swap", zones=sizes, outside=outside): swapped(start, sizes, outside)
         for outside in grid.outside or ("",)
-        for one in zones
+        for sizes in zones
     }
 
 
 def zone_sources(zones: Zones, layers: int) -> dict[str, str]:
-    """The source of every layer of a swap: `task`, `language` or `blend`."""
+    """Returns the source of every layer of a swap: `task`, `language` or `blend`."""
     middle = range(zones.bottom + zones.bottom_transition,
                    layers - zones.top - zones.top_transition)  # fmt: skip
     outer = [*range(zones.bottom), *range(layers - zones.top, layers)]
@@ -60,7 +56,7 @@ def zone_sources(zones: Zones, layers: int) -> dict[str, str]:
 
 
 def draw_sources(spec: RandomDraws, layers: int) -> list[Sources]:
-    """Distinct random draws; all that there are, if there are no more than asked for."""
+    """Draws distinct sources at random, or all of a space that has no more than `draws`."""
     roles = [""] if spec.each == "layer" else [".attention", ".mlp"]
     takes = [str(value) for value in spec.take]
     space: dict[str, Sequence[str]] = {OUTSIDE: spec.outside}
@@ -73,7 +69,7 @@ def draw_sources(spec: RandomDraws, layers: int) -> list[Sources]:
 
 
 def _distinct(options: Sequence[Sequence[str]], rng: Random) -> Iterator[tuple[str, ...]]:
-    """Draw from the options of the outside and of every place, in order."""
+    """Draws one of the options of the outside and of every place, in order."""
     seen, repeat = set(), REPEAT
     outside, *places = options
     while True:
@@ -89,17 +85,15 @@ def _distinct(options: Sequence[Sequence[str]], rng: Random) -> Iterator[tuple[s
 
 
 def draw_plan(start: Plan, sources: Sources) -> Plan:
-    """The plan of a draw, whose recipe has an override for every place."""
-    swap = start.recipe.swap
-    assert swap is not None, "a sweep's recipe is a swap"
+    """Returns the plan of a draw, whose recipe has an override for every place."""
+    swap = swap_of(start.recipe)
     places = [*start.recipe.places, *_overrides(start.recipe, sources)]
     swap = swap.model_copy(update={"outside": sources[OUTSIDE]})
     return start.with_recipe(start.recipe.model_copy(update={"swap": swap, "places": places}))
 
 
 def _overrides(recipe: Recipe, sources: Sources) -> Iterator[Override]:
-    swap = recipe.swap
-    assert swap is not None, "a sweep's recipe is a swap"
+    swap = swap_of(recipe)
     for place, source in sources.items():
         if place == OUTSIDE:
             continue
@@ -112,8 +106,3 @@ def _overrides(recipe: Recipe, sources: Sources) -> Iterator[Override]:
         # Attention comes first and brings the layer's norms; the mlp then takes its own.
         roles = ["mlp"] if role == "mlp" else None
         yield Override(layers=layer, roles=roles, take=take)
-
-
-def draw_condition(number: int) -> Condition:
-    """The condition of a draw, numbered from 1."""
-    return Condition("draw", str(number))

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
-from layerswap.compose import Zones, default_zones
+from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.compose.recipe import check_recipe
+from layerswap.compose.schema import SwapMethod
 from layerswap.merge import Plan
 
 COMPOSITION_KEYS = ("swap", "places", "weights")
@@ -23,27 +24,18 @@ class Condition:
     Tables print a condition as text. Files store its fields (`to_dict`), and nothing parses the
     text. Conditions sort by pair, method and the other fields.
 
-    Attributes:
-        method: such as `swap`, `task expert`, `soup`, `ties`, `partition`, `joint` or `base`.
-        variant: distinguishes conditions of one method, such as `default`, `density 0.5`, `C`,
-            `reverted C` or `chosen on development`.
-        zones: of a composition of a grid.
-        outside: source of the places outside the layers, where conditions differ by it.
-        regime: training of the experts, such as `LoRA`, where conditions differ by it.
-        pair: the pair of experts; empty for models that all pairs share.
-
     Example:
         str(Condition("swap", zones=Zones(5, 2)))  # swap 5,2,0,0
         str(Condition("ties", "density 0.2"))      # ties, density 0.2
         str(Condition("partition", "C", regime="LoRA", pair="0-1"))  # 0-1: partition C, LoRA
     """
 
-    method: str
-    variant: str = ""
-    zones: Zones | None = None
-    outside: str = ""
-    regime: str = ""
-    pair: str = ""
+    method: str  # swap, task expert, soup, ties, partition, joint, base ...
+    variant: str = ""  # of a method: default, density 0.5, C, reverted C, chosen on development ...
+    zones: Zones | None = None  # of a composition of a grid
+    outside: str = ""  # source of the places outside the layers, where conditions differ by it
+    regime: str = ""  # training of the experts, such as LoRA, where conditions differ by it
+    pair: str = ""  # of experts; empty for models that all pairs share
 
     def __str__(self) -> str:
         zones = "" if self.zones is None else ",".join(map(str, astuple(self.zones)))
@@ -64,18 +56,18 @@ class Condition:
 
     @property
     def treatment(self) -> Condition:
-        """The same condition without its pair."""
+        """Returns the condition without its pair."""
         return replace(self, pair="")
 
     def to_dict(self) -> dict[str, str | int | None]:
-        """Its fields as columns of a table; without zones their four counts are None."""
+        """Returns the fields as columns of a table; without zones, their four counts are None."""
         sizes = vars(self.zones) if self.zones else dict.fromkeys(_SIZES)
         texts = {name: value for name, value in vars(self).items() if name != "zones"}
         return {**texts, **sizes}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Condition:
-        """The condition that `to_dict` stored; other keys are ignored."""
+        """Reads a condition that `to_dict` stored; other keys are ignored."""
         sizes = {name: data.get(name) for name in _SIZES}
         zones = None if sizes["bottom"] is None else Zones(**sizes)  # type: ignore[arg-type]
         texts = {one.name: data[one.name] for one in fields(cls) if one.name in data}
@@ -95,12 +87,12 @@ FLATTERED = Condition("swap", "best (flattered)")
 
 
 def ties(density: float) -> Condition:
-    """TIES that keeps this share of every delta."""
+    """Returns the condition of TIES that keeps this share of every delta."""
     return Condition("ties", f"density {density}")
 
 
 def partition_of(name: str) -> Condition:
-    """The composition along a partition of the second paper."""
+    """Returns the condition of a partition of the second paper."""
     return Condition("partition", name)
 
 
@@ -119,18 +111,12 @@ def methods(
     partitions: Sequence[str] = (),
     outside: str | None = None,
 ) -> Iterator[tuple[Condition, dict[str, Any]]]:
-    """Yield the default swap, every partition and the baselines, as parts of a recipe.
+    """Yields the default swap, every partition and the baselines, as parts of a recipe.
 
-    Args:
-        baselines: of `experts`, `soup`, `weighted soup`, `magnitude soup`, `task arithmetic`,
-            `ties` and `reverted` (experts reverted outside a partition); others are ignored.
-        task: name of the task expert in the recipe.
-        language: name of the language expert in the recipe.
-        densities: of TIES; each is a condition.
-        shares: of the task expert in weighted soups; each is a condition.
-        scales: of both deltas in task arithmetic; each is a condition.
-        partitions: names of partitions; experts are reverted outside of them.
-        outside: owner of the places outside the layers of a partition.
+    Baselines are `experts`, `soup`, `weighted soup`, `magnitude soup`, `task arithmetic`, `ties`
+    and `reverted` (experts reverted outside a partition); others are ignored. Each of `densities`
+    (of TIES), `shares` (of the task expert in weighted soups), `scales` (of both deltas in task
+    arithmetic) and `partitions` is a condition. `task` and `language` are names in the recipe.
     """
     both = {"task": task, "language": language}
 
@@ -177,15 +163,11 @@ def contenders(
     *,
     densities: Sequence[float] = (),
 ) -> dict[Condition, Plan]:
-    """Plans of the models that a swap is compared with, over its own checkpoints.
+    """Returns the plans that a swap is compared with, over its own checkpoints.
 
-    Args:
-        start: a swap.
-        baselines: see `methods`; the base itself is added where the recipe names it.
-        densities: of TIES, which needs the base.
+    See `methods` for the baselines. The base and TIES are added where the recipe names the base.
     """
-    method = start.recipe.swap
-    assert method is not None, "only a swap has contenders"
+    method = swap_of(start.recipe)
     parts: dict[Condition, dict[str, Any]] = {}
     if start.base is not None:
         baselines = [*baselines, "ties"]
@@ -202,9 +184,13 @@ def contenders(
 
 
 def swapped(start: Plan, zones: Zones, outside: str = "") -> Plan:
-    """The swap with other zones, and with another outside where one is given."""
-    method = start.recipe.swap
-    assert method is not None, "only a swap has zones"
+    """Returns the swap with other zones, and another outside if given."""
     changes = {**vars(zones), **({"outside": outside} if outside else {})}
-    swap = method.model_copy(update=changes)
+    swap = swap_of(start.recipe).model_copy(update=changes)
     return start.with_recipe(start.recipe.model_copy(update={"swap": swap}))
+
+
+def swap_of(recipe: Recipe) -> SwapMethod:
+    """Returns the swap of a recipe, which is known to be one."""
+    assert recipe.swap is not None, "a sweep's recipe is a swap"
+    return recipe.swap

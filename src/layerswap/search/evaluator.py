@@ -28,71 +28,51 @@ Measure = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """The score of one composition on one document.
+    """The score of one composition on one document."""
 
-    Attributes:
-        split: `development` or `test`.
-        condition: the composition.
-        task: the lm-eval task.
-        metric: the metric.
-        filter: lm-eval's name for how the answer was read.
-        document: position in the task's documents.
-        score: the metric of this document alone.
-    """
-
-    split: str
+    split: str  # development or test
     condition: Condition
     task: str
     metric: str
-    filter: str
-    document: int
+    filter: str  # lm-eval's name for how the answer was read
+    document: int  # position in the task's documents
     score: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Its columns on disk; `composition` is the condition's name, its fields follow it."""
+        """Returns the columns on disk: the condition's name as `composition`, and all fields."""
         plain = {name: value for name, value in vars(self).items() if name != "condition"}
         return {"composition": str(self.condition), **self.condition.to_dict(), **plain}
 
 
 def by_condition(rows: Iterable[DocumentScore], measure: Measure) -> dict[Condition, Values]:
-    """The scores of every composition under one measure, in the order of documents.
+    """Returns the scores of every composition under a measure, in the order of documents.
 
-    Args:
-        rows: of one split.
-        measure: task, metric and filter.
+    All rows are of one split.
     """
     by_document: dict[Condition, dict[int, float]] = {}
     for row in rows:
         if (row.task, row.metric, row.filter) == measure:
             by_document.setdefault(row.condition, {})[row.document] = row.score
     return {
-        one: np.array([scores[document] for document in sorted(scores)])
-        for one, scores in by_document.items()
+        condition: np.array([scores[document] for document in sorted(scores)])
+        for condition, scores in by_document.items()
     }
 
 
 class Objectives(NamedTuple):
-    """The two objectives of a composition on the development documents.
+    """The two objectives of a composition on the development documents."""
 
-    Attributes:
-        score: the score that compositions are chosen by.
-        language: the mean share of its answers' letters in the wanted language.
-        front: True if no other composition is better in one of the two and as good in the other.
-    """
-
-    score: float
-    language: float
-    front: bool
+    score: float  # that compositions are chosen by
+    language: float  # mean share of the answers' letters in the wanted language, in 0..1
+    front: bool  # no other composition is better in one and as good in the other
 
 
 def objectives(
     development: Mapping[Condition, float], rows: Iterable[DocumentScore]
 ) -> dict[Condition, Objectives]:
-    """Both objectives of every composition that wrote enough text, and their Pareto front.
+    """Returns both objectives of every composition that wrote enough text.
 
-    Args:
-        development: the score that each is chosen by.
-        rows: scores of both splits; those of the development split count.
+    `development` holds the score that each is chosen by. Only rows of that split count.
     """
     shares: dict[Condition, list[float]] = {}
     for row in rows:
@@ -114,18 +94,7 @@ def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 class Evaluator:
-    """Scores compositions of a sweep on its tasks.
-
-    Args:
-        spec: the tasks, and how they are asked.
-        plans: the compositions by condition.
-        store: keeps answers.
-        log: called with what will be in memory, before it is.
-        progress: called with the number of compositions just scored.
-
-    Raises:
-        EvaluationError: the tasks cannot be loaded, or have too few documents.
-    """
+    """Scores compositions of a sweep on its tasks."""
 
     def __init__(
         self,
@@ -152,19 +121,12 @@ class Evaluator:
         }
         self._documents = _split(spec)
         if spec.limit is not None:
-            drawn = "drawn at random" if spec.limit_order == "random" else "the first ones"
-            log(f"at most {spec.limit} documents of each task, {drawn}")
+            log(f"at most {spec.limit} documents of each task, drawn at random")
 
     def rows(
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None
     ) -> list[DocumentScore]:
-        """Every score of compositions on a split.
-
-        Args:
-            split: `development` or `test`.
-            conditions: the compositions.
-            first: documents of each task to score, in the order drawn; all when None.
-        """
+        """Scores compositions on a split, or on the `first` documents drawn of each task."""
         documents = self._documents[split]
         scored = evaluate(
             self.sweep, self._plain, self.spec.tasks,
@@ -178,11 +140,7 @@ class Evaluator:
         ]
 
     def measure(self, rows: Sequence[DocumentScore]) -> Measure:
-        """The first measure of the tasks that `choose_by` fits.
-
-        Raises:
-            EvaluationError: it fits none.
-        """
+        """Returns the first measure of the tasks that fits `choose_by`."""
         known = list(dict.fromkeys((row.task, row.metric, row.filter) for row in rows))
         wanted = self.spec.choose_by
         for task, metric, name in known:
@@ -196,7 +154,7 @@ class Evaluator:
 
 
 def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
-    """The positions of each task's documents by split, in the order drawn."""
+    """Returns the positions of each task's documents by split, in the order drawn."""
     include = [Path(name) for name in spec.include]
     documents: dict[str, dict[str, list[int]]] = {DEVELOPMENT: {}, TEST: {}}
     if not spec.tasks:
@@ -208,10 +166,7 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
             raise EvaluationError(
                 f"task {name}: a sweep needs two documents, one to choose on and one to test"
             )
-        parts = split_documents(
-            count, spec.development, seed=spec.seed, limit=spec.limit,
-            first=spec.limit_order == "first",
-        )  # fmt: skip
+        parts = split_documents(count, spec.development, seed=spec.seed, limit=spec.limit)
         documents[DEVELOPMENT][name], documents[TEST][name] = (part.tolist() for part in parts)
     return documents
 

@@ -30,30 +30,20 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(
-    count: int, development: float, *, seed: int = 0, limit: int | None = None, first: bool = False
+    count: int, development: float, *, seed: int = 0, limit: int | None = None
 ) -> DocumentSplit:
-    """Split documents at random into development and test documents, at least one of each.
+    """Splits at least two documents at random, with at least one on each side.
 
     Equal arguments give an equal split, so tasks with parallel documents are split in parallel.
-
-    Args:
-        count: number of documents, at least two.
-        development: share of development documents, in 0..1.
-        seed: of the draw.
-        limit: largest number of documents, both splits together.
-        first: apply the limit to the first documents, as lm-eval does, not to drawn ones.
-
-    Returns:
-        Positions in the order drawn.
+    `development` is a share in 0..1. `limit` counts both splits. Positions are in the order drawn.
     """
-    population = min(count, limit) if first and limit is not None else count
-    order = np.random.default_rng(seed).permutation(population)[:limit]
+    order = np.random.default_rng(seed).permutation(count)[:limit]
     cut = min(len(order) - 1, max(1, round(development * len(order))))
     return DocumentSplit(order[:cut], order[cut:])
 
 
 def ranked(scores: Mapping[Condition, Values | float]) -> list[Condition]:
-    """Candidates from the best mean score to the worst.
+    """Sorts candidates from the best mean score to the worst.
 
     Of equal candidates the one that departs least from the task expert comes first, with the
     fewest layers in its zones.
@@ -71,11 +61,9 @@ def choose(
     *,
     of_equals: Literal["smallest", "first"] = "smallest",
 ) -> Condition:
-    """The candidate with the highest mean score on the development documents.
+    """Returns the candidate with the highest mean score on the development documents.
 
-    Args:
-        scores: of every candidate, per document or its mean.
-        of_equals: `smallest` takes the first of `ranked`, `first` the first of the mapping.
+    Of equals, `smallest` takes the first of `ranked`, `first` the first of the mapping.
     """
     if of_equals == "smallest":
         return ranked(scores)[0]
@@ -89,13 +77,8 @@ def select(
 
     The chosen composition is selected if it is clearly better than the default swap on the
     development documents: the 95% interval of the paired difference lies above zero. Test scores
-    play no part, so the test score of the selected composition is unbiased.
-
-    Args:
-        scores: per development document, of at least the two compositions.
-        chosen: the candidate with the highest mean on the development documents.
-        default: the default swap. Where there is none, because the candidates are no swaps, the
-            chosen composition is selected.
+    play no part, so the test score of the selected composition is unbiased. Without a default swap,
+    because the candidates are no swaps, the chosen composition is selected.
     """
     if default is None or default not in scores or chosen == default:
         return chosen
@@ -105,16 +88,11 @@ def select(
 
 @dataclass(frozen=True)
 class TestResult:
-    """Scores of conditions on the test documents, on which nothing was chosen.
+    """Scores of conditions on the test documents, on which nothing was chosen."""
 
-    Attributes:
-        scores: one score per test document and condition, the same documents for all.
-        chosen: the candidate that is best on the development documents, reported as `CHOSEN`.
-        selected: the condition to save and to report first, `CHOSEN` or `DEFAULT`; see `select`.
-    """
-
-    scores: Mapping[Condition, Values]
-    chosen: Condition | None = None
+    scores: Mapping[Condition, Values]  # on the same documents for all
+    chosen: Condition | None = None  # the best on the development documents, reported as CHOSEN
+    # The condition to save and to report first, CHOSEN or DEFAULT; see `select`.
     selected: Condition = field(default=CHOSEN, kw_only=True)
 
     __test__ = False  # Pytest collects classes whose name begins with Test.
@@ -155,7 +133,7 @@ class TestResult:
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: every condition with its fields, its interval and its difference."""
+        """Returns every condition with its fields, its interval and its difference."""
         differences: dict[Condition, Any] = {
             one: asdict(difference) for one, difference in self.differences.items()
         }

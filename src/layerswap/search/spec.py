@@ -23,6 +23,7 @@ RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
 SCREEN = "`screen: {documents: 100, finalists: 9}`"
 REMOVED = {
     "halving": f"was removed in 0.2; write {SCREEN}",
+    "limit_order": "was removed in 0.2; documents within the limit are drawn at random",
     "item_response": f"was removed in 0.2; write {SCREEN}",
     "search": "was removed in 0.2; write `random: 200`, or `random: {draws: 200, take: [...]}`",
 }
@@ -58,20 +59,13 @@ Outsides = Annotated[list[Outside], BeforeValidator(_read_one), Field(min_length
 
 
 class Grid(Strict):
-    """Zone sizes to try, every combination that fits; see `compose.presets.zone_grid`.
+    """Zone sizes to try, every combination that fits; see `compose.presets.zone_grid`."""
 
-    Attributes:
-        bottom: layers from the language expert at the input.
-        top: layers from the language expert at the output.
-        bottom_transition: blended layers above the bottom zone.
-        top_transition: blended layers below the top zone.
-        outside: sources of the places outside the layers; the recipe's own when not given.
-    """
-
-    bottom: Sizes
-    top: Sizes
-    bottom_transition: Sizes = [0]
-    top_transition: Sizes = [0]
+    bottom: Sizes  # layers from the language expert at the input
+    top: Sizes  # layers from the language expert at the output
+    bottom_transition: Sizes = [0]  # blended layers above the bottom zone
+    top_transition: Sizes = [0]  # blended layers below the top zone
+    # Sources of the places outside the layers; the recipe's own when not given.
     outside: Outsides | None = None
 
     @property
@@ -81,22 +75,16 @@ class Grid(Strict):
 
 
 class RandomDraws(Strict):
-    """Compositions drawn at random from the large space, without repetition.
-
-    Attributes:
-        draws: number of compositions.
-        each: `layer` draws a source for every layer, `layer_and_role` one for attention and one
-            for mlp. Neighbours often have the same source.
-        take: sources to draw from: names of the recipe's experts, which may be merges, or
-            numbers, the share of the language expert in a blend of the two.
-        outside: sources of the places outside the layers to draw from.
-        seed: of the draws.
-    """
+    """Compositions drawn at random from the large space, without repetition."""
 
     draws: PositiveInt
+    # `layer` draws a source for every layer, `layer_and_role` one for attention and one for mlp.
+    # Neighbours often have the same source.
     each: Literal["layer", "layer_and_role"] = "layer"
+    # Sources to draw from: names of the recipe's experts, which may be merges, or numbers, the
+    # share of the language expert in a blend of the two.
     take: Annotated[list[str | float | int], Field(min_length=2)] = ["task", "language"]
-    outside: Outsides = ["blend"]
+    outside: Outsides = ["blend"]  # sources of the places outside the layers to draw from
     seed: int = 0
 
     @field_validator("take")
@@ -119,37 +107,26 @@ class Choice(Strict):
 
 
 class Screen(Strict):
-    """Two stages: all compositions on some development documents, the best few on all.
+    """Two stages: all compositions on some development documents, the best few on all."""
 
-    Attributes:
-        documents: development documents of each task in the first stage, drawn at random.
-        finalists: compositions in the second stage.
-    """
-
+    # Development documents of each task in the first stage, drawn at random.
     documents: PositiveInt = 100
-    finalists: PositiveInt = 9
+    finalists: PositiveInt = 9  # compositions in the second stage
 
 
 class WithoutLabels(Strict):
-    """Choosing where nothing in the target language is labelled; see `search.unlabelled`.
+    """Choosing where nothing in the target language is labelled; see `search.unlabelled`."""
 
-    Attributes:
-        by: `agreement` with the task expert on the parallel prompts, or `consensus` of the
-            compositions. By default agreement, where `parallel` is given.
-        prompts: a file of target-language prompts, written as the task writes them.
-        parallel: a file with the same prompts in the source language, line by line.
-        answer: a regular expression, whose last match in a text is the answer. By default the
-            whole text, without blanks around it.
-        max_new_tokens: largest number of tokens of an answer.
-        stop: strings that end an answer.
-    """
-
+    # `agreement` with the task expert on the parallel prompts, or `consensus` of the compositions.
+    # By default agreement, where `parallel` is given.
     by: Literal["agreement", "consensus"] | None = None
-    prompts: str
-    parallel: str | None = None
+    prompts: str  # a file of target-language prompts, written as the task writes them
+    parallel: str | None = None  # a file with the same prompts in the source language, line by line
+    # A regular expression, whose last match in a text is the answer. By default the whole text,
+    # without blanks around it.
     answer: str | None = None
-    max_new_tokens: PositiveInt = 64
-    stop: list[str] = []
+    max_new_tokens: PositiveInt = 64  # largest number of tokens of an answer
+    stop: list[str] = []  # strings that end an answer
 
     @property
     def signal(self) -> Literal["agreement", "consensus"]:
@@ -197,33 +174,21 @@ def _checked(
 class SweepSettings(EvaluationSettings):
     """How compositions are scored and one of them is chosen.
 
-    Attributes:
-        tasks: lm-eval tasks by name.
-        include: folders with further task YAMLs.
-        choose_by: the score that the best composition is chosen by.
-        without_labels: choose by a signal that needs no labels; the tasks are only reported.
-        screen: score all compositions on some development documents, the best few on all.
-        ties: densities of TIES to compare with, which needs the recipe's base.
-        development: share of each task's documents that compositions are chosen on; the others
-            are for the report.
-        limit: largest number of documents of a task, both splits together.
-        limit_order: documents within the limit: drawn at `random`, or the `first` ones, which
-            lm-eval's own limit takes.
-        answer_language: the language that answers should be in; its share of the letters that a
-            composition writes is reported beside the score, with the Pareto front of both.
-        seed: of the split.
+    `limit` is the largest number of documents of a task, both splits together.
     """
 
-    tasks: list[str] = []
-    include: list[str] = []
+    tasks: list[str] = []  # of lm-eval
+    include: list[str] = []  # folders with further task YAMLs
     choose_by: Choice = Choice()
-    without_labels: WithoutLabels | None = None
+    without_labels: WithoutLabels | None = None  # the tasks are then only reported
     screen: Screen | None = None
-    ties: list[Annotated[float, Field(gt=0, le=1)]] = []
+    ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
+    # Share of each task's documents that compositions are chosen on; the others are for the report.
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    limit_order: Literal["random", "first"] = "random"
+    # The language that answers should be in; its share of the letters that a composition writes is
+    # reported beside the score, with the Pareto front of both.
     answer_language: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
     engine: EngineName = "sweep"
 
@@ -252,16 +217,11 @@ class SweepSettings(EvaluationSettings):
 
 
 class SweepSpec(SweepSettings):
-    """A whole sweep.
+    """A whole sweep."""
 
-    Attributes:
-        recipe: a swap, as a recipe file or inline.
-        grid: the compositions to try.
-        random: instead of a grid, compositions drawn at random.
-    """
-
-    recipe: str | dict[str, Any]
-    grid: Grid | None = None
+    recipe: str | dict[str, Any]  # a swap, as a recipe file or inline
+    grid: Grid | None = None  # the compositions to try
+    # Instead of a grid, compositions drawn at random.
     random: Annotated[RandomDraws, BeforeValidator(_read_draws)] | None = None
 
     @model_validator(mode="after")
@@ -272,12 +232,7 @@ class SweepSpec(SweepSettings):
 
 
 def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
-    """The sweep in a YAML file, and its recipe; paths in it are relative to the file.
-
-    Raises:
-        RecipeError: the file cannot be read, or every mistake in it, by line and key path; or the
-            recipe is no swap, or lacks an expert that a draw takes.
-    """
+    """The sweep in a YAML file, and its recipe; paths in it are relative to the file."""
     spec = read_yaml(path, SweepSpec, "a sweep is a mapping with `recipe`, `grid` and `tasks`")
     folder = path.parent
     recipe = (
@@ -303,11 +258,7 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
 
 
 def _with_paths(signal: WithoutLabels, path: Path) -> WithoutLabels:
-    """The signal with its files relative to the sweep's file.
-
-    Raises:
-        RecipeError: a file is missing.
-    """
+    """The signal with its files relative to the sweep's file."""
     given = {key: getattr(signal, key) for key in ("prompts", "parallel")}
     files = {key: str(path.parent / name) for key, name in given.items() if name is not None}
     for key, file in files.items():

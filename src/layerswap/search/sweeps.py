@@ -21,14 +21,7 @@ from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval, paired_difference
 from layerswap.merge import Plan, make_plan
-from layerswap.search.candidates import (
-    Sources,
-    draw_condition,
-    draw_plan,
-    draw_sources,
-    grid_plans,
-    zone_sources,
-)
+from layerswap.search.candidates import Sources, draw_plan, draw_sources, grid_plans, zone_sources
 from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders
 from layerswap.search.evaluator import (
     DEVELOPMENT,
@@ -50,19 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Screening:
-    """The two stages of a screened sweep.
-
-    Attributes:
-        candidates: number of compositions.
-        finalists: number of compositions scored on all development documents.
-        first: documents of the first stage.
-        documents: all development documents.
-    """
+    """The two stages of a screened sweep, in numbers of compositions and documents."""
 
     candidates: int
-    finalists: int
-    first: int
-    documents: int
+    finalists: int  # scored on all development documents
+    first: int  # documents of the first stage
+    documents: int  # all development documents
 
     def __str__(self) -> str:
         return (
@@ -73,35 +59,26 @@ class Screening:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult(TestResult):
-    """The result of a sweep.
+    """The result of a sweep."""
 
-    Attributes:
-        best: the selected composition, ready to be saved or loaded.
-        development: by candidate, its mean score on the development documents that it was scored
-            on, or the value of a signal.
-        lead: the chosen composition minus the default swap on the development documents, paired;
-            None where there is no default swap, or the default swap itself was chosen.
-        sources: by candidate, the source of every layer of a swap, or of every place of a draw.
-        chosen_by: name of the score or signal.
-        measure: task, metric and filter of `scores`; None without a task.
-        rows: every score of every document, of both splits.
-        counts: layers run, together and one by one.
-        screening: the two stages, with a screen.
-    """
-
-    best: Plan
+    best: Plan  # the selected composition, ready to be saved or loaded
+    # By candidate, its mean score on the development documents that it was scored on, or the value
+    # of a signal.
     development: Mapping[Condition, float]
+    # The chosen composition minus the default swap on the development documents, paired; None where
+    # there is no default swap, or the default swap itself was chosen.
     lead: Interval | None = None
+    # By candidate, the source of every layer of a swap, or of every place of a draw.
     sources: Mapping[Condition, Sources] = field(default_factory=dict)
-    chosen_by: str
+    chosen_by: str  # name of the score or signal
     measure: Measure | None
-    rows: Sequence[DocumentScore]
-    counts: LayerCounts
-    screening: Screening | None = None
+    rows: Sequence[DocumentScore]  # every score of every document, of both splits
+    counts: LayerCounts  # layers run, together and one by one
+    screening: Screening | None = None  # the two stages, with a screen
 
     @property
     def layers(self) -> int:
-        """Number of layers of the model."""
+        """The number of layers of the model."""
         return self.best.composition.layers
 
     @property
@@ -153,17 +130,7 @@ class SweepResult(TestResult):
 def run_sweep(
     spec: SweepSpec, recipe: Recipe, *, log: Log = lambda line: None, **settings: Any
 ) -> SweepResult:
-    """Evaluate the grid or the random draws of a file.
-
-    Args:
-        spec: the sweep.
-        recipe: a swap.
-        log: called with the cost of the sweep.
-        settings: as `sweep_plans`.
-
-    Raises:
-        LayerswapError: the experts or tasks cannot be loaded, or a task has too few documents.
-    """
+    """Evaluates the grid or the random draws of a file; settings are those of `sweep_plans`."""
     start = make_plan(recipe)
     layers = start.composition.layers
     others = contenders(start, densities=spec.ties)
@@ -172,7 +139,7 @@ def run_sweep(
         return sweep_plans(spec, candidates, others, log=log, **settings)
     assert spec.random is not None, "a sweep has a grid or random draws"
     draws = {
-        draw_condition(number): sources
+        Condition("draw", str(number)): sources
         for number, sources in enumerate(draw_sources(spec.random, layers), start=1)
     }
     candidates = {one: draw_plan(start, sources) for one, sources in draws.items()}
@@ -189,19 +156,10 @@ def sweep_plans(
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> SweepResult:
-    """Score candidates on the development split, select one, and report it on the test split.
+    """Scores candidates on the development split, selects one, and tests it on the test split.
 
-    Args:
-        spec: tasks and settings.
-        candidates: the compositions to choose from.
-        others: the contenders, the default swap among them unless the candidates are no swaps.
-        sources: of every draw; those of swaps follow from their zones.
-        store: keeps answers.
-        log: called with the cost of the sweep.
-        progress: called with the number of compositions just scored.
-
-    Raises:
-        LayerswapError: the experts or tasks cannot be loaded, or a task has too few documents.
+    The default swap is one of the `others` unless the candidates are no swaps. `sources` are those
+    of every draw; those of swaps follow from their zones.
     """
     plans = {**others, **candidates}
     evaluator = Evaluator(spec, plans, store=store, log=log, progress=progress)
@@ -234,7 +192,7 @@ def sweep_plans(
 def _default(
     candidates: Mapping[Condition, Plan], others: Mapping[Condition, Plan]
 ) -> Condition | None:
-    """The default swap: the candidate with its composition, `DEFAULT`, or None without one."""
+    """Returns the candidate that is the default swap, else `DEFAULT`, or None without one."""
     if DEFAULT not in others:
         return None
     wanted = others[DEFAULT].composition
@@ -243,23 +201,15 @@ def _default(
 
 @dataclass(frozen=True)
 class _Scored:
-    """The candidates on the development split.
-
-    Attributes:
-        means: by candidate.
-        finals: per document or prompt, of the compositions that were scored on all of them: the
-            finalists, or all candidates, and the default swap.
-        chosen_by: name of the score or signal.
-        rows: every score of every document.
-        measure: of the scores; None of a signal.
-        screening: the two stages, with a screen.
-    """
+    """The candidates on the development split."""
 
     means: Mapping[Condition, float]
+    # Per document or prompt, of the compositions that were scored on all of them: the finalists, or
+    # all candidates, and the default swap.
     finals: Mapping[Condition, Values]
-    chosen_by: str
+    chosen_by: str  # name of the score or signal
     rows: Sequence[DocumentScore] = ()
-    measure: Measure | None = None
+    measure: Measure | None = None  # None for a signal
     screening: Screening | None = None
 
 
@@ -284,7 +234,7 @@ def _scored(
 def _screened(
     evaluator: Evaluator, screen: Screen, candidates: Sequence[Condition], default: Condition | None
 ) -> _Scored:
-    """All candidates on a part of the documents; the best few and the default on all."""
+    """Scores all candidates on a part of the documents, the best few and the default on all."""
     first = evaluator.rows(DEVELOPMENT, candidates, first=screen.documents)
     measure = evaluator.measure(first)
     early = by_condition(first, measure)
@@ -307,7 +257,7 @@ def _tested(
     others: Mapping[Condition, Plan],
     measure: Measure | None,
 ) -> tuple[dict[Condition, Values], list[DocumentScore], Measure | None]:
-    """The chosen composition, as `CHOSEN`, and its contenders on the test split."""
+    """Scores the chosen composition, as `CHOSEN`, and its contenders on the test split."""
     if not evaluator.spec.tasks:
         return {}, [], None
     rows = [

@@ -33,26 +33,16 @@ Read = Callable[[Sequence[int]], str]
 def answers(
     sweep: Sweep, prompts: Sequence[Sequence[int]], read: Read, **settings: Any
 ) -> list[list[str]]:
-    """Every composition's answer to every prompt.
-
-    Args:
-        sweep: the compositions.
-        prompts: token ids.
-        read: reads the answer from generated tokens.
-        settings: as `Sweep.iter_generate`, `max_new_tokens` among them.
-    """
+    """Returns every composition's answer to every prompt; settings are `Sweep.generate`'s."""
     written = sweep.generate(prompts, **settings)
     return [[read(one.tokens) for one in row] for row in written]
 
 
 def agreement(texts: Texts, reference: Sequence[str]) -> list[Values]:
-    """Per composition and prompt, 1 if the answer is the reference's.
+    """Returns per composition and prompt 1 if the answer is the reference's.
 
     The reference is the task expert on the source-language parallels of the prompts, the language
     in which it has learned the task. Prompts without an answer of the reference are left out.
-
-    Raises:
-        EvaluationError: the reference answers other prompts, or none.
     """
     if any(len(row) != len(reference) for row in texts):
         raise EvaluationError(f"the reference has {len(reference)} answers, for other prompts")
@@ -63,7 +53,7 @@ def agreement(texts: Texts, reference: Sequence[str]) -> list[Values]:
 
 
 def consensus(texts: Texts) -> list[Values]:
-    """Per composition and prompt, 1 if the answer is the one that most compositions give.
+    """Returns per composition and prompt 1 if most compositions give its answer.
 
     A missing answer never agrees. Of answers given equally often the first in the alphabet counts.
     """
@@ -82,15 +72,7 @@ def _mode(texts: Sequence[str]) -> str:
 
 
 def signal_values(evaluator: Evaluator, conditions: Sequence[Condition]) -> dict[Condition, Values]:
-    """The values of the settings' signal for every composition, per prompt.
-
-    Args:
-        evaluator: of the sweep, with the task expert among its compositions.
-        conditions: the compositions.
-
-    Raises:
-        EvaluationError: the files do not fit together, or there is no task expert.
-    """
+    """Computes the settings' signal for every composition, per prompt."""
     spec, sweep = evaluator.spec.without_labels, evaluator.sweep
     assert spec is not None, "the settings say how to choose without labels"
     assert isinstance(sweep, Sweep), "the schema refuses another engine"
@@ -120,10 +102,11 @@ def signal_values(evaluator: Evaluator, conditions: Sequence[Condition]) -> dict
 
 
 def _prompts(evaluator: Evaluator, path: str) -> list[list[int]]:
-    """Token ids of the prompts in a file."""
-    settings, tokenizer = evaluator.spec, evaluator.tokenizer
-    texts = [one.prompt + one.text for one in read_examples(Path(path))]
-    return [settings.prompt_ids(tokenizer, text) for text in texts]
+    """Reads the prompts in a file, as token ids."""
+    examples = read_examples(Path(path))
+    return [
+        evaluator.spec.prompt_ids(evaluator.tokenizer, each.prompt + each.text) for each in examples
+    ]
 
 
 def _reader(tokenizer: Any, pattern: str | None) -> Read:

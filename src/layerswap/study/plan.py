@@ -27,7 +27,7 @@ from layerswap.search.conditions import JOINT, Condition
 from layerswap.study.conditions import REGIMES
 from layerswap.study.spec import TASK, Experts, StepKind, StudySpec, TrainingRun
 from layerswap.study.steps import Graph, Resources, Step
-from layerswap.training.expert.distributed import launch_configuration
+from layerswap.training.expert.hyperparameters import launch_configuration
 from layerswap.training.expert.spec import Data, Files, Trained
 from layerswap.training.mix.schema import mix_text, ready_recipes
 

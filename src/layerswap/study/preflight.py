@@ -26,7 +26,7 @@ from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 from layerswap.training.expert.hyperparameters import check_hyperparameters
 from layerswap.training.expert.spec import check_expert
-from layerswap.training.expert.trainable import rates_by_place, trained_parts
+from layerswap.training.expert.trainable import trained_parts
 from layerswap.training.mix.schema import parse_mix
 
 
@@ -119,9 +119,7 @@ def _check_training(step: Step) -> None:
                         where=step.name)  # fmt: skip
     check_hyperparameters(spec)
     if Path(spec.base).is_dir():
-        layers = open_checkpoint(spec.base).layers
-        trained_parts(spec, layers, Path())
-        rates_by_place(spec.rates, layers)
+        trained_parts(spec, open_checkpoint(spec.base).layers, Path())
 
 
 def _check_grid(base: str, grid: Mapping[str, Any] | None) -> None:

@@ -23,7 +23,7 @@ from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
 from layerswap.study.steps import Resources
-from layerswap.training.expert.spec import Data, Lora, Rate, Side, Trained
+from layerswap.training.expert.spec import Data, Lora, Side, Trained
 from layerswap.training.mix.schema import NonEmpty
 
 LIKE = "like"
@@ -66,7 +66,6 @@ class TrainingRun(Strict):
     limit: PositiveInt | None = None
     lora: Lora | None = None
     train: Trained | None = None
-    rates: list[Rate] = []
     seed: int = 0
 
 

@@ -32,7 +32,7 @@ from layerswap.study.results import (
 )
 from layerswap.study.runner import Context, StepFunction
 from layerswap.study.spec import TASK
-from layerswap.training.expert.distributed import launch_training
+from layerswap.training.expert.hyperparameters import launch_training
 from layerswap.versions import versions
 
 if TYPE_CHECKING:

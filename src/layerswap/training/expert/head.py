@@ -42,17 +42,10 @@ class LinearLogProb(torch.autograd.Function):
         train: bool,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compute the values, and the gradients of their sum where they are needed.
+        """Compute the values, and with `train` the gradients of their sum where they are needed.
 
-        Args:
-            ctx: autograd's context.
-            hidden: [n, d], float32.
-            weight: [vocabulary, d], float32.
-            bias: [vocabulary], or None.
-            targets: [n], token ids.
-            chunk: logits in memory at a time.
-            train: compute the gradients.
-            dtype: dtype of matrix products, as under autocast; the rest is float32.
+        `hidden` [n, d], `weight` [vocabulary, d] and `bias` [vocabulary] are float32, `targets` [n]
+        are token ids. Matrix products are in `dtype`, as under autocast; the rest is float32.
 
         Returns:
             Log-probability of each target, entropy (nats), and true where the target is the most
@@ -112,11 +105,8 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
     """Replace TRL's head of a model by `LinearLogProb` where its weights are float32 on a CPU.
 
     Other devices and dtypes, mixtures of experts and models that scale their logits keep TRL's
-    head. Under autocast the matrix products of the head have its dtype.
-
-    Args:
-        model: a causal language model that `trl.SFTTrainer` prepared, without PEFT's wrapper.
-        chunk: logits in memory at a time.
+    head. Under autocast the matrix products of the head have its dtype. The model is one that
+    `trl.SFTTrainer` prepared, without PEFT's wrapper.
     """
     config = model.config.get_text_config()
     if any(getattr(config, name, None) is not None for name in _SCALED):

@@ -1,21 +1,26 @@
-"""Makes TRL's `SFTConfig` from an expert's specification."""
+"""Settings for TRL and accelerate: `SFTConfig`, and training in several processes."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from layerswap.checkpoint.commit import write_json
 from layerswap.compose.yaml_file import nearest
-from layerswap.errors import TrainingError
-from layerswap.training.expert.distributed import launched_with
+from layerswap.errors import RecipeError, StudyError, TrainingError
 from layerswap.training.expert.spec import DECAY, EFFECTIVE_BATCH, PRESETS, ExpertSpec
 
 LARGE = 50_000_000
 """Parameters from which the matrix products are the main cost of a step."""
+REPEATED = 500
+"""Characters of the last line of a launch that an error message repeats."""
 _INSTEAD = {
     **dict.fromkeys(("save_steps", "save_strategy", "eval_strategy", "eval_steps"),
                     "give `save_every`"),
@@ -44,19 +49,11 @@ def sft_config(
     parameters: int = 0,
     bf16: bool | None = None,
 ) -> tuple[Any, float | None]:
-    """Make the configuration of a training.
+    """Make a training's `trl.SFTConfig`, with its checkpoints in `folder`.
 
-    Args:
-        spec: the specification.
-        folder: folder of the checkpoints.
-        rows: form of the data: `prompt`, `messages` or `text`; texts are packed by default.
-        processes: number of training processes; the launcher's `WORLD_SIZE` when None.
-        parameters: number of the model's parameters.
-        bf16: precision in which a resumed training was started; decided here when None.
-
-    Returns:
-        A `trl.SFTConfig`, and the fraction of the steps in which a stable schedule decays, where
-        it is not given in steps.
+    Rows of the form `text` are packed by default. `bf16` is the precision in which a resumed
+    training was started. Also returns the fraction of the steps in which a stable schedule decays,
+    unless that is given in steps.
     """
     from trl import SFTConfig
 
@@ -124,7 +121,7 @@ def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
 
     device = torch.cuda.is_available()
     bf16 = torch.cuda.is_bf16_supported() if device else autocast_pays(parameters)
-    checkpointing = "activation_checkpointing"  # older versions of TRL have the other name alone
+    checkpointing = "activation_checkpointing"  # older versions of TRL have the other name
     if checkpointing not in SFTConfig.__dataclass_fields__:
         checkpointing = "gradient_checkpointing"
     values: dict[str, Any] = {
@@ -174,10 +171,7 @@ def _batch_sizes(
             f"effective_batch: {batch} is not a multiple of {world} processes x "
             f"per_device_train_batch_size {device}"
         )
-    return {
-        "per_device_train_batch_size": device,
-        "gradient_accumulation_steps": each // device,
-    }
+    return {"per_device_train_batch_size": device, "gradient_accumulation_steps": each // device}
 
 
 def autocast_pays(parameters: int) -> bool:
@@ -192,3 +186,77 @@ def autocast_pays(parameters: int) -> bool:
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     able = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
     return able and parameters >= LARGE
+
+
+def accelerate_configuration(name: str) -> str:
+    """Return the YAML of `ddp`, `fsdp2` or `zero3` for `accelerate launch --config_file`."""
+    folder = resources.files("layerswap.training.expert") / "launch"
+    known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir())
+    if name not in known:
+        raise RecipeError(f"no configuration {name!r}{nearest(name, known)}")
+    return (folder / f"{name}.yaml").read_text("utf-8")
+
+
+def launch_configuration(name: str, folder: Path) -> str:
+    """Return the YAML of `ddp`, `fsdp2`, `zero3` or of a file, relative to `folder`."""
+    if not name.endswith((".yaml", ".yml", ".json")):
+        return accelerate_configuration(name)
+    path = folder / Path(name).expanduser()
+    if not path.is_file():
+        raise RecipeError(f"resources: train: launch: {path}: no such file")
+    return path.read_text("utf-8")
+
+
+def launched_with(engine: str) -> bool:
+    """Return true if accelerate launched this process with `deepspeed` or `fsdp`."""
+    return os.environ.get(f"ACCELERATE_USE_{engine.upper()}") == "true"
+
+
+def check_distributed(spec: ExpertSpec) -> None:
+    """Refuse turns under DeepSpeed, which shards parameters for good."""
+    if spec.simultaneous and launched_with("deepspeed"):
+        raise TrainingError(
+            "simultaneous: DeepSpeed fixes what trains at its start; launch with ddp or fsdp2"
+        )
+
+
+def launch_training(
+    spec: Mapping[str, Any], out: Path, launch: Mapping[str, Any], *, resume: bool
+) -> None:
+    """Train as `layerswap train` does, in the processes that accelerate starts.
+
+    Specification, configuration and output of the processes are files beside `out`. `launch` holds
+    the number of `processes`, and accelerate's `configuration`; None is for the CPU.
+    """
+    folder = out.parent
+    write_json(folder / "expert.yaml", dict(spec))  # JSON is YAML too
+    # Port 0: accelerate takes a free one, so that several trainings can share a machine.
+    options = ["--num_processes", str(launch["processes"]), "--main_process_port", "0"]
+    environment = dict(os.environ)
+    if launch["configuration"] is None:
+        environment["ACCELERATE_USE_CPU"] = "true"
+        options += ["--multi_gpu"]  # with the variable, gloo on the CPU; --cpu starts one process
+    else:
+        (folder / "accelerate.yaml").write_text(launch["configuration"], "utf-8")
+        options += ["--config_file", str(folder / "accelerate.yaml")]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *options]
+    command += ["-m", "layerswap", "train", str(folder / "expert.yaml"), "--out", str(out)]
+    command += ["--resume"] if resume else []
+    log = folder / "training.txt"
+    with log.open("a", encoding="utf-8") as output:
+        ended = subprocess.run(
+            command, check=False, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    if ended.returncode:
+        text = log.read_text("utf-8", errors="replace")
+        raise StudyError(
+            f"the training failed with exit status {ended.returncode}; its log is {log}, "
+            f"last line: {_last_line(text)}"
+        )
+
+
+def _last_line(text: str) -> str:
+    """Return the error that a process wrote, or its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines or [""])[-1][:REPEATED]

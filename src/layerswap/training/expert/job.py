@@ -5,29 +5,56 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerswap._types import PathLike
-from layerswap.checkpoint import Checkpoint, Place, fingerprint, open_checkpoint
+from layerswap.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
-from layerswap.errors import TrainingError
+from layerswap.errors import DataError, LayerswapError, TrainingError
 from layerswap.merge.target import check_apart
-from layerswap.training.expert.distributed import check_distributed
-from layerswap.training.expert.hyperparameters import sft_config
-from layerswap.training.expert.rows import TrainingRows, load_rows
+from layerswap.training.expert.hyperparameters import check_distributed, sft_config
 from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training
-from layerswap.training.expert.spec import ExpertSpec
-from layerswap.training.expert.trainable import Part, rates_by_place, trained_parts
+from layerswap.training.expert.spec import Data, ExpertSpec, Files
+from layerswap.training.expert.trainable import Part, trained_parts
+from layerswap.training.mix.card import CARD, SPLITS, load_saved
+from layerswap.training.mix.schema import Origin, ready_recipes
+from layerswap.training.mix.sources import matching_files, open_rows
 from layerswap.versions import need_extras, versions
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FORMS = (("prompt", "completion"), ("messages",), ("text",))
+"""Columns of the rows that TRL's SFTTrainer takes."""
 _PATHS = ("output_dir", "logging_dir", "run_name", "hub_token", "local_rank")
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """One data set, ready for the trainer."""
+
+    name: str  # in messages and on the card
+    train: Dataset  # with the columns of one of `FORMS`
+    validation: Dataset | None  # with the same columns
+    fingerprints: dict[str, str]  # by file name
+    contaminated: dict[str, int] = field(default_factory=dict)  # rows by evaluation set
+
+    @property
+    def form(self) -> str:
+        """The first of the columns: `prompt`, `messages` or `text`."""
+        return str(next(form[0] for form in FORMS if form[0] in self.train.column_names))
+
+    @property
+    def conversational(self) -> bool:
+        """True if rows are lists of messages, which need a chat template."""
+        return isinstance(self.train[0][self.form], list)
 
 
 @dataclass(frozen=True)
@@ -39,7 +66,6 @@ class TrainingJob:
     tokenizer: Any
     sets: tuple[TrainingRows, ...]
     parts: tuple[Part, ...]  # the places that train; two where two data sets take turns
-    rates: Mapping[Place, float]  # factors of the learning rate where they are not 1
     config: Any  # a trl.SFTConfig
     decay: float | None  # fraction of the steps in which a stable schedule decays
     out: Path
@@ -97,7 +123,7 @@ class TrainingJob:
 def plan_training(
     spec: ExpertSpec, out: PathLike, *, folder: PathLike | None = None, resume: bool = False
 ) -> TrainingJob:
-    """Check a training without writing or training anything; see `train`."""
+    """Check a training without writing anything; see `train`."""
     need_extras("training", "train")
     if spec.load_in_4bit and find_spec("bitsandbytes") is None:
         raise TrainingError("load_in_4bit: needs bitsandbytes; run `pip install bitsandbytes`")
@@ -107,7 +133,6 @@ def plan_training(
     base = open_checkpoint(str(folder / spec.base) if local else spec.base)
     check_apart(target, {"the base": base})
     parts = trained_parts(spec, base.layers, folder)
-    rates = rates_by_place(spec.rates, base.layers)
     sets = tuple(load_rows(data, folder=folder, limit=spec.limit) for data in spec.data_sets)
     form = "text" if all(rows.form == "text" for rows in sets) else sets[0].form
     started = resume and (target / TRAINING).is_file()
@@ -121,14 +146,14 @@ def plan_training(
         raise TrainingError(f"{base.source}: its tokenizer has no end-of-sequence token")
     for rows in sets:
         _check_template(base, tokenizer, rows)
-    return TrainingJob(spec, base, tokenizer, sets, tuple(parts), rates, config, decay, target)
+    return TrainingJob(spec, base, tokenizer, sets, tuple(parts), config, decay, target)
 
 
 def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> None:
     """Refuse messages that the chat template refuses, by their roles or by their content."""
     if not rows.conversational:
         return
-    remedy = "build the mix with kind: prompt-completion, or give it a chat_template"
+    remedy = "build the mix with kind: prompt-completion"
     if not tokenizer.chat_template:
         raise TrainingError(
             f"{base.source}: its tokenizer has no chat template, and {rows.name} is made of "
@@ -150,3 +175,85 @@ def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> Non
                     f"with the roles {', '.join(turn['role'] for turn in turns)} ({reason}); "
                     f"{remedy}"
                 ) from None
+
+
+def load_rows(data: Data, *, folder: Path, limit: int | None = None) -> TrainingRows:
+    """Load validation rows and at most `limit` training rows; `folder` is the base of paths."""
+    rows = _from_files(data, folder) if isinstance(data, Files) else _from_folder(data, folder)
+    if limit is not None and limit < len(rows.train):
+        rows = replace(rows, train=rows.train.select(range(limit)))
+    return rows
+
+
+def equal_parts(sets: list[Dataset]) -> list[Dataset]:
+    """Cut every set to the size of the smallest: a fair validation set (paper 2, section 4.5)."""
+    smallest = min(len(rows) for rows in sets)
+    return [rows.select(range(smallest)) for rows in sets]
+
+
+def _from_folder(data: str, folder: Path) -> TrainingRows:
+    path = folder / Path(data).expanduser()
+    if not path.is_dir():
+        if data in ready_recipes():
+            raise DataError(
+                f"data: {data} is a ready recipe; build it first: "
+                f"layerswap data {data} --out data/{data}"
+            )
+        raise DataError(f"data: {path}: no such folder; for files write `train: FILE` under data")
+    mix, train, validation = load_saved(path)
+    files = [path / f"{split}.parquet" for split in SPLITS]
+    fingerprints = {file.name: fingerprint(file) for file in files if file.is_file()}
+    contaminated: Counter[str] = Counter()
+    for facts in json.loads((path / CARD).read_text("utf-8")).get("sources", {}).values():
+        contaminated.update(facts.get("contaminated", {}))
+    return TrainingRows(mix.name, train, validation, fingerprints, dict(contaminated))
+
+
+def _from_files(data: Files, folder: Path) -> TrainingRows:
+    sets: dict[str, Any] = dict.fromkeys(SPLITS)
+    fingerprints: dict[str, str] = {}
+    for split, pattern in data.model_dump(exclude_none=True).items():
+        try:
+            sets[split] = _trainer_columns(open_rows(Origin(path=pattern), folder=folder).rows)
+            for file in map(Path, matching_files(folder, pattern)):
+                fingerprints[file.name] = fingerprint(file)
+        except LayerswapError as error:
+            raise error.within(f"data.{split}: {pattern}") from None
+    rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], fingerprints)
+    if rows.validation is not None and rows.validation.column_names != rows.train.column_names:
+        raise DataError("data.validation: its columns differ from those of the training rows")
+    return rows
+
+
+def _trainer_columns(rows: Dataset) -> Dataset:
+    form = next((form for form in FORMS if set(form) <= set(rows.column_names)), None)
+    if form is None:
+        forms = "; ".join(" and ".join(form) for form in FORMS)
+        raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {forms}")
+    for column in form:
+        _check_values(rows, column)
+    if len(rows) and len({isinstance(rows[0][column], str) for column in form}) > 1:
+        raise DataError(f"{' and '.join(form)} must both be texts or both lists of messages")
+    return rows.select_columns(list(form))
+
+
+def _check_values(rows: Dataset, column: str) -> None:
+    """Refuse a column with values other than texts or lists of messages."""
+    for number, value in enumerate(rows[column], start=1):
+        if isinstance(value, str):
+            valid = column != "messages" and (bool(value) or column == "prompt")
+        else:
+            valid = column != "text" and isinstance(value, list) and _are_messages(value)
+        if not valid:
+            kinds = {"text": "a text", "messages": "a list of messages"}
+            kind = kinds.get(column, "a text or a list of messages")
+            raise DataError(f"row {number}: {column} is not {kind}, or is empty")
+
+
+def _are_messages(turns: list[Any]) -> bool:
+    return bool(turns) and all(
+        isinstance(turn, dict)
+        and isinstance(turn.get("role"), str)
+        and isinstance(turn.get("content"), str)
+        for turn in turns
+    )

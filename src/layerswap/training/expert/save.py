@@ -93,12 +93,6 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
     Configuration and tokenizer are the base's own files, so that experts of one base differ only
     in their weights. `config.json` (or `adapter_config.json`) comes last: a folder without it does
     not load, so a folder that loads is complete.
-
-    Args:
-        out: the output, with the weights in its draft folder.
-        base: the checkpoint that was fine-tuned.
-        record: the record of the finished training.
-        dtype: dtype of the weights.
     """
     draft = out / DRAFT
     weights = {file for pattern in _WEIGHTS for file in draft.glob(pattern)}

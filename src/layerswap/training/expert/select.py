@@ -1,7 +1,9 @@
-"""Selects experts: scores every checkpoint of several runs and keeps the best, by run.
+"""Compares experts: selects the best checkpoints of several runs, and freezing or reverting.
 
 Both papers keep the best three of many checkpoints, "striking a balance between top performance
-and sufficient diversity" (paper 1, section 4.1).
+and sufficient diversity" (paper 1, section 4.1). An expert of one part is trained on that part
+alone, or trained whole and reverted outside of it (paper 2, table 2). Both keep the base's weights
+outside the part. They differ in that the rest could move while the part trained.
 """
 
 from __future__ import annotations
@@ -12,24 +14,22 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from layerswap.errors import EvaluationError, TrainingError
+from layerswap._types import Log
+from layerswap.compose.presets import PARTITIONS
+from layerswap.errors import EvaluationError, RecipeError, TrainingError
 from layerswap.evaluation.languages import match
 from layerswap.merge import Plan
-from layerswap.merge.api import soup
+from layerswap.merge.api import revert, soup
 from layerswap.merge.folder import plan_tokenizer
-from layerswap.training.expert.save import (
-    CHECKPOINTS,
-    checkpoints,
-    read_training,
-    trainer_state,
-)
+from layerswap.training.expert.save import CHECKPOINTS, checkpoints, read_training, trainer_state
+from layerswap.training.expert.spec import ExpertSpec, Side
+from layerswap.training.expert.trainer import train
 
 if TYPE_CHECKING:
     from layerswap.evaluation.settings import EvaluationSettings
 
-ExpertRole = Literal["task", "language"]
 LANGUAGE_SIGNALS = {"belebele_": r"[a-z]{3}_[A-Z][a-z]{3}", "global_mmlu_full_": r"[a-z]{2,3}"}
 """Prefixes of lm-eval tasks, and the form of the language code that follows."""
 ENGLISH_PROBLEMS = "mgsm_direct_en"
@@ -67,6 +67,15 @@ class Selection:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
+@dataclass(frozen=True)
+class FreezeOrRevert:
+    """One row of the table."""
+
+    partition: str | None  # None for the base, and for the expert that is trained whole
+    treatment: str  # of the places outside the expert's part
+    scores: dict[str, float]  # by task
+
+
 def candidates(run: Path) -> list[Candidate]:
     """List the checkpoints of a run in the order of their steps, the finished expert last."""
     record = read_training(run)
@@ -80,28 +89,19 @@ def candidates(run: Path) -> list[Candidate]:
 
 
 def select(
-    runs: Sequence[Path],
-    *,
-    keep: int = 3,
-    of_any_run: bool = False,
-    score: ScorePlan | None = None,
+    runs: Sequence[Path], *, keep: int = 3, of_any_run: bool = False, score: ScorePlan | None = None
 ) -> Selection:
     """Score every checkpoint of several runs, and keep the best.
 
-    Args:
-        runs: folders that `layerswap train` wrote.
-        keep: number of checkpoints to keep.
-        of_any_run: allow all of them to come from one run. Otherwise each run gives as few as
-            possible: one each where there are as many runs as checkpoints to keep.
-        score: score by task of a checkpoint (or an adapter over its base), as a plan; rank by
-            validation loss when None.
+    Without `score`, the validation loss ranks them. Each run gives as few as possible, one where as
+    many are kept as there are runs; with `of_any_run`, all may come from one run.
     """
-    found = [candidate for run in runs for candidate in candidates(run)]
+    every = [candidate for run in runs for candidate in candidates(run)]
     if score is not None:
-        found = [replace(each, scores=score(soup([each.folder]))) for each in found]
-    elif all(candidate.loss is None for candidate in found):
+        every = [replace(each, scores=score(soup([each.folder]))) for each in every]
+    elif all(candidate.loss is None for candidate in every):
         raise TrainingError("no run measured a validation loss; select by tasks instead")
-    ranked = sorted(found, key=lambda candidate: (-candidate.value, candidate.run, candidate.step))
+    ranked = sorted(every, key=lambda candidate: (-candidate.value, candidate.run, candidate.step))
     share = len(ranked) if of_any_run else math.ceil(keep / len(set(map(str, runs))))
     chosen: list[Candidate] = []
     for candidate in ranked:
@@ -111,7 +111,7 @@ def select(
     return Selection(tuple(ranked), tuple(chosen))
 
 
-def signal_tasks(role: ExpertRole, language: str | None = None) -> list[str]:
+def signal_tasks(role: Side, language: str | None = None) -> list[str]:
     """List the lm-eval tasks that predict an expert's value in a merge (paper 2, section 5).
 
     These are Belebele and Global-MMLU in its language for a language expert, English MGSM for a
@@ -145,11 +145,6 @@ def scorer(
 
     The plan is evaluated without being written. An unknown task fails here, before any checkpoint
     is loaded.
-
-    Args:
-        tasks: names of the tasks.
-        include: folders with additional task YAMLs.
-        settings: settings of the evaluation.
     """
     from layerswap.evaluation.harness import check_task_names
 
@@ -186,3 +181,45 @@ def _validation_losses(record: dict[str, Any], newest: Path | None) -> dict[int,
         for entry in history or ()
         if "eval_loss" in entry
     }
+
+
+def freeze_or_revert(
+    spec: ExpertSpec,
+    out: Path,
+    *,
+    part: Side,
+    score: ScorePlan,
+    partitions: Sequence[str] = PARTITIONS,
+    folder: Path | None = None,
+    log: Log = lambda line: None,
+) -> list[FreezeOrRevert]:
+    """Train an expert whole and once for each partition, and evaluate both ways of keeping a part.
+
+    Trainings are kept in `out` (`whole`, `frozen-A` and so on); a second call resumes them. A
+    reverted expert is evaluated without being written. Paths of `spec` are relative to `folder`.
+    """
+    if spec.train is not None or spec.simultaneous is not None:
+        raise RecipeError("freeze or revert: the partitions decide what trains; leave `train` out")
+    unknown = next((name for name in partitions if name not in PARTITIONS), None)
+    if unknown is not None:
+        raise RecipeError(f"no partition {unknown!r}; there are {', '.join(PARTITIONS)}")
+
+    def trained(name: str, **overrides: Any) -> Plan:
+        log(f"training {name}")
+        target = out / name
+        train(spec, target, folder=folder, resume=target.is_dir(), log=log, **overrides)
+        return soup([str(target)], base=base, bake=True)
+
+    local = (folder or Path()) / Path(spec.base).expanduser()
+    base = str(local) if local.is_dir() else spec.base
+    whole = trained("whole")
+    rows = [
+        FreezeOrRevert(None, "the base", score(soup([base]))),
+        FreezeOrRevert(None, "all trained", score(whole)),
+    ]
+    for name in partitions:
+        plan = revert(base, str(out / "whole"), partition=name, part=part)
+        rows.append(FreezeOrRevert(name, "reverted", score(plan)))
+        frozen = trained(f"frozen-{name}", train={"partition": name, "part": part})
+        rows.append(FreezeOrRevert(name, "frozen", score(frozen)))
+    return rows

@@ -1,21 +1,26 @@
-"""TRL's SFTTrainer over several data sets, mixed at random or in turns.
+"""TRL's SFTTrainer over several data sets, mixed at random or in turns, and its callbacks.
 
 Imports TRL when it is imported; import this module inside functions only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
-from layerswap.training.expert.callbacks import rows_of_step
+from layerswap._types import Log
 from layerswap.training.expert.head import use_labelled_positions
+from layerswap.training.expert.save import checkpoints, forget_older_states
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
 """Columns of prepared rows that are kept when data sets are joined."""
@@ -26,13 +31,9 @@ class TurnSampler(Sampler[int]):
 
     `every` steps on one, then as many on the other. An epoch is as long as the smaller data set
     allows and has whole turns only, so that the step's number alone determines the turn, also
-    across epochs and in a resumed training. Every epoch has a new order.
-
-    Args:
-        sizes: numbers of rows of the two data sets, which are concatenated.
-        step: rows in an optimiser step, over all processes.
-        every: steps in a turn.
-        seed: seed of the order.
+    across epochs and in a resumed training. Every epoch has a new order. `sizes` are those of the
+    two data sets, which are concatenated; `step` is the number of rows in an optimiser step, over
+    all processes.
     """
 
     def __init__(self, sizes: tuple[int, int], *, step: int, every: int, seed: int) -> None:
@@ -79,20 +80,92 @@ class AlternatingTurns(TrainerCallback):
                 parameter.requires_grad_(number == active)
 
 
+class Checkpointing(TrainerCallback):
+    """Saves and validates after every `samples` examples (paper 1, A.2), and saves by time.
+
+    A checkpoint that was saved by time only serves to resume: a newer one replaces it, so the
+    checkpoints of a finished training do not depend on the speed of the machine. Older checkpoints
+    lose their optimiser states.
+    """
+
+    def __init__(self, samples: int, minutes: float, *, validate: bool) -> None:
+        self.samples, self.seconds, self.validate = samples, 60 * minutes, validate
+        self.saved = time.monotonic()
+
+    def _due(self, args: Any, step: int) -> bool:
+        examples = rows_of_step(args)
+        return step * examples // self.samples > (step - 1) * examples // self.samples
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Decide after an optimiser step; the first process's clock decides for all."""
+        if self._due(args, state.global_step):
+            control.should_save = True
+            control.should_evaluate = self.validate
+        else:
+            late = [time.monotonic() - self.saved >= self.seconds]
+            if args.world_size > 1:
+                broadcast_object_list(late)
+            control.should_save = control.should_save or late[0]
+        if state.global_step >= state.max_steps:
+            # The end of the training is saved as the output itself.
+            control.should_save = False
+            control.should_evaluate = self.validate
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remove what a newer checkpoint replaces."""
+        self.saved = time.monotonic()
+        self._clean(args, state, keep=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remove the last checkpoint that was saved by time."""
+        self._clean(args, state, keep=None)
+
+    def _clean(self, args: Any, state: Any, *, keep: int | None) -> None:
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir)
+        for step, checkpoint in checkpoints(folder).items():
+            if step != keep and not self._due(args, step):
+                shutil.rmtree(checkpoint)
+        forget_older_states(folder)
+
+
+class ProgressLines(TrainerCallback):
+    """Logs the step, the loss, the speed and the time left every `seconds`.
+
+    `tokens` returns the number of tokens that this process has trained on.
+    """
+
+    def __init__(self, log: Log, tokens: Callable[[], int], seconds: float = 30.0) -> None:
+        self.log, self.tokens, self.seconds = log, tokens, seconds
+        self.loss = ""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock."""
+        self.first, self.started = state.global_step, time.monotonic()
+        self.shown = self.started
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Note the loss."""
+        if logs and "loss" in logs:
+            self.loss = f", loss {float(logs['loss']):.3f}"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log a line if it is time."""
+        now, step, steps = time.monotonic(), state.global_step, state.max_steps
+        if state.is_world_process_zero and (now - self.shown >= self.seconds or step >= steps):
+            self.shown, passed = now, max(now - self.started, 1e-9)
+            left = _duration(passed / (step - self.first) * (steps - step))
+            speed = self.tokens() * args.world_size / passed
+            self.log(f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s, {left} left")
+
+
 class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
-    """SFTTrainer over one or more data sets.
+    """SFTTrainer over one or more data sets, each prepared separately, so columns may differ.
 
-    Args:
-        train_sets: rows in TRL's forms; each set is prepared separately, so columns may differ.
-        validation_sets: the same; may be empty.
-        every: steps in a turn, where two sets take turns; None mixes all rows at random.
-        decay: fraction of the steps in which a stable schedule decays, if not given in steps.
-        rest: arguments of SFTTrainer.
-
-    Attributes:
-        rates: factors of the learning rate by name of a parameter; 1 elsewhere. Set before
-            training, because adapters have no names before the trainer exists.
-        tokens: number of tokens that this process has trained on.
+    Two sets take turns of `every` steps; without it, all rows are mixed at random. `decay` is the
+    fraction of the steps in which a stable schedule decays, if not given in steps. `tokens` counts
+    the tokens that this process has trained on, padding included.
     """
 
     train_dataset: Any
@@ -108,7 +181,6 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         decay: float | None = None,
         **rest: Any,
     ) -> None:
-        self.rates: Mapping[str, float] = {}
         self.tokens = 0
         self.every, self.decay = every, decay
         validation = validation_sets[0] if validation_sets else None
@@ -123,23 +195,6 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
             rows = [self.eval_dataset, *(self._prepare(s, "eval") for s in validation_sets[1:])]
             self.eval_dataset = _join(rows)
 
-    def create_optimizer(self, model: Any = None) -> Any:
-        """Make SFTTrainer's optimiser, with a parameter group for every rate."""
-        optimizer = super().create_optimizer(model)
-        if not self.rates:
-            return optimizer
-        names = {id(p): name for name, p in (model or self.model).named_parameters()}
-        groups = []
-        for group in optimizer.param_groups:
-            by_scale: dict[float, list[Any]] = {}
-            for parameter in group["params"]:
-                scale = self.rates.get(names[id(parameter)], 1.0)
-                by_scale.setdefault(scale, []).append(parameter)
-            for scale, parameters in by_scale.items():
-                groups.append({**group, "params": parameters, "lr": group["lr"] * scale})
-        optimizer.param_groups = groups
-        return optimizer
-
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make SFTTrainer's schedule, with its decay in steps now that their number is known."""
         if self.decay is not None:
@@ -149,7 +204,7 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
         return super().create_scheduler(num_training_steps, optimizer)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run SFTTrainer's step and count its tokens, padding included."""
+        """Run SFTTrainer's step and count its tokens."""
         self.tokens += inputs["input_ids"].numel()
         return super().training_step(model, inputs, *args, **kwargs)
 
@@ -184,3 +239,15 @@ def _join(sets: Sequence[Dataset]) -> Dataset:
         return sets[0]
     columns = [name for name in _COLUMNS if name in sets[0].column_names]
     return concatenate_datasets([rows.select_columns(columns) for rows in sets])
+
+
+def rows_of_step(args: Any) -> int:
+    """Count the rows in an optimiser step, over all processes."""
+    rows: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return rows * int(args.world_size)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -50,15 +50,18 @@ def _preset(cells: list[str]) -> dict[str, Any]:
 PRESETS: dict[str, dict[str, Any]] = {
     **{line.split()[0]: _preset(line.split()[1:]) for line in _TABLE_4.strip().splitlines()},
     "unreasonable": {"max_length": 1024},
-    "unreasonable-simultaneous": {
-        "max_length": 1024,
-        "lr_scheduler_type": "constant_with_warmup",
-    },
+    "unreasonable-simultaneous": {"max_length": 1024, "lr_scheduler_type": "constant_with_warmup"},
 }
 """Hyperparameters by name. Paper 2's published text has lost its rate and clipping norm."""
 EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
 """Examples in an optimiser step, where the paper states it (paper 2, appendix A.4)."""
 
+REMOVED = {
+    "bake": "merge the adapter by a recipe with `bake: true`",
+    "rates": "train the part that a merge takes with `train`",
+    "sparse": "train in full and keep the largest changes with `layerswap revert --keep`",
+}
+"""Keys of an expert of 0.1, and their replacements."""
 Side = Literal["task", "language"]
 
 
@@ -104,12 +107,6 @@ class Trained(Strict):
         return self
 
 
-class Rate(Where):
-    """Places with their own learning rate (Howard and Ruder, 2018, section 3.2)."""
-
-    scale: Annotated[float, Field(gt=0, le=100, strict=False)]  # factor; to freeze, use `train`
-
-
 class Lora(Strict):
     """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
 
@@ -124,22 +121,11 @@ class Lora(Strict):
     # Not PEFT's default, which is False: `lora: {r: 8, lora_alpha: 16}` trains with the scale
     # 16/sqrt(8) = 5.7 here, and with 16/8 = 2 in PEFT.
     use_rslora: bool = True
-    use_dora: bool = False  # weight-decomposed (Liu et al., 2024); `bake` them to compose them
     target_modules: list[NonEmpty] | NonEmpty | None = None
     exclude_modules: list[NonEmpty] | NonEmpty | None = None
     rank_pattern: dict[NonEmpty, PositiveInt] = {}
     alpha_pattern: dict[NonEmpty, Annotated[float, Field(gt=0, strict=False)]] = {}
     init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
-
-
-class Sparse(Strict):
-    """Composable sparse fine-tuning (Ansell et al., 2022): train, keep, reset, train again.
-
-    The second training may change the fraction `keep` of the trained parameters, those that the
-    first training changes most.
-    """
-
-    keep: Annotated[float, Field(gt=0, lt=1)]
 
 
 class Simultaneous(Strict):
@@ -159,11 +145,8 @@ class ExpertSpec(Strict):
     mix: Annotated[list[Data], Field(min_length=2)] | None = None
     simultaneous: Simultaneous | None = None  # two data sets in turns
     train: Trained | None = None  # None: all places
-    rates: list[Rate] = []  # the last entry for a place wins
     lora: Lora | None = None
-    bake: bool = False  # under LoRA, write full weights with the adapter merged into the base
     load_in_4bit: bool = False  # under LoRA, hold the frozen base in 4 bits (needs bitsandbytes)
-    sparse: Sparse | None = None
     preset: str | None = None  # a row of paper 1, table 4, or of paper 2, appendix A.4
     hyperparameters: dict[str, Any] = {}  # of TRL's SFTConfig; they override the preset
     effective_batch: PositiveInt | None = None  # examples in an optimiser step, all processes
@@ -173,6 +156,14 @@ class ExpertSpec(Strict):
     # Of the training weights; None: float32, or the stored dtype under LoRA.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     seed: int = 0  # of the data order, of dropout and of new adapters
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, data: Any) -> Any:
+        key = next((key for key in REMOVED if isinstance(data, dict) and data.get(key)), None)
+        if key is not None:
+            raise ValueError(f"{key} was removed in 0.2; {REMOVED[key]}")
+        return data
 
     @field_validator("preset")
     @classmethod
@@ -185,13 +176,8 @@ class ExpertSpec(Strict):
     def _consistent(self) -> ExpertSpec:
         if [self.data, self.mix, self.simultaneous].count(None) != 2:
             raise ValueError("give one of data, mix and simultaneous")
-        for key in ("bake", "load_in_4bit"):
-            if getattr(self, key) and not self.lora:
-                raise ValueError(f"{key} belongs to lora; give lora as well")
-        if self.sparse and self.lora:
-            raise ValueError("sparse is for whole weights, not for adapters")
-        if self.sparse and self.simultaneous:
-            raise ValueError("sparse does not go with simultaneous")
+        if self.load_in_4bit and not self.lora:
+            raise ValueError("load_in_4bit belongs to lora; give lora as well")
         train = self.train
         if self.simultaneous:
             if train is None or not (train.partition or train.recipe):
@@ -218,12 +204,7 @@ _EXPECTED = "an expert is a mapping with `base` and `data`"
 
 
 def read_expert(path: Path) -> ExpertSpec:
-    """Read the expert in a YAML file; paths in it are relative to the file.
-
-    Raises:
-        RecipeError: the file cannot be read, or is wrong; one line for each mistake, with its key
-            path.
-    """
+    """Read the expert in a YAML file; paths in it are relative to the file."""
     return read_yaml(path, ExpertSpec, _EXPECTED)
 
 

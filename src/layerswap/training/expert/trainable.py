@@ -1,4 +1,4 @@
-"""Selects the parameters that train, and their learning rates, from places."""
+"""Selects the parameters that train, from places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from layerswap.checkpoint.places import Place, place, place_tensors
 from layerswap.compose import Composition, partition, read_recipe
 from layerswap.compose.composition import all_places
 from layerswap.errors import RecipeError, TrainingError
-from layerswap.training.expert.spec import ExpertSpec, Lora, Rate, Trained
+from layerswap.training.expert.spec import ExpertSpec, Lora, Trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,36 +98,11 @@ def _matches(name: str, pattern: list[str] | str | None, *, default: bool) -> bo
 def names_by_part(
     parameters: Iterable[str], places: Mapping[str, Place], parts: Iterable[Part]
 ) -> list[list[str]]:
-    """List the names of the parameters that train in each part.
+    """List the names of the parameters that train in each part: adapters, or all without adapters.
 
     `parameters` are names in the trained model, with PEFT's prefix and adapters; `places` are those
     of the base's parameters.
     """
-    place_of = _trained_places(parameters, places)
-    return [[name for name, where in place_of.items() if where in part] for part in parts]
-
-
-def rates_by_place(rates: Iterable[Rate], layers: int) -> dict[Place, float]:
-    """Return factors of the learning rate by place; the last rate that names a place wins."""
-    scales: dict[Place, float] = {}
-    for rate in rates:
-        try:
-            scales |= dict.fromkeys(rate.places(layers), rate.scale)
-        except RecipeError as error:
-            raise error.within("rates") from None
-    return scales
-
-
-def rates_by_name(
-    parameters: Iterable[str], places: Mapping[str, Place], rates: Mapping[Place, float]
-) -> dict[str, float]:
-    """Return factors of the learning rate by parameter, named as in `names_by_part`."""
-    place_of = _trained_places(parameters, places)
-    return {name: rates[where] for name, where in place_of.items() if where in rates}
-
-
-def _trained_places(parameters: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
-    """Return the places of adapters, or of all parameters of a model without adapters."""
     by_module = {name.rpartition(".")[0]: where for name, where in places.items()}
     place_of: dict[str, Place] = {}
     for name in parameters:
@@ -136,7 +111,7 @@ def _trained_places(parameters: Iterable[str], places: Mapping[str, Place]) -> d
             place_of[name] = by_module[module]
         elif not name.startswith("base_model."):
             place_of[name] = places[name]
-    return place_of
+    return [[name for name, where in place_of.items() if where in part] for part in parts]
 
 
 def _selected_places(chosen: Trained, layers: int) -> Part:

@@ -7,18 +7,15 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Log, PathLike
 from layerswap.checkpoint.commit import refuse_target, write_json
-from layerswap.checkpoint.loading import load_adapter, load_causal_lm, without_progress_bars
+from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.errors import TrainingError
-from layerswap.training.expert.job import TrainingJob, plan_training
-from layerswap.training.expert.rows import equal_parts
+from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
 from layerswap.training.expert.save import (
     CHECKPOINTS,
     DRAFT,
@@ -28,20 +25,11 @@ from layerswap.training.expert.save import (
     resumable,
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
-from layerswap.training.expert.trainable import (
-    adapter_targets,
-    names_by_part,
-    parameter_places,
-    rates_by_name,
-)
+from layerswap.training.expert.trainable import adapter_targets, names_by_part, parameter_places
 from layerswap.training.mix.card import boundary_warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-FIRST = "first"
-"""Folder of the checkpoints of the first training, where an expert is trained twice (sparse)."""
-MASK = "mask.safetensors"
 
 
 def train(
@@ -107,8 +95,6 @@ def train(
 def _fit(job: TrainingJob, log: Log) -> None:
     """Train and write the output, from the newest checkpoint if there is one."""
     started = time.perf_counter()
-    if job.spec.sparse:
-        _find_mask(job, log)
     model = _load_model(job)
     trainer = make_trainer(job, model, log)
     parameters = list(trainer.model.parameters())
@@ -118,14 +104,10 @@ def _fit(job: TrainingJob, log: Log) -> None:
     }
     for line in _announcement(job, trainer, counts):
         log(line)
-    if job.spec.sparse:
-        _apply_mask(job, trainer)
     _run(trainer)
     trainer.save_model(str(job.out / DRAFT))
     if trainer.is_world_process_zero():
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        if job.spec.bake:
-            dtype = _bake(job)
         record = read_training(job.out) | {
             "finished": True,
             "parameters": counts,
@@ -142,8 +124,12 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     """Make TRL's trainer for a job, with adapters, frozen parts, turns and checkpoints set up."""
     from transformers import PrinterCallback, ProgressCallback
 
-    from layerswap.training.expert.callbacks import Checkpointing, ProgressLines
-    from layerswap.training.expert.sft import AlternatingTurns, ExpertTrainer
+    from layerswap.training.expert.sft import (
+        AlternatingTurns,
+        Checkpointing,
+        ExpertTrainer,
+        ProgressLines,
+    )
 
     spec = job.spec
     places = parameter_places(model)
@@ -171,7 +157,6 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     trained = {name for part in parts for name in part}
     for name, parameter in named.items():
         parameter.requires_grad_(name in trained)
-    trainer.rates = rates_by_name(named, places, job.rates)
     if spec.simultaneous:
         by_part = [[named[name] for name in part] for part in parts]
         trainer.add_callback(AlternatingTurns(by_part, spec.simultaneous.every))
@@ -235,53 +220,6 @@ def _lora_config(job: TrainingJob, model: PreTrainedModel) -> Any:
     return LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings)
 
 
-def _bake(job: TrainingJob) -> Any:
-    """Merge the adapter in the draft folder into the base, in float32; return the dtype."""
-    import torch
-
-    draft = job.out / DRAFT
-    whole = job.spec.model_copy(update={"load_in_4bit": False, "dtype": "float32"})
-    base = _load_model(replace(job, spec=whole))
-    adapted: Any = load_adapter(base, draft)
-    merged = adapted.merge_and_unload()
-    shutil.rmtree(draft)
-    dtype = getattr(torch, job.spec.dtype or "float32")
-    merged.to(dtype).save_pretrained(draft)
-    return dtype
-
-
-def _find_mask(job: TrainingJob, log: Log) -> None:
-    """Run the first of two trainings, which finds the largest changes; keep only its mask."""
-    from layerswap.training.expert.sparse import most_changed, save_masks
-
-    folder = Path(job.config.output_dir)
-    if (folder / MASK).is_file():
-        return
-    assert job.spec.sparse is not None, "only a sparse training is trained twice"
-    log("first training: finds the parameters that change most")
-    model = _load_model(job)
-    named = dict(model.named_parameters())
-    names = names_by_part(named, parameter_places(model), job.parts)[0]
-    before = {name: named[name].detach().clone() for name in names}
-    config = copy(job.config)
-    config.output_dir = str(folder / FIRST)
-    trainer = make_trainer(replace(job, config=config), model, log)
-    _run(trainer)
-    if trainer.is_world_process_zero():
-        after = {name: named[name].detach() for name in names}
-        save_masks(most_changed(before, after, job.spec.sparse.keep), folder / MASK)
-        shutil.rmtree(folder / FIRST, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()
-
-
-def _apply_mask(job: TrainingJob, trainer: Any) -> None:
-    from layerswap.training.expert.sparse import Masked, load_masks
-
-    masks = load_masks(Path(job.config.output_dir) / MASK)
-    named = dict(trainer.model.named_parameters())
-    trainer.add_callback(Masked({name: named[name] for name in masks}, masks))
-
-
 def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Iterator[str]:
     spec = job.spec
     share, rows = counts["trained"] / counts["all"], len(trainer.train_dataset)
@@ -302,8 +240,6 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
-    if spec.lora and spec.lora.use_dora and not spec.bake:
-        yield "note: a DoRA adapter cannot be composed; `bake: true` writes full weights that can"
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:

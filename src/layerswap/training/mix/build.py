@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.errors import DataError, LayerswapError
-from layerswap.training.mix.contamination import ItemIndex
-from layerswap.training.mix.examples import ExampleMaker, MixExample, row_maker
-from layerswap.training.mix.filters import FilterPipeline, build_filters, check_languages
+from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
+from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.schema import Mix, Origin
 from layerswap.training.mix.sources import check_columns, open_rows, where_filter
 
@@ -78,10 +77,6 @@ def build_mix(
         limit: maximum number of rows to read of every source, for a trial.
         progress: called as rows are read.
 
-    Raises:
-        DataError: a data set is not available or does not fit the mix, or the filters leave
-            nothing.
-
     Example: `build_mix(read_mix("swahili"), local=Path("downloads")).train`
     """
     folder = folder or Path()
@@ -90,7 +85,6 @@ def build_mix(
     _check_languages(mix)
     index = _index_items(mix, folder, local)
     filters = build_filters(mix.filters, index, mix.seed)
-    make_rows = row_maker(mix, folder)
     # Open every source before reading any, so that a missing one fails at once.
     streams, tallies = {}, {}
     for name, source in mix.sources.items():
@@ -106,7 +100,7 @@ def build_mix(
     _count_kept(mix, tallies, drawn, index)
     examples = [drawn[i] for i in _order(len(drawn), mix.seed, mix.name)]
     split = len(examples) - min(mix.validation, max(0, len(examples) - 1))
-    train, validation = make_rows(examples[:split]), make_rows(examples[split:])
+    train, validation = mix_rows(mix, examples[:split]), mix_rows(mix, examples[split:])
     return BuiltMix(mix, train, validation, tallies, filters, index, examples)
 
 

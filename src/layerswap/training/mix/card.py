@@ -39,14 +39,8 @@ def save_mix(
 ) -> Path:
     """Write a built mix: parquet, the card in Markdown and JSON, and the recipe.
 
-    The folder is a data set that `datasets.load_dataset` reads, and can be put on the Hub.
-
-    Args:
-        built: the mix.
-        out: the folder to create.
-        recipe: the mix's YAML.
-        card: the result of `data_card`; computed if not given.
-        overwrite: overwrite a folder that this function wrote.
+    The folder is a data set that `datasets.load_dataset` reads, and can be put on the Hub. `recipe`
+    is the mix's YAML, `card` the result of `data_card`, computed if not given.
     """
     card = card or data_card(built)
     target = out.expanduser().absolute()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.errors import DataError
@@ -92,14 +90,9 @@ class ExampleMaker:
             raise error.within(key) from None
 
 
-def row_maker(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
-    """Return a function from examples to the data set of their rows, in the mix's kind.
-
-    The path of the mix's chat template is relative to `folder`.
-    """
-    pair = _join_by(mix.separator)
-    if mix.chat_template is not None:
-        pair = _join_by_template(folder / Path(mix.chat_template).expanduser())
+def mix_rows(mix: Mix, examples: list[MixExample]) -> Dataset:
+    """Make the rows of examples, in the mix's kind."""
+    from datasets import Dataset, Features, Value
 
     def row(example: MixExample) -> tuple[Any, ...]:
         if mix.kind == "chat":
@@ -107,21 +100,16 @@ def row_maker(mix: Mix, folder: Path) -> Callable[[list[MixExample]], Dataset]:
         if mix.kind == "messages":
             return (_messages(example.turns),)
         if mix.kind == "prompt-completion":
-            return pair(example)
-        return ("".join(pair(example)) if example.turns else example.text,)
+            return _pair(example, mix.separator)
+        return ("".join(_pair(example, mix.separator)) if example.turns else example.text,)
 
-    def rows(examples: list[MixExample]) -> Dataset:
-        from datasets import Dataset, Features, Value
-
-        chat = mix.kind in ("chat", "messages")
-        value = [{"role": Value("string"), "content": Value("string")}] if chat else Value("string")
-        paired = mix.kind in ("chat", "prompt-completion")
-        names = ("prompt", "completion") if paired else (mix.kind,)
-        values = [row(example) for example in examples]
-        data = {name: [row[i] for row in values] for i, name in enumerate(names)}
-        return Dataset.from_dict(data, features=Features(dict.fromkeys(names, value)))
-
-    return rows
+    chat = mix.kind in ("chat", "messages")
+    value = [{"role": Value("string"), "content": Value("string")}] if chat else Value("string")
+    paired = mix.kind in ("chat", "prompt-completion")
+    names = ("prompt", "completion") if paired else (mix.kind,)
+    values = [row(example) for example in examples]
+    data = {name: [row[i] for row in values] for i, name in enumerate(names)}
+    return Dataset.from_dict(data, features=Features(dict.fromkeys(names, value)))
 
 
 def _conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
@@ -160,43 +148,8 @@ def _messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in turns]
 
 
-def _join_by(separator: str) -> Callable[[MixExample], tuple[str, str]]:
-    def pair(example: MixExample) -> tuple[str, str]:
-        prompt = separator.join(content for _, content in example.turns[:-1])
-        # A prompt that ends in white space already separates itself from the completion.
-        end = "" if prompt != prompt.rstrip() else separator
-        return prompt + end, example.completion
-
-    return pair
-
-
-def _join_by_template(path: Path) -> Callable[[MixExample], tuple[str, str]]:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        template = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise DataError(f"chat_template: {path}: cannot be read ({reason})") from None
-
-    def render(turns: tuple[Turn, ...], *, prompt: bool) -> str:
-        try:
-            rendered: Any = render_jinja_template(
-                conversations=[_messages(turns)],
-                chat_template=template,
-                add_generation_prompt=prompt,
-            )
-        except Exception as error:  # jinja2 lets every error of the template through
-            raise DataError(f"chat_template: {path}: fails on a row ({error})") from None
-        return str(rendered[0][0])
-
-    def pair(example: MixExample) -> tuple[str, str]:
-        prompt, whole = render(example.turns[:-1], prompt=True), render(example.turns, prompt=False)
-        if not whole.startswith(prompt):
-            raise DataError(
-                f"chat_template: {path}: the text of the prompt differs with and without the "
-                "answer; write a template that renders both alike"
-            )
-        return prompt, whole[len(prompt) :]
-
-    return pair
+def _pair(example: MixExample, separator: str) -> tuple[str, str]:
+    prompt = separator.join(content for _, content in example.turns[:-1])
+    # A prompt that ends in white space already separates itself from the completion.
+    end = "" if prompt != prompt.rstrip() else separator
+    return prompt + end, example.completion

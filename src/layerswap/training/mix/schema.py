@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -32,8 +32,7 @@ from layerswap.compose.yaml_file import (
 )
 from layerswap.errors import RecipeError
 from layerswap.training.mix.mathematics import MATH_THRESHOLD
-from layerswap.training.mix.parameters import PARAMETERS, Values, fill_parameters
-from layerswap.training.mix.templates import template_mistake
+from layerswap.training.mix.templates import PARAMETERS, Values, fill_parameters, template_mistake
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -41,8 +40,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 FilterName = Literal[
     "length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates"
 ]
-FILTERS: tuple[str, ...] = get_args(FilterName)
-"""The filters in the order in which they run, from cheap to expensive."""
 _HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 
@@ -185,7 +182,6 @@ class Mix(Strict):
     validation: NonNegativeInt = 0  # examples held out of them
     row_tokens: PositiveInt | None = None  # mean of a row, for a study's estimates
     separator: str = "\n"  # between prompt and completion where they are joined as plain text
-    chat_template: NonEmpty | None = None  # file of a template that turns messages into text
     filters: Filters = Filters()
     seed: NonNegativeInt = 0  # of every random choice
     languages: list[NonEmpty] = []  # for the card, as are the next two
@@ -210,8 +206,6 @@ def _mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
     total, validation = data.get("total"), data.get("validation")
     if isinstance(total, int) and isinstance(validation, int) and validation >= total:
         yield ("validation",), f"{validation} of {total} examples leaves none for training"
-    if data.get("chat_template") is not None and data.get("kind", "chat") in ("chat", "messages"):
-        yield ("chat_template",), "needs kind: prompt-completion or kind: text"
 
 
 def _mappings(data: Any, *path: str) -> Iterator[tuple[KeyPath, Mapping[Any, Any]]]:
@@ -259,10 +253,6 @@ def read_mix(source: str | Path, settings: Values | None = None) -> Mix:
     Args:
         source: a file, or a name in `ready_recipes`.
         settings: values of the mix's parameters by name.
-
-    Raises:
-        RecipeError: the file cannot be read, or the mix is wrong; one line for each mistake, with
-            its key path.
 
     Example: `read_mix("swahili")`
     """

@@ -32,14 +32,10 @@ class Opened(NamedTuple):
 def open_rows(
     origin: Origin, *, folder: Path, local: Path | None = None, limit: int | None = None
 ) -> Opened:
-    """Open the rows of an origin, all or as many as its `read` allows.
+    """Open the rows of an origin, at most its `read` and `limit`.
 
-    Args:
-        origin: a Hub data set or local files.
-        folder: base of relative paths.
-        local: a folder with downloaded data sets, as `<owner>/<name>` or `<name>`; the others come
-            from the Hub.
-        limit: maximum number of rows.
+    Paths are relative to `folder`. `local` holds downloaded data sets, as `<owner>/<name>` or
+    `<name>`; the others come from the Hub.
     """
     count = min((n for n in (origin.read, limit) if n is not None), default=None)
     copy = _downloaded_copy(origin, local)

@@ -1,7 +1,19 @@
-r"""Templates that turn a row of a data set into text: `{column}` fields, or sandboxed Jinja.
+r"""Placeholders in a mix: templates that turn a row into text, and parameters that the user sets.
 
 A plain template such as `"{question}\n\n{context[title]}"` names columns and, in brackets, keys or
-indices within a value. A doubled brace is a literal one. An empty field leaves no blank lines.
+indices within a value. A doubled brace is a literal one. An empty field leaves no blank lines. The
+other syntax is Jinja, in its sandbox.
+
+`${name}` stands for a parameter, and `$${name}` for the literal text `${name}`:
+
+    parameters: {language: null, code: null, row_tokens: 55}
+    name: ${language}-news
+    row_tokens: ${row_tokens}
+    sources:
+      text: {id: masakhane/mafand, config: "en-${code}", text: "{translation[${code}]}"}
+
+A parameter whose default is null must be set. A text that is only `${name}` becomes the value
+itself, so a number stays a number. A mix without `parameters` has none of these.
 """
 
 from __future__ import annotations
@@ -12,33 +24,31 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from layerswap.errors import DataError
+import yaml
+
+from layerswap.compose.yaml_file import KeyPath, nearest
+from layerswap.errors import DataError, RecipeError
 
 DatasetRow = Mapping[str, Any]
 _FIELD = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
 _KEY = re.compile(r"\[([^\[\]]+)\]")
 _BLANK_LINES = re.compile(r"\n{3,}")
+PARAMETERS = "parameters"
+Values = Mapping[str, Any]
+Lines = dict[KeyPath, int]
+_PLACEHOLDER = re.compile(r"\$(\$?)\{([\w-]+)\}")
 
 
 @dataclass(frozen=True)
 class Template:
-    """A parsed template.
+    """A parsed template."""
 
-    Attributes:
-        columns: names of the columns that it reads.
-        render: returns the text for a row; raises DataError if the row lacks a part.
-    """
-
-    columns: frozenset[str]
-    render: Callable[[DatasetRow], str]
+    columns: frozenset[str]  # that it reads
+    render: Callable[[DatasetRow], str]  # raises DataError if the row lacks a part
 
 
 def parse_template(text: str, syntax: str) -> Template:
-    """Parse a template in the `plain` or `jinja` syntax.
-
-    Raises:
-        ValueError: the text is not a template.
-    """
+    """Parse a template in the `plain` or `jinja` syntax."""
     return _parse_jinja(text) if syntax == "jinja" else _parse_plain(text)
 
 
@@ -55,7 +65,7 @@ def _parse_plain(text: str) -> Template:
     pieces = _pieces(text)
 
     def render(row: DatasetRow) -> str:
-        parts = [(literal, _value(row, path) if path else None) for literal, path in pieces]
+        parts = [(literal, _field(row, path) if path else None) for literal, path in pieces]
         joined = "".join(literal + (value or "") for literal, value in parts)
         if any(value == "" for _, value in parts):
             joined = _BLANK_LINES.sub("\n\n", joined)
@@ -88,7 +98,7 @@ def _pieces(text: str) -> list[tuple[str, tuple[str, ...]]]:
     return pieces
 
 
-def _value(row: DatasetRow, path: tuple[str, ...]) -> str:
+def _field(row: DatasetRow, path: tuple[str, ...]) -> str:
     value: Any = row
     for step in path:
         try:
@@ -118,3 +128,70 @@ def _parse_jinja(text: str) -> Template:
 
     columns = meta.find_undeclared_variables(environment.parse(text))
     return Template(frozenset(columns), render)
+
+
+def fill_parameters(data: Any, lines: Lines, settings: Values, *, where: str) -> tuple[Any, Lines]:
+    """Replace the placeholders in a parsed mix, and in the key paths of its lines.
+
+    Refuses a setting that is not a parameter, and a parameter without a value; errors name `where`.
+    """
+    declared = data.get(PARAMETERS) if isinstance(data, dict) else None
+    try:
+        if declared is None and not settings:
+            return data, lines
+        values = _merge_settings(declared or {}, settings)
+        mix = {key: value for key, value in data.items() if key != PARAMETERS}
+        return _fill(mix, values), {_fill(path, values): line for path, line in lines.items()}
+    except RecipeError as error:
+        raise error.within(where) from None
+
+
+def _merge_settings(declared: Any, settings: Values) -> dict[str, Any]:
+    """Merge the settings into the defaults."""
+    if not isinstance(declared, dict):
+        raise RecipeError(f"{PARAMETERS}: write a mapping of names to defaults")
+    unknown = next((name for name in settings if name not in declared), None)
+    if unknown is not None:
+        hint = nearest(unknown, list(declared)) or "; the mix has none"
+        raise RecipeError(f"{PARAMETERS}: no parameter {unknown!r}{hint}")
+    values = {
+        name: _like_default(settings.get(name, default), default)
+        for name, default in declared.items()
+    }
+    missing = [f"--set {name}=VALUE" for name, value in values.items() if value is None]
+    if missing:
+        raise RecipeError(f"{PARAMETERS}: a value is missing; give {' '.join(missing)}")
+    return values
+
+
+def _like_default(value: Any, default: Any) -> Any:
+    """Read a text from the command line as YAML where the default is not a text."""
+    if default is None or isinstance(default, str) or not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+
+
+def _fill(value: Any, values: Values) -> Any:
+    """Replace the placeholders in the keys and values of plain data."""
+    if isinstance(value, dict):
+        return {_fill(key, values): _fill(inner, values) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_fill(inner, values) for inner in value)
+    if not isinstance(value, str):
+        return value
+    whole = _PLACEHOLDER.fullmatch(value)
+    if whole and not whole[1]:
+        return _value(whole, values)
+    return _PLACEHOLDER.sub(lambda match: str(_value(match, values)), value)
+
+
+def _value(match: re.Match[str], values: Values) -> Any:
+    escaped, name = match.groups()
+    if escaped:
+        return f"${{{name}}}"
+    if name not in values:
+        raise RecipeError(f"${{{name}}}: no parameter {name!r}{nearest(name, list(values))}")
+    return values[name]

@@ -1,4 +1,9 @@
-"""Writes the papers' experiment on the lab as a study: data, tasks and `study.yaml`."""
+"""Exports the lab: its questions as lm-eval tasks, and the papers' experiment as a study.
+
+A task is a YAML file beside a JSON Lines file of its documents. `lab_problem_furo` has the problems
+of the task in `furo`, `lab_comprehension_furo` the stories. Both compare the greedy answer with the
+right one, as `layerswap lab score` does.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.commit import write_json
+import yaml
+
+from layerswap.checkpoint.commit import atomic_folder, write_json
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
-from layerswap.lab.lm_eval_tasks import MARKER as TASKS_MARKER
-from layerswap.lab.lm_eval_tasks import export_tasks
-from layerswap.lab.tasks import LabExample
-from layerswap.lab.tokenizer import MAX_LENGTH
+from layerswap.lab.scoring import NEW_TOKENS
+from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
 from layerswap.lab.train import OUTSIDE, PARTITION, Training, Trainings
+from layerswap.lab.world import MAX_LENGTH
+
+TASKS_MARKER = "lab_tasks.json"
+SKILLS: tuple[Skill, ...] = ("problem", "comprehension")
 
 INPUTS, STUDY, MARKER = "inputs", "study.yaml", "lab_study.json"
 HELD_OUT = 256
@@ -29,33 +38,65 @@ FIRST_SEED = 900
 """Seed of the data, far from those of the shipped experts."""
 
 
-def write_study(
-    out: Path,
-    *,
-    runs: int = 1,
-    n: int = 500,
-    steps: int | None = None,
-) -> Path:
-    """Write the lab's study and its files into `out/inputs`.
+def export_tasks(
+    out: Path, *, split: LabSplit = "test", n: int = 1000, seed: int = 0, overwrite: bool = False
+) -> list[str]:
+    """Write `n` questions of the source language and of every scarce one as lm-eval tasks.
 
-    Args:
-        out: the folder of the study.
-        runs: trainings of each kind of expert, with other orders of the data.
-        n: test questions of each language; a quarter as many more are development questions.
-        steps: of each training; the lab's own when None.
+    `layerswap lab score` has seed 0. Returns the names of the tasks.
+    """
+    lab = shipped()
+    target = out.expanduser().absolute()
+    names = []
+    with atomic_folder(target, marker=TASKS_MARKER, overwrite=overwrite) as folder:
+        for language in (lab.world.source.name, *lab.languages):
+            for skill in SKILLS:
+                name = f"lab_{skill}_{language}"
+                asked = examples(lab.world, language, skill, split, n, seed=seed)
+                lines = [
+                    json.dumps({"prompt": one.prompt, "answer": one.completion.strip()})
+                    for one in asked
+                ]
+                (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+                data = str(target / f"{name}.jsonl")
+                (folder / f"{name}.yaml").write_text(yaml.safe_dump(_task(name, data)), "utf-8")
+                names.append(name)
+        (folder / TASKS_MARKER).write_text(json.dumps(names) + "\n", "utf-8")
+    return names
 
-    Returns:
-        The study's YAML; `layerswap study run` takes it too.
 
-    Raises:
-        StudyError: the folder holds something else, or cannot be written.
+def _task(name: str, data: str) -> dict[str, Any]:
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": data}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "num_fewshot": 0,
+        "doc_to_text": "{{prompt}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": NEW_TOKENS, "do_sample": False},
+        "filter_list": [
+            {
+                "name": "whole",
+                "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}],
+            }
+        ],
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1.0},
+    }
+
+
+def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = None) -> Path:
+    """Write the lab's study and its files into `out/inputs`; return the path of its YAML.
+
+    Each kind of expert has `runs` trainings, with other orders of the data. A language has `n` test
+    questions and a quarter as many development questions.
     """
     lab, trainings = shipped(), Trainings()
     if steps is not None:
         trainings = replace(
-            trainings,
-            task=_cut(trainings.task, steps),
-            language=_cut(trainings.language, steps),
+            trainings, task=_cut(trainings.task, steps), language=_cut(trainings.language, steps)
         )
     folder = out / INPUTS
     questions = round(n / (1 - DEVELOPMENT))
@@ -77,7 +118,7 @@ def write_study(
 
 
 def _claim(out: Path) -> int | None:
-    """Take a folder that holds nothing else; returns the questions that an earlier run wrote."""
+    """Take a folder that holds nothing else; return the number of questions of an earlier run."""
     marker = out / INPUTS / MARKER
     try:
         if out.is_dir() and any(out.iterdir()) and not marker.is_file():
@@ -135,7 +176,7 @@ def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
 
 
 def _cut(training: Training, steps: int) -> Training:
-    """The training with another number of steps, and warmup in proportion."""
+    """Change the number of steps of a training, and its warmup in proportion."""
     warmup = max(1, training.warmup * steps // training.steps)
     return replace(training, steps=steps, warmup=min(training.warmup, warmup))
 
