@@ -222,6 +222,119 @@ def test_tests_run_against_what_the_program_answers(program, tests):
     assert ran.outcome == "passed", ran.said
 
 
+RIGHT = {
+    "globals over a megabyte": ("table = list(range(10**6))\ndef f(x): return table[x]",
+                                ["assert f(9) == 9"]),
+    "an answer over a megabyte": ("def f(x): return ['a' * 100] * x",
+                                  ["assert f(30000) == ['a' * 100] * 30000"]),
+    "cycles": ("ring = []\nring.append(ring)\ndef f(x): return x[0] is x\ndef g(): return ring",
+               ["assert f(ring)", "x = []\nx.append(x)\nassert f(x)", "y = g()\n"
+                "assert y[0] is y"]),
+    "2,000 levels": (
+        "def nest(n):\n x = []\n for _ in range(n): x = [x]\n return x\n"
+        "def depth(x):\n n = 0\n while x: x, n = x[0], n + 1\n return n",
+        ["assert depth(nest(2000)) == 2000", "assert nest(2000) == nest(2000)",
+         "x = []\nfor _ in range(2000): x = [x]\nassert nest(2000) == x"],
+    ),
+    "long integers": ("def f(n): return 10 ** n", ["assert f(50000) == 10 ** 50000",
+                                                  "assert f(5000) // f(4999) == f(1)"]),
+    "decimals and fractions": (
+        "from decimal import Decimal\nfrom fractions import Fraction\n"
+        "def d(x): return Decimal(x)\ndef q(a, b): return Fraction(a, b)",
+        ["assert d('0.5') == 0.5 and 2 == d(2) and d(1) < 2", "assert q(1, 2) == 0.5",
+         "assert q(6, 2) == 3", "assert d('1.5') == Decimal('1.5')", "assert abs(q(1, 3) - 1/3) < "
+         "1e-9", "assert q(10 ** 5000, 1) == 10 ** 5000", "assert [d(1)] == [1.0]"],
+    ),
+    "ranges": ("def f(n): return range(n)", ["assert f(3) == range(3)", "assert f(3) != range(4)",
+                                             "assert 2 in f(3)"]),
+    "generators": (
+        "def f():\n n = 0\n while True:\n  yield n\n  n += 1",
+        ["g = f()\nassert next(g) == 0\nassert next(g) == 1\nassert not next(f())",
+         "assert [a for a, b in zip(f(), 'ab')] == [0, 1]",
+         "import itertools\nassert list(itertools.islice(f(), 3)) == [0, 1, 2]"],
+    ),
+    "a generator that ends": ("def f(): yield 1", [
+        "g = f()\nnext(g)\nassert next(g, None) is None", "assert sum(f()) == 1"]),
+    "functions as arguments": (
+        "def apply(g, x): return g(x)\ndef order(x, key=None): return sorted(x, key=key)\n"
+        "def inc(x): return x + 1",
+        ["assert apply(lambda x: x * 2, 4) == 8", "assert apply(len, 'abc') == 3",
+         "assert order([1, 3, 2], key=lambda x: -x) == [3, 2, 1]", "assert apply(inc, 1) == 2",
+         "assert apply(lambda x: apply(lambda y: y + x, 3), 4) == 7", "assert apply(int, '3') == 3",
+         "def own(x): return [x]\nassert apply(own, 2) == [2]"],
+    ),
+    "changed arguments": (
+        "from collections import deque\n"
+        "def order(x): x.sort()\ndef put(d, k): d[k] = [k]\ndef grow(s): s.add(9)\n"
+        "def inner(x): x[0].append(1)\ndef push(q): q.appendleft(0)\ndef same(x): return x",
+        ["x = [3, 1, 2]\norder(x)\nassert x == [1, 2, 3]",
+         "d = {}\nput(d, 'a')\nassert d == {'a': ['a']}",
+         "s = {1}\ngrow(s)\nassert s == {1, 9}",
+         "y = [[], 5]\nz = y[0]\ninner(y)\nassert z == [1] and y[0] is z",
+         "from collections import deque\nq = deque([1])\npush(q)\nassert q == deque([0, 1])",
+         "w = [1]\nassert same(w) is w"],
+    ),
+    "from datetime import datetime": (
+        "from datetime import datetime, timedelta\nfrom math import isclose\n"
+        "def f(d): return datetime(2020, 1, d) + timedelta(1)",
+        ["assert f(1) == datetime(2020, 1, 2)", "assert f(1).day == 2",
+         "assert f(2) - f(1) == timedelta(1)", "assert isclose(0.1 + 0.2, 0.3)",
+         "assert isinstance(f(1), datetime)"],
+    ),
+    "false objects": (
+        "from collections import deque, Counter\nclass Empty:\n def __len__(self): return 0\n"
+        "class No:\n def __bool__(self): return False\ndef f(x): return Empty() if x else No()",
+        ["assert not f(1)", "assert not f(0)", "assert not deque()", "assert not Counter()",
+         "assert len(f(1)) == 0"],
+    ),
+    "objects that equal each other": (
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n"
+        " x: int\n def __add__(self, o): return P(self.x + o.x)\n"
+        "def f(x): return P(x)",
+        ["assert f(1) == P(1) and f(1) != P(2)", "assert [f(1)] == [P(1)]", "assert P(1) in [f(1)]",
+         "assert f(1) + f(2) == P(3)", "assert len({f(1), f(1), f(2)}) == 2",
+         "assert isinstance(f(1), P)", "p = f(1)\nassert [p][0] is p"],
+    ),
+    "plain data with a name": (
+        "from collections import namedtuple\nfrom enum import Enum, IntEnum\n"
+        "P = namedtuple('P', 'a b')\nclass E(Enum): A = 1\nclass I(IntEnum): A = 1\n"
+        "class S(str, Enum): A = 'a'\n"
+        "class Stack(list):\n def push(self, x): self.append(x)\ndef f(x): return P(x, x)",
+        ["assert f(1) == (1, 1) and f(1).a == 1", "assert {f(1)} == {(1, 1)}", "a, b = f(2)",
+         "assert sorted([f(2), f(1)]) == [(1, 1), (2, 2)]", "assert isinstance(f(1), tuple)",
+         "assert E.A == E.A and E.A != 1", "assert I.A == 1 and I.A + 1 == 2", "assert S.A == 'a'",
+         "s = Stack()\ns.push(1)\nassert s == [1] and len(s) == 1"],
+    ),
+    "views and other containers": (
+        "from collections import OrderedDict, defaultdict\ndef f(d): return d.keys()\n"
+        "def g(d): return d.items()\ndef o(): return OrderedDict(a=1)\n"
+        "def m():\n d = defaultdict(list)\n d['x'].append(1)\n return d",
+        ["assert f({1: 2}) == {1}", "assert list(g({1: 2})) == [(1, 2)]", "assert o() == {'a': 1}",
+         "d = m()\nassert d == {'x': [1]} and d['y'] == []", "assert str(o()) == "
+         "str(o()) and f({}) == set()"],
+    ),
+    "errors": (
+        "def f(x):\n if x < 0: raise ValueError('negative')\n return x",
+        ["try:\n f(-1)\n assert False, 'no error'\nexcept ValueError as error:\n"
+         " assert 'negative' in str(error)", "assert not hasattr(f, 'x')"],
+    ),
+    "state": (
+        "seen = []\nclass Box:\n def __init__(self): self.items = []\n"
+        " def put(self, x): self.items.append(x)\ndef push(x): seen.append(x)",
+        ["push(1)", "assert seen == [1]", "b = Box()\nb.put(2)\nassert b.items == [2]"],
+    ),
+    "a name that the tests use too": ("i = 5\ndef f(x): return x + i", [
+        "assert [f(i) for i in range(2)] == [5, 6]", "i = 1\nassert f(i) == 6", "assert i == 1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_programs_pass(name):
+    program, tests = RIGHT[name]
+    ran = run_program(program, QUICK, tests=tests)
+    assert ran.outcome == "passed", ran.said
+
+
 def test_a_failing_test_says_why():
     ran = run_program("def f(x): return x / 0", QUICK, tests=TESTS)
     assert ran.outcome == "failed"

@@ -49,7 +49,13 @@ class Ran:
     said: str  # reason of a failed test, and the end of standard error
 
 
-def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[str] = ()) -> Ran:
+def run_program(
+    source: str,
+    limits: Limits | None = None,
+    *,
+    tests: Sequence[str] = (),
+    tested: Sequence[str] | None = None,
+) -> Ran:
     """Run a Python program and its tests in the sandbox; standard library only.
 
     Args:
@@ -57,6 +63,8 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
         limits: limits of the program.
         tests: statements over the names of the program, usually assertions. Plain values come by
             content; other objects come by reference, and equal no plain value.
+        tested: names that the tests take from the program although Python has such a name, too;
+            None takes the function that a test calls first if it asks for no other name.
 
     Example: `run_program("def f(x): return x + 1", tests=["assert f(1) == 2"]).outcome` is
         `"passed"`.
@@ -65,7 +73,7 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
     if sys.platform != "linux":
         raise EvaluationError("programs that a model writes run on Linux only")
     text = source.encode("utf-8", errors="replace").decode("utf-8")
-    task = json.dumps({"source": text, "tests": list(tests)}).encode()
+    task = json.dumps({"source": text, "tests": list(tests), "tested": tested}).encode()
     with contextlib.ExitStack() as stack:
         to_program, to_tests, ready, verdict = (_pipe(stack) for _ in range(4))
         # Each side sees the end of a file when the other exits, so no other process may keep an
