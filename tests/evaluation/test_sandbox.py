@@ -1,6 +1,7 @@
 """Hostile programs: none passes, none leaves a trace, and none lasts."""
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -115,18 +116,55 @@ def test_hostile_programs_fail(name):
 
 
 TESTS = ["assert f(2) == 4", "assert f('ab') == ['b', 'a']"]
+PEER = """
+import io, os, pickle, sys
+main = sys.modules["__main__"]
+frame = sys._getframe()
+while "peer" not in frame.f_locals: frame = frame.f_back
+peer = frame.f_locals["peer"]
+WRITE = "import os\\nfor fd in range(3, 64):\\n"
+WRITE += " try: os.write(fd, b'{\\"passed\\": true, \\"said\\": 0}')\\n"
+WRITE += " except OSError: pass\\nos._exit(0)"
+"""
+ANY = """
+class Any:
+    def __getattr__(self, name): return lambda *a: True
+    def true(self, *a): return True
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __bool__ = true
+    __sub__ = __rsub__ = __add__ = __abs__ = lambda *a: 0.0
+    __hash__ = lambda self: 4
+def f(x): return Any()
+"""
 FORGERS = {
     "its own answers": """
 import sys
 frame = sys._getframe()
 while frame:
-    channel = frame.f_locals.get("channel")
-    if channel:
-        channel.send({"names": {"f": {"t": "reference", "v": 0}}})
+    peer = frame.f_locals.get("peer")
+    if peer:
         while True:
-            channel.receive()
-            channel.send({"value": True})
+            peer.receive()
+            peer.send(("value", ({"f": 4, "__builtins__": {}}, {}), [[], []]))
     frame = frame.f_back
+""",
+    "an instruction to call": PEER
+    + """
+class Code:
+    def __reduce__(self): return exec, (WRITE,)
+def f(x): os.write(peer._writer, pickle.dumps(Code()))
+""",
+    "a class made by the judge": PEER
+    + """
+def f(x):
+    Equal = peer.ask("__call__", type, "Equal", (object,), {"__eq__": lambda *a: True})
+    return Equal()
+""",
+    "operators": ANY,
+    "a hash that fits": """
+class Same(str):
+    __eq__ = lambda *a: True
+    __hash__ = str.__hash__
+def f(x): return {Same(4): 1} if x == 2 else [Same('b'), Same('')]
 """,
     "every descriptor": """
 import os
@@ -361,6 +399,32 @@ def test_a_long_message_in_any_script_is_a_failure_like_others(text):
             "assert math.isclose(f(1), 3.3, rel_tol=0.001)",
         ),
         ("__builtins__ = {}\ndef f(x): return 0", "assert f(1) == 2"),
+        ("def len(x): return 3\ndef sum(x): return [0]", "assert len(sum([1])) == 3"),
+        ("def len(x): return 3", "assert len(sum([1, 2])) == 3"),
+        ("def len(x): return 3\ndef filter(*a): return []", "assert len(filter([1])) == 3"),
+        ("def abs(x): return 0\ndef f(x): return 9.0", "assert abs(f(1) - 0.33) < 1e-3"),
+        (
+            "import math\nmath.isclose = lambda *a: True\ndef f(x): return 0",
+            "assert math.isclose(f(1), 3.3)",
+        ),
+        (
+            "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): return 9.0",
+            "assert abs(f(1) - 0.33) < 1e-3",
+        ),
+        (
+            "import sys\nsys.modules['math'].isclose = id\nfrom math import isclose as math\n"
+            "def f(x): return 0",
+            "assert math.isclose(f(1), 3.3)",
+        ),
+        (ANY, "assert abs(f(1) - 0.33) < 1e-3"),
+        (ANY, "assert f(1) < 3"),
+        (ANY, "assert 3 <= f(1)"),
+        (ANY, "assert 3 in f(1)"),
+        (ANY, "assert not f(1) != 3"),
+        (ANY, "assert f(1) in [3, 4]"),
+        (ANY, "assert {f(1)} == {4}"),
+        (ANY, "assert f(1) * 2 == 8"),
+        (ANY, "assert round(f(1), 2) == 0.33"),
     ],
 )
 def test_a_program_does_not_decide_what_equals_what(program, test):
@@ -370,6 +434,12 @@ def test_a_program_does_not_decide_what_equals_what(program, test):
 def test_a_task_may_ask_for_a_function_that_is_called_as_a_builtin():
     ran = run_program("def sum(a, b): return a * b", QUICK, tests=["assert sum(3, 4) == 12"])
     assert ran.outcome == "passed"
+    program, test = "def len(x): return 3\ndef sum(x): return [0]", "assert sum(len('ab')) == [0]"
+    assert run_program(program, QUICK, tests=[test], tested=["sum"]).outcome == "passed"
+    ran = run_program("pass", QUICK, tests=["assert sum([1, 2]) == 3"])
+    assert (ran.outcome, ran.said) == (
+        "failed", "NameError: the program does not define 'sum'"
+    )  # fmt: skip
 
 
 def test_output_of_a_program_is_limited():
@@ -379,14 +449,39 @@ def test_output_of_a_program_is_limited():
     assert len(ran.said) <= sandbox.READ_BYTES
 
 
-def test_isolation_holds_without_namespaces(monkeypatch, tmp_path):
-    copy = tmp_path / "child.py"
-    text = Path(confined.__file__).read_text()
-    copy.write_text(text.replace("if libc.unshare(_NAMESPACES):", "if True:"))
-    monkeypatch.setattr(confined, "__file__", str(copy))
+REFUSED = """
+import ctypes, struct, sys, warnings
+libc = ctypes.CDLL(None, use_errno=True)
+lines = [(0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+assert not libc.prctl(38, 1, 0, 0, 0)
+assert not libc.prctl(22, 2, struct.pack("@HP", len(lines), ctypes.addressof(code)), 0, 0)
+from layerswap.evaluation.sandbox import Limits, run_program
+from tests.evaluation.test_sandbox import HOSTILE, QUICK, SOLUTION, TESTS
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
     assert run_program(SOLUTION, QUICK, tests=TESTS).outcome == "passed"
-    for name in ("fork", "kill the parent", "many files", "priority of others", "read secrets"):
-        assert run_program(HOSTILE[name], QUICK).outcome == "failed"
+    for name in ("fork", "kill the parent", "many files", "priority of others", "read secrets",
+                 "socket", "unix socket", "message queues", "list the root", "proc"):
+        assert run_program(HOSTILE[name], QUICK).outcome == "failed", name
+print(*[one.message for one in said], sep="\\n")
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are x86_64's")
+@pytest.mark.parametrize(
+    ("call", "reason"), [(272, "unshare: Operation not permitted"), (165, "cannot mount /")]
+)
+def test_without_namespaces_the_sandbox_is_weaker_and_says_so(call, reason):
+    """The kernel refuses `unshare`, or, as where AppArmor restricts it, what comes after."""
+    ran = subprocess.run(
+        [sys.executable, "-c", REFUSED, str(call)], check=False, capture_output=True, text=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    assert "weaker sandbox, without namespaces" in line
+    assert reason in line
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,16 @@ processes, mounts, network and IPC, if the kernel allows them, over a root with 
 files (read-only) and a small folder in memory; Landlock over the same files; and seccomp with a
 list of the few system calls that such a program needs.
 
-The program never has the verdict, nor the expected values. The role `tests` runs the assertions with
-its own builtins, and the role `program` answers what they ask: the result of a call, the truth of
-an object. Data of Python's types come by value and are compared by the tests. Everything else stays
-in the program and has a number. The program decides what is true, what it contains, and what two of
-its objects have in common; it never decides if its object equals a value of the tests. A message is
-data in pickle's format, read by a reader that lacks all instructions to call or to import.
+The program has neither the verdict nor the expected values. `tests` runs the assertions with its
+own builtins and asks `program` for names, calls, attributes and the truth of objects. Data of
+Python's types come by value, and `tests` compares them. All other objects stay in the program and
+have a number. The program decides the truth, the length and the items of its objects, and what two
+of them have in common, but never if one equals a value of the tests. Messages are data in pickle's
+format; their reader has no instruction that calls or imports.
 
-Not promised: a program may guess, may treat the arguments of the tests as special, and decides a
-test that compares two of its objects. Identity of data is kept for the arguments of a call only.
+Not promised: a program can guess, can treat the arguments of the tests as special, and decides a
+test that compares two of its own objects. Data that a call returns are a copy; only arguments are
+kept in step. An object that is no data has no order, sum or membership with values of the tests.
 
 Only the standard library is imported, all of it before the isolation starts.
 """
@@ -43,15 +44,15 @@ import sysconfig
 import tempfile
 import traceback
 import types
-from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, cast
 
 READY = b"walls are up"
+"""Start of the message of an isolated process; a missing part of the isolation follows."""
 MESSAGE_BYTES = 1 << 26
 """Largest size of one message between the two sides."""
 LEVELS = 10_000
@@ -138,11 +139,15 @@ def limit(settings: dict[str, int]) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def enter_namespaces(libc: ctypes.CDLL) -> bool:
-    """Enter new namespaces and a new root; False if the kernel does not allow it."""
+def enter_namespaces(libc: ctypes.CDLL) -> None:
+    """Enter new namespaces and a new root.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
     uid, gid = os.getuid(), os.getgid()
     if libc.unshare(_NAMESPACES):
-        return False
+        raise OSError(f"unshare: {os.strerror(ctypes.get_errno())}")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -169,7 +174,6 @@ def enter_namespaces(libc: ctypes.CDLL) -> bool:
     if libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b".") or libc.umount2(b".", 2):
         raise OSError("cannot enter the root of the sandbox")
     os.chdir("/work")
-    return True
 
 
 def _mount(libc: ctypes.CDLL, source: bytes, target: bytes, kind: bytes | None, **how: Any) -> None:
@@ -232,8 +236,11 @@ def wall_off_calls(libc: ctypes.CDLL) -> None:
         raise OSError("cannot start seccomp")
 
 
-def wall_off() -> None:
+def wall_off() -> str:
     """Isolate this process; code after this call runs in the sandbox.
+
+    Returns:
+        Why there are no namespaces, or nothing. seccomp and Landlock are always there.
 
     Raises:
         OSError: a part of the isolation is not available.
@@ -241,8 +248,12 @@ def wall_off() -> None:
     if platform.machine() not in MACHINES:
         raise OSError(f"no list of system calls for {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)
-    apart = enter_namespaces(libc)
-    if apart:
+    missing = ""
+    try:
+        enter_namespaces(libc)
+    except OSError as error:
+        missing = str(error)
+    else:
         # When the first process of a namespace exits, the kernel kills all others in it.
         if inner := os.fork():
             os.closerange(3, 256)
@@ -253,21 +264,23 @@ def wall_off() -> None:
             os._exit(1)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError("cannot give up privileges")
-    wall_off_files("/work" if apart else None, libc)
+    wall_off_files(None if missing else "/work", libc)
     wall_off_calls(libc)
+    return missing
 
 
 class Remote:
     """An object of the other side, which the other side uses when it is asked to.
 
-    An operation with a value of this side sees only `plain`: the value of the object if its class
-    derives from a plain type. Otherwise an `__eq__` of the program could decide a comparison.
+    An operation with a value of this side sees only the content: the value of the object if its
+    class derives from a plain type. Otherwise an `__eq__` of the program could decide a comparison.
     """
 
     __slots__ = ("_layerswap",)
+    _layerswap: tuple[Peer, int, Any, int | None]
 
-    def __init__(self, peer: Peer, number: int, plain: Any, hashed: int | None) -> None:
-        object.__setattr__(self, "_layerswap", (peer, number, plain, hashed))
+    def __init__(self, peer: Peer, number: int, content: Any, hashed: int | None) -> None:
+        object.__setattr__(self, "_layerswap", (peer, number, content, hashed))
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return ask(self, "__call__", *args, **kwargs)
@@ -276,15 +289,15 @@ class Remote:
         return ask(self, "__getattr__", name)
 
     def __hash__(self) -> int:
-        _, _, plain, hashed = self._layerswap
-        if plain is None and hashed is None:
+        _, _, content, hashed = self._layerswap
+        if content is None and hashed is None:
             raise TypeError("unhashable object of the program")
-        return hash(plain) if hashed is None else hashed
+        return hash(content) if hashed is None else hashed
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        plain = self._layerswap[2]
-        return Remote if plain is None else type(plain)
+        content = self._layerswap[2]
+        return Remote if content is None else type(content)
 
 
 def ask(remote: Remote, do: str, *args: object, **kwargs: object) -> Any:
@@ -295,8 +308,8 @@ def ask(remote: Remote, do: str, *args: object, **kwargs: object) -> Any:
 
 def plain_of(remote: Remote) -> Any:
     """The value of an object whose class derives from a plain type, None for other objects."""
-    plain = remote._layerswap[2]
-    return ask(remote, "plain") if hasattr(plain, "clear") else plain
+    content = remote._layerswap[2]
+    return ask(remote, "plain") if hasattr(content, "clear") else content
 
 
 def binary(name: str, operation: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
@@ -305,8 +318,8 @@ def binary(name: str, operation: Callable[[Any, Any], object]) -> Callable[[Any,
     def method(self: Remote, other: object) -> object:
         if type(other) is Remote:
             return ask(self, name, other)
-        plain = plain_of(self)
-        return NotImplemented if plain is None else operation(plain, other)
+        content = plain_of(self)
+        return NotImplemented if content is None else operation(content, other)
 
     return method
 
@@ -335,10 +348,9 @@ for _name in (*ARITHMETIC, "eq", "ne", "lt", "le", "gt", "ge"):
 
 PLAIN: dict[type, Callable[[Any], Any]] = {
     int: int.__index__, float: float.__float__, complex: complex.__complex__, str: str.__str__,
-    bytes: bytes.__bytes__, tuple: lambda x: tuple(tuple.__iter__(x)),
-    frozenset: lambda x: frozenset(frozenset.__iter__(x)),
-    list: lambda x: list(list.__iter__(x)), set: lambda x: set(set.__iter__(x)),
-    dict: lambda x: dict(dict.items(x)),
+    bytes: bytes.__bytes__, dict: lambda x: dict(dict.items(x)),
+    tuple: lambda x: tuple(tuple.__iter__(x)), list: lambda x: list(list.__iter__(x)),
+    frozenset: lambda x: frozenset(frozenset.__iter__(x)), set: lambda x: set(set.__iter__(x)),
 }  # fmt: skip
 """Types that are sent by value, and the function that converts a subclass to its plain type."""
 CONTAINERS = (list, dict, set)
@@ -349,21 +361,16 @@ MADE: dict[type, tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]] = 
     complex: (complex, lambda x: (x.real, x.imag)),
     bytearray: (bytearray, lambda x: (bytes(x),)),
     range: (range, lambda x: (x.start, x.stop, x.step)),
-    slice: (slice, lambda x: (x.start, x.stop, x.step)),
     Decimal: (Decimal, lambda x: (str(x),)),
     Fraction: (Fraction, lambda x: (x.numerator, x.denominator)),
     deque: (deque, lambda x: (list(x), x.maxlen)),
     Counter: (Counter, lambda x: (dict(x),)),
     OrderedDict: (OrderedDict, lambda x: (list(x.items()),)),
     defaultdict: (defaultdict, lambda x: (x.default_factory, dict(x))),
-    array: (array, lambda x: (x.typecode, x.tolist())),
     type({}.keys()): (dict.keys, lambda x: (dict.fromkeys(x),)),
     type({}.values()): (dict.values, lambda x: (dict(enumerate(x)),)),
     type({}.items()): (dict.items, lambda x: (dict(x),)),
     datetime.date: (datetime.date, lambda x: (x.year, x.month, x.day)),
-    datetime.time: (
-        datetime.time, lambda x: (x.hour, x.minute, x.second, x.microsecond, x.tzinfo)
-    ),
     datetime.datetime: (datetime.datetime, lambda x: (
         x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond, x.tzinfo
     )),
@@ -371,6 +378,9 @@ MADE: dict[type, tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]] = 
     datetime.timezone: (datetime.timezone, lambda x: (x.utcoffset(None),)),
 }  # fmt: skip
 MADE_NAMES = {kind.__name__: kind for kind in MADE}
+TYPES = {kind for kind in (*MADE, *vars(builtins).values()) if isinstance(kind, type)}
+TYPE_NAMES = {kind.__name__: kind for kind in TYPES}
+"""Types that are the same on both sides."""
 
 
 def contents(container: Any) -> Any:
@@ -399,17 +409,6 @@ def plain(value: Any) -> Any:
     return None
 
 
-def public(module: str, name: str) -> Any:
-    """A type of Python, or a function of one of `MODULES`; None for other names."""
-    if module == "builtins":
-        found = getattr(builtins, name, None)
-        return found if isinstance(found, type) else None
-    if module not in MODULES or module == "sys" or name.startswith("_"):
-        return None
-    found = getattr(importlib.import_module(module), name, None)
-    return found if callable(found) else None
-
-
 class Writer(pickle.Pickler):
     """Writes one message.
 
@@ -426,7 +425,7 @@ class Writer(pickle.Pickler):
         self._cells: dict[int, Any] = {}
         self._made: dict[int, tuple[int, Any]] = {}
 
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: Any) -> Any:  # noqa: PLR0911
         """How a value is sent; None for data that pickle writes without a call."""
         kind, address = type(value), id(value)
         if address in self._served:
@@ -443,12 +442,8 @@ class Writer(pickle.Pickler):
             number = len(self._made)
             self._made[address] = number, value
             return "made", kind.__name__, MADE[kind][1](value), number
-        if isinstance(value, types.ModuleType) and value.__name__ in MODULES:
-            return "module", value.__name__
-        if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-            name = str(value.__module__).lstrip("_"), value.__name__
-            if public(*name) is value:
-                return "name", *name
+        if isinstance(value, type) and value in TYPES:
+            return "type", value.__name__
         return "mine", *self._peer.number(value)
 
     def cells(self) -> list[Any]:
@@ -456,7 +451,7 @@ class Writer(pickle.Pickler):
         return [*self._cells.values(), *(value for _, value in self._made.values())]
 
 
-class Reader(pickle._Unpickler):  # type: ignore[name-defined,misc]
+class Reader(pickle._Unpickler):
     """Reads one message. No instruction that it knows calls, imports or changes an object.
 
     Args:
@@ -481,10 +476,8 @@ class Reader(pickle._Unpickler):  # type: ignore[name-defined,misc]
             case "made", name, arguments, number:
                 self._made[number] = MADE[MADE_NAMES[name]][0](*arguments)
                 return self._made[number]
-            case "module", name if name in MODULES:
-                return importlib.import_module(name)
-            case "name", module, name:
-                return public(module, name)
+            case "type", name:
+                return TYPE_NAMES[name]
             case "yours", number:
                 return self._peer.held[number]
             case "mine", number, *rest:
@@ -494,15 +487,15 @@ class Reader(pickle._Unpickler):  # type: ignore[name-defined,misc]
     def begin(self, kind: Callable[[], Any]) -> None:
         """Put a new container on the stack."""
         self._cells.append(kind())
-        self.append(self._cells[-1])
+        cast(Any, self).append(self._cells[-1])
 
     def cells(self) -> list[Any]:
         """The containers of the message."""
         return [*self._cells, *(self._made[number] for number in sorted(self._made))]
 
-    dispatch = {
-        getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]]  # type: ignore[attr-defined]
-        for name in INSTRUCTIONS
+    dispatch: ClassVar[Any] = {
+        code: pickle._Unpickler.dispatch[code]
+        for code in (getattr(pickle, name)[0] for name in INSTRUCTIONS)
     } | {
         pickle.EMPTY_LIST[0]: functools.partial(begin, kind=list),
         pickle.EMPTY_DICT[0]: functools.partial(begin, kind=dict),
@@ -537,7 +530,7 @@ class Peer:
         content, hashed = plain(value), None
         if hasattr(content, "clear"):
             content.clear()  # it may change, so `plain_of` asks for it
-        if type(value).__hash__ is object.__hash__:
+        if cast(Any, type(value)).__hash__ is object.__hash__:
             hashed = number
         elif content is None:
             with contextlib.suppress(Exception):
@@ -558,9 +551,9 @@ class Peer:
             Exception: the operation failed; a built-in type, or RuntimeError.
             EOFError: the other side has exited.
         """
-        asked = self._send(("ask", do, args, kwargs))
+        asked = self.send(("ask", do, args, kwargs))
         while True:
-            match self._receive(asked):
+            match self.receive(asked):
                 case ("ask", name, arguments, named), served:
                     self._answer(name, arguments, named, served)
                 case ("value", value, changed), _:
@@ -569,9 +562,8 @@ class Peer:
                         refill(cell, new)
                     return value
                 case ("error", name, text), _:
-                    kind = getattr(builtins, str(name), None)
-                    known = isinstance(kind, type) and issubclass(kind, Exception)
-                    raise (kind if known else RuntimeError)(text)
+                    kind = TYPE_NAMES.get(name, object)
+                    raise (kind if issubclass(kind, Exception) else RuntimeError)(text)
                 case _:
                     raise ValueError("not a message")
 
@@ -579,20 +571,23 @@ class Peer:
         """Do what the other side asks for until it exits."""
         with contextlib.suppress(EOFError):
             while True:
-                (_, do, args, kwargs), served = self._receive(())
+                (_, do, args, kwargs), served = self.receive()
                 self._answer(do, args, kwargs, served)
 
     def _answer(self, do: str, args: Any, kwargs: Any, served: Sequence[Any]) -> None:
         try:
+            if do in OPERATIONS and id(args[0]) not in self._numbers:
+                raise ValueError("an operation on an object that was not lent")
             value = self._operations[do](*args, **kwargs)
             changed = [contents(cell) for cell in served if hasattr(cell, "clear")]
-            self._send(("value", value, changed), served)
+            self.send(("value", value, changed), served)
         except Exception as error:
             kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
             own = "" if kinds[0] == type(error).__name__ else f"{type(error).__name__}: "
-            self._send(("error", kinds[0], f"{own}{error}"[:2000]))
+            self.send(("error", kinds[0], f"{own}{error}"[:2000]))
 
-    def _send(self, message: object, served: Sequence[Any] = ()) -> list[Any]:
+    def send(self, message: object, served: Sequence[Any] = ()) -> list[Any]:
+        """Send a message, or the answer to one with the containers `served`; its containers."""
         file = io.BytesIO()
         writer = Writer(file, self, served)
         limit = sys.getrecursionlimit()
@@ -608,7 +603,8 @@ class Peer:
             data = data[os.write(self._writer, data) :]
         return writer.cells()
 
-    def _receive(self, asked: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def receive(self, asked: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
+        """The next message and its containers; `asked` are those of the message it answers."""
         reader = Reader(self._reader, self, asked)
         try:
             return reader.load(), reader.cells()
@@ -616,12 +612,44 @@ class Peer:
             raise EOFError("the program exited before its tests") from None
 
 
-def serve(peer: Peer, names: dict[str, object]) -> None:
+def serve(reader: int, writer: int) -> None:
     """Run the program, then do what the tests ask for until they exit."""
-    (source, _) = peer._receive(())
-    exec(compile(source, "program.py", "exec"), names)
+    space: dict[str, object] = {"__name__": "__main__"}
+
+    def names(asked: list[str]) -> tuple[dict[str, object], dict[str, tuple[str, str]]]:
+        """Values of names, and the origin of the modules and functions of Python among them."""
+        found = {name: space[name] for name in asked if name in space}
+        origins = {name: origin for name, value in found.items() if (origin := origin_of(value))}
+        return {name: found[name] for name in found if name not in origins}, origins
+
+    peer = Peer(reader, writer, {**OPERATIONS, "names": names, "plain": plain})
+    source, _ = peer.receive()
+    exec(compile(source, "program.py", "exec", dont_inherit=True), space)
     sys.stdout.flush()
+    peer.send(None)
     peer.serve()
+
+
+def origin_of(value: Any) -> tuple[str, str] | None:
+    """Module and name of a module, type or function of Python that tests may use."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__, ""
+    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        name = str(value.__module__).lstrip("_"), value.__name__
+    else:
+        return None
+    return name if original(*name) is value else None
+
+
+def original(module: str, name: str) -> Any:
+    """What `origin_of` names; None for anything else."""
+    if module not in MODULES:
+        return None
+    home = importlib.import_module(module)
+    if not name:
+        return home
+    found = None if module == "sys" or name.startswith("_") else getattr(home, name, None)
+    return found if callable(found) else None
 
 
 def check(peer: Peer, source: str, tests: list[str], tested: list[str] | None) -> None:
@@ -630,38 +658,43 @@ def check(peer: Peer, source: str, tests: list[str], tested: list[str] | None) -
     Raises:
         BaseException: the exception of a failed test, or an error of the program's side.
     """
-    peer._send(source)
+    peer.send(source)
+    peer.receive()
     space: dict[str, object] = {"__name__": "__main__"}
     stored: set[str] = set()
     for test in tests:
-        tree = list(ast.walk(ast.parse(test)))
-        names = [node for node in tree if isinstance(node, ast.Name)]
+        tree = ast.parse(test)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
         asked = {node.id for node in names if not node.id.startswith("__")} - stored
-        found: dict[str, Any] = peer.ask("names", sorted(asked))
-        own = set(tested) if tested is not None else tested_names(tree, found)
+        stored |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        own = asked & (tested_names(tree) if tested is None else {*tested})
+        values, origins = peer.ask("names", sorted(asked))
+        found = {name: values[name] for name in asked if name in values}
+        found |= {name: original(*origins[name]) for name in asked if name in origins}
+        if missing := sorted(own & KNOWN - found.keys()):
+            raise NameError(f"the program does not define {missing[0]!r}")
         for name, value in found.items():
             if name in own or name not in KNOWN:
                 space[name] = value
             elif name in MODULES:
-                whole = type(value) is not Remote and getattr(value, "__name__", None) == name
-                space[name] = value if whole else importlib.import_module(name)
-        exec(compile(test, "tests.py", "exec"), space)
-        stored |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+                known = name in origins and name == (origins[name][1] or origins[name][0])
+                space[name] = value if known else importlib.import_module(name)
+        exec(compile(tree, "tests.py", "exec", dont_inherit=True), space)
 
 
-def tested_names(tree: Sequence[ast.AST], found: Mapping[str, object]) -> set[str]:
+def tested_names(tree: ast.AST) -> set[str]:
     """The names that a test takes from the program if nobody says which.
 
     All that are no names of Python, or else the function that is called first: some tasks ask for
     a function called `sum`, but a program that redefines `set` must not change a comparison.
     """
-    if own := found.keys() - KNOWN:
-        return set(own)
     calls = [
-        node.func for node in tree
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in found
-    ]  # fmt: skip
-    return {min(calls, key=lambda call: (call.end_lineno or 0, call.end_col_offset or 0)).id} if calls else set()
+        (node.end_lineno, node.end_col_offset, node.func.id)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names - KNOWN or {name for *_, name in sorted(calls)[:1]}
 
 
 def main() -> None:
@@ -671,18 +704,16 @@ def main() -> None:
     task = json.loads(sys.stdin.buffer.read()) if role == "tests" else {}
     limit(settings)
     try:
-        wall_off()
+        missing = wall_off()
     except (OSError, AttributeError) as error:
         os.write(ready, str(error).encode()[:500])
         os._exit(1)
-    os.write(ready, READY)
+    os.write(ready, READY + missing.encode()[:500] + b"\n")
     os.close(ready)
     sys.argv = ["program.py"]
     if role == "program":
-        names: dict[str, object] = {"__name__": "__main__"}
-        answers = {"names": lambda asked: {one: names[one] for one in asked if one in names}}
         try:
-            serve(Peer(reader, writer, OPERATIONS | answers | {"plain": plain}), names)
+            serve(reader, writer)
         except BaseException:
             with contextlib.suppress(BaseException):
                 frames = traceback.extract_tb(sys.exc_info()[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,9 @@ def results(doc: dict[str, Any], written: list[str]) -> dict[str, float]:
     from layerswap.evaluation.sandbox import run_program
 
     source = "\n".join([_program(written[0]), doc.get("test_setup_code") or ""])
-    ran = run_program(source, tests=doc["test_list"])
+    named = ast.FunctionDef, ast.ClassDef
+    tested = [one.name for one in ast.parse(doc["code"]).body if isinstance(one, named)]
+    ran = run_program(source, tests=doc["test_list"], tested=tested)
     return {"pass_at_1": float(ran.outcome == "passed")}
 
 
