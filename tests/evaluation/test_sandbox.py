@@ -1,12 +1,21 @@
 """Hostile programs: none passes, none leaves a trace, and none lasts."""
 
+import contextlib
+import io
 import os
+import pickle
 import platform
+import random
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -144,7 +153,7 @@ while frame:
     if peer:
         while True:
             peer.receive()
-            peer.send(("value", ({"f": 4, "__builtins__": {}}, {}), [[], []]))
+            peer.send(("value", {"f": 4, "__builtins__": {}}, [[], []]))
     frame = frame.f_back
 """,
     "an instruction to call": PEER
@@ -381,6 +390,49 @@ def test_right_programs_pass(name):
     program, tests = RIGHT[name]
     ran = run_program(program, QUICK, tests=tests)
     assert ran.outcome == "passed", ran.said
+
+
+VALUES = [
+    1, -5, 2**70, 1.5, "é", b"x", None, True, [1, [2]], {"a": [1]}, {1}, frozenset([3]), (1, (2,)),
+    2j, range(3), Decimal("1.5"), Fraction(1, 3), deque([1], 3), Counter("aab"), OrderedDict(a=1),
+    defaultdict(list, a=[1]), bytearray(b"x"), date(2020, 1, 1), datetime(2020, 1, 1, 5),
+    timedelta(1), timezone.utc, int,
+]  # fmt: skip
+
+
+def test_a_damaged_message_is_read_or_refused_and_runs_nothing():
+    peer = confined.Peer(os.open(os.devnull, os.O_RDONLY), -1, {})
+    ran, watching, chance = [], True, random.Random(0)
+
+    def watch(event, _):
+        if watching and event in ("import", "exec", "compile", "open", "pickle.find_class"):
+            ran.append(event)
+
+    def written(value):
+        file = io.BytesIO()
+        confined.Writer(file, peer, ()).dump(value)
+        return bytearray(file.getvalue())
+
+    def read(data):
+        return confined.Reader(io.BytesIO(data), peer, ()).load()
+
+    for value in VALUES:
+        back = read(written(value))
+        assert (type(back), back) == (type(value), value)
+    with pytest.raises(KeyError):
+        read(pickle.dumps(Path("x")))
+    messages = [written(("value", chance.choices(VALUES, k=4), [[]])) for _ in range(2000)]
+    sys.addaudithook(watch)
+    for data in messages:
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(2, len(data))] = chance.randrange(256)
+        with contextlib.suppress(
+            ArithmeticError, AttributeError, LookupError, EOFError, TypeError, ValueError,
+            MemoryError, pickle.UnpicklingError, struct.error,
+        ):  # fmt: skip
+            read(data)
+    watching = False
+    assert not ran
 
 
 def test_a_failing_test_says_why():

@@ -443,6 +443,8 @@ class Writer(pickle.Pickler):
             return "made", kind.__name__, MADE[kind][1](value), number
         if isinstance(value, type) and value in TYPES:
             return "type", value.__name__
+        if isinstance(value, types.ModuleType) and value.__name__ in MODULES:
+            return "module", value.__name__
         return "mine", *self._peer.number(value)
 
     def cells(self) -> list[Any]:
@@ -465,7 +467,7 @@ class Reader(pickle._Unpickler):
         self._cells: list[Any] = []
         self._made: dict[int, Any] = {}
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: Any) -> Any:  # noqa: PLR0911
         """The value for an answer of `Writer.persistent_id`."""
         match pid:
             case "cell", number:
@@ -477,6 +479,8 @@ class Reader(pickle._Unpickler):
                 return self._made[number]
             case "type", name:
                 return TYPE_NAMES[name]
+            case "module", name if name in MODULES:
+                return importlib.import_module(name)
             case "yours", number:
                 return self._peer.held[number]
             case "mine", number, *rest:
@@ -615,11 +619,8 @@ def serve(reader: int, writer: int) -> None:
     """Run the program, then do what the tests ask for until they exit."""
     space: dict[str, object] = {"__name__": "__main__"}
 
-    def names(asked: list[str]) -> tuple[dict[str, object], dict[str, tuple[str, str]]]:
-        """Values of names, and the origin of the modules and functions of Python among them."""
-        found = {name: space[name] for name in asked if name in space}
-        origins = {name: origin for name, value in found.items() if (origin := origin_of(value))}
-        return {name: found[name] for name in found if name not in origins}, origins
+    def names(asked: list[str]) -> dict[str, object]:
+        return {name: space[name] for name in asked if name in space}
 
     peer = Peer(reader, writer, {**OPERATIONS, "names": names, "plain": plain})
     source, _ = peer.receive()
@@ -627,28 +628,6 @@ def serve(reader: int, writer: int) -> None:
     sys.stdout.flush()
     peer.send(None)
     peer.serve()
-
-
-def origin_of(value: Any) -> tuple[str, str] | None:
-    """Module and name of a module, type or function of Python that tests may use."""
-    if isinstance(value, types.ModuleType):
-        name = value.__name__, ""
-    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        name = str(value.__module__).lstrip("_"), value.__name__
-    else:
-        return None
-    return name if original(*name) is value else None
-
-
-def original(module: str, name: str) -> Any:
-    """What `origin_of` names; None for anything else."""
-    if module not in MODULES:
-        return None
-    home = importlib.import_module(module)
-    if not name:
-        return home
-    found = None if module == "sys" or name.startswith("_") else getattr(home, name, None)
-    return found if callable(found) else None
 
 
 def check(peer: Peer, source: str, tests: list[str], tested: list[str] | None) -> None:
@@ -667,16 +646,16 @@ def check(peer: Peer, source: str, tests: list[str], tested: list[str] | None) -
         asked = {node.id for node in names if not node.id.startswith("__")} - stored
         stored |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
         own = asked & (tested_names(tree) if tested is None else {*tested})
-        values, origins = peer.ask("names", sorted(asked))
-        found = {name: values[name] for name in asked if name in values}
-        found |= {name: original(*origins[name]) for name in asked if name in origins}
+        answer = peer.ask("names", sorted(asked))
+        found = {name: answer[name] for name in asked if name in answer}
         if missing := sorted(own & KNOWN - found.keys()):
             raise NameError(f"the program does not define {missing[0]!r}")
         for name, value in found.items():
             if name in own or name not in KNOWN:
                 space[name] = value
             elif name in MODULES:
-                known = name in origins and name == (origins[name][1] or origins[name][0])
+                # `from datetime import datetime` is Python's, too.
+                known = type(value) is not Remote and getattr(value, "__name__", None) == name
                 space[name] = value if known else importlib.import_module(name)
         exec(compile(tree, "tests.py", "exec", dont_inherit=True), space)
 

@@ -118,7 +118,7 @@ def run_program(
     with contextlib.suppress(ValueError):  # an incomplete verdict is a failure
         answer = json.loads(received or b"{}") or answer
     outcome: Outcome = "passed" if answer["passed"] else "timeout" if late or spent else "failed"
-    return Ran(outcome, "\n".join(filter(None, [answer["said"], stderr])))
+    return Ran(outcome, "\n".join(filter(None, [answer["said"], stderr]))[:READ_BYTES])
 
 
 @functools.cache
