@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -396,7 +396,7 @@ VALUES = [
     1, -5, 2**70, 1.5, "é", b"x", None, True, [1, [2]], {"a": [1]}, {1}, frozenset([3]), (1, (2,)),
     2j, range(3), Decimal("1.5"), Fraction(1, 3), deque([1], 3), Counter("aab"), OrderedDict(a=1),
     defaultdict(list, a=[1]), bytearray(b"x"), date(2020, 1, 1), datetime(2020, 1, 1, 5),
-    timedelta(1), timezone.utc, int,
+    timedelta(1), UTC, int,
 ]  # fmt: skip
 
 
