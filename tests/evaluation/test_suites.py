@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -262,13 +264,31 @@ def test_bleu_is_sacrebleus_with_the_tokenizer_of_the_language():
     assert flores.corpus_chrf(pairs) == sacrebleu.corpus_chrf(written, [references]).score
 
 
-@pytest.mark.slow
 def test_mbpp_runs_the_published_programs_in_the_sandbox():
-    for row in PROGRAMS[:6]:
+    for row in PROGRAMS[:3]:
         assert mbpp.results(row, [row["code"] + "\n[DONE] and more"]) == {"pass_at_1": 1.0}
         assert mbpp.results(row, [f"Sure:\n```python\n{row['code']}\n```\nDone."])["pass_at_1"] == 1
         assert mbpp.results(row, ["def nothing(): pass"]) == {"pass_at_1": 0.0}
     assert mbpp.results(PROGRAMS[0], ["import os; os._exit(0)"]) == {"pass_at_1": 0.0}
+
+
+def test_mbpp_takes_only_the_functions_of_its_own_solution_from_a_program():
+    doc = {"code": "def sum(a): return [len(a)]", "test_list": ["assert len(sum([1, 2])) == 1"]}
+    assert mbpp.results(doc, [doc["code"]]) == {"pass_at_1": 1.0}
+    wrong = "def len(a): return 1\ndef sum(a): return []"
+    assert mbpp.results(doc, [wrong]) == {"pass_at_1": 0.0}
+
+
+@pytest.mark.slow
+def test_all_published_solutions_of_mbpp_pass():
+    path = DataFolder.given(None).find("mbpp.jsonl")
+    if path is None:
+        pytest.skip("needs mbpp.jsonl in the folder that LAYERSWAP_DATA names")
+    rows = [json.loads(row) for row in path.read_text().splitlines()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        passed = pool.map(lambda row: mbpp.results(row, [row["code"]])["pass_at_1"], rows)
+        failed = [row["task_id"] for row, score in zip(rows, passed, strict=True) if not score]
+    assert not failed
 
 
 def test_mbpp_takes_translations(tasks, tmp_path):
