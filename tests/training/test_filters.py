@@ -92,7 +92,7 @@ def test_language_lets_short_texts_and_unknown_languages_pass():
 
 def test_unknown_language_codes_are_refused():
     filters.check_languages(["sw", "bn", "te", "ja"])
-    with pytest.raises(DataError, match="py3langid knows no language 'swh'; write an ISO 639-1"):
+    with pytest.raises(DataError, match=r"languages\) does not know 'swh'; write sw$"):
         filters.check_languages(["swh"])
 
 
@@ -243,3 +243,12 @@ def test_the_index_agrees_with_a_direct_comparison(items, noise, at):
 
     expected = bool(grams(text) & set().union(*(grams(item) for item in items)))
     assert (index.find(", ".join(text)) is not None) == expected
+
+
+def test_overlap_finds_items_that_share_a_run_of_words():
+    texts = ["He saw: a RED house, on the hill.", "東京の大きな赤い家を見ました"]
+    items = ["A red house on the left", "red house on the", "a red house by the hill",
+             "大きな赤い家を見た", "大きな家", ""]  # fmt: skip
+    assert filters.overlap(texts, items) == [0]
+    assert filters.overlap(texts, items, words=4) == [0, 1, 3]
+    assert filters.overlap([], items) == filters.overlap(texts, []) == []
