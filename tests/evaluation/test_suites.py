@@ -381,7 +381,7 @@ def test_a_benchmark_of_ones_own_is_one_file(greetings, tasks):
         "Hujambo\nThis is", "Toka\nThis is"
     ]  # fmt: skip
     assert task.doc_to_choice(task.eval_docs[0]) == ["polite", "rude"]
-    with pytest.raises(EvaluationError, match=r"no greetings/en\.test\.tsv beside greetings.yaml, or in"):
+    with pytest.raises(EvaluationError, match=r"no greetings/en\.test\.tsv beside greetings"):
         write_suite(str(greetings), ["en"], tasks, data=data)
 
 

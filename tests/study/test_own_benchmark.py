@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 import yaml
@@ -10,8 +11,9 @@ from typer.testing import CliRunner
 from layerswap.cli import app
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError
 from layerswap.lab.assets import shipped
+from layerswap.study import preflight
 from layerswap.study import step_functions as functions
-from layerswap.study.journal import StudyJournal
+from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan
 from layerswap.study.report import write_study_report
@@ -133,9 +135,7 @@ def test_a_grid_is_chosen_on_a_split_on_drawn_documents_or_not_at_all(own, devel
     assert said in page
     assert ("swap, chosen on development" in rows) == chosen
     if not chosen:
-        assert {"weighted soup, task 0.3", "weighted soup, task 0.7", "swap, default"} <= set(
-            rows
-        )
+        assert {"weighted soup, task 0.3", "weighted soup, task 0.7", "swap, default"} <= set(rows)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +242,30 @@ def test_a_device_that_is_not_there_names_the_option(own):
     assert not (own / "out").exists()
 
 
+def test_checks_that_fail_leave_the_folder_as_it_was(own):
+    journal = StudyJournal(own / "out", planned(own))
+    for there in (False, True):
+        if there:
+            journal.open()
+        files = sorted(own.rglob("*"))
+        index = (own / "out" / "study.json").read_bytes() if there else b""
+        changed = StudyJournal(own / "out", planned(own, soup_shares=[0.4]))
+        with pytest.raises(ValueError, match="no"), changed.checking():
+            raise ValueError("no")
+        assert sorted(own.rglob("*")) == files
+        assert not there or (own / "out" / "study.json").read_bytes() == index
+
+
 def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch):
     planned(own, device="cuda:77")
     run = ["study", "run", str(own / "study.yaml"), "--out", str(own / "out"), "--device", "cpu"]
-    real = functions.step_functions()
+    real, seen, check = functions.step_functions(), [], preflight.check_here
+
+    def checked(left, **options):
+        while not any(row.progress for row in read_journal(own / "out").status()):
+            time.sleep(0.01)
+        seen.append({row.name: row for row in read_journal(own / "out").status()}["select/task"])
+        check(left, **options)
 
     def stopped(context):
         context.log("half")
@@ -253,7 +273,10 @@ def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(functions, "step_functions", lambda: {**real, "evaluate": stopped})
+        patch.setattr(preflight, "check_here", checked)
         stop = CliRunner().invoke(app, run)
+    assert [row.state for row in seen] == ["running"]
+    assert seen[0].progress.startswith("checking files")
     lines = stop.output.splitlines()
     assert lines[0].startswith("checking 4 steps")
     assert any(line.startswith("step 1 of 4: select/") for line in lines)
