@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ from layerswap.study.estimate import (
 )
 from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.plan import plan_study
-from layerswap.study.preflight import check_here, check_plan, refuse_other_study
+from layerswap.study.preflight import check_data, check_here, check_plan, refuse_other_study
 from layerswap.study.report import (
     _sentence,
     contaminations,
@@ -503,8 +504,9 @@ def test_missing_data_of_a_task_are_named_before_training(folder, tmp_path):
     path = tmp_path / "tasks" / "lab_problem_nela.yaml"
     path.write_text(path.read_text().replace("lab_problem_nela.jsonl", "nowhere.jsonl"))
     graph = spec(folder, evaluate={**LAB, "include": [str(tmp_path / "tasks")]})
-    with pytest.raises(EvaluationError, match="lab_problem_nela"):
-        check_here(list(graph), device=True)
+    for check in (partial(check_here, device=True), partial(check_data, fetch=False)):
+        with pytest.raises(EvaluationError, match="lab_problem_nela"):
+            check(list(graph))
 
 
 def test_a_damaged_index_is_not_written_over(folder, tmp_path):

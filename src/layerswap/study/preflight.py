@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
@@ -21,7 +22,7 @@ from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.merge import make_plan
 from layerswap.search.spec import Grid
 from layerswap.study.journal import INDEX, read_journal
-from layerswap.study.plan import existing_path
+from layerswap.study.plan import existing_path, files_of
 from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
@@ -33,6 +34,8 @@ from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import parse_mix
 from layerswap.training.mix.sources import open_rows, where_filter
 
+READER = re.compile(r"^dataset_path: *(\S+)", re.MULTILINE)
+"""The reader of a task's data: a format of files, or a data set of the Hub."""
 FIRST = 100
 """Rows of a source that are read before the first step."""
 
@@ -76,8 +79,6 @@ def check_here(left: Iterable[Step], *, device: bool, log: Log = lambda line: No
             load_tasks(step.settings["tasks"], include=_include(step.settings))
         if step.kind == "select" and "experts" in step.settings:
             _check_experts(step, local=False)
-    for settings in evaluations:
-        _check_metric(settings)
 
 
 def check_data(left: Iterable[Step], *, fetch: bool, log: Log = lambda line: None) -> None:
@@ -95,9 +96,23 @@ def check_data(left: Iterable[Step], *, fetch: bool, log: Log = lambda line: Non
             for given in (one["given"] for one in settings["data"] if "given" in one):
                 load_rows(Files(**given) if isinstance(given, dict) else given, folder=Path())
         elif step.kind == "evaluate":
+            if fetch or _reads_files(_include(settings["evaluate"])):
+                _check_metric(settings)
             for suite, language in sorted({*_suites(settings)} - written):
                 _check_suite(suite, language, settings["evaluate"], fetch=fetch, log=log)
                 written.add((suite, language))
+
+
+def _reads_files(include: Iterable[Path]) -> bool:
+    """True if all tasks of some folders read local files, and no data set of the Hub."""
+    texts = [
+        path.read_text("utf-8", errors="replace")
+        for folder in include
+        for path in files_of(folder)
+        if path.suffix in (".yaml", ".yml")
+    ]
+    readers = [one for text in texts for one in READER.findall(text)]
+    return bool(readers) and {*readers} <= {"json", "csv", "parquet", "text"}
 
 
 def _check_device(device: str) -> None:
