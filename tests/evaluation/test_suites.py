@@ -357,6 +357,20 @@ def test_suites_and_languages_are_those_of_the_papers():
     assert languages["mbpp"] == "any"
 
 
+def test_a_development_split_is_optional(tasks, tmp_path):
+    (tmp_path / "masakhanews").mkdir()
+    (tmp_path / "masakhanews" / "ibo.test.tsv").write_text(ARTICLES)
+    data, lines = DataFolder(tmp_path), []
+    for development in (False, True):
+        asked = write_suite("masakhanews", ["ig"], tasks, data=data, skip=lines.append,
+                            development=development)  # fmt: skip
+        assert [one.name for one in asked] == ["masakhanews_ibo_0shot"]
+    assert lines == ["masakhanews in ig: no development split"]
+    (tmp_path / "masakhanews" / "ibo.dev.tsv").write_text(ARTICLES)
+    asked = write_suite("masakhanews", ["ig"], tasks, data=data, development=True)
+    assert [one.name for one in asked] == ["masakhanews_ibo_0shot", "masakhanews_ibo_0shot_dev"]
+
+
 @pytest.fixture
 def greetings(tmp_path):
     """The benchmark of the module's docstring, with a few rows."""

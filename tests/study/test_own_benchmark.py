@@ -286,4 +286,4 @@ def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch
     assert done.exit_code == 0, done.output
     assert "4 steps, 2 of them done before" in done.output
     assert "step 3 of 4: evaluate/sw" in done.output
-    assert "loading 2 models and 1 tasks" in done.output
+    assert "loading 2 models and the tasks" in done.output

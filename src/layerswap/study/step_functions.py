@@ -297,7 +297,7 @@ def _evaluate(
                 f"{duration((total - count) / rate)} left for them"
             )
 
-    context.log(f"loading {len(plans):,} models and {len(asked):,} tasks")
+    context.log(f"loading {len(plans):,} models and the tasks")
     with closing(CountingStore(context.folder / ANSWERS, answered)) as store:
         _adopt_answers(context, store, plans.values())
         # Pairs share no layers. Swept one by one, they allow larger batches.
