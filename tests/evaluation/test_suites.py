@@ -341,7 +341,7 @@ def test_a_table_without_its_columns_is_refused(tasks, tmp_path):
     for split in ("dev", "test"):
         (tmp_path / "sib200" / f"swh_Latn.{split}.tsv").write_text("text\nHabari.\n")
     with pytest.raises(EvaluationError, match=r"swh_Latn\.dev\.tsv: has no column 'category'"):
-        write_suite("sib200", ["sw"], tasks, data=DataFolder(tmp_path))
+        write_suite("sib200", ["sw"], tasks, data=DataFolder(tmp_path), development=True)
 
 
 def test_data_may_be_named_in_the_environment(monkeypatch, tmp_path):
@@ -377,6 +377,20 @@ def test_suites_and_languages_are_those_of_the_papers():
     assert languages["mbpp"] == "any"
 
 
+def test_a_development_split_is_optional(tasks, tmp_path):
+    (tmp_path / "masakhanews").mkdir()
+    (tmp_path / "masakhanews" / "ibo.test.tsv").write_text(ARTICLES)
+    data, lines = DataFolder(tmp_path), []
+    for development in (False, True):
+        asked = write_suite("masakhanews", ["ig"], tasks, data=data, skip=lines.append,
+                            development=development)  # fmt: skip
+        assert [one.name for one in asked] == ["masakhanews_ibo_0shot"]
+    assert lines == ["masakhanews in ig: no development split"]
+    (tmp_path / "masakhanews" / "ibo.dev.tsv").write_text(ARTICLES)
+    asked = write_suite("masakhanews", ["ig"], tasks, data=data, development=True)
+    assert [one.name for one in asked] == ["masakhanews_ibo_0shot", "masakhanews_ibo_0shot_dev"]
+
+
 @pytest.fixture
 def greetings(tmp_path):
     """The benchmark of the module's docstring, with a few rows."""
@@ -401,7 +415,7 @@ def test_a_benchmark_of_ones_own_is_one_file(greetings, tasks):
         "Hujambo\nThis is", "Toka\nThis is"
     ]  # fmt: skip
     assert task.doc_to_choice(task.eval_docs[0]) == ["polite", "rude"]
-    with pytest.raises(EvaluationError, match=r"no greetings/en\.test\.tsv in the folder"):
+    with pytest.raises(EvaluationError, match=r"no greetings/en\.test\.tsv beside greetings"):
         write_suite(str(greetings), ["en"], tasks, data=data)
 
 
