@@ -208,9 +208,22 @@ def test_a_target_that_is_no_folder(tmp_path, target, kind, overwrite):
 
 def test_a_parent_that_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    expected = {"no": "no such folder; create it first", "file": "is not a folder"}
-    for parent, message in expected.items():
-        assert refusal(tmp_path / parent / "out") == f"{tmp_path}/{parent}: {message}"
+    (tmp_path / "link").symlink_to("nothing")
+    for parent in ("file", "link"):
+        for below in ("out", "deep/down/out"):
+            assert refusal(tmp_path / parent / below) == f"{tmp_path}/{parent}: is not a folder"
+    assert names(tmp_path) == ["file", "link"]
+
+
+def test_missing_parents_are_made_when_the_writing_begins(tmp_path):
+    out = tmp_path / "deep" / "down" / "out"
+    assert commit.refuse_target(out, marker=MARKER, overwrite=False) == out
+    assert names(tmp_path) == []
+    commit_version(out, 1)
+    assert whole_version(out) == 1
+    with commit.atomic_file(tmp_path / "new" / "file", is_ours=lambda path: True) as draft:
+        draft.write_text("1")
+    assert (tmp_path / "new" / "file").read_text() == "1"
 
 
 def test_a_parent_that_may_not_be_written(target, monkeypatch):

@@ -42,7 +42,14 @@ def test_too_few_rows_are_said_and_no_error(layerswap, mix, tmp_path):
     mix.write_text(mix.read_text() + "total: 100\n")
     result = layerswap("data", mix, "--out", tmp_path / "out")
     assert result.code == 0
-    assert result.out.splitlines()[-1] == "the sources hold 20 of the 100 examples in `total`"
+    assert result.out.splitlines()[-1] == (
+        "the sources hold 20 of the 100 examples in `total`; write total: all"
+    )
+    trial = layerswap("data", mix, "--out", tmp_path / "trial", "--limit", 5)
+    assert "the sources hold" not in trial.out
+    mix.write_text(mix.read_text().replace("total: 100", "total: all"))
+    result = layerswap("data", mix, "--out", tmp_path / "all")
+    assert result.out.splitlines()[-1] == f"wrote {tmp_path / 'all'}: 18 rows, 2 held out"
 
 
 def test_the_ready_recipes_are_listed_and_shown(layerswap):

@@ -367,9 +367,9 @@ def test_a_full_disk_is_refused_before_writing(plan, tmp_path, monkeypatch):
     )
 
 
-def test_a_missing_parent_is_refused(plan, tmp_path):
-    message = refusal(plan.save, tmp_path / "no" / "out")
-    assert message == f"{tmp_path}/no: no such folder; create it first"
+def test_a_missing_parent_is_made(plan, tmp_path):
+    plan.save(tmp_path / "new" / "folder" / "out")
+    assert (tmp_path / "new" / "folder" / "out" / "layerswap.json").is_file()
 
 
 # --- sources that change ---

@@ -56,7 +56,7 @@ def test_where_takes_a_value_or_several():
         (("id: owner/name", "id: owner/name/more"), "m.yaml, line 4: sources.aya.id: "
          "'owner/name/more' is not a Hub id like 'owner/name'; for a file give path"),
         (("id: owner/name", "split: train"), "m.yaml, line 3: sources.aya: give one of id (a Hub "
-         "data set) and path (a local file)"),
+         "data set), path (a local file) and parallel (files)"),
         (("path: notes.jsonl", "path: notes.jsonl\n    config: x"), "m.yaml, line 9: "
          "sources.notes.config: is for a Hub data set; remove it, or give id in place of path"),
         (('    completion: "{a}"\n', ""), "m.yaml, line 3: sources.aya: prompt and completion go "
@@ -75,6 +75,17 @@ def test_where_takes_a_value_or_several():
          "sources.aya.without: excludes files from `files`; give `files`"),
         (("name: mine", "name: mine\ntotal: 5\nvalidation: 5"), "m.yaml, line 3: validation: 5 of "
          "5 examples leaves none for training"),
+        (("path: notes.jsonl", "parallel: {ig: news.ig}"), "m.yaml, line 8: sources.notes.parallel: "
+         "give two or more files; for a single one give path"),
+        (("path: notes.jsonl", "parallel: {a: b, c: d}\n    format: text"), "m.yaml, line 9: "
+         "sources.notes.format: parallel files have a row in each line; remove it"),
+        (("path: notes.jsonl", "parallel: {a: b, c: d}\n    split: x\n    config: x"), "m.yaml, line "
+         "10: sources.notes.config: is for a Hub data set; remove it, or give id in place of "
+         "parallel"),
+        (("name: mine", "name: mine\nvalidation: 2.5"), "m.yaml, line 2: validation: write a number "
+         "of examples such as 200, or a share such as 0.1; found 2.5"),
+        (("name: mine", "name: mine\ntotal: al"), "m.yaml, line 2: total: write a whole number or "
+         "all; found 'al'"),
         (("name: mine", "name: mine\nname: yours"), "m.yaml: line 2: key 'name' is given twice"),
     ],
 )  # fmt: skip

@@ -161,7 +161,12 @@ def changed(mix, **changes):
         ({"filters": {"evaluation": {"against": {"e": {"path": "a.jsonl", "columns": ["x"]}}}}},
          r"^evaluation set 'e' \(a\.jsonl\): columns: no column 'x'"),
         ({"a": {"language": "swa"}, "filters": {"language": True}},
-         r"^filters\.language: py3langid knows no language 'swa'"),
+         r"^source 'a': the language filter \(py3langid, \d+ languages\) does not know 'swa'; "
+         "write sw$"),
+        ({"a": {"language": "lua"}, "filters": {"language": True}},
+         r"does not know 'lua'; write skip: \[language\] in the source, or language: false$"),
+        ({"filters": {"language": {"allow": ["sw", "lua"]}}},
+         r"^filters\.language\.allow: the language filter"),
         ({"filters": {"length": {"min_text": 1000}}},
          r"^mix 'numbers': no example is left; dropped: length 2$"),
     ],

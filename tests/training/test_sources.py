@@ -109,9 +109,9 @@ def test_a_card_that_declares_configurations_decides_their_files(tmp_path):
         ({"path": "no.jsonl"}, "{tmp}/no.jsonl: no such file"),
         ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no such file"),
         ({"path": "x.unknown"}, "{tmp}/x.unknown: unknown format '.unknown'; give format: jsonl, "
-         "json, csv, parquet or text"),
+         "json, csv, parquet, text or paragraphs"),
         ({"path": "bad.json"}, "cannot be read ("),
-        ({"path": "empty.csv"}, "cannot be read ("),
+        ({"path": "empty.csv"}, "{tmp}/empty.csv: is empty"),
     ],
 )  # fmt: skip
 def test_a_missing_or_unreadable_file_is_named(tmp_path, origin, message):
@@ -218,7 +218,11 @@ def test_a_damaged_file_is_one_line(tmp_path, limit):
     }
     for name, content in damaged.items():
         (tmp_path / name).write_bytes(content)
-        why = r"line 2: is not UTF-8 text" if "latin.jsonl" in name else "cannot be read|no rows"
+        why = "cannot be read"
+        if name.startswith("latin"):
+            why = f"{name}, line 2: is not UTF-8 text; save the file as UTF-8"
+        elif name.startswith("empty"):
+            why = f"{name}: is empty"
         with pytest.raises(DataError, match=why) as error:
             rows_of(tmp_path, path=name, limit=limit)
         assert "\n" not in str(error.value)

@@ -1,6 +1,7 @@
 """Atomic output folders and files, with a journal for resuming.
 
 An output is written beside its target under a name with `.partial-`, flushed to disk, and renamed.
+Missing parent folders are made when the writing begins, after every check.
 A process that is killed at any moment leaves the old output, the new one, or a partial folder; the
 next commit to the same target resumes or removes the partial folder.
 """
@@ -89,6 +90,7 @@ def _partial_folder(target: Path, resume: str | None) -> Iterator[tuple[Path, Pa
     real = target.resolve()  # "." and ".." have no name for a suffix
     folder = real.with_name(f"{_partial_prefix(real)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
+        real.parent.mkdir(parents=True, exist_ok=True)
         _adopt_leftover(real, folder, resume)
         _remove_leftovers(real)
         folder.mkdir(exist_ok=True)
@@ -232,12 +234,16 @@ def _unwritable(target: Path) -> Iterator[None]:
 def _refuse_existing(target: Path, overwrite: bool) -> None:
     if target.exists() and not overwrite:
         raise MergeError(f"{target}: exists already; choose another output or pass --overwrite")
-    if target.parent.exists() and not target.parent.is_dir():
-        raise MergeError(f"{target.parent}: is not a folder")
-    if not target.parent.is_dir():
-        raise MergeError(f"{target.parent}: no such folder; create it first")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise MergeError(f"{target.parent}: not writable")
+    parent = existing_parent(target)
+    if not parent.is_dir():
+        raise MergeError(f"{parent}: is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise MergeError(f"{parent}: not writable")
+
+
+def existing_parent(target: Path) -> Path:
+    """Return the nearest folder above an absolute path that is there; the others will be made."""
+    return next(parent for parent in target.parents if os.path.lexists(parent))
 
 
 # --- the journal, and partial folders of killed processes ---

@@ -85,9 +85,10 @@ def _build(
     output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
     for warning in card["warnings"]:
         output.log(f"warning: {warning}")
-    if checked.total is not None and len(built.examples) < checked.total:
+    if limit is None and checked.total is not None and len(built.examples) < checked.total:
         output.say(
-            f"the sources hold {len(built.examples):,} of the {checked.total:,} examples in `total`"
+            f"the sources hold {len(built.examples):,} of the {checked.total:,} examples in "
+            "`total`; write total: all"
         )
 
 
@@ -106,7 +107,7 @@ def _list_recipes() -> None:
         for source_name, source in mix.sources.items():
             config = f" ({source.config})" if source.config else ""
             output.say(
-                f"    {source_name}: {source.id or source.path}{config}, "
+                f"    {source_name}: {source.named}{config}, "
                 f"{source.licence or 'licence not stated'}"
             )
 

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from layerswap.checkpoint.commit import existing_parent
 from layerswap.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
@@ -134,13 +135,16 @@ def refuse_text(path: Path, *, overwrite: bool = False) -> None:
     """Refuse a path that `write_text` would refuse, before any work is done for it."""
     if path.exists() and not overwrite:
         raise RecipeError(f"{path}: {ALREADY}")
-    if not path.absolute().parent.is_dir():
-        raise RecipeError(f"{path.parent}: no such folder; create it first")
+    parent = existing_parent(path.absolute())
+    if not parent.is_dir():
+        raise RecipeError(f"{parent}: is not a folder")
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
-    """Write a text file; a RecipeError if it exists or cannot be written."""
+    """Write a text file, and its folder; a RecipeError if it exists or cannot be written."""
+    refuse_text(path, overwrite=overwrite)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

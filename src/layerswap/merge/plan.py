@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Advance, Log, PathLike
 from layerswap.checkpoint import Checkpoint, Place
+from layerswap.checkpoint.commit import existing_parent
 from layerswap.checkpoint.folder import downloaded
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -341,7 +342,7 @@ class Plan:
                 else f"{target}: a GGUF file is only written from GGUF files; name a folder"
             )
         check_apart(target, self.opened)
-        check_space(target.parent, self.nbytes)
+        check_space(existing_parent(target), self.nbytes)
         check_unchanged(self.stamps)
         return target
 

@@ -35,7 +35,7 @@ def prepare_folder(out: Path) -> Path:
     try:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / ANSWERS).is_file():
             raise EvaluationError(f"{folder}: does not hold a sweep; choose another output")
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EvaluationError(f"{folder}: cannot be written ({error.strerror})") from None
     return folder

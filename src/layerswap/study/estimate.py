@@ -309,8 +309,11 @@ def _data_of(graph: Graph, step: Step) -> list[DataSize]:
 def mix_size(text: str) -> DataSize:
     """The size of a mix that is not built yet: its `total` and `row_tokens`, where it has them."""
     mix = yaml.safe_load(text)
-    rows, tokens = mix.get("total") or USUAL.rows, mix.get("row_tokens") or USUAL.tokens
-    return DataSize(rows, tokens) if isinstance(rows, int) and isinstance(tokens, int) else USUAL
+    rows, tokens = mix.get("total"), mix.get("row_tokens")
+    return DataSize(
+        rows if isinstance(rows, int) else USUAL.rows,
+        tokens if isinstance(tokens, int) else USUAL.tokens,
+    )
 
 
 def data_size(given: Any) -> DataSize:

@@ -375,6 +375,8 @@ def _paths(data: Any) -> Iterator[str]:
     if isinstance(data, dict):
         if isinstance(data.get("path"), str):
             yield data["path"]
+        if isinstance(data.get("parallel"), dict):
+            yield from map(str, data["parallel"].values())
         data = list(data.values())
     if isinstance(data, list):
         for one in data:

@@ -100,8 +100,8 @@ def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> Non
 def _check_mix(step: Step) -> None:
     mix = parse_mix(step.settings["mix"], where=step.name)
     for source in mix.sources.values():
-        if source.path is not None:
-            existing_path(Path(step.settings["folder"]) / source.path)
+        for path in source.paths:
+            existing_path(Path(step.settings["folder"]) / path)
 
 
 def _check_experts(step: Step, *, local: bool) -> None:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerswap.errors import DataError, LayerswapError
+from layerswap.errors import DataError, LayerswapError, error_context
 from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
 from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.schema import Mix, Origin
@@ -99,9 +99,16 @@ def build_mix(
         raise DataError(_nothing_left(mix, tallies, filters))
     _count_kept(mix, tallies, drawn, index)
     examples = [drawn[i] for i in _order(len(drawn), mix.seed, mix.name)]
-    split = len(examples) - min(mix.validation, max(0, len(examples) - 1))
+    split = len(examples) - _held_out(mix, len(examples))
     train, validation = mix_rows(mix, examples[:split]), mix_rows(mix, examples[split:])
     return BuiltMix(mix, train, validation, tallies, filters, index, examples)
+
+
+def _held_out(mix: Mix, count: int) -> int:
+    """Number of validation examples among `count`: at least one for a share, and never all."""
+    wanted = mix.validation
+    wanted = max(1, round(wanted * count)) if 0 < wanted < 1 else int(wanted)
+    return min(wanted, count - 1)
 
 
 def share(total: int, weights: dict[str, float]) -> dict[str, int]:
@@ -119,15 +126,17 @@ def share(total: int, weights: dict[str, float]) -> dict[str, int]:
 
 
 def _check_languages(mix: Mix) -> None:
-    if mix.filters.language is not None:
-        check_languages(
-            mix.filters.language.allow
-            or [
-                source.language
-                for source in mix.sources.values()
-                if source.language and "language" not in source.skip
-            ]
-        )
+    settings = mix.filters.language
+    if settings is None:
+        return
+    if settings.allow is not None:
+        with error_context("filters.language.allow"):
+            check_languages(settings.allow)
+        return
+    for name, source in mix.sources.items():
+        if source.language and "language" not in source.skip:
+            with error_context(f"source {name!r}"):
+                check_languages([source.language])
 
 
 def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
@@ -228,7 +237,7 @@ def _naming(what: str, origin: Origin) -> Iterator[None]:
     try:
         yield
     except LayerswapError as error:
-        raise error.within(f"{what} ({origin.id or origin.path})") from None
+        raise error.within(f"{what} ({origin.named})") from None
 
 
 def _order(count: int, seed: int, name: str) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.commit import atomic_folder
 from layerswap.errors import DataError
+from layerswap.training.mix.filters import OVERLAP, overlap
 from layerswap.training.mix.schema import EvaluationSet, Mix, MixSource, parse_mix
 from layerswap.versions import versions
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from layerswap.training.mix.build import BuiltMix
+    from layerswap.training.mix.filters import ItemIndex
 
 CARD = "data_card.json"
 """The file that marks a folder as written by `save_mix`."""
@@ -99,9 +101,11 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         "sources": sources,
         "filters": _filter_facts(built),
         "evaluation_sets": {
-            name: statistics._asdict()
-            for name, statistics in (built.index.sets if built.index else {}).items()
-        },
+            name: statistics._asdict() | {"shared_runs": _shared_runs(built, built.index, name)}
+            for name, statistics in built.index.sets.items()
+        }
+        if built.index
+        else {},
         "warnings": contaminated + ([boundary] if boundary else []),
         "note": mix.note,
         "unverified": [
@@ -110,6 +114,12 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         ],
         "versions": versions(*_LIBRARIES),
     }
+
+
+def _shared_runs(built: BuiltMix, index: ItemIndex, name: str) -> int:
+    """Number of items of an evaluation set that share a run of words with the training text."""
+    training = built.examples[: len(built.train)]
+    return len(overlap((example.whole for example in training), index.texts[name]))
 
 
 def _source_facts(built: BuiltMix, name: str, tokenizer: Any | None) -> dict[str, Any]:
@@ -208,10 +218,12 @@ def markdown(card: dict[str, Any]) -> str:
     ]
     if card["evaluation_sets"]:
         sets = [
-            (name, facts["items"], f"{facts['n']} {facts['unit']}", facts["too_short"])
+            (name, facts["items"], f"{facts['n']} {facts['unit']}", facts["too_short"],
+             facts["shared_runs"])
             for name, facts in card["evaluation_sets"].items()
-        ]
-        header = ("set", "items", "n-gram", "too short to match")
+        ]  # fmt: skip
+        shared = f"share {OVERLAP} words in a row with the training text"
+        header = ("set", "items", "n-gram", "too short to match", shared)
         parts += ["### Excluded evaluation items", _table(header, sets)]
     for title, lines in (
         ("Warnings", card["warnings"]),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from layerswap.errors import DataError
+from layerswap.errors import DataError, EvaluationError
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.mathematics import math_probability
 from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
@@ -31,6 +31,8 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
 )
 """Thai, Lao, Burmese, Khmer, kana and Han: scripts without spaces between words."""
+OVERLAP = 5
+"""Words in a run that training text and a test item may not share unseen."""
 MixFilter = Callable[[MixExample], str | None]
 """Called with one example after another; returns why it is dropped, or None to keep it."""
 
@@ -203,9 +205,20 @@ def check_languages(codes: Iterable[str]) -> None:
     for code in codes:
         if code not in known:
             raise DataError(
-                f"filters.language: py3langid knows no language {code!r}; "
-                "write an ISO 639-1 code such as sw, or skip the filter for this source"
+                f"the language filter (py3langid, {len(known)} languages) does not know {code!r}; "
+                f"{_near_code(code, known)}"
             )
+
+
+def _near_code(code: str, known: set[str]) -> str:
+    """The remedy: the language's code there, or to leave the filter out."""
+    from layerswap.evaluation.languages import match
+
+    try:
+        near = match(code, known)
+    except EvaluationError:
+        near = None
+    return f"write {near}" if near else "write skip: [language] in the source, or language: false"
 
 
 def _joint_probability(ranked: list[tuple[str, float]], allow: Iterable[str]) -> float:
@@ -247,6 +260,7 @@ class ItemIndex:
             unit: {} for unit in MINIMUM_UNITS
         }
         self.sets: dict[str, Indexed] = {}
+        self.texts: dict[str, list[str]] = {}  # the items of a set
 
     def add(self, name: str, items: Iterable[str]) -> Indexed:
         """Index a set of items under `name`, and return its statistics."""
@@ -265,7 +279,7 @@ class ItemIndex:
                 for gram in ngrams(parts, size, unit):
                     grams.setdefault(gram, (name, text))
         short = sum(1 for length in lengths if length < minimum)
-        self.sets[name] = Indexed(len(texts), short, unit, n)
+        self.sets[name], self.texts[name] = Indexed(len(texts), short, unit, n), texts
         return self.sets[name]
 
     def find(self, text: str) -> tuple[str, str] | None:
@@ -280,6 +294,29 @@ class ItemIndex:
                     if gram in grams:
                         return grams[gram]
         return None
+
+
+def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) -> list[int]:
+    """Find the items that share a run of words with one of the texts; return their positions.
+
+    In scripts without spaces a run has two characters for each word. An item that is shorter than a
+    run has none.
+
+    Example: `overlap(["He saw a red house on the hill."], ["A red house on the left"])` is `[0]`.
+    """
+    runs: dict[str, dict[str, set[int]]] = {"words": {}, "characters": {}}
+    length = {"words": words, "characters": 2 * words}
+    for position, item in enumerate(items):
+        unit = "characters" if is_unspaced(item) else "words"
+        for run in ngrams(units(item, unit), length[unit], unit):
+            runs[unit].setdefault(run, set()).add(position)
+    shared: set[int] = set()
+    for text in texts:
+        for unit, known in runs.items():
+            if known:
+                found = known.keys() & set(ngrams(units(text, unit), length[unit], unit))
+                shared.update(*(known[run] for run in found))
+    return sorted(shared)
 
 
 def units(text: str, unit: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -56,22 +57,48 @@ def _switch(value: object) -> object:
     return {} if value is True else None if value is False else value
 
 
+def _total(value: object) -> object:
+    """Read `all` as no number, and the text of a number, which a parameter gives, as the number."""
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    return None if value == "all" else value
+
+
+def _held_out(value: float) -> float:
+    if value < 0 or (value >= 1 and not value.is_integer()) or value == math.inf:
+        raise ValueError("write a number of examples such as 200, or a share such as 0.1")
+    return value if 0 < value < 1 else int(value)
+
+
 class Origin(Strict):
-    """Where rows come from: a Hub data set (`id`) or local files (`path`)."""
+    """Where rows come from: a Hub data set (`id`) or local files (`path`, `parallel`)."""
 
     id: NonEmpty | None = None  # owner/name
     config: NonEmpty | None = None
     split: NonEmpty = "train"
     revision: NonEmpty | None = None
     path: NonEmpty | None = None  # a file or a pattern of files, relative to the mix's folder
+    # Files aligned by line, by the column that holds their lines: {ig: news.ig, en: news.en}
+    parallel: dict[NonEmpty, NonEmpty] = {}
     files: list[NonEmpty] = []  # patterns or URLs, in place of the data set's own choice of files
     without: list[NonEmpty] = []  # patterns of files to exclude from `files`
-    format: Literal["jsonl", "json", "csv", "parquet", "text"] | None = None  # None: by file name
+    # None: by file name; text: a row for each line; paragraphs: separated by blank lines
+    format: Literal["jsonl", "json", "csv", "parquet", "text", "paragraphs"] | None = None
     delimiter: NonEmpty = ","
     header: list[NonEmpty] | None = None  # column names of a csv without a header line
     quotes: bool = True  # false: quotation marks in a csv are ordinary characters
     where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}  # allowed values
     read: PositiveInt | None = None  # number of rows, from the start; None: all
+
+    @property
+    def paths(self) -> list[str]:
+        """The local files, or patterns of files; empty for a Hub data set."""
+        return [self.path] if self.path is not None else list(self.parallel.values())
+
+    @property
+    def named(self) -> str:
+        """The name for messages and the card."""
+        return self.id or ", ".join(self.paths)
 
 
 class Messages(Strict):
@@ -178,8 +205,9 @@ class Mix(Strict):
     description: str = ""
     kind: Literal["chat", "prompt-completion", "messages", "text"] = "chat"
     sources: Annotated[dict[NonEmpty, MixSource], Field(min_length=1)]
-    total: PositiveInt | None = None  # examples, shared by the sources' weights; None: all
-    validation: NonNegativeInt = 0  # examples held out of them
+    # Examples, shared by the sources' weights; None, and `all` in YAML: every one that passes
+    total: Annotated[PositiveInt | None, BeforeValidator(_total)] = None
+    validation: Annotated[float, AfterValidator(_held_out)] = 0  # a number of them, or a share
     row_tokens: PositiveInt | None = None  # mean of a row, for a study's estimates
     separator: str = "\n"  # between prompt and completion where they are joined as plain text
     filters: Filters = Filters()
@@ -218,14 +246,23 @@ def _mappings(data: Any, *path: str) -> Iterator[tuple[KeyPath, Mapping[Any, Any
 
 
 def _origin_mistakes(path: KeyPath, origin: Mapping[Any, Any]) -> Iterator[Mistake]:
-    name, local = origin.get("id"), origin.get("path")
-    if (name is None) == (local is None):
-        yield path, "give one of id (a Hub data set) and path (a local file)"
+    name = origin.get("id")
+    given = [key for key in ("id", "path", "parallel") if origin.get(key) is not None]
+    if len(given) != 1:
+        yield path, "give one of id (a Hub data set), path (a local file) and parallel (files)"
     if isinstance(name, str) and not _HUB_ID.fullmatch(name):
         yield (*path, "id"), f"{name!r:.60} is not a Hub id like 'owner/name'; for a file give path"
     for key in ("config", "revision", "files", "without"):
-        if local is not None and origin.get(key):
-            yield (*path, key), "is for a Hub data set; remove it, or give id in place of path"
+        if given and given != ["id"] and origin.get(key):
+            yield (
+                (*path, key),
+                f"is for a Hub data set; remove it, or give id in place of {given[0]}",
+            )
+    if "parallel" in given:
+        if isinstance(origin["parallel"], dict) and len(origin["parallel"]) < 2:
+            yield (*path, "parallel"), "give two or more files; for a single one give path"
+        if origin.get("format") is not None:
+            yield (*path, "format"), "parallel files have a row in each line; remove it"
     if origin.get("without") and not origin.get("files"):
         yield (*path, "without"), "excludes files from `files`; give `files`"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import csv
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import DataError, LayerswapError
@@ -20,6 +22,8 @@ _FORMATS = {
 }  # fmt: skip
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 _ADDRESSES = ("https://", "http://", "hf://")
+LONGEST_FIELD = 200
+"""Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 
 
 class Opened(NamedTuple):
@@ -42,7 +46,9 @@ def open_rows(
     try:
         if origin.path is not None:
             files = matching_files(folder, origin.path)
-            return Opened(_read_files(files, origin, count), origin.path)
+            return Opened(_read_files(files, origin, count), origin.named)
+        if origin.parallel:
+            return Opened(_read_parallel(origin, folder, count), origin.named)
         if copy is not None:
             return Opened(_read_copy(copy, origin, count), f"{origin.id} (local copy)")
         at = f"@{origin.revision}" if origin.revision else ""
@@ -50,7 +56,7 @@ def open_rows(
     except LayerswapError:
         raise
     except Exception as error:  # the readers and the transports share no class of error
-        if origin.path is not None or copy is not None:
+        if origin.paths or copy is not None:
             reason = f"cannot be read ({type(error).__name__}: {_short(error)})"
         else:
             missing = f"; {local} has no copy of it" if local is not None else ""
@@ -154,23 +160,134 @@ def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
         }
         if origin.header is not None:
             options |= {"names": origin.header, "header": None}
-    if kind == "jsonl":
-        _check_utf8(file for file in files if not file.startswith(_ADDRESSES))
+    local = [file for file in files if not file.startswith(_ADDRESSES)]
+    if kind == "csv" and len(options["sep"]) == 1:
+        for file in local:
+            _check_table(file, origin, options["sep"], count)
+    elif kind in ("jsonl", "text"):
+        for file in local:
+            _check_text(file)
+    if kind == "paragraphs":
+        return _generate(_paragraphs, files, count)
+    if kind == "text":
+        options["encoding"] = "utf-8-sig"
     builder = "json" if kind == "jsonl" else kind
     return _load(builder, origin, count, split="train", **options)
 
 
-def _check_utf8(files: Iterable[str]) -> None:
-    """Refuse files that are not UTF-8: Arrow reads them, and fails on a row much later."""
+def _read_parallel(origin: Origin, folder: Path, count: int | None) -> Dataset:
+    """Read line-aligned files into rows with a column for each; refuse different lengths."""
+    files = {column: matching_files(folder, path) for column, path in origin.parallel.items()}
+    lengths = {one[0]: sum(map(_check_text, one)) for one in files.values()}
+    short, long = (pick(lengths, key=lengths.__getitem__) for pick in (min, max))
+    if lengths[short] < lengths[long]:
+        raise DataError(
+            f"{long}, line {lengths[short] + 1}: has no partner in {short}, which has "
+            f"{lengths[short]:,} lines of {lengths[long]:,}; parallel files are aligned by line"
+        )
+    return _generate(_aligned, files, count)
+
+
+def _aligned(files: dict[str, list[str]]) -> Iterator[dict[str, str]]:
+    """Yield the rows of parallel files; a row with an empty line in one of them is left out."""
+    columns = [chain.from_iterable(map(_lines, one)) for one in files.values()]
+    for texts in zip(*columns, strict=True):
+        if all(text.strip() for text in texts):
+            yield dict(zip(files, texts, strict=True))
+
+
+def _paragraphs(files: list[str]) -> Iterator[dict[str, str]]:
+    for file in files:
+        for is_text, lines in groupby(_lines(file), key=lambda line: bool(line.strip())):
+            if is_text:
+                yield {"text": "\n".join(lines)}
+
+
+def _generate(
+    rows: Callable[[Any], Iterator[dict[str, str]]], files: Any, count: int | None
+) -> Dataset:
+    """Write the rows of files to the cache of `datasets`, or take the first `count` of them."""
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    taken = list(islice(rows(files), count or 1))
+    if not taken:
+        raise DataError("has no rows")
+    if count is not None:
+        return Dataset.from_list(taken)
+    names = chain.from_iterable(files.values()) if isinstance(files, dict) else files
+    found = [Path(name).stat() for name in names if not name.startswith(_ADDRESSES)]
+    # The stamp is a part of the cache's key: a changed file is read again.
+    stamp = str([(one.st_size, one.st_mtime_ns) for one in found])
+    made: Dataset = Dataset.from_generator(
+        _stamped, gen_kwargs={"rows": rows, "files": files, "stamp": stamp}
+    )
+    return made
+
+
+def _stamped(
+    rows: Callable[[Any], Iterator[dict[str, str]]], files: Any, stamp: str
+) -> Iterator[dict[str, str]]:
+    return rows(files)
+
+
+def _lines(file: str) -> Iterator[str]:
+    """Yield the lines of a file, packed or not, without their ends; refuse all but UTF-8."""
     import fsspec
 
-    for file in files:
-        with fsspec.open(file, "rb", compression="infer") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    line.decode("utf-8")
-                except UnicodeDecodeError:
-                    raise DataError(f"{file}, line {number}: is not UTF-8 text") from None
+    with fsspec.open(file, "rb", compression="infer") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{file}, line {number}: is not UTF-8 text; save the file as UTF-8"
+                ) from None
+            yield text.rstrip("\r\n")
+
+
+def _check_text(file: str) -> int:
+    """Count the lines of a text file; refuse an empty one, and any but UTF-8.
+
+    The library would fail on a row much later, without its line.
+    """
+    count, written = 0, False
+    for count, line in enumerate(_lines(file), start=1):  # noqa: B007
+        written = written or bool(line.strip())
+    if not written:
+        raise DataError(f"{file}: is empty")
+    return count
+
+
+def _check_table(file: str, origin: Origin, delimiter: str, count: int | None) -> None:
+    """Refuse a table that the csv module cannot split into rows of the header's length.
+
+    The library would shift the fields of a long row to other columns, and end a field that begins
+    with a lone quotation mark many lines later.
+    """
+    csv.field_size_limit(1 << 30)  # whole articles, and a swallowed rest of a file
+    rule: Literal[0, 3] = csv.QUOTE_MINIMAL if origin.quotes else csv.QUOTE_NONE
+    lines = (f"{line}\n" for line in _lines(file))
+    rows = csv.reader(lines, delimiter=delimiter, quoting=rule, strict=True)
+    width, start = len(origin.header or ()), 1
+    try:
+        for row in islice(rows, None if count is None else count + 1):
+            if rows.line_num - start >= LONGEST_FIELD:
+                raise csv.Error(f"a quoted field has more than {LONGEST_FIELD} lines")
+            width = width or len(row)
+            # Published tables without a header may leave out fields at the end of a row.
+            if len(row) > width or (0 < len(row) < width and origin.header is None):
+                raise DataError(
+                    f"{file}, line {start}: number of fields is {len(row)}, but the header has {width}"
+                )
+            start = rows.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{file}, line {start}: {error}; if quotation marks are ordinary characters in this "
+            "file, write quotes: false"
+        ) from None
+    if not width:
+        raise DataError(f"{file}: is empty")
 
 
 def _load(
@@ -237,7 +354,7 @@ def _format_of(file: str) -> str:
     if suffix not in _FORMATS:
         raise DataError(
             f"{file}: unknown format {suffix or 'without an extension'!r}; "
-            "give format: jsonl, json, csv, parquet or text"
+            "give format: jsonl, json, csv, parquet, text or paragraphs"
         )
     return _FORMATS[suffix]
 
