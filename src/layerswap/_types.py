@@ -1,4 +1,4 @@
-"""Types that several rooms share, and the lazy import of a package's public names."""
+"""Types and words that several rooms share, and the lazy import of a package's public names."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ EngineName = Literal["sweep", "vllm"]
 def no_bars(label: str, total: int) -> AbstractContextManager[Advance]:
     """Return a progress bar that is not shown."""
     return nullcontext(lambda count: None)
+
+
+def duration(seconds: float) -> str:
+    """Write a duration as text, such as `40 s`, `12 min` or `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:

@@ -184,9 +184,9 @@ def test_a_limit_that_leaves_out_answers_is_reported(world, tmp_path):
         lines = []
         evaluate(
             sweep, tokenizer, ["sorted"], include=[tmp_path], members=[0],
-            settings=EvaluationSettings(limit=limit), log=lines.append,
+            settings=EvaluationSettings(limit_first=limit), log=lines.append,
         )  # fmt: skip
-        found = [line for line in lines if "the first documents, which have 1 of the 2" in line]
+        found = [line for line in lines if f"the first {limit} documents have 1 of the 2" in line]
         assert len(found) == said, lines
 
 

@@ -178,7 +178,7 @@ def test_the_page_of_a_study(finished):
             assert violations(browser, path) == []
     page = path.read_text()
     assert '<th scope="col"></th>' not in page
-    for fact in ("Models and evaluation", str(shipped().base), "at most 12 of a task, the first",
+    for fact in ("Models and evaluation", str(shipped().base), "at most 12 of a task, drawn by label",
                  "lab_problem_{language}", "layerswap study merge", "Against it: ",
                  "the selected composition in nela.", 'data-panel="maps"', "<details>",
                  "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
@@ -734,11 +734,10 @@ def test_a_study_can_report_calibrated_accuracy(folder, tmp_path):
     )
     assert calibrated != plain
     (rows,) = numbers_of(journal)["languages"]["nela"].values()
-    _, test = split_documents(20, 0.5)
     for name, row in rows.items():
         assert row["mean"] == np.mean([
             score for (model, document), score in calibrated.items()
-            if model.endswith(name) and document in test
+            if model.endswith(name)  # all documents: nothing was chosen on any
         ])  # fmt: skip
 
 

@@ -90,6 +90,11 @@ def download(
     raise CheckpointError(f"{name}: {why}")
 
 
+def local_name(folder: Path) -> str:
+    """The name of a local folder as the user wrote it; a link keeps its own name."""
+    return Path(os.path.abspath(folder)).name  # noqa: PTH100, which would follow the link
+
+
 def check_hub_id(name: str) -> None:
     """Refuse a name that is not of the form `owner/name`."""
     if not HUB_ID.fullmatch(name):

@@ -192,6 +192,10 @@ class Prompts(commands.Group):
     """Settings of an evaluation without those of the engine."""
 
     limit: Annotated[
+        int | None,
+        _prompts(min=1, help="Number of documents per task, drawn in proportion to their labels."),
+    ] = None
+    limit_first: Annotated[
         int | None, _prompts(min=1, help="Number of documents per task, the first ones.")
     ] = None
     num_fewshot: Annotated[

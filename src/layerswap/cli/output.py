@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,31 +149,17 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
     The total is compositions times requests: a document with one prompt is one request, a choice of
     four is four. Answers that the store already has are not counted.
     """
-    from layerswap.evaluation.response_cache import Answer, AnswerStore
+    from layerswap.evaluation.response_cache import CountingStore
 
     with _shown() as start:
         job = Job(label, 0, "answers")
         advance = start(job)
-        asked: set[int] = set()
 
-        class CountingStore(AnswerStore):
-            """A store that counts its requests and answers."""
+        def count(total: int, done: int) -> None:
+            job.total = total
+            advance(done - job.done)
 
-            def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
-                wanted = list(requests)
-                known = super().known(composition, wanted)
-                new = {hash((composition, text)) for text in wanted if text not in known} - asked
-                asked.update(new)
-                job.total += len(new)
-                advance(0)
-                return known
-
-            def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
-                kept = list(answers)
-                super().keep(kept)
-                advance(len(kept))
-
-        yield CountingStore(path)
+        yield CountingStore(path, count)
 
 
 @contextmanager

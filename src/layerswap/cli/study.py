@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -44,6 +44,10 @@ def run(
         Literal["all", "selected"] | None,
         typer.Option(show_default="the study's", help="Checkpoints to keep."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="cpu|cuda", show_default="the study's", help="Device to evaluate on."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and their estimated cost, and exit.")
     ] = False,
@@ -65,7 +69,11 @@ def run(
     spec, folder = find_study(study)
     if keep_checkpoints is not None:
         spec = spec.model_copy(update={"keep_checkpoints": keep_checkpoints})
+    if device is not None:
+        spec = spec.model_copy(update={"device": device})
     graph = plan_study(spec, folder)
+    for note in spec.notes:
+        output.log(f"note: {note}")
     if dry_run:
         root, storage = place(out)
         if not (missing_of("train") or missing_of("eval")):
@@ -73,6 +81,8 @@ def run(
 
             preflight.refuse_other_study(graph, root, storage)
             preflight.check_plan(graph)
+            left = StudyJournal(root, graph, storage).left()
+            preflight.check_data(left, fetch=False, log=output.log)
         done = StudyJournal(root, graph, storage).finished()
         costs = cost_study(spec, graph)
         output.say(plan_table(graph, costs, done))
@@ -82,14 +92,16 @@ def run(
             disk_gb = amount(smaller.disk_gb + smaller.passing_gb)
             output.say(f"with --keep-checkpoints selected: about {disk_gb} GB of disk")
     else:
-        run_file(graph, out, on=on)
+        steps = cost_study(spec, graph).steps
+        run_file(graph, out, on=on, hours={name: one.hours for name, one in steps.items()})
 
 
-def run_file(graph: Graph, out: str, *, on: str | None) -> None:
-    """Run a planned study, and print its states and results."""
+def run_file(
+    graph: Graph, out: str, *, on: str | None, hours: Mapping[str, float] | None = None
+) -> None:
+    """Run a planned study, and print its states and results; `hours` are estimates by step."""
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
-    from layerswap.study import preflight
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
     from layerswap.study.report import BEST, FinishedSteps
     from layerswap.study.runner import run_graph
@@ -98,19 +110,27 @@ def run_file(graph: Graph, out: str, *, on: str | None) -> None:
     from layerswap.versions import need_extras
 
     need_extras("a study", "train", "eval")
+    output.log(f"checking {len(graph)} steps: files, columns, settings and the device")
+    from layerswap.study import preflight
+
     root, storage = place(out)
     preflight.refuse_other_study(graph, root, storage)
     preflight.check_plan(graph)
-    preflight.check_here(StudyJournal(root, graph, storage).left(), device=on is None)
+    left = StudyJournal(root, graph, storage).left()
+    preflight.check_here(left, device=on is None, log=output.log)
     executor = None
     if on is not None:
         from layerswap.study.runner import executor_of
 
         executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
-    summary = run_graph(
-        graph, root, step_functions(), executor=executor, storage=storage,
-        log=output.log
-    )  # fmt: skip
+    try:
+        summary = run_graph(
+            graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
+            hours=hours,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        output.log(f"stopped; run the same command again to resume in {root}")
+        raise
     output.say(status_table(list(summary.records.values())))
     if summary.failed:
         raise StudyError(
@@ -133,6 +153,62 @@ def _merge(root: Path, languages: Sequence[str] = ()) -> None:
 
     for path in merge_best(root, languages, log=output.log):
         output.say(f"wrote {path}")
+
+
+@commands.command(app, name="list")
+def list_(
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="Device to estimate the cost for.")
+    ] = "cuda",
+) -> None:
+    """List the ready studies: their data, base and estimated cost.
+
+    Prints a table; nothing is written.
+
+    Example: layerswap study list
+    """
+    from layerswap.cli.tables import amount
+    from layerswap.report.tables import Table
+    from layerswap.study.estimate import cost_study
+    from layerswap.study.plan import plan_study
+    from layerswap.study.spec import find_study, ready_studies
+
+    rows: list[list[str]] = []
+    speed = ""
+    for name in ready_studies():
+        spec, folder = find_study(name)
+        spec = spec.model_copy(update={"device": device})
+        costs = cost_study(spec, plan_study(spec, folder))
+        hours = sum(one.hours for one in costs.steps.values())
+        speed, disk_gb = costs.costs.speed.name, costs.disk_gb + costs.passing_gb
+        task = spec.task.data if isinstance(spec.task.data, str) else "files"
+        rows.append([name, task, ", ".join(spec.languages), spec.base, amount(hours),
+                     amount(disk_gb)])  # fmt: skip
+    columns = ["study", "task data", "languages", "base", "hours", "disk, GB"]
+    output.say(Table(columns, rows, f"Estimated hours {speed}; disk with all checkpoints."))
+    output.say("next: layerswap study show NAME")
+
+
+@commands.command(app)
+def show(
+    name: Annotated[str, typer.Argument(help="Name of a ready study.")],
+) -> None:
+    """Print the YAML of a ready study.
+
+    Prints to standard output; redirect it into a file to edit it.
+
+    Example: layerswap study show headline-transfer
+    """
+    from layerswap.compose.yaml_file import nearest
+    from layerswap.errors import RecipeError
+    from layerswap.study.spec import ready_studies
+
+    known = ready_studies()
+    if name not in known:
+        hint = nearest(name, list(known)) or f"; ready studies: {', '.join(known)}"
+        raise RecipeError(f"no ready study {name!r}{hint}")
+    for line in known[name].read_text("utf-8").splitlines():
+        output.say(line)
 
 
 @commands.command(app)

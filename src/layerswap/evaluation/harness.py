@@ -25,6 +25,7 @@ import numpy.typing as npt
 from layerswap._types import Advance, Log
 from layerswap.checkpoint.loading import pick_device
 from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES
+from layerswap.checkpoint.remote import local_name
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.engine.sweep import Sweep
@@ -80,7 +81,7 @@ def evaluate(
     """Evaluate compositions on lm-eval tasks: names of tasks or groups, or inline configurations.
 
     Of the settings, only prompts, limit, batch size and `allow_code` are used; the engine and dtype
-    are the sweep's. `samples` replaces the limit. `store` keeps answers for later runs. `log`
+    are the sweep's. `samples` replaces the limits. `store` keeps answers for later runs. `log`
     receives lines about memory and the limit. `progress` receives the number of compositions just
     evaluated.
 
@@ -92,9 +93,10 @@ def evaluate(
     results = []
     with _quiet():
         loaded = load_tasks(tasks, include=include, prompts=settings)
-        if settings.limit is not None and samples is None:
-            for note in _missing_answers(loaded, settings.limit):
+        if settings.limit_first is not None and samples is None:
+            for note in _missing_answers(loaded, settings.limit_first):
                 log(note)
+        samples = samples or drawn_samples(loaded, settings.limit)
         loaded = {**loaded, "tasks": {n: _BuiltOnce(task) for n, task in loaded["tasks"].items()}}
         size = None if settings.batch_size == "auto" else settings.batch_size
         responses = ResponseCache(sweep, chosen, store, size, log)
@@ -153,16 +155,49 @@ class _BuiltOnce:
             instance.resps, instance.filtered_resps = [], {}
 
 
+def drawn_samples(loaded: Any, limit: int | None, *, seed: int = 0) -> Samples | None:
+    """Draw at most `limit` documents of each task, in proportion to their labels.
+
+    A larger limit adds documents to those of a smaller one. None without a limit.
+    """
+    if limit is None:
+        return None
+    return {
+        name: sorted(stratified_order(labels_of(task), seed)[:limit])
+        for name, task in loaded["tasks"].items()
+    }
+
+
+def labels_of(task: Any) -> list[str]:
+    """The right answers of a task's documents if they are choices; else one label for all."""
+    documents = task.eval_docs
+    if task.get_config("output_type") != "multiple_choice":
+        return [""] * len(documents)
+    return [str(task.doc_to_target(document)) for document in documents]
+
+
+def stratified_order(labels: Sequence[str], seed: int) -> list[int]:
+    """Positions in a random order whose every beginning has the labels in proportion."""
+    order = np.random.default_rng(seed).permutation(len(labels)).tolist()
+    totals, seen = Counter(labels), Counter[str]()
+    places: dict[int, float] = {}
+    for position in order:
+        label = labels[position]
+        places[position] = (seen[label] + 0.5) / totals[label]
+        seen[label] += 1
+    return sorted(order, key=places.__getitem__)
+
+
 def _missing_answers(loaded: Any, limit: int) -> Iterator[str]:
     """Warn about tasks whose first documents lack some right answers, as in a sorted file."""
     for name, task in loaded["tasks"].items():
         if task.get_config("output_type") != "multiple_choice":
             continue
-        answers = [str(task.doc_to_target(doc)) for doc in task.eval_docs]
+        answers = labels_of(task)
         within, every = set(answers[:limit]), set(answers)
         if len(within) < len(every):
             yield (
-                f"{name}: a limit of {limit} takes the first documents, which have {len(within)} "
+                f"{name}: the first {limit} documents have {len(within)} "
                 f"of the {len(every)} right answers; their score is not that of the task"
             )
 
@@ -187,11 +222,12 @@ def run_tasks(
     from jinja2 import TemplateError
     from lm_eval.evaluator import evaluate as lm_evaluate
 
+    samples = samples or drawn_samples(loaded, settings.limit)
     try:
         result = lm_evaluate(
             lm=model,
             task_dict=loaded,
-            limit=settings.limit if samples is None else None,
+            limit=settings.limit_first if samples is None else None,
             samples=None if samples is None else {n: list(rows) for n, rows in samples.items()},
             bootstrap_iters=0,
             log_samples=True,
@@ -273,7 +309,7 @@ def open_models(models: Sequence[str]) -> dict[str, Plan]:
                 "experts": {"model": model}, "soup": {"experts": ["model"]}, "bake": True,
             }  # fmt: skip
             plan = make_plan(check_recipe(recipe, where=model))
-            name = path.resolve().name if path.is_dir() else model.replace("/", "--")
+            name = local_name(path) if path.is_dir() else model.replace("/", "--")
         plans[_unique(name, plans)] = plan
     return plans
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -87,6 +87,29 @@ class AnswerStore:
                 f"{self._path}: cannot be used to keep answers ({error}); "
                 "delete it to compute them again"
             ) from None
+
+
+class CountingStore(AnswerStore):
+    """A store that calls `count` with its requests without an answer so far, and those answered."""
+
+    def __init__(self, path: Path | None, count: Callable[[int, int], None]) -> None:
+        super().__init__(path)
+        self._count, self._asked, self._answered = count, set[int](), 0
+
+    def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
+        """Return the stored answers, and count the requests that have none."""
+        wanted = list(requests)
+        known = super().known(composition, wanted)
+        self._asked |= {hash((composition, text)) for text in wanted if text not in known}
+        self._count(len(self._asked), self._answered)
+        return known
+
+    def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
+        """Store answers, and count them."""
+        kept = list(answers)
+        super().keep(kept)
+        self._answered += len(kept)
+        self._count(len(self._asked), self._answered)
 
 
 def composition_key(plan: Plan) -> str:

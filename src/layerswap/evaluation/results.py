@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.checkpoint.remote import local_name
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import known_language, sample_shares
 from layerswap.evaluation.statistics import Comparison, Interval, compare, holm, mean_interval
@@ -397,7 +398,7 @@ def _documents(runs: Sequence[Path]) -> dict[str, dict[_Row, _Documents]]:
         for score in scores:
             name = score.model
             if seen.count(name) > 1:
-                name = f"{run.resolve().name}/{name}"
+                name = f"{local_name(run)}/{name}"
             documents = by_model.setdefault(name, {}).setdefault(_row(score), {})
             documents[score.task, score.document] = score.score
     return by_model

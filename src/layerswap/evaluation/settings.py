@@ -95,7 +95,8 @@ class EvaluationSettings(PromptOptions):
     once and swaps its weights; `hf` loads each model through transformers.
     """
 
-    limit: PositiveInt | None = None  # largest number of documents of a task
+    limit: PositiveInt | None = None  # most documents of a task, drawn by label
+    limit_first: PositiveInt | None = None  # the first documents of a task, as in lm-eval
     batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto` is 16, or as many as fit
     device: str | None = None  # a GPU if there is one when not given
     # As stored when not given, or the widest of several.
@@ -105,7 +106,9 @@ class EvaluationSettings(PromptOptions):
     allow_code: bool = False  # let tasks run programs that a model writes, in the sandbox
 
     @model_validator(mode="after")
-    def _arguments_of_vllm(self) -> Self:
+    def _consistent(self) -> Self:
+        if self.limit and self.limit_first:
+            raise ValueError("give either limit or limit_first")
         if self.engine_args and self.engine != "vllm":
             raise ValueError(NOT_VLLM)
         return self

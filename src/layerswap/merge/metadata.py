@@ -14,7 +14,13 @@ from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.loading import IMPLEMENTATIONS
 from layerswap.checkpoint.read import FLOAT_NAMES
-from layerswap.checkpoint.remote import PROCESSOR_FILES, TOKENIZER_FILES, RemoteFile, WeightFile
+from layerswap.checkpoint.remote import (
+    PROCESSOR_FILES,
+    TOKENIZER_FILES,
+    RemoteFile,
+    WeightFile,
+    local_name,
+)
 from layerswap.compose import draw
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
@@ -288,7 +294,7 @@ def recorded_name(file: WeightFile) -> str:
 
 def _card_name(checkpoint: Checkpoint) -> str:
     # A local path is of no use to a reader of the card, and may be private.
-    return checkpoint.folder.resolve().name if _is_local(checkpoint) else checkpoint.source
+    return local_name(checkpoint.folder) if _is_local(checkpoint) else checkpoint.source
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -11,7 +11,13 @@ import numpy as np
 
 from layerswap._types import Advance, Log
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.harness import evaluate, load_tasks, open_sweep
+from layerswap.evaluation.harness import (
+    evaluate,
+    labels_of,
+    load_tasks,
+    open_sweep,
+    stratified_order,
+)
 from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.results import document_scores
@@ -121,7 +127,7 @@ class Evaluator:
         }
         self._documents = _split(spec)
         if spec.limit is not None:
-            log(f"at most {spec.limit} documents of each task, drawn at random")
+            log(f"at most {spec.limit} documents of each task, drawn by label")
 
     def rows(
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None
@@ -161,12 +167,15 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
         return documents
     loaded = load_tasks(spec.tasks, include=include)
     for name, task in loaded["tasks"].items():
-        count = len(task.eval_docs)
+        count = min(len(task.eval_docs), spec.limit_first or len(task.eval_docs))
         if min(count, spec.limit or count) < 2:
             raise EvaluationError(
                 f"task {name}: a sweep needs two documents, one to choose on and one to test"
             )
-        parts = split_documents(count, spec.development, seed=spec.seed, limit=spec.limit)
+        order = stratified_order(labels_of(task), spec.seed) if spec.limit else None
+        parts = split_documents(
+            count, spec.development, seed=spec.seed, limit=spec.limit, order=order
+        )
         documents[DEVELOPMENT][name], documents[TEST][name] = (part.tolist() for part in parts)
     return documents
 

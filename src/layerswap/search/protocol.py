@@ -7,7 +7,7 @@ test documents give the scores of the report, with intervals and paired differen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -30,16 +30,23 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(
-    count: int, development: float, *, seed: int = 0, limit: int | None = None
+    count: int,
+    development: float,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    order: Sequence[int] | None = None,
 ) -> DocumentSplit:
     """Splits at least two documents at random, with at least one on each side.
 
     Equal arguments give an equal split, so tasks with parallel documents are split in parallel.
-    `development` is a share in 0..1. `limit` counts both splits. Positions are in the order drawn.
+    `development` is a share in 0..1. `limit` counts both splits. Positions are in the order drawn,
+    or in a given order of them.
     """
-    order = np.random.default_rng(seed).permutation(count)[:limit]
-    cut = min(len(order) - 1, max(1, round(development * len(order))))
-    return DocumentSplit(order[:cut], order[cut:])
+    drawn = np.random.default_rng(seed).permutation(count) if order is None else np.array(order)
+    drawn = drawn[:limit]
+    cut = min(len(drawn) - 1, max(1, round(development * len(drawn))))
+    return DocumentSplit(drawn[:cut], drawn[cut:])
 
 
 def ranked(scores: Mapping[Condition, Values | float]) -> list[Condition]:

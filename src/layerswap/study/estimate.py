@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from layerswap.errors import RecipeError
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.study.conditions import models_to_run
 from layerswap.study.plan import files_of
-from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun
+from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun, named_billions
 from layerswap.study.steps import Graph, Step
 from layerswap.training.expert.hyperparameters import autocast_pays
 from layerswap.training.expert.spec import PRESETS
@@ -36,8 +35,6 @@ ADAPTER = 0.02
 LAYERS, OUTSIDE, ATTENTION = 32, 0.1, 0.3
 """Assumed layers of a base of unknown shape, and shares of its parameters outside the layers and in
 attention."""
-IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
-"""A number of parameters in a model's name, such as `8B` or `135M`."""
 UNKNOWN = 8.0
 """Assumed billions of parameters of a base of unknown size."""
 BATCH = 32
@@ -154,7 +151,7 @@ class Costs:
         """
         seconds = 0.0
         for documents, shots in self._benchmarks(spec):
-            number = min(documents.number, spec.limit or documents.number)
+            number = min(documents.number, spec.limit or spec.limit_first or documents.number)
             read = number * documents.read * (1 + shots) * 2 * self.size.billions * 1e9
             loaded = self.bytes_each * self.size.billions * 1e9
             seconds += read / self.speed.read
@@ -247,12 +244,12 @@ def size_of(spec: StudySpec, base: str) -> Size:
         for role in LAYER_ROLES
     }
     shares[None, "embedding"] = OUTSIDE
-    named = IN_NAME.search(base.rpartition("/")[2])
+    named = named_billions(base)
     if spec.billions is not None:
         return Size(spec.billions, shares, "the study")
     if named is None:
         return Size(UNKNOWN, shares, "a guess; give `billions`")
-    return Size(float(named[1]) / (1000 if named[2] in "mM" else 1), shares, "its name")
+    return Size(named, shares, "its name")
 
 
 def _training(costs: Costs, graph: Graph, step: Step, selection: Step | None) -> Estimate:

@@ -264,6 +264,8 @@ def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
     if content is None:
         page = root / PAGE
         hint = f"; its report is {page}" if page.is_file() else ""
+        if storage is None and not root.exists():
+            hint = "; a study that has just started is still checked"
         raise StudyError(f"{where}: is not a study folder: it has no {INDEX}{hint}")
     try:
         steps = [Step.from_dict(one) for one in json.loads(content)["steps"]]

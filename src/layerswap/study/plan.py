@@ -23,6 +23,7 @@ from layerswap.checkpoint import fingerprint
 from layerswap.compose.schema import Where
 from layerswap.errors import RecipeError, StudyError
 from layerswap.evaluation.suites.folders import VARIABLE
+from layerswap.evaluation.suites.suites import suite_files
 from layerswap.search.conditions import JOINT, Condition
 from layerswap.study.conditions import REGIMES
 from layerswap.study.spec import TASK, Experts, StepKind, StudySpec, TrainingRun
@@ -36,7 +37,7 @@ COPIED = {
     "dtype",
 }  # fmt: skip
 """Keys that an evaluation's settings copy from the study."""
-VERSIONS = {"evaluate": 4, "tables": 5}
+VERSIONS = {"evaluate": 5, "tables": 6}
 """Versions of the kinds of step whose output changed for the same settings."""
 PATTERN = frozenset("*?[")
 TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
@@ -104,7 +105,7 @@ class _Planner:
             yield from steps
             last += [step.name for step in steps]
         settings: dict[str, Any] = {
-            "languages": list(spec.languages), "development": spec.evaluate.development,
+            "languages": list(spec.languages), "development": spec.development,
             **spec.model_dump(include={"name", "description", "merge"}),
         }  # fmt: skip
         yield Step("tables", "tables", settings, tuple(last), version=VERSIONS["tables"])
@@ -239,10 +240,16 @@ class _Planner:
         self, language: str, experts: dict[str, _ExpertSteps], joints: dict[Condition, Step]
     ) -> Step:
         spec, asked = self.spec, self.spec.evaluate.model_dump(mode="json")
+        asked["development"] = spec.development
+        grid = None if spec.evaluate.development == "none" else spec.grid
         asked["include"] = [existing_path(self.folder / one) for one in spec.evaluate.include]
         inputs = self.base_fingerprint | _together(map(task_fingerprints, asked["include"]))
         if spec.evaluate.suite or spec.evaluate.other_languages:
             inputs |= folder_fingerprint(os.environ.get(VARIABLE))
+        there = spec.evaluate.other_languages
+        for suite in filter(None, [spec.evaluate.suite, *(there.suites if there else ())]):
+            for one in [language, *(there.languages if there else ())]:
+                inputs |= fingerprints(*map(str, suite_files(suite, one)))
         kinds = [TASK, language]
         if "multilingual soup" in spec.baselines:
             kinds += [one for one in spec.languages if one != language]
@@ -251,7 +258,7 @@ class _Planner:
             "language": language,
             "base": self.base,
             "kinds": kinds,
-            "grid": spec.grid.model_dump(exclude_none=True) if spec.grid else None,
+            "grid": grid.model_dump(exclude_none=True) if grid else None,
             **spec.model_dump(mode="json", include=COPIED),
             "evaluate": asked,
             "both": [

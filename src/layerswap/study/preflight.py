@@ -8,11 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from layerswap._types import Log
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import EvaluationError, StudyError
+from layerswap.errors import EvaluationError, LayerswapError, StudyError
 from layerswap.evaluation.harness import CALIBRATED, check_task_names, load_tasks
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -25,9 +26,15 @@ from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 from layerswap.training.expert.hyperparameters import check_hyperparameters
-from layerswap.training.expert.spec import check_expert
+from layerswap.training.expert.job import load_rows
+from layerswap.training.expert.spec import Files, check_expert
 from layerswap.training.expert.trainable import trained_parts
+from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import parse_mix
+from layerswap.training.mix.sources import open_rows, where_filter
+
+FIRST = 100
+"""Rows of a source that are read before the first step."""
 
 
 def check_plan(graph: Graph) -> None:
@@ -54,7 +61,7 @@ def check_plan(graph: Graph) -> None:
                 check_task_names(names, _include(settings["evaluate"]))
 
 
-def check_here(left: Iterable[Step], *, device: bool) -> None:
+def check_here(left: Iterable[Step], *, device: bool, log: Log = lambda line: None) -> None:
     """Check that this machine has the data, the device, and the experts of the Hub.
 
     `left` are the steps that are not done. The device is checked only if they run here.
@@ -62,24 +69,70 @@ def check_here(left: Iterable[Step], *, device: bool) -> None:
     steps = list(left)
     evaluations = [step.settings for step in steps if step.kind == "evaluate"]
     if device and evaluations:
-        open_device(evaluations[0]["device"])
+        _check_device(evaluations[0]["device"])
+    check_data(steps, fetch=True, log=log)
     for step in steps:
         if step.kind == "select" and step.settings.get("tasks"):
             load_tasks(step.settings["tasks"], include=_include(step.settings))
         if step.kind == "select" and "experts" in step.settings:
             _check_experts(step, local=False)
-    written: set[tuple[str, str]] = set()
     for settings in evaluations:
         _check_metric(settings)
-        spec = settings["evaluate"]
-        for suite, language in sorted({*_suites(settings)} - written):
-            with TemporaryDirectory() as folder:
-                write_suite(
-                    suite, [language], TaskFolder(Path(folder)), data=DataFolder.given(None),
-                    shots=spec["num_fewshot"], allow_code=spec["allow_code"],
-                    skip=lambda line: None, needed=True,
-                )  # fmt: skip
-            written.add((suite, language))
+
+
+def check_data(left: Iterable[Step], *, fetch: bool, log: Log = lambda line: None) -> None:
+    """Check the files, columns, splits and labels that the steps will read.
+
+    Without `fetch`, only those on this machine. `log` receives a line for each benchmark that is
+    left out, has no development split, or is elsewhere.
+    """
+    written: set[tuple[str, str]] = set()
+    for step in left:
+        settings = step.settings
+        if step.kind == "data":
+            _check_sources(step)
+        elif step.kind == "train":
+            for given in (one["given"] for one in settings["data"] if "given" in one):
+                load_rows(Files(**given) if isinstance(given, dict) else given, folder=Path())
+        elif step.kind == "evaluate":
+            for suite, language in sorted({*_suites(settings)} - written):
+                _check_suite(suite, language, settings["evaluate"], fetch=fetch, log=log)
+                written.add((suite, language))
+
+
+def _check_device(device: str) -> None:
+    try:
+        open_device(device)
+    except EvaluationError as error:
+        why = str(error).removesuffix("; 'cpu' always can")
+        raise EvaluationError(f"{why}; run with --device cpu, or where the device is") from None
+
+
+def _check_suite(
+    suite: str, language: str, spec: Mapping[str, Any], *, fetch: bool, log: Log
+) -> None:
+    """Write the tasks of a suite into a folder that is thrown away."""
+    with TemporaryDirectory() as folder:
+        write_suite(
+            suite, [language], TaskFolder(Path(folder)),
+            data=DataFolder.given(None, fetch=fetch), shots=spec["num_fewshot"],
+            allow_code=spec["allow_code"], skip=log, needed=True,
+            development=spec["development"] is not None,
+        )  # fmt: skip
+
+
+def _check_sources(step: Step) -> None:
+    """Read the first rows of a mix's local sources, and check their columns."""
+    mix = parse_mix(step.settings["mix"], where=step.name)
+    for name, source in mix.sources.items():
+        if source.id is not None:
+            continue
+        try:
+            rows = open_rows(source, folder=Path(step.settings["folder"]), limit=FIRST).rows
+            where_filter(source, rows)
+            ExampleMaker(source, name).check(rows.column_names)
+        except LayerswapError as error:
+            raise error.within(f"{step.name}, source {name!r}") from None
 
 
 def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> None:

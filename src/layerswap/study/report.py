@@ -164,6 +164,9 @@ class FinishedSteps:
             {name: one for name, one in folders.items() if (one / TRAINING).is_file()}
         )
         tasks = dict.fromkeys(task for one in selects for task in one.get("tasks", ()))
+        for said in dict.fromkeys(one.chosen_on for one in self.results.benchmarks):
+            if not said.endswith("the development split."):
+                yield said
         if tasks:
             yield (
                 f"Checkpoints were selected on all documents of {', '.join(tasks)}: scores on "
@@ -209,6 +212,10 @@ class FinishedSteps:
         settings = next(one.settings for one in self.journal.graph if one.kind == "evaluate")
         spec = settings["evaluate"]
         limit, shots = spec["limit"], spec.get("num_fewshot")
+        first = spec.get("limit_first")
+        documents = f"at most {limit:,} of a task, drawn by label" if limit else "all"
+        if first:
+            documents = f"at most {first:,} of a task, the first"
         rows = [
             ["base", settings["base"]],
             *(
@@ -216,7 +223,7 @@ class FinishedSteps:
                 for kind, folder in self._of_kind("select").items()
             ),
             ["benchmarks", spec["suite"] or ", ".join(spec["tasks"])],
-            ["documents", "all" if limit is None else f"at most {limit:,} of a task, the first"],
+            ["documents", documents],
             ["examples in a prompt", "each benchmark's own" if shots is None else str(shots)],
             ["chat template", "applied" if spec.get("apply_chat_template") else "not applied"],
             ["device", settings["device"]],

@@ -49,9 +49,14 @@ class BenchmarkScores(NamedTuple):
     scores: Scores
     published: int = 0
 
-    def split(self, development: float) -> DocumentSplit:
-        """The documents to choose on and to report on: the published splits, or a drawn share."""
+    def split(self, development: float | None) -> DocumentSplit:
+        """The documents to choose on and to report on: the published splits, or a drawn share.
+
+        Without a share, all documents are reported on.
+        """
         count = len(next(iter(self.scores.values())))
+        if development is None:
+            return DocumentSplit(np.arange(0), np.arange(count))
         if self.published:
             return DocumentSplit(np.arange(self.published), np.arange(self.published, count))
         return split_documents(count, development)
@@ -69,7 +74,9 @@ class BenchmarkResult:
     flattered: Mapping[str, Condition]  # by pair, the best composition on test documents
     test: tuple[int, ...]  # positions of the test documents, in the order of task and document
     shared: frozenset[Condition]  # treatments that all pairs share
-    development: Mapping[str, Scores]  # by pair, `CHOSEN` and `DEFAULT` on development documents
+    # By pair, `CHOSEN` and `DEFAULT` on development documents; empty if nothing is chosen.
+    development: Mapping[str, Scores]
+    chosen_on: str = ""  # the development documents, in words
 
     @property
     def heading(self) -> str:
@@ -106,7 +113,12 @@ class BenchmarkResult:
 
     @property
     def best(self) -> Condition:
-        """The composition to save: `selected` of the pair that is best on development."""
+        """The composition to save: `selected` of the pair that is best on development.
+
+        Without development documents it is that of the first pair.
+        """
+        if not self.development:
+            return replace(DEFAULT, pair=next(iter(self.pairs)))
         means = {pair: scores[self.selected] for pair, scores in self.development.items()}
         pair = max(means, key=lambda one: float(means[one].mean()))
         return replace(self.chosen[pair] if self.selected == CHOSEN else DEFAULT, pair=pair)
@@ -126,16 +138,18 @@ class BenchmarkResult:
 
 
 def benchmark_result(
-    language: str, benchmark: str, found: BenchmarkScores, development: float
+    language: str, benchmark: str, found: BenchmarkScores, development: float | None
 ) -> BenchmarkResult:
     """One language on one benchmark.
 
     The composition of each pair is chosen on the development documents, and all treatments are
     reported on the test documents. The best on those is reported too, as in the papers: it is
     flattered, since the same documents chose it. A baseline with a weight, scale or density is
-    also reported with the setting that is best on the development documents.
+    also reported with the setting that is best on the development documents. Without these
+    (`development` is None) nothing is chosen, and every setting is reported.
     """
     split = found.split(development)
+    choosing = len(split.development) > 0
     by_pair = _by_pair(found.scores)
     shared = by_pair.pop("", {})
     pairs: dict[str, Scores] = {}
@@ -145,14 +159,14 @@ def benchmark_result(
     first: dict[str, Scores] = {}
     for pair, own in by_pair.items():
         grid = {one: values for one, values in own.items() if one.zones is not None}
-        tuned = _chosen_of_methods(own, split)
+        tuned = _chosen_of_methods(own, split) if choosing else {}
         others = {
             one: values
             for one, values in own.items()
-            if one not in grid and (one.method == "ties" or one.method not in TUNED)
+            if one not in grid and (not choosing or one.method == "ties" or one.method not in TUNED)
         }
         kept = {**shared, **others, **tuned}
-        if grid:
+        if grid and choosing:
             tried = {one: values[split.development] for one, values in grid.items()}
             rest = {one: values[split.test] for one, values in grid.items()}
             for one, values in tried.items():
@@ -160,15 +174,29 @@ def benchmark_result(
             chosen[pair] = choose(tried, of_equals="first")
             flattered[pair] = choose(rest, of_equals="first")
             kept |= {CHOSEN: grid[chosen[pair]], FLATTERED: grid[flattered[pair]]}
-        first[pair] = {
-            one: kept[one][split.development] for one in (CHOSEN, DEFAULT) if one in kept
-        }
+        if choosing:
+            first[pair] = {
+                one: kept[one][split.development] for one in (CHOSEN, DEFAULT) if one in kept
+            }
         pairs[pair] = {one: values[split.test] for one, values in kept.items()}
     grid_means = {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()}
     return BenchmarkResult(
         language, benchmark, pairs, grid_means, chosen, flattered, tuple(split.test.tolist()),
-        frozenset(shared), first,
+        frozenset(shared), first, _chosen_on(found, split),
     )  # fmt: skip
+
+
+def _chosen_on(found: BenchmarkScores, split: DocumentSplit) -> str:
+    """The documents that decided, in words."""
+    count = len(split.development)
+    if not count:
+        return "Nothing is chosen on documents: the swap has its default zones."
+    if found.published:
+        return f"Choices are made on the {count:,} documents of the development split."
+    return (
+        f"Choices are made on {count:,} drawn documents, which are left out here: there is no "
+        "development split."
+    )
 
 
 def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Values]:
@@ -206,7 +234,7 @@ class OtherLanguagesResult:
 def in_other_languages(
     own: Sequence[BenchmarkResult],
     scores: Mapping[tuple[str, str], BenchmarkScores],
-    development: float,
+    development: float | None,
 ) -> list[OtherLanguagesResult]:
     """The models of a language in other languages; nothing is chosen there.
 
@@ -320,7 +348,7 @@ class StudyResults:
         return facts | ({"friedman": asdict(self.ranked)} if self.ranked else {})
 
 
-def study_results(folders: Mapping[str, Path], development: float) -> StudyResults:
+def study_results(folders: Mapping[str, Path], development: float | None) -> StudyResults:
     """The results of the evaluations of a study, from the folders of their steps by language."""
     found: list[BenchmarkResult] = []
     others: list[OtherLanguagesResult] = []
@@ -511,7 +539,7 @@ def _in_detail(found: BenchmarkResult) -> Table:
     caption = (
         f"{found.heading}: {len(found.test)} documents, mean over "
         f"{_pairs(found)} with its 95% bootstrap interval over documents, and paired differences; "
-        "*: clear of zero."
+        f"*: clear of zero. {found.chosen_on}"
     )
     return Table(columns, cells, caption=_honest(caption, intervals))
 

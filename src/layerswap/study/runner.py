@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Log
+from layerswap._types import Log, duration
 from layerswap.errors import LayerswapError, StudyError
 from layerswap.study.journal import LOG, State, StepRecord, StudyJournal
 from layerswap.study.steps import Graph, Step
@@ -69,6 +69,7 @@ def run_graph(
     executor: ClusterExecutor | None = None,
     storage: Storage | None = None,
     log: Log = lambda line: None,
+    hours: Mapping[str, float] | None = None,
 ) -> Summary:
     """Run every step of a graph that is not done yet.
 
@@ -79,6 +80,7 @@ def run_graph(
         executor: runs the steps; this process by default.
         storage: keeps finished steps; the study's folder by default.
         log: called with each line of progress.
+        hours: estimated hours by step, for the time left of a study that runs here.
 
     Raises:
         StudyError: the folder holds something else, or cannot be written.
@@ -89,7 +91,7 @@ def run_graph(
         waiting = journal.left()
         log(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
         if executor is None:
-            _run_here(journal, waiting, functions, log)
+            _run_here(journal, waiting, functions, log, hours or {})
         else:
             executor.run(journal, waiting, functions, log)
     except OSError as error:  # of the journal; the error of a step is in its record
@@ -98,13 +100,28 @@ def run_graph(
 
 
 def _run_here(
-    journal: StudyJournal, steps: list[Step], functions: Mapping[str, StepFunction], log: Log
+    journal: StudyJournal,
+    steps: list[Step],
+    functions: Mapping[str, StepFunction],
+    log: Log,
+    hours: Mapping[str, float],
 ) -> None:
     """Run these steps one after the other in this process; skip those that need a failed one."""
     done = set(journal.finished())
-    for step in steps:
-        if done.issuperset(step.needs) and run_step(journal, step, functions, log).state == "done":
-            done.add(step.name)
+    left = {step.name: 3600 * hours.get(step.name, 0.0) for step in steps}
+    taken = planned = 0.0
+    before = len(journal.graph) - len(steps)
+    for number, step in enumerate(steps, start=before + 1):
+        if done.issuperset(step.needs):
+            # Estimates are corrected by the steps that ended.
+            seconds = sum(left.values()) * (taken / planned if planned else 1)
+            time_left = f", about {duration(seconds)} left for the study" if seconds else ""
+            log(f"step {number} of {len(journal.graph)}: {step.name}{time_left}")
+            record = run_step(journal, step, functions, log)
+            if record.state == "done":
+                done.add(step.name)
+                taken, planned = taken + (record.seconds or 0), planned + left[step.name]
+        del left[step.name]
 
 
 def run_step(
@@ -135,7 +152,7 @@ def _try(
     """Try a step; returns its state, the reason of a failure and the number of attempts."""
     step = context.step
     for attempt in range(1, TRIES + 1):
-        context.log(f"{step.name}" + (f", try {attempt}" if attempt > 1 else ""))
+        context.log(f"{step.name}: starting" + (f", try {attempt}" if attempt > 1 else ""))
         try:
             inputs = {name: journal.bring(name) for name in step.needs}
             functions[step.kind](replace(context, inputs=inputs))

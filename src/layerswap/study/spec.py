@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,14 +13,16 @@ from pydantic import (
     BeforeValidator,
     Field,
     PositiveInt,
+    PrivateAttr,
     field_validator,
     model_validator,
 )
 
 from layerswap._types import EngineName
+from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.schema import DTYPES, Strict, once
 from layerswap.compose.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
-from layerswap.errors import EvaluationError, RecipeError
+from layerswap.errors import EvaluationError, LayerswapError, RecipeError
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.search.spec import Grid
@@ -28,6 +32,12 @@ from layerswap.training.mix.schema import NonEmpty
 
 LIKE = "like"
 """The key that names another study, whose values are the defaults of this one."""
+OF_LANGUAGES = ("runs", "keep")
+"""Keys that a new language takes from the languages of the study that this one is `like`."""
+IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
+"""A number of parameters in a model's name, such as `8B` or `135M`."""
+OTHER_SIZE = 2.0
+"""Ratio of the parameters of two bases above which learning rates are not inherited."""
 TASK = "task"
 """The kind of the task experts. The language experts have their language as kind."""
 StepKind = Literal["data", "train", "select", "change", "evaluate"]
@@ -153,8 +163,11 @@ class EvaluationSpec(PromptOptions):
     include: list[NonEmpty] = []  # the folder with the YAMLs of `tasks`
     # The metric of `tasks` that is reported, and its filter.
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
-    limit: Annotated[int, Field(ge=2)] | None = None  # most documents of a task
-    development: Annotated[float, Field(gt=0, lt=1)] = 0.5  # share that compositions are chosen on
+    limit: Annotated[int, Field(ge=2)] | None = None  # most documents of a task, drawn by label
+    limit_first: Annotated[int, Field(ge=2)] | None = None  # the first documents, not drawn ones
+    # Share of the documents that compositions are chosen on, where no development split is
+    # published; with `none` nothing is chosen.
+    development: Annotated[float, Field(gt=0, lt=1)] | Literal["none"] = 0.5
     allow_code: bool = False  # run programs that a model wrote, in the sandbox; else skip MBPP
     engine: EngineName = "sweep"
     engine_args: dict[str, Any] = {}  # of `vllm.LLM`
@@ -168,6 +181,8 @@ class EvaluationSpec(PromptOptions):
                 parts_of(suite)
             except EvaluationError as error:
                 raise ValueError(str(error)) from None
+        if self.limit and self.limit_first:
+            raise ValueError("give either limit or limit_first")
         if bool(self.suite) == bool(self.tasks):
             raise ValueError("give either a suite or tasks")
         for task in self.tasks:
@@ -277,6 +292,23 @@ class StudySpec(Strict):
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     billions: Annotated[float, Field(gt=0, strict=False)] | None = None
     resources: StudyResources = StudyResources()
+    _notes: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the plan: what the study did not inherit, and what it cannot choose."""
+        grid = self.grid and self.evaluate.development == "none"
+        return self._notes + (["development: none: the grid is not tried"] if grid else [])
+
+    @property
+    def development(self) -> float | None:
+        """The share of drawn development documents; None if nothing is chosen on any."""
+        share = self.evaluate.development
+        settings = {
+            "weighted soup": self.soup_shares, "task arithmetic": self.scales, "ties": self.ties,
+        }  # fmt: skip
+        several = any(len(settings.get(one, ())) > 1 for one in self.baselines)
+        return share if share != "none" and (self.grid or several) else None
 
     @property
     def kinds(self) -> dict[str, Experts]:
@@ -312,9 +344,12 @@ class StudySpec(Strict):
 
 def read_study(path: Path) -> StudySpec:
     """The study in a YAML file, whose paths are relative to the file."""
-    data, lines = _filled(path, ())
+    notes: list[str] = []
+    data, lines = _filled(path, (), notes)
     expected = "a study is a mapping with `base`, `task` and `languages`"
-    return validate(StudySpec, data, where=str(path), expected=expected, lines=lines)
+    spec = validate(StudySpec, data, where=str(path), expected=expected, lines=lines)
+    spec._notes = notes
+    return spec
 
 
 def find_study(study: str) -> tuple[StudySpec, Path]:
@@ -335,12 +370,17 @@ def _study_file(study: str, folder: Path) -> Path:
     return known[study]
 
 
-def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, int]]:
+def _filled(
+    path: Path, within: tuple[Path, ...], notes: list[str]
+) -> tuple[Any, dict[KeyPath, int]]:
     """The data of a file with the defaults of the study that it is `like`, and its lines.
 
-    `within` has the files that are `like` this one.
+    `within` has the files that are `like` this one. `notes` receives a line for each default that
+    does not fit.
     """
     data, lines = parse_yaml(read_text(path), str(path))
+    if isinstance(data, dict) and isinstance(evaluate := data.get("evaluate"), dict):
+        _locate_suites(evaluate, path.parent)
     if not isinstance(data, dict) or LIKE not in data:
         return data, lines
     line, like = lines.get((LIKE,)), data.pop(LIKE)
@@ -354,7 +394,113 @@ def _filled(path: Path, within: tuple[Path, ...]) -> tuple[Any, dict[KeyPath, in
             raise RecipeError(f"{LIKE}: {other}: no such file")
     except RecipeError as error:
         raise error.within(f"{path}, line {line}") from None
-    return _over(data, _filled(other, (*within, path))[0]), lines
+    defaults = _filled(other, (*within, path), notes)[0]
+    if isinstance(defaults, dict):
+        defaults = _for_base(data, defaults, path.parent, notes)
+        try:
+            data = _with_new_languages(data, defaults)
+        except RecipeError as error:
+            raise error.within(f"{path}, line {lines.get(('languages',))}") from None
+    return _over(data, defaults), lines
+
+
+def _locate_suites(evaluate: dict[str, Any], folder: Path) -> None:
+    """Make the files of suites absolute, in place; they are relative to the study's file."""
+
+    def located(suite: Any) -> Any:
+        return str((folder / suite).absolute()) if str(suite).endswith(".yaml") else suite
+
+    if isinstance(evaluate.get("suite"), str):
+        evaluate["suite"] = located(evaluate["suite"])
+    there = evaluate.get("other_languages")
+    if isinstance(there, dict) and isinstance(there.get("suites"), list):
+        there["suites"] = [located(one) for one in there["suites"]]
+
+
+def _with_new_languages(data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The data with the runs of the other study's languages for languages that it lacks."""
+    languages, known = data.get("languages"), defaults.get("languages")
+    if not isinstance(languages, dict) or not isinstance(known, dict):
+        return data
+    own: dict[Any, Any] = {}
+    for name, given in languages.items():
+        own[name] = given
+        if name in known or not isinstance(given, dict) or "experts" in given:
+            continue
+        for key in OF_LANGUAGES:
+            there = [one.get(key) for one in known.values() if isinstance(one, dict)]
+            if key not in given and there != [there[0]] * len(there):
+                raise RecipeError(
+                    f"languages.{name}: the languages of the other study ({', '.join(known)}) "
+                    f"differ in `{key}`; give `{key}`"
+                )
+            if key not in given and there and there[0] is not None:
+                own[name] = {**own[name], key: there[0]}
+    return {**data, "languages": own}
+
+
+def _for_base(
+    data: dict[str, Any], defaults: dict[str, Any], folder: Path, notes: list[str]
+) -> dict[str, Any]:
+    """The defaults without what belongs to the size of a base that `data` replace."""
+    base, other = data.get("base"), defaults.get("base")
+    if not isinstance(base, str) or base == other:
+        return defaults
+    new = _billions({"billions": data.get("billions"), "base": base}, folder)
+    old = _billions(defaults, folder)
+    defaults = dict(defaults)
+    if defaults.pop("billions", None) is not None and "billions" not in data:
+        notes.append(f"base {base}: `billions` of {other} is not taken over")
+    if new and old and max(new, old) > OTHER_SIZE * min(new, old):
+        rates: set[str] = set()
+        defaults = _without_rates(defaults, rates)
+        if rates:
+            notes.append(
+                f"base {base} has {new:.2g} billion parameters and {other} {old:.2g}: the learning "
+                f"rates of {other} ({', '.join(sorted(rates))}) are not "
+                "taken over; without `hyperparameters.learning_rate`, a run has its preset's or "
+                "TRL's default"
+            )
+    return defaults
+
+
+def _without_rates(node: Any, removed: set[str]) -> Any:
+    """Plain data without the learning rates of runs; `removed` receives them."""
+    if isinstance(node, list):
+        return [_without_rates(one, removed) for one in node]
+    if not isinstance(node, dict):
+        return node
+    left = {key: _without_rates(value, removed) for key, value in node.items()}
+    hyperparameters = left.get("hyperparameters")
+    if isinstance(hyperparameters, dict) and "learning_rate" in hyperparameters:
+        kept = dict(hyperparameters)
+        removed.add(str(kept.pop("learning_rate")))
+        left["hyperparameters"] = kept
+    return left
+
+
+def _billions(data: dict[str, Any], folder: Path) -> float | None:
+    """Billions of parameters of a study's base: as given, by its header, or by its name."""
+    given, base = data.get("billions"), data.get("base")
+    if isinstance(given, int | float):
+        return given
+    if not isinstance(base, str):
+        return None
+    try:
+        if (local := folder / Path(base).expanduser()).is_dir():
+            tensors = open_checkpoint(str(local)).tensors.values()
+            return sum(prod(one.shape) for one in tensors) / 1e9
+    except (LayerswapError, OSError, ValueError):
+        return None  # the plan names the mistake
+    return named_billions(base)
+
+
+def named_billions(base: str) -> float | None:
+    """Billions of parameters in the name of a model, if it has them."""
+    named = IN_NAME.search(base.rpartition("/")[2])
+    if named is None:
+        return None
+    return float(named[1]) / (1000 if named[2] in "mM" else 1)
 
 
 def _over(data: Any, other: Any) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap._types import duration
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 MIX, EXPERT, SELECTION, MAP_FOLDER = "mix", "expert", "selection.json", "map"
 ANSWERS, ANSWERED_BY = "answers.sqlite", "answered_by.json"
 TABLES, NUMBERS = "tables", "tables.json"
+EVERY = 15.0
+"""Seconds between two lines of progress."""
 DELETED = "deleted.json"
 """File in the folder of a training that lists the checkpoints left after others were deleted."""
 
@@ -65,7 +69,15 @@ def build_data(context: Context) -> None:
 
     text = context.step.settings["mix"]
     mix = parse_mix(text, where=context.step.name)
-    built = build_mix(mix, folder=Path(context.step.settings["folder"]))
+    shown = time.monotonic()
+
+    def count(source: str, done: int, total: int) -> None:
+        nonlocal shown
+        if done == total or time.monotonic() - shown >= EVERY:
+            shown = time.monotonic()
+            context.log(f"{source}: {done:,} of {total:,} rows read")
+
+    built = build_mix(mix, folder=Path(context.step.settings["folder"]), progress=count)
     save_mix(built, context.folder / MIX, recipe=text, overwrite=True)
 
 
@@ -83,6 +95,7 @@ def train(context: Context) -> None:
     ]
     spec = expert_of(settings, sets)
     out = context.folder / EXPERT
+    context.log("reading the base and the rows")
     checked = check_expert(spec, where=context.step.name)
     resume = (out / TRAINING).is_file()
     if launch is not None:
@@ -256,7 +269,7 @@ def _evaluate(
 ) -> None:
     """Evaluate conditions on tasks, and write the results into a folder of the step."""
     from layerswap.evaluation.harness import common_dtype, evaluate_models
-    from layerswap.evaluation.response_cache import AnswerStore
+    from layerswap.evaluation.response_cache import CountingStore
 
     settings = context.step.settings
     named = {str(condition): plan for condition, plan in plans.items()}
@@ -272,7 +285,20 @@ def _evaluate(
         done += models
         context.log(f"{context.step.name}: {done:,} of {len(plans):,} models")
 
-    with closing(AnswerStore(context.folder / ANSWERS)) as store:
+    started = shown = time.monotonic()
+
+    def answered(total: int, count: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if count and now - shown >= EVERY:
+            shown, rate = now, count / (now - started)
+            context.log(
+                f"{count:,} of {total:,} answers of these models, {rate:,.0f}/s, "
+                f"{duration((total - count) / rate)} left for them"
+            )
+
+    context.log(f"loading {len(plans):,} models and {len(asked):,} tasks")
+    with closing(CountingStore(context.folder / ANSWERS, answered)) as store:
         _adopt_answers(context, store, plans.values())
         # Pairs share no layers. Swept one by one, they allow larger batches.
         for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
@@ -341,7 +367,8 @@ def _tasks(
         written = (
             write_suite(
                 suite, languages, tasks, data=data, shots=settings["num_fewshot"],
-                allow_code=settings["allow_code"], skip=context.log, needed=True, development=True,
+                allow_code=settings["allow_code"], skip=context.log, needed=True,
+                development=settings["development"] is not None,
             )
             for suite in suites
         )  # fmt: skip

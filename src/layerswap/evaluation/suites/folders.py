@@ -20,22 +20,41 @@ DEPTH = 3
 """Levels of subfolders that are searched for a file."""
 
 
-class DataFolder:
-    """A folder with published files, at any depth up to `DEPTH`; without a root it is empty."""
+class NotHereError(EvaluationError):
+    """Data that are not on this machine, where nothing may be fetched."""
 
-    def __init__(self, root: Path | None) -> None:
+
+class DataFolder:
+    """A folder with published files, at any depth up to `DEPTH`; without a root it is empty.
+
+    Attributes:
+        beside: the folder of a benchmark's own YAML, which is looked into first.
+        fetch: false if nothing may be fetched from the Hub.
+    """
+
+    def __init__(
+        self, root: Path | None, *, beside: Path | None = None, fetch: bool = True
+    ) -> None:
         if root is not None and not root.is_dir():
             raise EvaluationError(f"--data {root}: no such folder")
-        self.root = root
+        self.root, self.beside, self.fetch = root, beside, fetch
 
     @classmethod
-    def given(cls, root: Path | None) -> DataFolder:
+    def given(cls, root: Path | None, *, fetch: bool = True) -> DataFolder:
         """Open the folder of the command line, else of the environment, else none."""
         default = os.environ.get(VARIABLE)
-        return cls(root if root is not None else Path(default) if default else None)
+        return cls(root if root is not None else Path(default) if default else None, fetch=fetch)
+
+    def of(self, benchmark: Path | None) -> DataFolder:
+        """The same folder for a benchmark whose YAML is a file; None for a shipped one."""
+        return DataFolder(self.root, beside=benchmark and benchmark.parent, fetch=self.fetch)
 
     def find(self, *names: str) -> Path | None:
         """Find the first file or folder with one of the names, the least deep first."""
+        if self.beside is not None:
+            for name in names:
+                if (self.beside / name).exists():
+                    return self.beside / name
         if self.root is None:
             return None
         for name in names:
@@ -52,7 +71,10 @@ class DataFolder:
 
 def read_published(path: Path) -> Rows:
     """Read the rows of a published file: JSON Lines, or TSV with a header (`.tsv`)."""
-    text = path.read_text("utf-8")
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise EvaluationError(f"{path}: not UTF-8 text (byte {error.start:,})") from None
     if path.suffix == ".tsv":
         return list(csv.DictReader(io.StringIO(text), delimiter="\t"))
     try:
@@ -67,6 +89,8 @@ def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wan
     `wanted` names, for the message, the files that replace the data set.
     """
     copy = data.snapshot(name)
+    if copy is None and not data.fetch:
+        raise NotHereError(f"{name} is not on this machine; it will be read from the Hub")
     try:
         return list(_load(copy, name, config, split))
     except Exception as error:  # transports and parsers share no class of error

@@ -26,6 +26,8 @@ A new benchmark is one file, anywhere. `layerswap eval MODEL --suite greetings.y
       doc_to_choice: "{labels}"
       metric_list: [{metric: acc}]
 
+Files are looked for beside the YAML first, as the path that the YAML gives; then in DIR.
+
 Placeholders are `{code}`, `{shots}`, `{files}`, `{labels}`, the keys of `variants`, and each of
 these with `_name` for the English name of a language. Benchmarks with rules of their own name
 Python functions: `rows` reads the data, `modules` gives the task its metrics and filters. As with
@@ -60,6 +62,7 @@ from layerswap.evaluation.suites.folders import (
     VARIABLE,
     DataFolder,
     Function,
+    NotHereError,
     Rows,
     TaskFolder,
     hub_rows,
@@ -175,6 +178,7 @@ class TaskPart:
 
     benchmark: Benchmark
     shots: int
+    file: Path | None = None  # its YAML; None if it ships with the package
 
 
 @dataclass(frozen=True)
@@ -211,11 +215,12 @@ def _parts(path: Path) -> tuple[TaskPart, ...]:
         expected = "a benchmark is a mapping with `task` and `data`"
         benchmark = validate(Benchmark, data, where=str(path), expected=expected, lines=lines)
         named = benchmark.model_copy(update={"name": benchmark.name or path.stem})
-        return (TaskPart(named, named.shots),)
+        shipped = path.parent == Path(__file__).parent
+        return (TaskPart(named, named.shots, None if shipped else path),)
     expected = "a suite is a mapping with `benchmarks`"
     suite = validate(Suite, data, where=str(path), expected=expected, lines=lines)
     return tuple(
-        TaskPart(part.benchmark, shots)
+        TaskPart(part.benchmark, shots, part.file)
         for name, shots in suite.benchmarks.items()
         for part in parts_of(str(path.parent / name) if name.endswith(".yaml") else name)
     )
@@ -265,10 +270,12 @@ def write_suite(
 
     `skip` is called with a line per benchmark that a language does not have, which is an error when
     None; with `needed`, missing data are an error nevertheless. `development` adds the tasks of
-    published development splits.
+    published development splits, where the data have one. Data that `data` may not fetch are no
+    error.
     """
     parts = parts_of(suite)
     written: list[WrittenTask] = []
+    elsewhere = False
     for language in languages:
         for part in parts:
             benchmark = part.benchmark
@@ -276,14 +283,20 @@ def write_suite(
             try:
                 code = _code(benchmark, language, allow_code)
                 count = part.shots if shots is None else shots
-                names = write_benchmark(benchmark, code, count, data, tasks)
+                names = write_benchmark(
+                    benchmark, code, count, data.of(part.file), tasks, development=development
+                )
+                if development and benchmark.development and not names[-1].endswith(DEVELOPMENT):
+                    (skip or str)(f"{benchmark.name} in {language}: no development split")
+            except NotHereError as error:
+                (skip or str)(f"{benchmark.name} in {language}: {error}")
+                elsewhere = True
+                continue
             except EvaluationError as error:
                 if skip is None or len(parts) == 1 or (needed and code is not None):
                     raise
                 skip(f"left out: {error}")
                 continue
-            if development and benchmark.development is not None:
-                names += [f"{name}{DEVELOPMENT}" for name in names]
             written += [
                 WrittenTask(
                     name, benchmark.name, standard_tag(language), benchmark.metric,
@@ -291,7 +304,7 @@ def write_suite(
                 )
                 for name in names
             ]  # fmt: skip
-    if not written:
+    if not written and not elsewhere:
         raise EvaluationError(f"{suite}: no benchmark of it is available in {', '.join(languages)}")
     return written
 
@@ -315,31 +328,37 @@ def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
 
 
 def write_benchmark(
-    benchmark: Benchmark, code: str, shots: int, data: DataFolder, tasks: TaskFolder
+    benchmark: Benchmark,
+    code: str,
+    shots: int,
+    data: DataFolder,
+    tasks: TaskFolder,
+    *,
+    development: bool = False,
 ) -> list[str]:
     """Write the tasks of a benchmark in one language, in the benchmark's own code.
 
-    A published development split is written as a second task, with the suffix `DEVELOPMENT`; the
-    names of these tasks are not returned.
+    With `development`, a published development split is a second task, named with the suffix
+    `DEVELOPMENT`, if the data have the split.
     """
     most = benchmark.most_shots
     if most is not None and shots > most:
         raise EvaluationError(f"{benchmark.title} has {most} exemplars, not {shots}")
-    names = []
+    names: list[str] = []
     for variant in benchmark.variants:
         values: dict[str, Any] = {"code": code, "shots": shots, "labels": benchmark.labels}
         values |= {key: _fill(text, values) for key, text in variant.items()}
         name = str(_fill(benchmark.task_name, values))
-        for suffix, splits in _splits(benchmark, values, data).items():
+        for suffix, splits in _splits(benchmark, values, data, development).items():
             _write_task(benchmark, name + suffix, splits, values, tasks)
+            names.append(name + suffix)
         for module, text in benchmark.modules.items():
             tasks.module(_fill(module, values), _fill(text, values))
-        names.append(name)
-    return names
+    return sorted(names, key=lambda name: name.endswith(DEVELOPMENT))
 
 
 def _splits(
-    benchmark: Benchmark, values: Mapping[str, Any], data: DataFolder
+    benchmark: Benchmark, values: Mapping[str, Any], data: DataFolder, development: bool
 ) -> dict[str, dict[str, Rows]]:
     """Read the rows of each task by split; keys are suffixes of the task's name."""
     if benchmark.rows is not None:
@@ -356,10 +375,52 @@ def _splits(
         return _read(benchmark, table, values["code"], split, data)
 
     tasks = {}
-    if benchmark.development is not None:
+    if development and benchmark.development and _has_development(benchmark, values["code"], data):
         tasks[DEVELOPMENT] = {**exemplars, benchmark.splits[-1]: read(benchmark.development)}
     tasks[""] = {**exemplars, **{split: read(split) for split in benchmark.splits}}
     return tasks
+
+
+def _has_development(benchmark: Benchmark, code: str, data: DataFolder) -> bool:
+    """True if the data have the published development split.
+
+    Files of the test documents without one of the development split have none; the Hub's data sets
+    have it.
+    """
+    table = benchmark.data
+    assert table is not None, "a benchmark with a development split has a table"
+    assert benchmark.development is not None
+
+    def here(split: str) -> bool:
+        return data.find(*_file_names(table, code, split)) is not None
+
+    return here(benchmark.development) or (bool(table.hub) and not here(benchmark.splits[-1]))
+
+
+def suite_files(suite: str, language: str) -> list[Path]:
+    """The YAMLs of a suite that is a file, and the data beside them in a language."""
+    files = [Path(suite)] if suite.endswith(".yaml") else []
+    for part in parts_of(suite):
+        one = part.benchmark
+        if part.file is None:
+            continue
+        files.append(part.file)
+        try:
+            code = _code(one, language, allow_code=True)
+        except EvaluationError:
+            continue  # it is left out, or refused before the first step
+        beside = DataFolder(None).of(part.file)
+        wanted = [(one.data, code, split) for split in (*one.splits, one.development)]
+        if one.exemplars is not None:
+            wanted.append((one.exemplars.data or one.data, one.exemplars.code, one.exemplars.split))
+        for table, of, split in wanted:
+            names = _file_names(table, of, split) if table and split else []
+            files += filter(None, [beside.find(*names)])
+    return list(dict.fromkeys(files))
+
+
+def _file_names(table: Data, code: str, split: str) -> list[str]:
+    return [str(_fill(name, {"code": code, "split": split})) for name in table.files]
 
 
 def _write_task(
@@ -391,7 +452,7 @@ def _write_task(
 
 def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
     """Read the rows of a split in one language, with the columns of the task."""
-    names = [str(_fill(name, {"code": code, "split": split})) for name in table.files]
+    names = _file_names(table, code, split)
     path = data.find(*names)
     if path is not None:
         rows, where = read_published(path), str(path)
@@ -401,9 +462,10 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
         wanted = f"{names[0]} of {benchmark.source}" if names else copy
         rows = hub_rows(where, code, table.hub_splits.get(split, split), data, wanted=wanted)
     else:
+        beside = f"beside {benchmark.name}.yaml, or " if data.beside else ""
         raise EvaluationError(
-            f"{benchmark.name}: no {names[0]} in the folder of --data or {VARIABLE}; its source "
-            f"is {benchmark.source}"
+            f"{benchmark.name}: no {names[0]} {beside}in the folder of --data or {VARIABLE}; its "
+            f"source is {benchmark.source}"
         )
     if not rows:
         raise EvaluationError(f"{where}: has no rows")
@@ -411,7 +473,14 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
         {name: _cell(row, name, columns, table, where) for name, columns in table.sources.items()}
         for row in rows
     ]
-    return [row for row in read if not benchmark.labels or row["label"] in benchmark.labels]
+    kept = [row for row in read if not benchmark.labels or row["label"] in benchmark.labels]
+    if not kept:
+        found = ", ".join(sorted({row["label"] for row in read})[:8])
+        raise EvaluationError(
+            f"{where}: no row has a label of {benchmark.name} ({', '.join(benchmark.labels)}); "
+            f"found {found:.100}"
+        )
+    return kept
 
 
 def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
@@ -420,6 +489,8 @@ def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, wh
     if column is None:
         raise EvaluationError(f"{where}: has no column {columns[-1]!r}")
     value = row[column]
+    if value is None:
+        raise EvaluationError(f"{where}: a row has no {column!r}; the file has unequal rows")
     if name == "label" and isinstance(value, int):
         if not value < len(table.label_numbers):
             raise EvaluationError(f"{where}: has an unknown label {value}")

@@ -13,7 +13,7 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
-from layerswap.checkpoint.remote import TRAINING
+from layerswap.checkpoint.remote import TRAINING, local_name
 from layerswap.errors import TrainingError
 from layerswap.merge.metadata import COPIED, copy_document, set_dtype
 
@@ -130,7 +130,7 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
     import yaml
     from huggingface_hub import ModelCardData
 
-    name = base.source if base.revision else base.folder.resolve().name
+    name = base.source if base.revision else local_name(base.folder)
     # The Hub takes ids alone, and a folder's name would pass for one.
     relation = "adapter" if adapter else "finetune"
     descent: dict[str, Any] = {"base_model": [name], "base_model_relation": relation}

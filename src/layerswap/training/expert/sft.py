@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
-from layerswap._types import Log
+from layerswap._types import Log, duration
 from layerswap.training.expert.head import use_labelled_positions
 from layerswap.training.expert.save import checkpoints, forget_older_states
 
@@ -130,8 +130,12 @@ class Checkpointing(TrainerCallback):
         forget_older_states(folder)
 
 
+SLOW = 1.0
+"""Seconds above which the first step has a line of progress of its own."""
+
+
 class ProgressLines(TrainerCallback):
-    """Logs the step, the loss, the speed and the time left every `seconds`.
+    """Logs the step, the loss, the speed and the time left after one step and every `seconds`.
 
     `tokens` returns the number of tokens that this process has trained on.
     """
@@ -153,9 +157,11 @@ class ProgressLines(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log a line if it is time."""
         now, step, steps = time.monotonic(), state.global_step, state.max_steps
-        if state.is_world_process_zero and (now - self.shown >= self.seconds or step >= steps):
+        first = step == self.first + 1 and now - self.started >= SLOW
+        due = first or now - self.shown >= self.seconds or step >= steps
+        if state.is_world_process_zero and due:
             self.shown, passed = now, max(now - self.started, 1e-9)
-            left = _duration(passed / (step - self.first) * (steps - step))
+            left = duration(passed / (step - self.first) * (steps - step))
             speed = self.tokens() * args.world_size / passed
             self.log(f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s, {left} left")
 
@@ -245,9 +251,3 @@ def rows_of_step(args: Any) -> int:
     """Count the rows in an optimiser step, over all processes."""
     rows: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
     return rows * int(args.world_size)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -95,7 +95,10 @@ def train(
 def _fit(job: TrainingJob, log: Log) -> None:
     """Train and write the output, from the newest checkpoint if there is one."""
     started = time.perf_counter()
+    log(f"loading {job.base.source}")
     model = _load_model(job)
+    rows = sum(len(one.train) for one in job.sets)
+    log(f"tokenising {rows:,} rows")
     trainer = make_trainer(job, model, log)
     parameters = list(trainer.model.parameters())
     counts = {
