@@ -31,7 +31,6 @@ KINDS: dict[Kind, tuple[str, ...]] = {
     "labels": ("text", "label"),
 }
 """Roles of the columns of each kind of task; the first kind that a table has is its own."""
-MOST_LABELS = 50
 SHOWN = 70
 """Characters of a column that an example shows."""
 
@@ -42,10 +41,6 @@ class Shape:
 
     kind: Kind
     columns: Mapping[str, str]
-
-    def cell(self, row: Mapping[str, Any], role: str) -> Any:
-        """The value of a role in a row."""
-        return row[self.columns[role]]
 
 
 def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) -> Shape:
@@ -94,7 +89,7 @@ def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:
 def examples(table: Table, shape: Shape, count: int = 2) -> list[str]:
     """The first rows of a table by role, a line each."""
     return [
-        ", ".join(f"{role} {_short(shape.cell(row, role))!r}" for role in shape.columns)
+        ", ".join(f"{role} {_short(row[column])!r}" for role, column in shape.columns.items())
         for row in table.rows[:count]
     ]
 

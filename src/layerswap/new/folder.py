@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from layerswap._types import Log
 from layerswap.checkpoint import atomic_folder
 from layerswap.errors import StudyError
 from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import Measured, check_disk, measure, memory_gb
-from layerswap.new.study import Settings, expert, suite_of, write_files
+from layerswap.new.study import Settings, expert, render, write_files
 from layerswap.new.tasks import Task, found_in
-from layerswap.study.estimate import STARTING, Costs, StudyCosts, cost_study
+from layerswap.study.estimate import AUTOCAST, GPU, STARTING, Costs, StudyCosts, cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import read_study
@@ -29,11 +31,11 @@ ROOM = 1.3
 
 @dataclass(frozen=True)
 class NewStudy:
-    """A study that was written."""
+    """A study that was written, and its cost on this machine."""
 
     folder: Path
     seeds: int
-    hours: Mapping[str, float]  # by step, measured on this machine
+    hours: Mapping[str, float]  # by kind of step
     disk_gb: float
     memory_gb: float
 
@@ -46,51 +48,65 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     """
     need_extras("a new study", "train", "eval")
     inputs = check_request(request)
-    if isinstance(inputs.task, Task):
-        for line in found_in(inputs.task):
-            log(line)
+    found = (
+        found_in(inputs.task) if isinstance(inputs.task, Task) else [f"{inputs.task}: a ready mix"]
+    )
+    for line in found:
+        log(line)
     target = request.folder.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(target, marker="study.yaml") as folder:
-        settings, costs = _fitting(inputs, folder)
+        settings, costs, words = _fitting(inputs, folder)
         check_disk(target, costs.disk_gb + costs.passing_gb)
-        log(f"measuring {request.base} on this machine ({inputs.device})")
+        log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
         speed = measure(expert(inputs, settings), inputs.task_rows, inputs.device)
         hours = _hours(costs, speed)
         if request.seeds is None and sum(hours.values()) > HOUR:
             settings = Settings(1, settings.lora)
-            costs = _planned(inputs, settings, folder)
+            costs, words = _planned(inputs, settings, folder)
             hours = _hours(costs, speed)
-        made = NewStudy(request.folder, settings.seeds, hours, costs.disk_gb + costs.passing_gb,
-                        _memory(costs))  # fmt: skip
-        (folder / "README.md").write_text(_readme(inputs, settings, made, speed), "utf-8")
+        disk = costs.disk_gb + costs.passing_gb
+        made = NewStudy(request.folder, settings.seeds, hours, disk, _memory(costs))
+        proofs = [{"code": one.code, "name": one.name, "proof": _proof(inputs, one.code)}
+                  for one in inputs.languages]  # fmt: skip
+        words |= {
+            "found": found, "languages": proofs, "speed": speed, "kinds": hours,
+            "total": sum(hours.values()), "disk": disk, "memory": made.memory_gb,
+            "duration": duration,
+        }  # fmt: skip
+        (folder / "README.md").write_text(render("README.md", words), "utf-8")
     return made
 
 
-def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts]:
+def duration(hours: float) -> str:
+    """Hours in words."""
+    minutes = 60 * hours
+    if minutes < 2:
+        return f"{60 * minutes:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[str, Any]]:
     """Full fine-tuning if memory allows it, else LoRA."""
     free, seeds = memory_gb(inputs.device), inputs.request.seeds or SEEDS
-    for lora in (False, True):
-        settings = Settings(seeds, lora)
-        costs = _planned(inputs, settings, folder)
+    for settings in (Settings(seeds, lora=False), Settings(seeds, lora=True)):
+        costs, words = _planned(inputs, settings, folder)
         if _memory(costs) <= free:
-            return settings, costs
+            return settings, costs, words
     raise StudyError(
         f"--base {inputs.request.base}: needs {_memory(costs):,.1f} GB of memory with LoRA and "
         f"{free:,.1f} GB are free; choose a smaller base or another machine"
     )
 
 
-def _planned(inputs: Inputs, settings: Settings, folder: Path) -> StudyCosts:
+def _planned(inputs: Inputs, settings: Settings, folder: Path) -> tuple[StudyCosts, dict[str, Any]]:
     """Write the study, check it as `study run` does, and estimate its costs."""
-    write_files(inputs, settings, folder)
-    for name in ("study", "trial") if inputs.request.trial else ("study",):
+    words = write_files(inputs, settings, folder)
+    for name in ("trial", "study") if inputs.request.trial else ("study",):
         spec = read_study(folder / f"{name}.yaml")
         graph = plan_study(spec, folder)
         check_plan(graph)
-        if name == "study":
-            costs = cost_study(spec, graph)
-    return costs
+    return cost_study(spec, graph), words
 
 
 def _memory(costs: StudyCosts) -> float:
@@ -98,102 +114,34 @@ def _memory(costs: StudyCosts) -> float:
 
 
 def _hours(costs: StudyCosts, speed: Measured) -> dict[str, float]:
-    """Hours of each step: the estimate's work at the measured speed."""
-    guessed = _guessed(costs.costs)
-    factors = {"train": guessed.train / speed.train, "evaluate": guessed.read / speed.read}
-    hours = {}
+    """Hours by kind of step: the work of the estimate at the measured speed."""
+    guess, hours = _guessed(costs.costs), defaultdict[str, float](float)
     for name, one in costs.steps.items():
-        kind = name.partition("/")[0]
-        factor = factors["evaluate" if kind == "evaluate" else "train"]
-        work = max(0.0, one.hours - STARTING / 3600)
-        hours[name] = (STARTING / 3600 if one.hours else 0.0) + work * factor
-    return hours
+        kind = {"partial": "train"}.get(name.partition("/")[0], name.partition("/")[0])
+        factor = guess.train / speed.train if kind == "train" else guess.read / speed.read
+        started = min(one.hours, STARTING / 3600)
+        hours[kind] += started + (one.hours - started) * factor
+    return {kind: one for kind, one in hours.items() if one}
 
 
 def _guessed(costs: Costs) -> Measured:
-    """The speed that the estimate assumes."""
-    parameters = costs.size.billions * 1e9
+    """The speed that the estimate assumes; the layers train."""
     inside = sum(share for (layer, _), share in costs.size.shares.items() if layer is not None)
-    able = costs.speed.name != "on an A100" and autocast_pays(round(parameters))
+    parameters = round(costs.size.billions * 1e9)
+    faster = AUTOCAST if costs.speed != GPU and autocast_pays(parameters) else 1
     read = costs.speed.read / parameters
-    return Measured(read * (3 if able else 1) / (4 + 2 * inside), read / 2)
+    return Measured(faster * read / (4 + 2 * inside), read / 2)
 
 
-def _readme(inputs: Inputs, settings: Settings, made: NewStudy, speed: Measured) -> str:
-    where, request = inputs.request.folder, inputs.request
-    total = sum(made.hours.values())
-    kinds: dict[str, float] = {}
-    for name, hours in made.hours.items():
-        kind = name.partition("/")[0]
-        kinds[kind] = kinds.get(kind, 0.0) + hours
-    rows = "\n".join(f"| {kind} | {_duration(hours)} |" for kind, hours in kinds.items() if hours)
-    found = "\n".join(f"    {line}" for line in found_in(inputs.task)) \
-        if isinstance(inputs.task, Task) else f"    {inputs.task}: a ready mix"  # fmt: skip
-    lines = []
-    for one in inputs.languages:
-        tested = f"{len(one.tests['test']):,} test documents" if "test" in one.tests else (
-            f"the suite {inputs.suite}" if one.proved
-            else "**no test: the study can prove nothing there.** The model is made with the "
-            "default zones, and asked whether it still does the task in the task's own language"
-        )  # fmt: skip
-        chosen = "" if not one.proved else (
-            "; zones are chosen on the development split" if "dev" in one.tests or inputs.suite
-            else "; no development split, so nothing is chosen: default zones"
-        )  # fmt: skip
-        lines.append(f"- **{one.name}** (`{one.code}`): {tested}{chosen}.")
-    trial = (f"layerswap study run {where}/trial.yaml --out {where}/trial      # 1% of the data\n"
-             if request.trial else "")  # fmt: skip
-    first = inputs.languages[0].code
-    method = "LoRA adapters, because memory is short" if settings.lora else "the layers in full"
-    return f"""\
-# {where.name}
-
-```bash
-{trial}layerswap study run {where}/study.yaml --out {where}/results
-```
-
-trains {settings.seeds} task expert{"s" * (settings.seeds > 1)} and as many language experts for each
-language from `{request.base}` ({method}), composes them layer by layer, compares the composition
-with the base, each expert, their average and a task expert that trains in its middle layers alone,
-writes `results/report.html`, and the model of each language into `results/merged/`.
-
-What was recognised:
-
-{found}
-
-{chr(10).join(lines)}
-
-On this machine, measured with the real base ({speed.train:,.0f} tokens/s in training,
-{speed.read:,.0f} tokens/s in reading on `{inputs.device}`): about **{_duration(total)}**,
-{made.disk_gb:,.1f} GB of disk and {made.memory_gb:,.1f} GB of memory.
-
-| step | time |
-|---|---:|
-{rows}
-
-- `study.yaml` has every setting with its reason and the alternative.
-- `mixes/` has the training data's recipes; `{suite_of(inputs)}` the prompt and the scoring.
-- A run that is stopped resumes by the same command.
-
-Then:
-
-```bash
-layerswap verify {where}/results/merged/{first}
-layerswap eval {where}/results/merged/{first} --suite {_suite_path(inputs)} --language {first}
-```
-
-The report compares two candidates: the swap, which is merged, and the task expert of the middle
-layers. If the second is clearly better, take it: its folder is named in `results/report.html`.
-"""
-
-
-def _suite_path(inputs: Inputs) -> str:
-    suite = suite_of(inputs)
-    return f"{inputs.request.folder}/{suite}" if suite.endswith(".yaml") else suite
-
-
-def _duration(hours: float) -> str:
-    minutes = hours * 60
-    if minutes < 2:
-        return f"{max(1, round(minutes * 60))} s"
-    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
+def _proof(inputs: Inputs, code: str) -> str:
+    one = next(one for one in inputs.languages if one.code == code)
+    if not one.proved:
+        return ("**no test, so the study can prove nothing there.** It makes the model with the "
+                "default zones, and asks whether it still does the task in the task's own "
+                "language")  # fmt: skip
+    if inputs.suite:
+        return f"the suite {inputs.suite}"
+    tested = f"{len(one.tests['test']):,} test documents"
+    if "dev" in one.tests:
+        return f"{tested}; zones are chosen on {len(one.tests['dev']):,} development documents"
+    return f"{tested}; no development split, so nothing is chosen: the default zones"

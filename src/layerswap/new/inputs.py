@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, prod
@@ -12,12 +12,12 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.errors import DataError, RecipeError, StudyError
+from layerswap.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.evaluation.languages import language_name, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable
 from layerswap.new.machine import choose_device
-from layerswap.new.tables import Table, read_documents, read_parallel, read_table
+from layerswap.new.tables import Table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
 
@@ -65,8 +65,7 @@ class LanguageInput:
     def templates(self) -> Iterator[tuple[str, Table, str, int]]:
         """The sources of its mix: name, table, template of a text, weight."""
         if self.text is not None:
-            column = self.text.columns[0] if len(self.text.columns) == 1 else "text"
-            yield "text", self.text, f"{{{column}}}", 3
+            yield "text", self.text, "{text}", 3
         if (pairs := self.parallel) is not None:
             other = "English" if self.other == "en" else language_name(self.other)
             own, theirs = f"{{{self.code}}}", f"{{{self.other}}}"
@@ -101,6 +100,11 @@ class Inputs:
     def billions(self) -> float:
         """Parameters of the base, in billions."""
         return sum(prod(one.shape) for one in self.base.tensors.values()) / 1e9
+
+    @property
+    def task_count(self) -> int:
+        """The rows of the task; a guess for a ready mix."""
+        return len(self.task.table.rows) if isinstance(self.task, Task) else 2000
 
     @cached_property
     def longest(self) -> int:
@@ -209,24 +213,11 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
     if "dev" in tests and "test" not in tests:
         raise RecipeError(f"--development {request.developments[code]}: goes with a --test file")
     parallel, other = _parallel(pair, code) if pair else (None, "")
-    read = None if text is None or ready else _text(text)
+    read = None if text is None or ready else read_texts(text)
     name = language_name(code)
+    name = code if name.startswith("Unknown") else name
     return LanguageInput(code, name, ready, read, parallel, other, tests,
                          suite is not None or "test" in tests)  # fmt: skip
-
-
-def _text(given: str) -> Table:
-    path = Path(given)
-    if path.is_file() and path.suffix.lower() in (".tsv", ".csv", ".jsonl", ".json", ".parquet"):
-        table = read_table(given)
-        if "text" not in table.columns and len(table.columns) > 1:
-            raise DataError(
-                f"{given}: has no column `text`; its columns are {', '.join(table.columns)}"
-            )
-        return table
-    if not path.exists() and "/" in given and not path.suffix:
-        return read_table(given)
-    return read_documents(given)
 
 
 def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
@@ -242,13 +233,8 @@ def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
 def _code_of(given: str) -> str | None:
     """The language that a file's name ends with, as in `news.ig` or `news.ig.txt`."""
     path = Path(given)
-    path = path.with_suffix("") if path.suffix == ".txt" else path
+    code = (path.with_suffix("") if path.suffix == ".txt" else path).suffix[1:]
     try:
-        return standard_tag(path.suffix[1:]) if len(path.suffix) in (3, 4) else None
-    except Exception as error:
-        if isinstance(error, LookupError | ValueError) or "no language" in str(error):
-            return None
-        raise
-
-
-Log = Callable[[str], None]
+        return standard_tag(code) if len(code) in (2, 3) else None
+    except EvaluationError:
+        return None

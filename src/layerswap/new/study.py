@@ -64,7 +64,7 @@ def render(name: str, words: Mapping[str, Any]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     text = (resources.files("layerswap.new") / "templates" / f"{name}.j2").read_text("utf-8")
-    whole = Environment(  # noqa: S701, no HTML
+    whole = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     return whole.from_string(text).render(words)
@@ -86,7 +86,9 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         "base": str(inputs.base.folder) if request.base == "lab" else base,
         "given_base": request.base,
         "device": inputs.device,
-        "task_data": f"mixes/{inputs.task.name}.yaml" if inputs.from_file else inputs.task,
+        "task_data": inputs.task
+        if isinstance(inputs.task, str)
+        else f"mixes/{inputs.task.name}.yaml",
         "layers": f"0-{inputs.base.layers - 1}",
         "rates": "usual for LoRA" if settings.lora else _rates(billions)[3],
         "task": _flow(task),
@@ -160,7 +162,9 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
         **_against(inputs, language.code),
     }
     notes = {
-        "total": "every text" if inputs.billions >= LARGE else "at most 73,000 tokens: more made "
+        "total": "every text"
+        if inputs.billions >= LARGE
+        else "at most 73,000 tokens: more made "
         "language experts worse in docs/real.md. all: every text",
         "evaluation": "leaves out rows that share a run of words with a test document",
     }
