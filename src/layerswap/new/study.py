@@ -168,9 +168,9 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
         "language experts worse in docs/real.md. all: every text",
         "evaluation": "leaves out rows that share a run of words with a test document",
     }
-    both = " and its translation" if language.parallel else ""
-    head = (f"# {language.name}: plain text{both}. Three fifths plain and a fifth each way are the "
-            "weights of\n# docs/real.md.\n")  # fmt: skip
+    both = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
+            if language.parallel else "plain text")  # fmt: skip
+    head = f"# {language.name}: {both}.\n"
     (folder / "mixes" / f"{language.code}.yaml").write_text(head + _dump(mix, notes), "utf-8")
 
 

@@ -250,7 +250,7 @@ def _document(row: Mapping[str, Any], shape: Shape) -> Document:
     if not 0 <= at < len(choices):
         raise DataError(f"column {shape.columns['answer']!r}: {answer!r:.40} is none of the choices"
                         "; write its letter from A, its number from 0, or its text")  # fmt: skip
-    return {"question": texts["question"], "choices": choices, "label": at}
+    return {"question": texts["question"], "choices": choices, "label": str(at)}
 
 
 def _last_turn(turns: Any) -> Document:
@@ -263,5 +263,5 @@ def _last_turn(turns: Any) -> Document:
 
 def _answer(document: Document) -> str:
     if "choices" in document:
-        return str(document["choices"][document["label"]])
+        return str(document["choices"][int(document["label"])])
     return str(document.get("label", document.get("answer")))
