@@ -113,7 +113,7 @@ def test_short_memory_takes_lora_or_says_so(files, monkeypatch, unmeasured):
     assert [bool(run.lora) for run in runs] == [False, True]
     assert runs[1].hyperparameters["learning_rate"] == 1e-4
     monkeypatch.setattr(folder, "memory_gb", lambda _: 0.0)
-    with pytest.raises(LayerswapError, match="of memory with LoRA and 0.0 GB are free"):
+    with pytest.raises(LayerswapError, match=r"of memory with LoRA and 0\.0 GB are free"):
         folder.create(_request(files / "none"))
 
 
@@ -144,7 +144,8 @@ def test_what_is_written(files, unmeasured):
     )
     written = files / "demo"
     study = read_study(written / "study.yaml")
-    assert study.grid and list(study.languages) == ["qaa", "qab"]
+    assert study.grid is not None
+    assert list(study.languages) == ["qaa", "qab"]
     mixes = {name: yaml.safe_load((written / "mixes" / f"{name}.yaml").read_text())
              for name in ("qaa", "qab", "problems")}  # fmt: skip
     assert [one["weight"] for one in mixes["qaa"]["sources"].values()] == [3, 1, 1]
